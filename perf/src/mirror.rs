@@ -63,7 +63,7 @@ struct Rig {
 impl Rig {
     async fn new(legs: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
         let source = |leg: &DynDevice| ReplicaSource { name: "leg".to_owned(), device: Ok(leg.clone()), reopen: None };
-        let options = OpenOptions { read_only: false, random: IDENTITY };
+        let options = OpenOptions { is_read_only: false, random: IDENTITY };
         let opened = sealblock_layers_mirror::open(legs.iter().map(source).collect(), Real, options).await?;
         drop(spawn(opened.worker.run()));
         let mirror = Rc::new(Gate::new("mirror", opened.mirror));

@@ -5,16 +5,16 @@ use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Re
 use sealblock_runtime_memory::Slice;
 
 use crate::assemble::ReplicaProbe;
-use crate::label::{Label, LabelError, MOST_LEGS, ReplicaState};
+use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::members::ReplicaError;
-use crate::open::{MirrorError, Opened, Trouble, are_identical, assemble_new, found_on, start};
+use crate::open::{MirrorError, OpenMirror, ProbeError, check_same_geometry, new_parts, probe_device, start};
 use crate::regions::Regions;
-use crate::replica::{ReplicaSource, has_annex};
+use crate::replica::{ReplicaSource, has_reserved_area};
 use crate::test_hooks::{Mutation, TestHooks};
 
-/// How far the generation of a label that gives a leg up is from the one before.
-const ALONE_APART: u64 = 1 << 33;
+/// How far the generation of a label that gives a replica up is from the one before.
+const WRITTEN_ALONE_GAP: u64 = 1 << 33;
 
 /// How a mirror is made.
 #[derive(Clone, Copy, Debug)]
@@ -31,138 +31,141 @@ pub struct CreateOptions {
 /// it while the worker runs and are not read before. Blank devices are alike from the start.
 ///
 /// # Errors
-/// When the devices cannot be legs of one mirror, hold what nobody has allowed to be replaced, or could not be labelled.
+/// When the devices cannot be replicas of one mirror, hold what nobody has allowed to be replaced, or could not be labelled.
 /// Nothing but labels is changed then; where only some could be written, the mirror opens without the others.
 pub async fn create<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
     options: CreateOptions,
-) -> Result<Opened<C>, ReplicaError> {
-    create_drill(sources, clock, options, TestHooks::default()).await
+) -> Result<OpenMirror<C>, ReplicaError> {
+    create_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
 /// Makes a mirror that is not as those that people use; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`create`].
-pub async fn create_drill<C: Clock>(
+pub async fn create_with_hooks<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
     options: CreateOptions,
-    drill: TestHooks,
-) -> Result<Opened<C>, ReplicaError> {
-    if !(2..=MOST_LEGS).contains(&sources.len()) {
-        return Err(MirrorError::Legs(sources.len()).into());
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, ReplicaError> {
+    if !(2..=MAX_REPLICAS).contains(&sources.len()) {
+        return Err(MirrorError::ReplicaCount(sources.len()).into());
     }
-    let candidates = join_all(sources.iter().map(look)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
-    are_identical(&sources)?;
-    let from = choose(&sources, &candidates, &options)?;
-    let teller = from.unwrap_or(0);
-    if !candidates[teller].found.has_room() {
-        return Err(ReplicaError::NoRoom(sources[teller].name.clone()));
+    let candidates = join_all(sources.iter().map(inspect)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+    check_same_geometry(&sources)?;
+    let from = choose_source(&sources, &candidates, &options)?;
+    let authority = from.unwrap_or(0);
+    if !candidates[authority].probe.has_room() {
+        return Err(ReplicaError::NoRoom(sources[authority].name.clone()));
     }
-    for (at, candidate) in candidates.iter().enumerate().filter(|(at, _)| *at != teller) {
-        candidate.forget(&sources[at]).await?;
+    for (at, candidate) in candidates.iter().enumerate().filter(|(at, _)| *at != authority) {
+        candidate.clear_label(&sources[at]).await?;
     }
-    let found: Vec<ReplicaProbe> = candidates.into_iter().map(|candidate| candidate.found).collect();
-    let parts = assemble_new(sources, &found, from, &options.random, &drill)?;
+    let found: Vec<ReplicaProbe> = candidates.into_iter().map(|candidate| candidate.probe).collect();
+    let parts = new_parts(sources, &found, from, &options.random, &hooks)?;
     let opened = start(clock, parts, false);
     let mirror = &opened.mirror;
-    // First that of the leg that has everything: the others' labels alone would make nothing.
-    mirror.write_labels().await.map_err(ReplicaError::Note)?;
+    // First that of the replica that has everything: the others' labels alone would make nothing.
+    mirror.write_labels().await.map_err(ReplicaError::WriteLabels)?;
     if from.is_some() {
-        let legs = mirror.legs.borrow().clone();
-        legs.iter()
-            .filter(|leg| leg.standing.get() == ReplicaState::OutOfSync)
-            .for_each(|leg| mirror.start_resync(leg));
-        mirror.write_labels().await.map_err(ReplicaError::Note)?;
+        let replicas = mirror.replicas.borrow().clone();
+        replicas
+            .iter()
+            .filter(|replica| replica.state.get() == ReplicaState::OutOfSync)
+            .for_each(|replica| mirror.start_resync(replica));
+        mirror.write_labels().await.map_err(ReplicaError::WriteLabels)?;
     }
     Ok(opened)
 }
 
-/// The leg whose content counts; none where all are blank.
-fn choose(
+/// The replica whose content counts; none where all are blank.
+fn choose_source(
     sources: &[ReplicaSource],
     candidates: &[Candidate],
     options: &CreateOptions,
 ) -> Result<Option<usize>, ReplicaError> {
     let written: Vec<usize> = (0..candidates.len()).filter(|at| candidates[*at].is_written).collect();
-    let names = |legs: &[usize]| legs.iter().map(|at| sources[*at].name.clone()).collect::<Vec<_>>();
+    let names = |replicas: &[usize]| replicas.iter().map(|at| sources[*at].name.clone()).collect::<Vec<_>>();
     let from = match (options.from, &written[..]) {
         (Some(from), _) if from >= sources.len() => return Err(ReplicaError::Unknown(format!("number {from}"))),
         (_, []) => None,
         (Some(from), _) => Some(from),
         (None, [only]) => Some(*only),
-        (None, several) => return Err(ReplicaError::Undecided { legs: names(several).join(", ") }),
+        (None, several) => return Err(ReplicaError::AmbiguousSource { replicas: names(several).join(", ") }),
     };
     for (at, candidate) in candidates.iter().enumerate() {
-        candidate.refuse(&sources[at].name, options.force, from != Some(at))?;
+        candidate.check(&sources[at].name, options.force, from != Some(at))?;
     }
     Ok(from)
 }
 
-/// A device that is to become a leg, and what is on it.
+/// A device that is to become a replica, and what is on it.
 pub(crate) struct Candidate {
-    pub found: ReplicaProbe,
+    pub probe: ReplicaProbe,
     /// What its label is, where that is no label of a mirror that can be used.
-    other: Option<LabelError>,
+    label_error: Option<LabelError>,
     is_written: bool,
 }
 
-/// Looks at a device that is to become a leg.
+/// Looks at a device that is to become a replica.
 ///
 /// # Errors
 /// When it cannot be reached or written to.
-pub(crate) async fn look(source: &ReplicaSource) -> Result<Candidate, ReplicaError> {
-    let absent = |why: String| ReplicaError::Absent { leg: source.name.clone(), why };
-    let device = source.device.as_ref().map_err(|why| absent(why.clone()))?;
+pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, ReplicaError> {
+    let absent = |reason: String| ReplicaError::Offline { replica: source.name.clone(), reason: reason };
+    let device = source.device.as_ref().map_err(|reason| absent(reason.clone()))?;
     if !device.abilities().writable {
         return Err(absent("it is read only".to_owned()));
     }
-    let (found, other) = match found_on(device, Mutation::None).await {
+    let (found, other) = match probe_device(device, Mutation::None).await {
         Ok(found) => (found, None),
-        Err(Trouble::Label(why)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(why)),
-        Err(Trouble::Device(why)) => return Err(absent(why.to_string())),
+        Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
+        Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
-    let is_written = !is_blank(device).await.map_err(|why| absent(why.to_string()))?;
-    Ok(Candidate { found, other, is_written })
+    let is_written = !is_blank(device).await.map_err(|reason| absent(reason.to_string()))?;
+    Ok(Candidate { probe: found, label_error: other, is_written })
 }
 
 impl Candidate {
     /// Refuses a device whose label, or whose data where they would be replaced, somebody may still want.
-    pub fn refuse(&self, name: &str, force: bool, is_replaced: bool) -> Result<(), ReplicaError> {
-        let leg = name.to_owned();
-        let what = match (&self.found, self.other) {
+    pub fn check(&self, name: &str, force: bool, is_replaced: bool) -> Result<(), ReplicaError> {
+        let replica = name.to_owned();
+        let what = match (&self.probe, self.label_error) {
             (ReplicaProbe::Labelled(label), _) => {
-                let standing = label.members[label.own_index].standing.as_str();
-                format!("of leg {} ({standing}) of mirror {}", label.own_index, words(&label.uuid))
+                let state = label.replicas[label.own_index].state.as_str();
+                format!("of replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
             }
-            (_, Some(why)) => format!("that is not one of a mirror that is known here: {why}"),
-            (..) if self.is_written && is_replaced && !force => return Err(ReplicaError::Holds { leg }),
+            (_, Some(reason)) => format!("that is not one of a mirror that is known here: {reason}"),
+            (..) if self.is_written && is_replaced && !force => {
+                return Err(ReplicaError::NotBlank { replica });
+            }
             _ => return Ok(()),
         };
-        if force { Ok(()) } else { Err(ReplicaError::Labelled { leg, what }) }
+        if force { Ok(()) } else { Err(ReplicaError::Labelled { replica, what }) }
     }
 
     /// Takes away the label that a device has, so that it is not what it was before it is what it is to be.
     ///
     /// # Errors
     /// When the device fails.
-    pub async fn forget(&self, source: &ReplicaSource) -> Result<(), ReplicaError> {
+    pub async fn clear_label(&self, source: &ReplicaSource) -> Result<(), ReplicaError> {
         let Ok(device) = &source.device else { return Ok(()) };
-        if matches!(self.found, ReplicaProbe::Unlabelled { .. }) && self.other.is_none() {
+        if matches!(self.probe, ReplicaProbe::Unlabelled { .. }) && self.label_error.is_none() {
             return Ok(());
         }
-        put_label(device, &[]).await.map_err(ReplicaError::Note)
+        write_label(device, &[]).await.map_err(ReplicaError::WriteLabels)
     }
 }
 
 /// An identity in hexadecimal digits.
-fn words(uuid: &[u8; 16]) -> String {
+fn uuid_to_text(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-async fn put_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
+async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
     device
         .execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) })
         .await
@@ -176,38 +179,38 @@ async fn put_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
 /// # Errors
 /// When the device fails.
 pub async fn mark_written_alone(device: &DynDevice) -> Result<(), Error> {
-    mark_written_alone_drill(device, TestHooks::default()).await
+    mark_written_alone_with_hooks(device, TestHooks::default()).await
 }
 
 /// The same for a mirror that is not as those that people use; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`mark_written_alone`].
-pub async fn mark_written_alone_drill(device: &DynDevice, drill: TestHooks) -> Result<(), Error> {
-    if !has_annex(device) {
+pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks) -> Result<(), Error> {
+    if !has_reserved_area(device) {
         return Ok(());
     }
     let Response::Reserved(bytes) = device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await?
     else {
-        return Err(crate::replica::answered_wrongly());
+        return Err(crate::replica::unexpected_response());
     };
     let Ok(Some(mut label)) = Label::decode(&bytes) else { return Ok(()) };
     // Farther off than anything that the others can have sent it: they know neither this label nor the one before.
-    let generation = label.events + ALONE_APART;
+    let events = label.events + WRITTEN_ALONE_GAP;
     let own = label.own_index;
-    let member = &mut label.members[own];
-    if member.standing == ReplicaState::Removed {
+    let record = &mut label.replicas[own];
+    if record.state == ReplicaState::Removed {
         return Ok(());
     }
     // One that was being brought up to date got each label after all that were in sync: none is excused for not knowing it.
-    label.is_tentative &= member.standing != ReplicaState::Resyncing;
-    member.standing = ReplicaState::OutOfSync;
-    member.out_of_sync = Regions::all(member.out_of_sync.most());
-    (member.acked_events, member.sent_events) = (generation, generation);
+    label.is_tentative &= record.state != ReplicaState::Resyncing;
+    record.state = ReplicaState::OutOfSync;
+    record.out_of_sync = Regions::all(record.out_of_sync.capacity());
+    (record.acked_events, record.sent_events) = (events, events);
     // The sessions stay: what was changed in them may be here alone, and is not to be overwritten by others that lack it.
-    if drill.mutation == Mutation::ForgetSessions {
+    if hooks.mutation == Mutation::ForgetSessions {
         label.lineage = Lineage::default();
     }
-    label.events = generation;
-    put_label(device, &label.encode_alone()).await
+    label.events = events;
+    write_label(device, &label.encode_alone()).await
 }

@@ -1,4 +1,4 @@
-//! The label: what a mirror notes beside the blocks of its legs. Drawn in `docs/formats/mirror-label.md`.
+//! The label: what a mirror notes beside the blocks of its replicas. Drawn in `docs/formats/mirror-label.md`.
 //!
 //! Everything read here is hostile until its checksum and its ranges have been checked.
 
@@ -6,39 +6,39 @@ use sealblock_block::ReservedArea;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
-use crate::lineage::{Lineage, MOST_SESSIONS, SESSION_BYTES};
+use crate::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions};
-use crate::sets::{NoPages, Pages, Rest, encode_plain, put_varint};
+use crate::sets::{LabelReader, NoPages, Pages, encode_plain, put_varint};
 
-/// Legs of a mirror at most, those that are gone and not forgotten included.
-pub const MOST_LEGS: usize = 8;
+/// Replicas of a mirror at most, those that are gone and not forgotten included.
+pub const MAX_REPLICAS: usize = 8;
 
-/// Stale blocks of all legs of a mirror, at most.
-pub const MOST_STALE: usize = 2048;
+/// Stale blocks of all replicas of a mirror, at most.
+pub const MAX_STALE_BLOCKS: usize = 2048;
 
-/// Bytes that the stale blocks of all legs take in a label, at most. Blocks that lie close together take one to three
+/// Bytes that the stale blocks of all replicas take in a label, at most. Blocks that lie close together take one to three
 /// bytes each.
-pub const MOST_STALE_BYTES: usize = 6 << 10;
+pub const MAX_STALE_BYTES: usize = 6 << 10;
 
 /// No label has a higher generation.
-const MOST_GENERATION: u64 = 1 << 62;
+const MAX_EVENTS: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
 const VERSION: u64 = 2;
 const HEAD_BYTES: usize = 96;
-const MEMBER_BYTES: usize = 48;
+const RECORD_BYTES: usize = 48;
 
 const AT_VERSION: usize = 8;
 const AT_CHECKSUM: usize = 12;
 const AT_UUID: usize = 16;
-const AT_GENERATION: usize = 32;
+const AT_EVENTS: usize = 32;
 const AT_CAPACITY: usize = 40;
 const AT_BLOCK_BYTES: usize = 48;
 const AT_REGION_SHIFT: usize = 52;
 const AT_GUARD: usize = 53;
 const AT_TYPE: usize = 54;
 const AT_STORAGE_TAG: usize = 55;
-const AT_MEMBERS: usize = 56;
+const AT_REPLICAS: usize = 56;
 const AT_OWN: usize = 57;
 const AT_SESSIONS: usize = 58;
 const AT_TENTATIVE: usize = 60;
@@ -47,10 +47,10 @@ const AT_STATE: usize = 16;
 const AT_HAS_ROOM: usize = 18;
 const AT_IS_NEW: usize = 19;
 const AT_STALE: usize = 20;
-const AT_SEEN: usize = 24;
+const AT_ACKED: usize = 24;
 const AT_SENT: usize = 32;
 
-/// What a leg is to the mirror.
+/// What a replica is to the mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReplicaState {
     /// It has everything.
@@ -78,21 +78,21 @@ impl ReplicaState {
         [ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing, ReplicaState::Removed];
 }
 
-/// A leg as a label names it.
+/// A replica as a label names it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplicaRecord {
-    /// Its identity, which no other leg of the mirror ever had.
+    /// Its identity, which no other replica of the mirror ever had.
     pub id: [u8; 16],
     /// What it is to the mirror.
-    pub standing: ReplicaState,
-    /// It has room for a label, so a device without one is not this leg.
+    pub state: ReplicaState,
+    /// It has room for a label, so a device without one is not this replica.
     pub has_room: bool,
-    /// It was never in sync since it was made a leg: outside what was brought to it its content is not this mirror's.
+    /// It was never in sync since it was made a replica: outside what was brought to it its content is not this mirror's.
     pub is_new: bool,
     /// The regions it may lack; empty where it is current.
     pub out_of_sync: Regions,
-    /// Blocks (LBAs, rising) of which it holds only an older copy although it is current: every other current leg had lost
-    /// its copy when it was brought up to date. All legs together have at most [`MOST_STALE`]; see [`stale_fits`].
+    /// Blocks (LBAs, rising) of which it holds only an older copy although it is current: every other current replica had lost
+    /// its copy when it was brought up to date. All replicas together have at most [`MOST_STALE`]; see [`stale_fits`].
     pub stale: Vec<u64>,
     /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
     pub acked_events: u64,
@@ -100,17 +100,17 @@ pub struct ReplicaRecord {
     pub sent_events: u64,
 }
 
-/// Whether a label has room for these stale blocks of its legs.
+/// Whether a label has room for these stale blocks of its replicas.
 pub fn stale_fits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> bool {
     let (mut blocks, mut bytes) = (0, 0);
     for list in lists {
         blocks += list.len();
         bytes += stale_bytes(list).len();
     }
-    blocks <= MOST_STALE && bytes <= MOST_STALE_BYTES
+    blocks <= MAX_STALE_BLOCKS && bytes <= MAX_STALE_BYTES
 }
 
-/// What is noted on a leg.
+/// What is noted on a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
     /// The mirror's identity.
@@ -120,7 +120,7 @@ pub struct Label {
     /// Where the label is `tentative`, how far its newest session was known to be before it.
     pub changed: u64,
     /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
-    /// unless all legs that it calls current have got it, too.
+    /// unless all replicas that it calls current have got it, too.
     pub is_tentative: bool,
     /// The openings that have changed the mirror.
     pub lineage: Lineage,
@@ -130,13 +130,13 @@ pub struct Label {
     pub capacity_blocks: u64,
     /// Their size.
     pub block_size: BlockSize,
-    /// Protection information of the mirror, which all legs have alike; nothing where they differ or have none.
+    /// Protection information of the mirror, which all replicas have alike; nothing where they differ or have none.
     pub protection: Option<PiFormat>,
-    /// Which of the members the leg is.
+    /// Which of the members the replica is.
     pub own_index: usize,
-    /// All legs.
-    pub members: Vec<ReplicaRecord>,
-    /// Regions in which the current legs may differ.
+    /// All replicas.
+    pub replicas: Vec<ReplicaRecord>,
+    /// Regions in which the current replicas may differ.
     pub dirty: Regions,
 }
 
@@ -166,9 +166,9 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
 
 /// The most that each set of regions takes in the label of a mirror with so many members, in bytes. A bit for each of
 /// [`crate::regions::MOST_REGIONS_IN_LABEL`] always fits.
-pub const fn most_set_bytes(members: usize) -> usize {
-    let rest = HEAD_BYTES + members * MEMBER_BYTES + MOST_SESSIONS * SESSION_BYTES + MOST_STALE_BYTES;
-    (ReservedArea::GroupLabel.max_bytes() - rest) / (1 + members)
+pub const fn max_set_bytes(replicas: usize) -> usize {
+    let rest = HEAD_BYTES + replicas * RECORD_BYTES + MAX_SESSIONS * SESSION_BYTES + MAX_STALE_BYTES;
+    (ReservedArea::GroupLabel.max_bytes() - rest) / (1 + replicas)
 }
 
 impl Label {
@@ -181,16 +181,16 @@ impl Label {
     /// The bytes of the label without any pages, for a device whose pages nobody writes. A set that does not fit becomes all
     /// regions: more is compared then.
     pub fn encode_alone(&self) -> Vec<u8> {
-        let most_bytes = most_set_bytes(self.members.len());
+        let most_bytes = max_set_bytes(self.replicas.len());
         let fit = |set: &Regions| {
-            encode_plain(set, most_bytes).or_else(|| encode_plain(&Regions::all(set.most()), most_bytes))
+            encode_plain(set, most_bytes).or_else(|| encode_plain(&Regions::all(set.capacity()), most_bytes))
         };
         self.encode_with(&self.sets().map(|set| fit(set).expect("all regions are one run")).collect::<Vec<_>>())
     }
 
     /// The sets of regions in the order in which they are written: what is dirty, and what each member has missed.
     pub fn sets(&self) -> impl Iterator<Item = &Regions> {
-        [&self.dirty].into_iter().chain(self.members.iter().map(|member| &member.out_of_sync))
+        [&self.dirty].into_iter().chain(self.replicas.iter().map(|record| &record.out_of_sync))
     }
 
     /// The bytes of the label with its sets of regions written as these bytes.
@@ -199,7 +199,7 @@ impl Label {
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<2>(&mut bytes, AT_VERSION, VERSION);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
-        put::<8>(&mut bytes, AT_GENERATION, self.events);
+        put::<8>(&mut bytes, AT_EVENTS, self.events);
         put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.block_size.bytes() as u64);
         put::<1>(&mut bytes, AT_REGION_SHIFT, u64::from(self.map.shift()));
@@ -208,24 +208,24 @@ impl Label {
             put::<1>(&mut bytes, AT_TYPE, format.protection() as u64 + 1);
             put::<1>(&mut bytes, AT_STORAGE_TAG, u64::from(format.storage_tag_bits()));
         }
-        put::<1>(&mut bytes, AT_MEMBERS, self.members.len() as u64);
+        put::<1>(&mut bytes, AT_REPLICAS, self.replicas.len() as u64);
         put::<1>(&mut bytes, AT_OWN, self.own_index as u64);
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
         put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
-        for member in &self.members {
-            let mut entry = [0; MEMBER_BYTES];
-            entry[..16].copy_from_slice(&member.id);
-            put::<1>(&mut entry, AT_STATE, member.standing as u64);
-            put::<1>(&mut entry, AT_HAS_ROOM, u64::from(member.has_room));
-            put::<1>(&mut entry, AT_IS_NEW, u64::from(member.is_new));
-            put::<2>(&mut entry, AT_STALE, member.stale.len() as u64);
-            put::<8>(&mut entry, AT_SEEN, member.acked_events);
-            put::<8>(&mut entry, AT_SENT, member.sent_events.max(member.acked_events));
+        for record in &self.replicas {
+            let mut entry = [0; RECORD_BYTES];
+            entry[..16].copy_from_slice(&record.id);
+            put::<1>(&mut entry, AT_STATE, record.state as u64);
+            put::<1>(&mut entry, AT_HAS_ROOM, u64::from(record.has_room));
+            put::<1>(&mut entry, AT_IS_NEW, u64::from(record.is_new));
+            put::<2>(&mut entry, AT_STALE, record.stale.len() as u64);
+            put::<8>(&mut entry, AT_ACKED, record.acked_events);
+            put::<8>(&mut entry, AT_SENT, record.sent_events.max(record.acked_events));
             bytes.extend_from_slice(&entry);
         }
         bytes.extend_from_slice(&self.lineage.to_bytes());
-        self.members.iter().for_each(|member| bytes.extend_from_slice(&stale_bytes(&member.stale)));
+        self.replicas.iter().for_each(|record| bytes.extend_from_slice(&stale_bytes(&record.stale)));
         sets.iter().for_each(|set| bytes.extend_from_slice(set));
         let checksum = guard::crc32c(&bytes[AT_UUID..]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
@@ -257,7 +257,7 @@ impl Label {
         if get::<4>(bytes, AT_CHECKSUM) != u64::from(guard::crc32c(&bytes[AT_UUID..])) {
             return Err(LabelError::Damaged);
         }
-        let generation = generation_at(bytes, AT_GENERATION)?;
+        let events = events_at(bytes, AT_EVENTS)?;
         let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
         let block_size =
             BlockSize::from_bytes(get::<4>(bytes, AT_BLOCK_BYTES)).ok_or(LabelError::Field("block size"))?;
@@ -265,32 +265,32 @@ impl Label {
             .ok_or(LabelError::Field("capacity"))?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
-        let (lineage, members, dirty) = decode_body(bytes, &map, capacity_blocks, pages)?;
-        let own = Some(get::<1>(bytes, AT_OWN) as usize).filter(|own| *own < members.len());
+        let (lineage, replicas, dirty) = decode_body(bytes, &map, capacity_blocks, pages)?;
+        let own = Some(get::<1>(bytes, AT_OWN) as usize).filter(|own| *own < replicas.len());
         Ok(Some(Label {
             uuid,
-            events: generation,
-            changed: generation_at(bytes, AT_CHANGED)?,
+            events,
+            changed: events_at(bytes, AT_CHANGED)?,
             is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
             lineage,
             map,
             capacity_blocks,
             block_size,
             protection: decode_protection(bytes)?,
-            own_index: own.ok_or(LabelError::Field("number of the leg"))?,
-            members,
+            own_index: own.ok_or(LabelError::Field("number of the replica"))?,
+            replicas,
             dirty,
         }))
     }
 }
 
 /// A generation; far from where counting on would begin anew.
-fn generation_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
-    Some(get::<8>(bytes, at)).filter(|generation| *generation <= MOST_GENERATION).ok_or(LabelError::Field("generation"))
+fn events_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
+    Some(get::<8>(bytes, at)).filter(|events| *events <= MAX_EVENTS).ok_or(LabelError::Field("generation"))
 }
 
 /// Blocks in rising order, each as its distance from the one before, seven bits a byte.
-fn decode_stale(rest: &mut Rest<'_>, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
+fn decode_stale(rest: &mut LabelReader<'_>, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
     let mut stale = Vec::with_capacity(count);
     let mut next = 0_u64;
     for _ in 0..count {
@@ -304,7 +304,7 @@ fn decode_stale(rest: &mut Rest<'_>, count: usize, capacity_blocks: u64) -> Resu
     Ok(stale)
 }
 
-/// The stale blocks of a leg as a label has them.
+/// The stale blocks of a replica as a label has them.
 fn stale_bytes(stale: &[u64]) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for lba in stale {
@@ -314,66 +314,66 @@ fn stale_bytes(stale: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// The lineage, the legs, and the regions in which they may differ.
+/// The lineage, the replicas, and the regions in which they may differ.
 fn decode_body(
     bytes: &[u8],
     map: &RegionMap,
     capacity_blocks: u64,
     pages: &mut dyn Pages,
 ) -> Result<(Lineage, Vec<ReplicaRecord>, Regions), LabelError> {
-    let count = get::<1>(bytes, AT_MEMBERS) as usize;
-    if count == 0 || count > MOST_LEGS {
-        return Err(LabelError::Field("number of legs"));
+    let count = get::<1>(bytes, AT_REPLICAS) as usize;
+    if count == 0 || count > MAX_REPLICAS {
+        return Err(LabelError::Field("number of replicas"));
     }
     let sessions = get::<2>(bytes, AT_SESSIONS) as usize;
-    if sessions > MOST_SESSIONS {
+    if sessions > MAX_SESSIONS {
         return Err(LabelError::Field("number of sessions"));
     }
-    let mut rest = Rest(&bytes[HEAD_BYTES..]);
-    let entries = rest.bytes(count * MEMBER_BYTES)?;
+    let mut rest = LabelReader(&bytes[HEAD_BYTES..]);
+    let entries = rest.bytes(count * RECORD_BYTES)?;
     let lineage = Lineage::from_bytes(rest.bytes(sessions * SESSION_BYTES)?).ok_or(LabelError::Field("lineage"))?;
-    let mut members = Vec::with_capacity(count);
-    for entry in entries.chunks_exact(MEMBER_BYTES) {
-        members.push(decode_member(entry, &mut rest, map, capacity_blocks)?);
+    let mut replicas = Vec::with_capacity(count);
+    for entry in entries.chunks_exact(RECORD_BYTES) {
+        replicas.push(decode_record(entry, &mut rest, map, capacity_blocks)?);
     }
-    if !stale_fits(members.iter().map(|member| &member.stale[..])) {
+    if !stale_fits(replicas.iter().map(|record| &record.stale[..])) {
         return Err(LabelError::Field("number of stale blocks"));
     }
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
     let dirty = rest.set(0, map.count(), &uuid, pages)?;
-    for (place, member) in members.iter_mut().enumerate() {
-        member.out_of_sync = rest.set(1 + place, map.count(), &uuid, pages)?;
+    for (place, record) in replicas.iter_mut().enumerate() {
+        record.out_of_sync = rest.set(1 + place, map.count(), &uuid, pages)?;
     }
-    Ok((lineage, members, dirty))
+    Ok((lineage, replicas, dirty))
 }
 
-/// A leg, without the regions it has missed.
-fn decode_member(
+/// A replica, without the regions it has missed.
+fn decode_record(
     entry: &[u8],
-    rest: &mut Rest<'_>,
+    rest: &mut LabelReader<'_>,
     map: &RegionMap,
     capacity_blocks: u64,
 ) -> Result<ReplicaRecord, LabelError> {
     let mut id = [0; 16];
     id.copy_from_slice(&entry[..16]);
-    let standing = *ReplicaState::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a leg"))?;
+    let state = *ReplicaState::ALL.get(usize::from(entry[AT_STATE])).ok_or(LabelError::Field("state of a replica"))?;
     let is_new = entry[AT_IS_NEW] != 0;
-    if is_new && standing == ReplicaState::InSync {
-        return Err(LabelError::Field("state of a leg"));
+    if is_new && state == ReplicaState::InSync {
+        return Err(LabelError::Field("state of a replica"));
     }
-    let (seen, sent) = (generation_at(entry, AT_SEEN)?, generation_at(entry, AT_SENT)?);
-    if sent < seen {
+    let (acked_events, sent) = (events_at(entry, AT_ACKED)?, events_at(entry, AT_SENT)?);
+    if sent < acked_events {
         return Err(LabelError::Field("generation"));
     }
     Ok(ReplicaRecord {
         id,
-        standing,
+        state,
         has_room: entry[AT_HAS_ROOM] != 0,
         is_new,
         out_of_sync: Regions::none(map.count()),
         stale: decode_stale(rest, get::<2>(entry, AT_STALE) as usize, capacity_blocks)?,
-        acked_events: seen,
+        acked_events,
         sent_events: sent,
     })
 }
@@ -403,16 +403,16 @@ fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, LabelError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::regions::MOST_REGIONS_IN_LABEL;
+    use crate::regions::MAX_REGIONS_IN_LABEL;
     use proptest::prelude::*;
 
-    /// A label of `legs` current legs over 64 regions, as leg `own` has it.
-    pub(crate) fn label(legs: usize, own: usize, generation: u64) -> Label {
+    /// A label of `replicas` current replicas over 64 regions, as replica `own` has it.
+    pub(crate) fn label(replicas: usize, own: usize, events: u64) -> Label {
         let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).unwrap();
         let none = Regions::none(map.count());
-        let member = |at| ReplicaRecord {
+        let record = |at| ReplicaRecord {
             id: [at as u8 + 1; 16],
-            standing: ReplicaState::InSync,
+            state: ReplicaState::InSync,
             has_room: true,
             is_new: false,
             out_of_sync: none.clone(),
@@ -422,7 +422,7 @@ pub(crate) mod tests {
         };
         Label {
             uuid: [9; 16],
-            events: generation,
+            events,
             changed: 0,
             is_tentative: false,
             lineage: Lineage::default(),
@@ -431,7 +431,7 @@ pub(crate) mod tests {
             block_size: BlockSize::B4096,
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
             own_index: own,
-            members: (0..legs).map(member).collect(),
+            replicas: (0..replicas).map(record).collect(),
             dirty: none.clone(),
         }
     }
@@ -440,12 +440,12 @@ pub(crate) mod tests {
     fn a_label_comes_back_and_no_bit_may_change() {
         let mut good = label(3, 1, 77);
         good.dirty.insert(63);
-        good.members[2].standing = ReplicaState::OutOfSync;
-        good.members[2].out_of_sync.insert(5);
-        good.members[2].is_new = true;
-        good.members[0].stale = vec![0, 1, 127, 256, 16_383];
-        good.members[1].stale = vec![9000];
-        (good.members[1].acked_events, good.members[1].sent_events) = (76, 77);
+        good.replicas[2].state = ReplicaState::OutOfSync;
+        good.replicas[2].out_of_sync.insert(5);
+        good.replicas[2].is_new = true;
+        good.replicas[0].stale = vec![0, 1, 127, 256, 16_383];
+        good.replicas[1].stale = vec![9000];
+        (good.replicas[1].acked_events, good.replicas[1].sent_events) = (76, 77);
         good.lineage.begin(5, 70);
         good.lineage.confirm(71);
         good.lineage.begin(6, 77);
@@ -466,11 +466,11 @@ pub(crate) mod tests {
 
     #[test]
     fn generations_that_leave_no_room_to_count_on_are_refused() {
-        let highest = label(2, 0, MOST_GENERATION);
+        let highest = label(2, 0, MAX_EVENTS);
         assert_eq!(Label::decode(&highest.encode()), Ok(Some(highest.clone())));
-        let beyond = Label { events: MOST_GENERATION + 1, ..highest.clone() };
+        let beyond = Label { events: MAX_EVENTS + 1, ..highest.clone() };
         let mut seen = highest;
-        (seen.members[1].acked_events, seen.members[1].sent_events) = (u64::MAX, u64::MAX);
+        (seen.replicas[1].acked_events, seen.replicas[1].sent_events) = (u64::MAX, u64::MAX);
         for bad in [beyond, seen] {
             assert_eq!(Label::decode(&bad.encode()), Err(LabelError::Field("generation")));
         }
@@ -478,45 +478,45 @@ pub(crate) mod tests {
 
     #[test]
     fn the_longest_label_fits_the_annex() {
-        let map = RegionMap::new(BlockSize::B512, 1 << 40, MOST_REGIONS_IN_LABEL).unwrap();
+        let map = RegionMap::new(BlockSize::B512, 1 << 40, MAX_REGIONS_IN_LABEL).unwrap();
         let mut longest =
-            Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MOST_LEGS, 0, 1) };
+            Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MAX_REPLICAS, 0, 1) };
         longest.dirty = Regions::none(map.count());
         // Nothing in a row, so that bits are the shortest.
         (0..map.count()).step_by(2).for_each(|region| assert!(longest.dirty.insert(region)));
         let dirty = longest.dirty.clone();
-        longest.members.iter_mut().for_each(|member| member.out_of_sync = dirty.clone());
+        longest.replicas.iter_mut().for_each(|record| record.out_of_sync = dirty.clone());
         (0..300).for_each(|id| longest.lineage.begin(id, id));
         // As far apart as blocks of a large device can be.
-        longest.members[7].stale = (0..1024).map(|at| at << 30).collect();
-        assert!(stale_fits([&longest.members[7].stale[..]]));
+        longest.replicas[7].stale = (0..1024).map(|at| at << 30).collect();
+        assert!(stale_fits([&longest.replicas[7].stale[..]]));
         assert!(longest.encode().len() <= ReservedArea::GroupLabel.max_bytes());
-        assert!(encode_plain(&longest.dirty, most_set_bytes(MOST_LEGS)).is_some());
+        assert!(encode_plain(&longest.dirty, max_set_bytes(MAX_REPLICAS)).is_some());
         assert_eq!(Label::decode(&longest.encode()), Ok(Some(longest)));
     }
 
     #[test]
     fn more_stale_blocks_than_fit_are_refused() {
         let mut label = Label { capacity_blocks: 1 << 22, ..label(2, 0, 1) };
-        label.map = RegionMap::new(BlockSize::B4096, 1 << 22, MOST_REGIONS_IN_LABEL).unwrap();
+        label.map = RegionMap::new(BlockSize::B4096, 1 << 22, MAX_REGIONS_IN_LABEL).unwrap();
         label.dirty = Regions::none(label.map.count());
-        label.members.iter_mut().for_each(|member| member.out_of_sync = label.dirty.clone());
-        label.members[0].stale = (0..MOST_STALE as u64).collect();
+        label.replicas.iter_mut().for_each(|record| record.out_of_sync = label.dirty.clone());
+        label.replicas[0].stale = (0..MAX_STALE_BLOCKS as u64).collect();
         assert_eq!(Label::decode(&label.encode()), Ok(Some(label.clone())));
-        label.members[1].stale = vec![9];
+        label.replicas[1].stale = vec![9];
         assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("number of stale blocks")));
-        label.members[0].stale.clear();
-        label.members[1].stale = vec![1 << 22];
+        label.replicas[0].stale.clear();
+        label.replicas[1].stale = vec![1 << 22];
         assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("stale blocks")));
         let sparse: Vec<u64> = (0..1000).map(|at| at << 43).collect();
         assert!(!stale_fits([&sparse[..]]), "they would take 7,000 bytes");
     }
 
     #[test]
-    fn a_leg_that_is_current_is_not_new() {
+    fn a_replica_that_is_current_is_not_new() {
         let mut label = label(2, 0, 1);
-        label.members[1].is_new = true;
-        assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("state of a leg")));
+        label.replicas[1].is_new = true;
+        assert_eq!(Label::decode(&label.encode()), Err(LabelError::Field("state of a replica")));
     }
 
     proptest! {
@@ -526,7 +526,7 @@ pub(crate) mod tests {
             sessions in proptest::collection::vec((any::<u64>(), any::<bool>()), 0..300),
         ) {
             let mut label = label(3, 2, 9);
-            label.members[1].stale = stale.into_iter().collect();
+            label.replicas[1].stale = stale.into_iter().collect();
             for (id, is_confirmed) in sessions {
                 label.lineage.begin(id, 5);
                 if is_confirmed {

@@ -4,12 +4,12 @@
 //! It draws an identity at its first change. The first labels that name it call it unconfirmed: nothing was changed yet. The
 //! next ones confirm it, and only then is anything changed. Within a session each label before a change of its own kind has a
 //! higher generation. So one label's content descends from another's exactly if it knows the other's newest confirmed
-//! session, as far as the other one does, however their generations compare: an older image of a leg that was put back and
+//! session, as far as the other one does, however their generations compare: an older image of a replica that was put back and
 //! written alone is told from one that only fell behind.
 
 /// Sessions that a label knows of, at most. An image that is older than all of them is refused: nothing tells any more
 /// whether it was written alone.
-pub const MOST_SESSIONS: usize = 256;
+pub const MAX_SESSIONS: usize = 256;
 
 /// Bytes of a session in a label.
 pub(crate) const SESSION_BYTES: usize = 16;
@@ -52,25 +52,25 @@ impl Lineage {
 
     /// Whether older sessions may have been forgotten.
     pub fn is_full(&self) -> bool {
-        self.sessions.len() >= MOST_SESSIONS
+        self.sessions.len() >= MAX_SESSIONS
     }
 
     /// Begins a session of this identity, or one near it that is not there yet, in a label of this generation. Nothing is
     /// changed in it before it is confirmed.
-    pub fn begin(&mut self, drawn: u64, generation: u64) {
+    pub fn begin(&mut self, drawn: u64, events: u64) {
         let mut id = drawn & !UNCONFIRMED;
         while self.find(id).is_some() {
             id = id.wrapping_add(1) & !UNCONFIRMED;
         }
-        self.sessions.insert(0, Session { id, is_confirmed: false, until: generation });
-        self.sessions.truncate(MOST_SESSIONS);
+        self.sessions.insert(0, Session { id, is_confirmed: false, until: events });
+        self.sessions.truncate(MAX_SESSIONS);
     }
 
     /// From the label of this generation on, the session that was begun last may change something that it could not before.
-    pub fn confirm(&mut self, generation: u64) {
+    pub fn confirm(&mut self, events: u64) {
         if let Some(session) = self.sessions.first_mut() {
             session.is_confirmed = true;
-            session.until = generation;
+            session.until = events;
         }
     }
 

@@ -1,4 +1,4 @@
-//! Putting a mirror together from its legs.
+//! Putting a mirror together from its replicas.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,129 +11,129 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, leave_behind, leg_id};
-use crate::label::{Label, LabelError, MOST_LEGS, ReplicaRecord, ReplicaState};
+use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, mark_out_of_sync, replica_id};
+use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
-use crate::mirror::{Mirror, Parts, abilities};
-use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap, Regions};
-use crate::replica::{Replica, ReplicaSource, has_annex};
-use crate::sets::{MOST_SETS, PageId, Pages, pages_of_set};
+use crate::mirror::{Mirror, MirrorParts, abilities};
+use crate::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::replica::{Replica, ReplicaSource, has_reserved_area};
+use crate::resync::Worker;
+use crate::sets::{MAX_SETS, PageId, Pages, pages_of_set};
 use crate::test_hooks::{Mutation, TestHooks};
-use crate::worker::Worker;
-use crate::write_intent::{Past, WriteIntent};
+use crate::write_intent::{PriorState, WriteIntent};
 
 /// How a mirror is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Nothing is changed: no healing, no labels, no bringing legs up to date.
-    pub read_only: bool,
+    /// Nothing is changed: no healing, no labels, no bringing replicas up to date.
+    pub is_read_only: bool,
     /// Drawn at random by the caller, anew for each opening: the identity of the mirror, should it be a new one, and what
     /// tells its labels from those that are written elsewhere.
     pub random: [u8; 16],
 }
 
 /// A mirror and the worker that must run beside it.
-pub struct Opened<C> {
+pub struct OpenMirror<C> {
     /// The mirror.
     pub mirror: Rc<Mirror<C>>,
     /// Its background work; spawn [`Worker::run`].
     pub worker: Worker<C>,
 }
 
-/// Why legs cannot be opened as a mirror.
+/// Why replicas cannot be opened as a mirror.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MirrorError {
     /// Too few or too many of them.
-    #[error("a mirror has 2 to {MOST_LEGS} legs, not {0}")]
-    Legs(usize),
-    /// They do not belong together; the names of the legs in question.
-    #[error("{refusal} ({})", .legs.join(", "))]
-    Refused {
+    #[error("a mirror has 2 to {MAX_REPLICAS} replicas, not {0}")]
+    ReplicaCount(usize),
+    /// They do not belong together; the names of the replicas in question.
+    #[error("{error} ({})", .replicas.join(", "))]
+    Assemble {
         /// Why.
-        refusal: AssembleError,
-        /// What the legs that it names are called.
-        legs: Vec<String>,
+        error: AssembleError,
+        /// What the replicas that it names are called.
+        replicas: Vec<String>,
     },
-    /// The label of a leg cannot be used.
-    #[error("{leg}: {why}")]
+    /// The label of a replica cannot be used.
+    #[error("{replica}: {error}")]
     Label {
-        /// The leg.
-        leg: String,
+        /// The replica.
+        replica: String,
         /// Why.
-        why: LabelError,
+        error: LabelError,
     },
-    /// A leg could not be asked for its label.
-    #[error("{leg}: {why}")]
-    Leg {
-        /// The leg.
-        leg: String,
+    /// A replica could not be asked for its label.
+    #[error("{replica}: {error}")]
+    Replica {
+        /// The replica.
+        replica: String,
         /// Why.
-        why: Error,
+        error: Error,
     },
-    /// A new mirror could not be noted on its legs.
-    #[error("the legs could not be labelled: {0}")]
-    Note(Error),
-    /// A leg has another block size than the mirror.
-    #[error("{leg} has blocks of {actual} bytes, the mirror of {expected}")]
+    /// A new mirror could not be noted on its replicas.
+    #[error("the replicas could not be labelled: {0}")]
+    WriteLabels(Error),
+    /// A replica has another block size than the mirror.
+    #[error("{replica} has blocks of {actual} bytes, the mirror of {expected}")]
     BlockSize {
-        /// The leg.
-        leg: String,
+        /// The replica.
+        replica: String,
         /// Of the mirror.
         expected: BlockSize,
-        /// Of the leg.
+        /// Of the replica.
         actual: BlockSize,
     },
     /// There are more blocks than can be tracked.
     #[error(
-        "a mirror of {blocks} blocks cannot be tracked; its members have room for fewer, and none has more than {MOST_BLOCKS}"
+        "a mirror of {blocks} blocks cannot be tracked; its members have room for fewer, and none has more than {MAX_BLOCKS}"
     )]
     Capacity {
         /// Blocks of the mirror.
         blocks: u64,
     },
-    /// A leg has no room for the bitmap pages of the mirror.
-    #[error("{leg} has room for {actual} bitmap pages beside its blocks, the mirror needs {expected}")]
+    /// A replica has no room for the bitmap pages of the mirror.
+    #[error("{replica} has room for {actual} bitmap pages beside its blocks, the mirror needs {expected}")]
     Pages {
-        /// The leg.
-        leg: String,
+        /// The replica.
+        replica: String,
         /// Pages that the mirror's regions may take.
         expected: u32,
-        /// Pages of the leg.
+        /// Pages of the replica.
         actual: u32,
     },
-    /// A leg is smaller than the mirror, or of another size than the legs of a new one.
-    #[error("{leg} has {actual} blocks, the mirror {expected}")]
+    /// A replica is smaller than the mirror, or of another size than the replicas of a new one.
+    #[error("{replica} has {actual} blocks, the mirror {expected}")]
     Size {
-        /// The leg.
-        leg: String,
+        /// The replica.
+        replica: String,
         /// Of the mirror.
         expected: u64,
-        /// Of the leg.
+        /// Of the replica.
         actual: u64,
     },
-    /// A leg has other protection information than the mirror. What comes from a leg without seals could be sealed unchecked.
-    #[error("{leg} has protection information {}, the mirror {}", pi_words(*.actual), pi_words(*.expected))]
+    /// A replica has other protection information than the mirror. What comes from a replica without seals could be sealed unchecked.
+    #[error("{replica} has protection information {}, the mirror {}", pi_to_text(*.actual), pi_to_text(*.expected))]
     Protection {
-        /// The leg.
-        leg: String,
+        /// The replica.
+        replica: String,
         /// Of the mirror.
         expected: Option<PiFormat>,
-        /// Of the leg.
+        /// Of the replica.
         actual: Option<PiFormat>,
     },
 }
 
 /// A format of protection information in words.
-fn pi_words(format: Option<PiFormat>) -> String {
+fn pi_to_text(format: Option<PiFormat>) -> String {
     format.map_or("none".to_owned(), |format| {
         let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
         format!("{guard} Type {kind} with {bits} bits of storage tag")
     })
 }
 
-/// Opens a mirror of these legs: what their labels call one mirror, or, where no label is on any of them, blank devices,
-/// which are labelled. Legs that cannot be opened are gone without if the others know of the mirror, and so are devices
-/// without a label in the place of a leg that should have one.
+/// Opens a mirror of these replicas: what their labels call one mirror, or, where no label is on any of them, blank devices,
+/// which are labelled. Replicas that cannot be opened are gone without if the others know of the mirror, and so are devices
+/// without a label in the place of a replica that should have one.
 ///
 /// # Errors
 /// See [`MirrorError`]. Nothing is changed then.
@@ -141,72 +141,72 @@ pub async fn open<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
     options: OpenOptions,
-) -> Result<Opened<C>, MirrorError> {
-    open_drill(sources, clock, options, TestHooks::default()).await
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
 /// Opens a mirror that is not as those that people use; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`open`].
-pub async fn open_drill<C: Clock>(
+pub async fn open_with_hooks<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
     options: OpenOptions,
-    drill: TestHooks,
-) -> Result<Opened<C>, MirrorError> {
-    if !(2..=MOST_LEGS).contains(&sources.len()) {
-        return Err(MirrorError::Legs(sources.len()));
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, MirrorError> {
+    if !(2..=MAX_REPLICAS).contains(&sources.len()) {
+        return Err(MirrorError::ReplicaCount(sources.len()));
     }
-    let mut found = join_all(sources.iter().map(|source| look(source, drill.mutation)))
+    let mut found = join_all(sources.iter().map(|source| probe(source, hooks.mutation)))
         .await
         .into_iter()
         .collect::<Result<Vec<_>, _>>()?;
-    if drill.mutation == Mutation::SkipLineage {
+    if hooks.mutation == Mutation::SkipLineage {
         found.iter_mut().for_each(forget_lineage);
     }
-    let verdict = assemble(&found).map_err(|refusal| refused(refusal, &sources))?;
-    let is_uneven = matches!(&verdict, Assembly::Known(known) if known.labels_differ);
-    let is_new = verdict == Assembly::New;
-    let parts = match verdict {
+    let assembly = assemble(&found).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
+    let is_new = assembly == Assembly::New;
+    let parts = match assembly {
         Assembly::New => {
-            are_identical(&sources)?;
-            if let Some(leg) = first_written(&sources).await? {
-                return Err(refused(AssembleError::NotMade { leg }, &sources));
+            check_same_geometry(&sources)?;
+            if let Some(replica) = first_not_blank(&sources).await? {
+                return Err(assemble_error(AssembleError::NotCreated { replica }, &sources));
             }
-            assemble_new(sources, &found, None, &options.random, &drill)?
+            new_parts(sources, &found, None, &options.random, &hooks)?
         }
-        Assembly::Known(known) => assemble_known(sources, *known, &options.random, &drill)?,
+        Assembly::Known(known) => existing_parts(sources, *known, &options.random, &hooks)?,
     };
-    let opened = start(clock, parts, options.read_only);
+    let opened = start(clock, parts, options.is_read_only);
     if is_new {
-        // From now on the legs belong together, and no other device can take the place of one.
-        opened.mirror.write_labels().await.map_err(MirrorError::Note)?;
+        // From now on the replicas belong together, and no other device can take the place of one.
+        opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     }
-    if is_uneven && let Err(error) = opened.mirror.write_labels().await {
-        // It helps to know old images of legs by; without it whatever needs a label fails for itself.
+    if labels_differ && let Err(error) = opened.mirror.write_labels().await {
+        // It helps to know old images of replicas by; without it whatever needs a label fails for itself.
         tracing::debug!(%error, "the labels stay uneven");
     }
     Ok(opened)
 }
 
 /// A mirror of these parts, and its worker.
-pub(crate) fn start<C: Clock>(clock: C, parts: Parts, read_only: bool) -> Opened<C> {
-    let of: Vec<Abilities> = devices(&parts.legs).iter().map(Device::abilities).collect();
+pub(crate) fn start<C: Clock>(clock: C, parts: MirrorParts, read_only: bool) -> OpenMirror<C> {
+    let of: Vec<Abilities> = devices(&parts.replicas).iter().map(Device::abilities).collect();
     let mirror = Rc::new(Mirror::new(clock, parts, abilities(&of, read_only), read_only));
-    Opened { worker: Worker::new(mirror.clone()), mirror }
+    OpenMirror { worker: Worker::new(mirror.clone()), mirror }
 }
 
-fn devices(legs: &[Rc<Replica>]) -> Vec<DynDevice> {
-    legs.iter().filter_map(|leg| leg.device()).collect()
+fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
+    replicas.iter().filter_map(|replica| replica.device()).collect()
 }
 
 /// The first device that may hold something.
-async fn first_written(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
+async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
         let is_blank = is_blank(device).await;
-        if !is_blank.map_err(|why| MirrorError::Leg { leg: source.name.clone(), why })? {
+        if !is_blank.map_err(|reason| MirrorError::Replica { replica: source.name.clone(), error: reason })? {
             return Ok(Some(at));
         }
     }
@@ -220,48 +220,48 @@ fn forget_lineage(found: &mut ReplicaProbe) {
     }
 }
 
-/// What is where a leg should be.
-async fn look(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProbe, MirrorError> {
+/// What is where a replica should be.
+async fn probe(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProbe, MirrorError> {
     let Ok(device) = &source.device else { return Ok(ReplicaProbe::Absent) };
-    found_on(device, mutation).await.map_err(|trouble| match trouble {
-        Trouble::Label(why) => MirrorError::Label { leg: source.name.clone(), why },
-        Trouble::Device(why) => MirrorError::Leg { leg: source.name.clone(), why },
+    probe_device(device, mutation).await.map_err(|error| match error {
+        ProbeError::Label(reason) => MirrorError::Label { replica: source.name.clone(), error: reason },
+        ProbeError::Device(reason) => MirrorError::Replica { replica: source.name.clone(), error: reason },
     })
 }
 
-pub(crate) enum Trouble {
+pub(crate) enum ProbeError {
     Label(LabelError),
     Device(Error),
 }
 
 /// What a device says of itself.
-pub(crate) async fn found_on(device: &DynDevice, mutation: Mutation) -> Result<ReplicaProbe, Trouble> {
-    if !has_annex(device) {
+pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Result<ReplicaProbe, ProbeError> {
+    if !has_reserved_area(device) {
         return Ok(ReplicaProbe::Unlabelled { has_room: false });
     }
     match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
-        Ok(Response::Reserved(bytes)) => match with_pages(device, &bytes, mutation).await {
+        Ok(Response::Reserved(bytes)) => match decode_label(device, &bytes, mutation).await {
             Ok(Some(label)) => Ok(ReplicaProbe::Labelled(Box::new(label))),
             Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
-            Err(why) => Err(Trouble::Label(why)),
+            Err(reason) => Err(ProbeError::Label(reason)),
         },
-        // A mirror keeps this slot for itself, and so is a leg without room for the label of another.
+        // A mirror keeps this slot for itself, and so is a replica without room for the label of another.
         Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => Ok(ReplicaProbe::Unlabelled { has_room: false }),
-        Ok(_) => Err(Trouble::Device(crate::replica::answered_wrongly())),
-        Err(error) => Err(Trouble::Device(error)),
+        Ok(_) => Err(ProbeError::Device(crate::replica::unexpected_response())),
+        Err(error) => Err(ProbeError::Device(error)),
     }
 }
 
 /// Reads a label and the bitmap pages that it refers to. A page that cannot be read counts as all of its regions.
-async fn with_pages(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
-    let mut wanted = Wanted::default();
+async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
+    let mut wanted = WantedPages::default();
     let label = Label::decode_with(bytes, &mut wanted)?;
     let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
         return Ok(label);
     };
-    let mut pages = Read { pages: BTreeMap::new(), are_believed: mutation == Mutation::BelievePages };
+    let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation == Mutation::TrustPages };
     for id in wanted.0 {
-        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { slot: id.slot(regions) }).await {
+        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { slot: id.area(regions) }).await {
             pages.pages.insert(id, page);
         }
     }
@@ -270,9 +270,9 @@ async fn with_pages(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Res
 
 /// The pages that a label asks for.
 #[derive(Default)]
-struct Wanted(Vec<PageId>);
+struct WantedPages(Vec<PageId>);
 
-impl Pages for Wanted {
+impl Pages for WantedPages {
     fn page(&mut self, id: PageId) -> Option<&[u8]> {
         self.0.push(id);
         None
@@ -280,211 +280,212 @@ impl Pages for Wanted {
 }
 
 /// The pages that were read for it.
-struct Read {
+struct LoadedPages {
     pages: BTreeMap<PageId, Slice>,
-    are_believed: bool,
+    are_trusted: bool,
 }
 
-impl Pages for Read {
+impl Pages for LoadedPages {
     fn page(&mut self, id: PageId) -> Option<&[u8]> {
         self.pages.get(&id).map(|page| &page[..])
     }
 
-    fn are_believed(&self) -> bool {
-        self.are_believed
+    fn are_trusted(&self) -> bool {
+        self.are_trusted
     }
 }
 
-pub(crate) fn refused(refusal: AssembleError, sources: &[ReplicaSource]) -> MirrorError {
+pub(crate) fn assemble_error(refusal: AssembleError, sources: &[ReplicaSource]) -> MirrorError {
     let names: &[usize] = match &refusal {
         AssembleError::NoReplica | AssembleError::NoneInSync | AssembleError::NoRoom => &[],
-        AssembleError::NewWithoutReplica { leg }
-        | AssembleError::OtherMirror { leg }
-        | AssembleError::NotAReplica { leg }
-        | AssembleError::TakenOut { leg }
-        | AssembleError::NotMade { leg } => &[*leg],
+        AssembleError::NewWithoutReplica { replica }
+        | AssembleError::OtherMirror { replica }
+        | AssembleError::NotAReplica { replica }
+        | AssembleError::Removed { replica }
+        | AssembleError::NotCreated { replica } => &[*replica],
         AssembleError::Duplicate { first, second } | AssembleError::SplitBrain { first, second } => &[*first, *second],
     };
     let whole = |source: &ReplicaSource| match &source.device {
         Ok(_) => source.name.clone(),
-        Err(why) => format!("{}: {why}", source.name),
+        Err(reason) => format!("{}: {reason}", source.name),
     };
-    let legs = match names {
+    let replicas = match names {
         [] => sources.iter().map(whole).collect(),
         names => names.iter().filter_map(|at| sources.get(*at)).map(whole).collect(),
     };
-    MirrorError::Refused { refusal, legs }
+    MirrorError::Assemble { error: refusal, replicas }
 }
 
 /// The parts of a mirror that is noted nowhere yet: of devices that are all alike, or of one whose content counts and others
 /// that are to get everything from it.
-pub(crate) fn assemble_new(
+pub(crate) fn new_parts(
     sources: Vec<ReplicaSource>,
     found: &[ReplicaProbe],
     from: Option<usize>,
     random: &[u8; 16],
-    drill: &TestHooks,
-) -> Result<Parts, MirrorError> {
-    let geometry = shape(&sources);
+    hooks: &TestHooks,
+) -> Result<MirrorParts, MirrorError> {
+    let geometry = common_geometry(&sources);
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-    let map = map_for(block_size, capacity_blocks, &sources, drill)?;
-    let mut legs = Vec::with_capacity(sources.len());
+    let map = choose_map(block_size, capacity_blocks, &sources, hooks)?;
+    let mut replicas = Vec::with_capacity(sources.len());
     for (number, source) in sources.into_iter().enumerate() {
-        let id = leg_id(random, 0, number);
+        let id = replica_id(random, 0, number);
         let is_new = from.is_some_and(|from| from != number);
-        let (standing, missed) = match is_new {
+        let (state, out_of_sync) = match is_new {
             true => (ReplicaState::OutOfSync, Regions::all(map.count())),
             false => (ReplicaState::InSync, Regions::none(map.count())),
         };
         let has_room = found[number].has_room();
-        let member = ReplicaRecord {
+        let record = ReplicaRecord {
             id,
-            standing,
+            state,
             has_room,
             is_new,
-            out_of_sync: missed,
+            out_of_sync,
             stale: Vec::new(),
             acked_events: 0,
             sent_events: 0,
         };
-        legs.push(Rc::new(Replica::new(source, number, &member)));
+        replicas.push(Rc::new(Replica::new(source, number, &record)));
     }
     let dirty = Regions::none(map.count());
-    let past = Past { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
-    let notes = WriteIntent::new(past, random);
-    Ok(Parts {
+    let past = PriorState { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
+    let write_intent = WriteIntent::new(past, random);
+    Ok(MirrorParts {
         geometry,
         map,
         uuid: *random,
-        legs,
+        replicas,
         authority: from.unwrap_or(0),
-        write_intent: notes,
-        mutation: drill.mutation,
+        write_intent,
+        mutation: hooks.mutation,
     })
 }
 
 /// The finest regions that the labels of all these devices have room for, or those that a drill wants.
-fn map_for(
+fn choose_map(
     block_size: BlockSize,
     capacity_blocks: u64,
     sources: &[ReplicaSource],
-    drill: &TestHooks,
+    hooks: &TestHooks,
 ) -> Result<RegionMap, MirrorError> {
-    if let Some(shift) = drill.region_shift {
-        let drilled = RegionMap::with_shift(block_size, capacity_blocks, shift);
-        return drilled.ok_or(MirrorError::Capacity { blocks: capacity_blocks });
+    if let Some(shift) = hooks.region_shift {
+        let map = RegionMap::with_shift(block_size, capacity_blocks, shift);
+        return map.ok_or(MirrorError::Capacity { blocks: capacity_blocks });
     }
-    let fine = RegionMap::new(block_size, capacity_blocks, MOST_REGIONS);
+    let fine = RegionMap::new(block_size, capacity_blocks, MAX_REGIONS);
     let has_pages = |map: &RegionMap| {
         let devices = sources.iter().filter_map(|source| source.device.as_ref().ok());
-        devices.filter(|device| has_annex(device)).all(|device| check_pages("", device, map).is_ok())
+        devices.filter(|device| has_reserved_area(device)).all(|device| check_pages("", device, map).is_ok())
     };
-    let map = fine.filter(has_pages).or_else(|| RegionMap::new(block_size, capacity_blocks, MOST_REGIONS_IN_LABEL));
+    let map = fine.filter(has_pages).or_else(|| RegionMap::new(block_size, capacity_blocks, MAX_REGIONS_IN_LABEL));
     map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
 }
 
 /// Refuses a device whose annex lacks pages that the sets of such a map may need.
 pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
-    let (expected, actual) = (MOST_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
+    let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
     match actual >= expected {
         true => Ok(()),
-        false => Err(MirrorError::Pages { leg: name.to_owned(), expected, actual }),
+        false => Err(MirrorError::Pages { replica: name.to_owned(), expected, actual }),
     }
 }
 
-fn assemble_known(
+fn existing_parts(
     mut sources: Vec<ReplicaSource>,
     known: ExistingMirror,
     random: &[u8; 16],
-    drill: &TestHooks,
-) -> Result<Parts, MirrorError> {
-    let ExistingMirror { mut label, places, unused, .. } = known;
-    for leg in unused.iter().copied() {
-        let is_removed = label.members[places[leg]].standing == ReplicaState::Removed;
-        let why = if is_removed { "it was taken out of the mirror" } else { WITHOUT_LABEL };
-        sources[leg].device = Err(why.to_owned());
-        sources[leg].reopen = None;
+    hooks: &TestHooks,
+) -> Result<MirrorParts, MirrorError> {
+    let ExistingMirror { mut label, indices: places, unused, .. } = known;
+    for replica in unused.iter().copied() {
+        let is_removed = label.replicas[places[replica]].state == ReplicaState::Removed;
+        let reason = if is_removed { "it was taken out of the mirror" } else { NO_LABEL };
+        sources[replica].device = Err(reason.to_owned());
+        sources[replica].reopen = None;
     }
     for source in &sources {
-        fits(source, label.block_size, label.capacity_blocks, label.protection)?;
+        check_fit(source, label.block_size, label.capacity_blocks, label.protection)?;
     }
-    let limits = shape(&sources).limits;
+    let limits = common_geometry(&sources).limits;
     let dirty = label.dirty.clone();
-    let legs = known_legs(sources, &places, &mut label);
-    mark_guessed(&legs, &unused);
-    let Label { map, capacity_blocks, block_size, protection, uuid, own_index: teller, .. } = label;
+    let replicas = existing_replicas(sources, &places, &mut label);
+    mark_assumed_names(&replicas, &unused);
+    let Label { map, capacity_blocks, block_size, protection, uuid, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
-    let past = Past {
+    let past = PriorState {
         events: label.events,
         lineage: label.lineage,
         changed: label.changed,
         is_tentative: label.is_tentative,
         dirty,
     };
-    let notes = WriteIntent::new(past, random);
-    // Labels that legs write apart must not look like one that was under way when they were parted.
-    if drill.mutation != Mutation::CountOn {
-        notes.go_beyond(label.events);
+    let write_intent = WriteIntent::new(past, random);
+    // Labels that replicas write apart must not look like one that was under way when they were parted.
+    if hooks.mutation != Mutation::CountOn {
+        write_intent.skip_events_past(label.events);
     }
-    Ok(Parts { geometry, map, uuid, legs, authority: teller, write_intent: notes, mutation: drill.mutation })
+    Ok(MirrorParts { geometry, map, uuid, replicas, authority, write_intent, mutation: hooks.mutation })
 }
 
-/// The legs by their places: those that were given, and those that were not named.
-fn known_legs(sources: Vec<ReplicaSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
-    let mut given: Vec<Option<(usize, ReplicaSource)>> = label.members.iter().map(|_| None).collect();
+/// The replicas by their places: those that were given, and those that were not named.
+fn existing_replicas(sources: Vec<ReplicaSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
+    let mut given: Vec<Option<(usize, ReplicaSource)>> = label.replicas.iter().map(|_| None).collect();
     let mut next_number = sources.len();
     for (number, (place, source)) in places.iter().zip(sources).enumerate() {
         given[*place] = Some((number, source));
     }
-    let (dirty, mut legs) = (&label.dirty, Vec::with_capacity(given.len()));
-    for (place, (given, member)) in given.into_iter().zip(&mut label.members).enumerate() {
+    let (dirty, mut replicas) = (&label.dirty, Vec::with_capacity(given.len()));
+    for (place, (given, record)) in given.into_iter().zip(&mut label.replicas).enumerate() {
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
             let device = Err("it was not named".to_owned());
-            (next_number - 1, ReplicaSource { name: nameless(place), device, reopen: None })
+            (next_number - 1, ReplicaSource { name: default_name(place), device, reopen: None })
         });
-        let was_current = member.standing == ReplicaState::InSync;
-        begin(member, source.device.is_ok(), dirty);
-        let leg = Replica::new(source, number, member);
-        leg.is_unmissed.set(was_current && member.standing != ReplicaState::InSync);
-        legs.push(Rc::new(leg));
+        let was_current = record.state == ReplicaState::InSync;
+        set_initial_state(record, source.device.is_ok(), dirty);
+        let replica = Replica::new(source, number, record);
+        replica.is_listed_in_sync.set(was_current && record.state != ReplicaState::InSync);
+        replicas.push(Rc::new(replica));
     }
-    legs
+    replicas
 }
 
 /// Of members that are away only labels could tell which is which. One by itself is who is left.
-fn mark_guessed(legs: &[Rc<Replica>], unused: &[usize]) {
-    let away = || legs.iter().filter(|leg| !leg.is_here() && leg.standing.get() != ReplicaState::Removed);
+fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
+    let away =
+        || replicas.iter().filter(|replica| !replica.is_online() && replica.state.get() != ReplicaState::Removed);
     let is_guessed = away().count() > 1;
-    for leg in away() {
-        leg.is_guessed.set(is_guessed);
-        leg.is_unlabelled.set(unused.contains(&leg.number.get()));
+    for replica in away() {
+        replica.is_name_assumed.set(is_guessed);
+        replica.is_unlabelled.set(unused.contains(&replica.number.get()));
     }
 }
 
-/// Why a device is not used in whose place a leg with a label is expected.
-const WITHOUT_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a leg";
+/// Why a device is not used in whose place a replica with a label is expected.
+const NO_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a replica";
 
 /// What a member is to begin with.
-fn begin(member: &mut ReplicaRecord, is_here: bool, dirty: &Regions) {
-    match (member.standing, is_here) {
+fn set_initial_state(record: &mut ReplicaRecord, is_here: bool, dirty: &Regions) {
+    match (record.state, is_here) {
         (ReplicaState::Removed | ReplicaState::OutOfSync, _) | (ReplicaState::InSync, true) => {}
         // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
-        (ReplicaState::InSync | ReplicaState::Resyncing, false) => leave_behind(member, dirty),
-        (ReplicaState::Resyncing, true) => member.standing = ReplicaState::OutOfSync,
+        (ReplicaState::InSync | ReplicaState::Resyncing, false) => mark_out_of_sync(record, dirty),
+        (ReplicaState::Resyncing, true) => record.state = ReplicaState::OutOfSync,
     }
-    if member.standing == ReplicaState::OutOfSync {
-        member.out_of_sync.add(dirty);
+    if record.state == ReplicaState::OutOfSync {
+        record.out_of_sync.add(dirty);
     }
 }
 
 /// What a member is called that was not named.
-pub(crate) fn nameless(place: usize) -> String {
-    format!("leg {place}")
+pub(crate) fn default_name(place: usize) -> String {
+    format!("replica {place}")
 }
 
-/// Refuses a leg that cannot hold the mirror's blocks, or not with the mirror's tags.
-pub(crate) fn fits(
+/// Refuses a replica that cannot hold the mirror's blocks, or not with the mirror's tags.
+pub(crate) fn check_fit(
     source: &ReplicaSource,
     block_size: BlockSize,
     capacity_blocks: u64,
@@ -492,38 +493,38 @@ pub(crate) fn fits(
 ) -> Result<(), MirrorError> {
     let Ok(device) = &source.device else { return Ok(()) };
     let geometry = device.geometry();
-    let leg = source.name.clone();
+    let replica = source.name.clone();
     if geometry.block_size != block_size {
-        return Err(MirrorError::BlockSize { leg, expected: block_size, actual: geometry.block_size });
+        return Err(MirrorError::BlockSize { replica, expected: block_size, actual: geometry.block_size });
     }
     if geometry.protection != protection {
-        return Err(MirrorError::Protection { leg, expected: protection, actual: geometry.protection });
+        return Err(MirrorError::Protection { replica, expected: protection, actual: geometry.protection });
     }
     if geometry.capacity_blocks < capacity_blocks {
-        return Err(MirrorError::Size { leg, expected: capacity_blocks, actual: geometry.capacity_blocks });
+        return Err(MirrorError::Size { replica, expected: capacity_blocks, actual: geometry.capacity_blocks });
     }
     Ok(())
 }
 
 /// Refuses devices for a new mirror that are not of one shape: what the first one is counts.
-pub(crate) fn are_identical(sources: &[ReplicaSource]) -> Result<(), MirrorError> {
+pub(crate) fn check_same_geometry(sources: &[ReplicaSource]) -> Result<(), MirrorError> {
     let Some(first) = sources.iter().find_map(|source| source.device.as_ref().ok()) else { return Ok(()) };
     let Geometry { block_size, capacity_blocks, protection, .. } = first.geometry().clone();
     for source in sources {
-        fits(source, block_size, capacity_blocks, protection)?;
+        check_fit(source, block_size, capacity_blocks, protection)?;
         let Ok(device) = &source.device else { continue };
         let actual = device.geometry().capacity_blocks;
         if actual != capacity_blocks {
-            return Err(MirrorError::Size { leg: source.name.clone(), expected: capacity_blocks, actual });
+            return Err(MirrorError::Size { replica: source.name.clone(), expected: capacity_blocks, actual });
         }
     }
     Ok(())
 }
 
 /// The shape of the first of these, and what every one takes.
-fn shape(sources: &[ReplicaSource]) -> Geometry {
+fn common_geometry(sources: &[ReplicaSource]) -> Geometry {
     let mut all = sources.iter().filter_map(|source| source.device.as_ref().ok()).map(|device| device.geometry());
-    let first = all.next().expect("a mirror is opened with a leg that is there").clone();
+    let first = all.next().expect("a mirror is opened with a replica that is there").clone();
     let limits = all.fold(first.limits, |least, Geometry { limits, .. }| Limits {
         max_transfer_blocks: least.max_transfer_blocks.min(limits.max_transfer_blocks),
         max_verify_blocks: least.max_verify_blocks.min(limits.max_verify_blocks),

@@ -10,11 +10,11 @@ use std::rc::Rc;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 /// Regions of a device at most, where there is room beside the blocks for a bit for each.
-pub const MOST_REGIONS: u64 = 1 << 24;
+pub const MAX_REGIONS: u64 = 1 << 24;
 /// Regions of a device at most that keeps them in its labels alone.
-pub const MOST_REGIONS_IN_LABEL: u64 = 8192;
+pub const MAX_REGIONS_IN_LABEL: u64 = 8192;
 /// Blocks of a device at most.
-pub const MOST_BLOCKS: u64 = 1 << 52;
+pub const MAX_BLOCKS: u64 = 1 << 52;
 /// The smallest region, in bytes.
 const LEAST_REGION_BYTES: u64 = 64 << 10;
 /// What is marked as under way at once, in bytes: so much is written between two labels by somebody who writes in order.
@@ -45,8 +45,8 @@ impl RegionMap {
     /// The map whose regions have two to the power of `shift` blocks; nothing where it cannot be.
     pub fn with_shift(size: BlockSize, capacity_blocks: u64, shift: u32) -> Option<RegionMap> {
         let fits = shift <= MOST_SHIFT
-            && (1..=MOST_BLOCKS).contains(&capacity_blocks)
-            && capacity_blocks.div_ceil(1 << shift) <= MOST_REGIONS;
+            && (1..=MAX_BLOCKS).contains(&capacity_blocks)
+            && capacity_blocks.div_ceil(1 << shift) <= MAX_REGIONS;
         if !fits {
             return None;
         }
@@ -316,7 +316,7 @@ impl Regions {
     }
 
     /// Keeps what is in both.
-    pub fn keep(&mut self, other: &Regions) {
+    pub fn intersect(&mut self, other: &Regions) {
         for page in 0..self.pages.len() {
             match other.pages.get(page) {
                 Some(Page::All) => {}
@@ -363,7 +363,7 @@ impl Regions {
     }
 
     /// How many there could be.
-    pub fn most(&self) -> u32 {
+    pub fn capacity(&self) -> u32 {
         self.len
     }
 

@@ -11,11 +11,11 @@ use std::ops::RangeInclusive;
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 
-use crate::label::{LabelError, MOST_LEGS, get, put};
-use crate::regions::{MOST_REGIONS_IN_LABEL, Regions, bytes_of};
+use crate::label::{LabelError, MAX_REPLICAS, get, put};
+use crate::regions::{MAX_REGIONS_IN_LABEL, Regions, bytes_of};
 
 /// Sets of a mirror: what is dirty, and what each member has missed.
-pub const MOST_SETS: usize = 1 + MOST_LEGS;
+pub const MAX_SETS: usize = 1 + MAX_REPLICAS;
 
 const PAGE_BYTES: usize = ReservedArea::Bitmap { page: 0 }.max_bytes();
 const PAGE_HEAD_BYTES: usize = 64;
@@ -37,7 +37,7 @@ const PAGED: u8 = 3;
 
 /// Pages of a set of `regions`; none where its bits always fit the label.
 pub fn pages_of_set(regions: u32) -> u32 {
-    if u64::from(regions) <= MOST_REGIONS_IN_LABEL { 0 } else { regions.div_ceil(PAGE_REGIONS) }
+    if u64::from(regions) <= MAX_REGIONS_IN_LABEL { 0 } else { regions.div_ceil(PAGE_REGIONS) }
 }
 
 /// Which page of which set.
@@ -51,7 +51,7 @@ pub struct PageId {
 
 impl PageId {
     /// Where it lies in the annex of a mirror whose sets have `regions`.
-    pub fn slot(self, regions: u32) -> ReservedArea {
+    pub fn area(self, regions: u32) -> ReservedArea {
         ReservedArea::Bitmap { page: u32::from(self.set) * pages_of_set(regions) + self.page }
     }
 
@@ -69,7 +69,7 @@ impl PageId {
         put::<8>(&mut bytes, AT_EPOCH, epoch);
         put::<4>(&mut bytes, AT_PAGE, u64::from(self.page));
         put::<1>(&mut bytes, AT_SET, u64::from(self.set));
-        bytes.extend_from_slice(&set.to_bytes(self.regions(set.most())));
+        bytes.extend_from_slice(&set.to_bytes(self.regions(set.capacity())));
         bytes.resize(PAGE_BYTES, 0);
         let checksum = guard::crc32c(&bytes[AT_UUID..]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
@@ -125,10 +125,10 @@ pub fn encode_plain(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
     if set.is_empty() {
         return Some(vec![EMPTY]);
     }
-    let bits = bytes_of(set.most());
+    let bits = bytes_of(set.capacity());
     let (form, bytes) = match runs_bytes(set, bits.min(most_bytes.saturating_sub(1))) {
         Some(runs) => (RUNS, runs),
-        None if bits < most_bytes => (BITS, set.to_bytes(0..=set.most() - 1)),
+        None if bits < most_bytes => (BITS, set.to_bytes(0..=set.capacity() - 1)),
         None => return None,
     };
     Some([&[form], &bytes[..]].concat())
@@ -138,7 +138,7 @@ pub fn encode_plain(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
 pub fn encode_paged(set: &Regions, content: &Regions, epoch: u64, most_bytes: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![PAGED];
     bytes.extend_from_slice(&epoch.to_le_bytes());
-    let mut used = vec![0; bytes_of(pages_of_set(set.most()))];
+    let mut used = vec![0; bytes_of(pages_of_set(set.capacity()))];
     for page in pages_with(content) {
         used[page as usize / 8] |= 1 << (page % 8);
     }
@@ -164,7 +164,7 @@ pub trait Pages {
     fn page(&mut self, id: PageId) -> Option<&[u8]>;
 
     /// Whether what was read is taken for what was written; only where a drill breaks that rule.
-    fn are_believed(&self) -> bool {
+    fn are_trusted(&self) -> bool {
         false
     }
 }
@@ -179,9 +179,9 @@ impl Pages for NoPages {
 }
 
 /// Bytes that are taken piece by piece.
-pub(crate) struct Rest<'a>(pub &'a [u8]);
+pub(crate) struct LabelReader<'a>(pub &'a [u8]);
 
-impl<'a> Rest<'a> {
+impl<'a> LabelReader<'a> {
     pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
         let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
         self.0 = rest;
@@ -236,13 +236,13 @@ impl<'a> Rest<'a> {
         uuid: &[u8; 16],
         pages: &mut dyn Pages,
     ) -> Result<(), LabelError> {
-        let count = pages_of_set(set.most());
+        let count = pages_of_set(set.capacity());
         let epoch = get::<8>(self.bytes(8)?, 0);
         let used = self.bytes(bytes_of(count))?;
         for page in (0..count).filter(|page| used[*page as usize / 8] & (1 << (page % 8)) != 0) {
             let id = PageId { set: number as u8, page };
-            let regions = id.regions(set.most());
-            let are_believed = pages.are_believed();
+            let regions = id.regions(set.capacity());
+            let are_believed = pages.are_trusted();
             let bits = |bytes| if are_believed { bits_of(bytes) } else { id.bits(bytes, uuid, epoch) };
             match pages.page(id).and_then(bits) {
                 Some(bits) => set.add_bytes(*regions.start(), &bits[..bytes_of(regions.end() + 1 - regions.start())]),
@@ -255,12 +255,12 @@ impl<'a> Rest<'a> {
     fn runs(&mut self, set: &mut Regions) -> Result<(), LabelError> {
         let wrong = LabelError::Field("regions");
         let count = self.varint("regions")?;
-        let mut rest = Rest(self.bytes(usize::try_from(count).map_err(|_| LabelError::Damaged)?)?);
+        let mut rest = LabelReader(self.bytes(usize::try_from(count).map_err(|_| LabelError::Damaged)?)?);
         let mut next = 0_u64;
         while !rest.0.is_empty() {
             let first = next + rest.varint("regions")?;
             let last = first + rest.varint("regions")?;
-            if last >= u64::from(set.most()) {
+            if last >= u64::from(set.capacity()) {
                 return Err(wrong);
             }
             set.insert_all(first as u32..=last as u32);

@@ -1,6 +1,6 @@
-//! Verifies: every leg checks its own blocks, all at once, and sums of the data tell whether they are the same.
+//! Verifies: every replica checks its own blocks, all at once, and sums of the data tell whether they are the same.
 //!
-//! Damage is found by the legs. Two good copies that differ are a conflict: a write was lost on one of them, and it keeps
+//! Damage is found by the replicas. Two good copies that differ are a conflict: a write was lost on one of them, and it keeps
 //! no generations that would have told. A copy that could not be looked at, or that may be out of sync, is told as unchecked:
 //! nobody may take the mirror for clean then.
 
@@ -15,12 +15,12 @@ use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
 use crate::label::ReplicaState;
-use crate::mirror::{Legs, Mirror};
+use crate::mirror::{Mirror, Replicas};
 use crate::replica::Replica;
 
 /// What an inspection has found.
 struct Inspection {
-    /// The sum of the data, where all legs have the same and nothing is damaged.
+    /// The sum of the data, where all replicas have the same and nothing is damaged.
     crc64: Option<u64>,
     bytes_transferred: u64,
     /// What is wrong with copies, and which were not looked at.
@@ -28,25 +28,25 @@ struct Inspection {
 }
 
 impl Inspection {
-    /// Takes in what a leg has answered: the sum of its data if all of it is good, and its bad blocks.
+    /// Takes in what a replica has answered: the sum of its data if all of it is good, and its bad blocks.
     ///
     /// # Errors
-    /// When the leg failed without naming blocks.
-    fn take_in(
+    /// When the replica failed without naming blocks.
+    fn merge(
         &mut self,
-        leg: &Replica,
+        replica: &Replica,
         outcome: Result<Checksum, Error>,
     ) -> Result<(Option<u64>, BTreeSet<Lba>), Error> {
         match outcome.map_err(Error::into_damage) {
-            Ok(digested) => {
-                self.bytes_transferred += digested.bytes_transferred;
-                self.tally.coverage.merge(leg.coverage(digested.coverage));
-                Ok((Some(digested.crc64), BTreeSet::new()))
+            Ok(checksum) => {
+                self.bytes_transferred += checksum.bytes_transferred;
+                self.tally.coverage.merge(replica.coverage(checksum.coverage));
+                Ok((Some(checksum.crc64), BTreeSet::new()))
             }
-            Err(Ok((faults, coverage))) => {
-                self.tally.faults.extend(faults.iter().map(|fault| leg.fault(fault)));
-                self.tally.coverage.merge(leg.coverage(coverage));
-                Ok((None, faults.iter().map(|fault| fault.lba).collect()))
+            Err(Ok((bad_blocks, coverage))) => {
+                self.tally.faults.extend(bad_blocks.iter().map(|bad| replica.bad_block(bad)));
+                self.tally.coverage.merge(replica.coverage(coverage));
+                Ok((None, bad_blocks.iter().map(|bad| bad.lba).collect()))
             }
             Err(Err(error)) => Err(error),
         }
@@ -60,80 +60,81 @@ impl<C: Clock> Mirror<C> {
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    pub(crate) async fn digest(&self, extent: Extent, checks: Checks) -> Outcome {
+    pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
-        // Differences in what is not settled yet are nobody's damage; the first leg's data count there.
+        // Differences in what is not settled yet are nobody's damage; the first replica's data count there.
         let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.in_sync().first()) {
-            (None, true, Some(leg)) => self.digest_of_one(leg, extent, checks).await?,
+            (None, true, Some(replica)) => self.checksum_of_one(replica, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    /// The sum of what one leg has, the others having something else for the moment.
-    async fn digest_of_one(&self, leg: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
-        match leg.digest(self.geometry.protection, extent, checks).await {
-            Ok(digested) => Ok(digested.crc64),
+    /// The sum of what one replica has, the others having something else for the moment.
+    async fn checksum_of_one(&self, replica: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
+        match replica.checksum(self.geometry.protection, extent, checks).await {
+            Ok(checksum) => Ok(checksum.crc64),
             Err(error) => {
-                self.fail_if_unreachable(leg, &error);
-                let legs = self.in_sync();
-                let Some(other) = legs.iter().find(|other| other.id != leg.id) else { return Err(error) };
-                other.digest(self.geometry.protection, extent, checks).await.map(|digested| digested.crc64)
+                self.fail_if_unreachable(replica, &error);
+                let replicas = self.in_sync();
+                let Some(other) = replicas.iter().find(|other| other.id != replica.id) else { return Err(error) };
+                other.checksum(self.geometry.protection, extent, checks).await.map(|checksum| checksum.crc64)
             }
         }
     }
 
-    /// Verifies, and writes anew what another leg has. Conflicts stay: nothing tells which copy is right.
+    /// Verifies, and writes anew what another replica has. Conflicts stay: nothing tells which copy is right.
     pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
-        self.settle_for_reading(extent).await?;
-        let settled = self.write_intent.suspected.get();
+        self.reconcile_for_read(extent).await?;
+        let settled = self.write_intent.nosync_count.get();
         let mut found = self.inspect(extent, checks, Some(settled)).await?;
-        self.mend_all(&mut found.tally.faults, extent, checks).await;
-        if self.has_renewed()
-            && let Err(error) = self.flush_legs().await
+        self.repair_all(&mut found.tally.faults, extent, checks).await;
+        if self.has_rewritten()
+            && let Err(error) = self.flush_internally().await
         {
             tracing::debug!(%error, "the labels go on listing blocks that were mended");
         }
-        self.lost_blocks.set(self.lost_blocks.get() + lost(&found.tally.faults, self.in_sync().len()));
+        self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.faults, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
     /// Mends what an inspection of `extent` has found, and says of each fault whether it is. Copies that are withheld come first:
     /// one that is proven to be current by now mends the others.
-    async fn mend_all(&self, faults: &mut [BadBlock], extent: Extent, checks: Checks) {
+    async fn repair_all(&self, bad_blocks: &mut [BadBlock], extent: Extent, checks: Checks) {
         for stale_first in [true, false] {
-            for fault in faults.iter_mut().filter(|fault| (fault.cause == BadBlockCause::Stale) == stale_first) {
-                let number = fault.member.outermost().map(|(number, _)| number);
-                let leg = self.legs.borrow().iter().find(|leg| Some(leg.number.get()) == number).cloned();
-                // A leg that is itself a group may have mended it from another copy of its own.
-                let is_left = fault.cause != BadBlockCause::Conflict && !fault.repaired;
-                if let Some(leg) = leg.filter(|_| is_left) {
-                    fault.repaired = self.mend(&leg, fault, self.onward(&checks, extent, fault.lba)).await;
+            for bad in bad_blocks.iter_mut().filter(|bad| (bad.cause == BadBlockCause::Stale) == stale_first) {
+                let number = bad.member.outermost().map(|(number, _)| number);
+                let replica =
+                    self.replicas.borrow().iter().find(|replica| Some(replica.number.get()) == number).cloned();
+                // A replica that is itself a group may have mended it from another copy of its own.
+                let is_left = bad.cause != BadBlockCause::Conflict && !bad.repaired;
+                if let Some(replica) = replica.filter(|_| is_left) {
+                    bad.repaired = self.repair_block(&replica, bad, self.checks_from(&checks, extent, bad.lba)).await;
                 }
             }
         }
     }
 
-    /// Has every leg check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
+    /// Has every replica check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
     async fn inspect(&self, extent: Extent, checks: Checks, settled: Option<u64>) -> Result<Inspection, Error> {
-        let legs = self.in_sync();
+        let replicas = self.in_sync();
         let mut found = Inspection { crc64: None, bytes_transferred: 0, tally: Tally::default() };
-        let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(legs.len());
-        let (mut sums, mut asked) = (Vec::with_capacity(legs.len()), Legs::new());
-        let mut unsettled = self.suspects_in(extent);
+        let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(replicas.len());
+        let (mut crcs, mut asked) = (Vec::with_capacity(replicas.len()), Replicas::new());
+        let mut unsettled = self.nosync_parts(extent);
         let mut failure = None;
-        for (leg, outcome) in legs.iter().zip(self.look(&legs, extent, checks).await) {
-            match found.take_in(leg, outcome) {
-                Ok((sum, faulty)) => {
-                    sums.extend(sum);
+        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, extent, checks).await) {
+            match found.merge(replica, outcome) {
+                Ok((crc, faulty)) => {
+                    crcs.extend(crc);
                     bad.push(faulty);
-                    asked.push(leg.clone());
+                    asked.push(replica.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(replica = %leg.name(), %extent, %error, "a leg could not be checked");
-                    self.fail_if_unreachable(leg, &error);
+                    tracing::warn!(replica = %replica.name(), %extent, %error, "a replica could not be checked");
+                    self.fail_if_unreachable(replica, &error);
                     failure = Some(error);
                 }
             }
@@ -141,15 +142,15 @@ impl<C: Clock> Mirror<C> {
         if asked.is_empty() {
             return Err(failure.unwrap_or_else(|| self.no_replica()));
         }
-        let is_same = sums.windows(2).all(|pair| pair[0] == pair[1]);
-        match sums.first() {
-            Some(sum) if is_same && found.tally.faults.is_empty() => found.crc64 = Some(*sum),
+        let is_same = crcs.windows(2).all(|pair| pair[0] == pair[1]);
+        match crcs.first() {
+            Some(crc) if is_same && found.tally.faults.is_empty() => found.crc64 = Some(*crc),
             _ if asked.len() > 1 => self.compare_extents(&asked, &bad, extent, checks, &mut found.tally.faults).await?,
             _ => {}
         }
-        self.tell_unchecked(&legs, &asked, extent, &mut found.tally);
-        if settled != Some(self.write_intent.suspected.get()) {
-            unsettled.extend(self.suspects_in(extent));
+        self.report_unchecked(&replicas, &asked, extent, &mut found.tally);
+        if settled != Some(self.write_intent.nosync_count.get()) {
+            unsettled.extend(self.nosync_parts(extent));
             unsettled.into_iter().for_each(|part| {
                 found.tally.coverage.add(Unchecked::new(part, WhyUnchecked::Unsettled));
             });
@@ -159,113 +160,119 @@ impl<C: Clock> Mirror<C> {
 
     /// Tells which copies were not looked at: those of members that were not asked or did not answer, and of those that were
     /// left behind before all was done.
-    fn tell_unchecked(&self, asked: &Legs, answered: &Legs, extent: Extent, tally: &mut Tally) {
-        let is_in = |legs: &Legs, leg: &Replica| legs.iter().any(|other| other.id == leg.id);
-        for leg in self.legs.borrow().iter() {
-            let why = match leg.standing.get() {
+    fn report_unchecked(&self, asked: &Replicas, answered: &Replicas, extent: Extent, tally: &mut Tally) {
+        let is_in = |replicas: &Replicas, replica: &Replica| replicas.iter().any(|other| other.id == replica.id);
+        for replica in self.replicas.borrow().iter() {
+            let why = match replica.state.get() {
                 ReplicaState::Removed => continue,
-                ReplicaState::InSync if is_in(answered, leg) && leg.is_here() => continue,
-                _ if is_in(asked, leg) => WhyUnchecked::Failed,
-                _ if !leg.is_here() => WhyUnchecked::Absent,
+                ReplicaState::InSync if is_in(answered, replica) && replica.is_online() => continue,
+                _ if is_in(asked, replica) => WhyUnchecked::Failed,
+                _ if !replica.is_online() => WhyUnchecked::Absent,
                 ReplicaState::OutOfSync => WhyUnchecked::OutOfSync,
                 // It may be up to date by now, and was not when the others were asked.
                 ReplicaState::Resyncing | ReplicaState::InSync => WhyUnchecked::Resyncing,
             };
-            tally.coverage.add(leg.unchecked(Unchecked::new(extent, why)));
+            tally.coverage.add(replica.unchecked(Unchecked::new(extent, why)));
         }
     }
 
-    /// Asks every leg, all at once. A single leg has nothing to be compared with.
-    async fn look(&self, legs: &Legs, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
+    /// Asks every replica, all at once. A single replica has nothing to be compared with.
+    async fn checksum_all(&self, replicas: &Replicas, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
         let format = self.geometry.protection;
-        let looks = legs.iter().map(|leg| async move {
-            if legs.len() > 1 {
-                return leg.digest(format, extent, checks).await;
+        let looks = replicas.iter().map(|replica| async move {
+            if replicas.len() > 1 {
+                return replica.checksum(format, extent, checks).await;
             }
-            match leg.ask(format, Request::Verify { extent, checks }).await? {
+            match replica.execute(format, Request::Verify { extent, checks }).await? {
                 Response::Verified(VerifyStats { bytes_transferred, coverage }) => {
                     Ok(Checksum { crc64: 0, bytes_transferred, coverage })
                 }
-                _ => Err(crate::replica::answered_wrongly()),
+                _ => Err(crate::replica::unexpected_response()),
             }
         });
         join_all(looks).await
     }
 
-    /// Compares the blocks that several legs have in good order.
+    /// Compares the blocks that several replicas have in good order.
     async fn compare_extents(
         &self,
-        legs: &Legs,
+        replicas: &Replicas,
         bad: &[BTreeSet<Lba>],
         extent: Extent,
         checks: Checks,
-        faults: &mut Vec<BadBlock>,
+        bad_blocks: &mut Vec<BadBlock>,
     ) -> Result<(), Error> {
         let all_bad: BTreeSet<Lba> = bad.iter().flatten().copied().collect();
         for run in runs_between(extent, &all_bad) {
-            self.conflicts(legs, run, self.onward(&checks, extent, run.start()), faults).await?;
+            self.find_conflicts(replicas, run, self.checks_from(&checks, extent, run.start()), bad_blocks).await?;
         }
         for &lba in &all_bad {
-            let good: Legs =
-                legs.iter().zip(bad).filter(|(_, bad)| !bad.contains(&lba)).map(|(leg, _)| leg.clone()).collect();
+            let good: Replicas = replicas
+                .iter()
+                .zip(bad)
+                .filter(|(_, bad)| !bad.contains(&lba))
+                .map(|(replica, _)| replica.clone())
+                .collect();
             if good.len() > 1 {
-                self.conflicts(&good, Extent::one(lba), self.onward(&checks, extent, lba), faults).await?;
+                self.find_conflicts(&good, Extent::one(lba), self.checks_from(&checks, extent, lba), bad_blocks)
+                    .await?;
             }
         }
         Ok(())
     }
 
-    /// Finds the blocks in which legs differ, by halves. What looks different is looked at again while nobody may change it.
-    fn conflicts<'a>(
+    /// Finds the blocks in which replicas differ, by halves. What looks different is looked at again while nobody may change it.
+    fn find_conflicts<'a>(
         &'a self,
-        legs: &'a Legs,
+        replicas: &'a Replicas,
         run: Extent,
         checks: Checks,
-        faults: &'a mut Vec<BadBlock>,
+        bad_blocks: &'a mut Vec<BadBlock>,
     ) -> LocalBoxFuture<'a, Result<(), Error>> {
         Box::pin(async move {
-            if !self.differ(legs, run, checks, faults).await {
+            if !self.differ(replicas, run, checks, bad_blocks).await {
                 return Ok(());
             }
             if run.len() > 1 {
                 for half in halves(run) {
-                    self.conflicts(legs, half, self.onward(&checks, run, half.start()), faults).await?;
+                    self.find_conflicts(replicas, half, self.checks_from(&checks, run, half.start()), bad_blocks)
+                        .await?;
                 }
                 return Ok(());
             }
-            let _claim = self.claims.take(run).await;
+            let _guard = self.range_lock.lock(run).await;
             // After a crash copies may differ in what was under way. That is settled, not reported.
-            if !self.is_suspect(run) && self.differ(legs, run, checks, faults).await {
-                let fault = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
-                faults.extend(legs.last().map(|leg| leg.fault(&fault)));
+            if !self.is_nosync(run) && self.differ(replicas, run, checks, bad_blocks).await {
+                let bad = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
+                bad_blocks.extend(replicas.last().map(|replica| replica.bad_block(&bad)));
             }
             Ok(())
         })
     }
 
-    /// Whether legs have different data. Damage that has come since the first look is added to the faults.
-    async fn differ(&self, legs: &Legs, run: Extent, checks: Checks, faults: &mut Vec<BadBlock>) -> bool {
-        let mut sums = Vec::with_capacity(legs.len());
+    /// Whether replicas have different data. Damage that has come since the first look is added to the faults.
+    async fn differ(&self, replicas: &Replicas, run: Extent, checks: Checks, bad_blocks: &mut Vec<BadBlock>) -> bool {
+        let mut crcs = Vec::with_capacity(replicas.len());
         // One that has left since may be back, and not up to date.
-        let legs: Legs = legs.iter().filter(|leg| leg.is_current()).cloned().collect();
-        for (leg, outcome) in legs.iter().zip(self.look(&legs, run, checks).await) {
+        let replicas: Replicas = replicas.iter().filter(|replica| replica.is_readable()).cloned().collect();
+        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, run, checks).await) {
             match outcome.map_err(Error::into_bad_blocks) {
-                Ok(digested) => sums.push(digested.crc64),
-                Err(Ok(found)) => faults.extend(found.iter().map(|fault| leg.fault(fault))),
+                Ok(checksum) => crcs.push(checksum.crc64),
+                Err(Ok(found)) => bad_blocks.extend(found.iter().map(|bad| replica.bad_block(bad))),
                 // Gone since: the others are not to be blamed, and what it has is told as unchecked.
-                Err(Err(error)) => self.fail_if_unreachable(leg, &error),
+                Err(Err(error)) => self.fail_if_unreachable(replica, &error),
             }
         }
-        sums.windows(2).any(|pair| pair[0] != pair[1])
+        crcs.windows(2).any(|pair| pair[0] != pair[1])
     }
 }
 
-/// How many blocks are bad on all of so many legs and were not mended.
-fn lost(faults: &[BadBlock], legs: usize) -> u64 {
-    let lasting = |fault: &&BadBlock| !fault.repaired && fault.cause != BadBlockCause::Conflict;
-    let mut lbas: Vec<Lba> = faults.iter().filter(lasting).map(|fault| fault.lba).collect();
+/// How many blocks are bad on all of so many replicas and were not mended.
+fn count_unrepaired(bad_blocks: &[BadBlock], replicas: usize) -> u64 {
+    let lasting = |bad: &&BadBlock| !bad.repaired && bad.cause != BadBlockCause::Conflict;
+    let mut lbas: Vec<Lba> = bad_blocks.iter().filter(lasting).map(|bad| bad.lba).collect();
     lbas.sort_unstable();
-    lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= legs).count() as u64
+    lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= replicas).count() as u64
 }
 
 /// The runs of an extent without these blocks.

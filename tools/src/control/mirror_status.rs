@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Description, LegDescription, State};
+use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 
@@ -53,20 +53,20 @@ pub struct ReplicaStatus {
 
 impl MirrorStatus {
     /// The state of `mirror` now.
-    pub fn of(mirror: &Description) -> MirrorStatus {
+    pub fn of(mirror: &MirrorInfo) -> MirrorStatus {
         MirrorStatus {
             uuid: uuid_words(&mirror.uuid),
             state: mirror.state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
-            dirty_bytes: mirror.unsettled_bytes,
+            dirty_bytes: mirror.dirty_bytes,
             lost_blocks: mirror.lost_blocks,
-            replicas: mirror.legs.iter().map(ReplicaStatus::of).collect(),
+            replicas: mirror.replicas.iter().map(ReplicaStatus::of).collect(),
         }
     }
 
     /// The exit status of a command that prints this: clean only if every replica is online and in sync.
     pub fn exit(&self) -> Exit {
-        if self.state == State::Optimal.as_str() { Exit::Clean } else { Exit::Incomplete }
+        if self.state == MirrorState::Optimal.as_str() { Exit::Clean } else { Exit::Incomplete }
     }
 
     /// The replica of this name; the newest if an earlier one had the same name.
@@ -95,15 +95,15 @@ impl MirrorStatus {
 }
 
 impl ReplicaStatus {
-    fn of(replica: &LegDescription) -> ReplicaStatus {
+    fn of(replica: &ReplicaInfo) -> ReplicaStatus {
         ReplicaStatus {
             name: replica.name.clone(),
-            state: replica.standing.as_str().to_owned(),
-            online: replica.is_here,
-            last_error: Some(replica.why.clone()).filter(|why| !why.is_empty()),
-            out_of_sync_bytes: replica.missed_bytes,
-            resynced_bytes: replica.copied_bytes,
-            repaired_blocks: replica.healed_blocks,
+            state: replica.state.as_str().to_owned(),
+            online: replica.is_online,
+            last_error: Some(replica.last_error.clone()).filter(|why| !why.is_empty()),
+            out_of_sync_bytes: replica.out_of_sync_bytes,
+            resynced_bytes: replica.resynced_bytes,
+            repaired_blocks: replica.repaired_blocks,
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
         }

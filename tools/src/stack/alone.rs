@@ -68,9 +68,9 @@ impl Membership {
         }
         match MirrorLabel::decode(bytes) {
             Ok(None) => None,
-            Ok(Some(label)) if label.members[label.own_index].standing == ReplicaState::Removed => None,
+            Ok(Some(label)) if label.replicas[label.own_index].state == ReplicaState::Removed => None,
             Ok(Some(label)) => {
-                Some(Membership::Mirror { uuid: label.uuid, own: label.own_index, members: label.members.len() })
+                Some(Membership::Mirror { uuid: label.uuid, own: label.own_index, members: label.replicas.len() })
             }
             Err(why) => Some(Membership::Unknown(why.to_string())),
         }

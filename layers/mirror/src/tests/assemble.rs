@@ -27,62 +27,62 @@ pub(super) fn history(sessions: &[(u64, u64)]) -> Lineage {
     lineage
 }
 
-/// The label of leg `own` of two that has left the other behind and went on in a session of its own.
-fn alone(own: usize, generation: u64) -> Label {
-    let mut label = label(2, own, generation);
-    label.lineage = history(&[(100 + own as u64, generation)]);
+/// The label of replica `own` of two that has left the other behind and went on in a session of its own.
+fn alone(own: usize, events: u64) -> Label {
+    let mut label = label(2, own, events);
+    label.lineage = history(&[(100 + own as u64, events)]);
     let mut dirty = Regions::none(64);
     dirty.insert(3);
-    leave_behind(&mut label.members[1 - own], &dirty);
+    mark_out_of_sync(&mut label.replicas[1 - own], &dirty);
     label
 }
 
 #[test]
-fn legs_without_labels_make_a_new_mirror_if_all_are_there() {
+fn replicas_without_labels_make_a_new_mirror_if_all_are_there() {
     let bare = |has_room| ReplicaProbe::Unlabelled { has_room };
     assert_eq!(assemble(&[bare(true), bare(false)]), Ok(Assembly::New));
     assert_eq!(assemble(&[bare(false), bare(false)]), Err(AssembleError::NoRoom));
-    assert_eq!(assemble(&[bare(true), ReplicaProbe::Absent]), Err(AssembleError::NewWithoutReplica { leg: 1 }));
+    assert_eq!(assemble(&[bare(true), ReplicaProbe::Absent]), Err(AssembleError::NewWithoutReplica { replica: 1 }));
     assert_eq!(assemble(&[ReplicaProbe::Absent, ReplicaProbe::Absent]), Err(AssembleError::NoReplica));
 }
 
 #[test]
-fn legs_are_known_by_their_labels_in_any_order() {
+fn replicas_are_known_by_their_labels_in_any_order() {
     let known = known(&[labelled(label(2, 1, 5)), labelled(label(2, 0, 5))]);
-    assert_eq!(known.places, [1, 0]);
-    assert!(known.label.members.iter().all(|member| member.standing == ReplicaState::InSync));
+    assert_eq!(known.indices, [1, 0]);
+    assert!(known.label.replicas.iter().all(|record| record.state == ReplicaState::InSync));
 }
 
 #[test]
-fn a_leg_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
+fn a_replica_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
     let mut stale = label(2, 1, 5);
     stale.dirty.insert(60);
     for found in [[labelled(alone(0, 9)), labelled(stale.clone())], [labelled(stale.clone()), labelled(alone(0, 9))]] {
         let known = known(&found);
-        let member = &known.label.members[1];
+        let record = &known.label.replicas[1];
         assert_eq!(
-            (member.standing, member.out_of_sync.iter().collect::<Vec<_>>()),
+            (record.state, record.out_of_sync.iter().collect::<Vec<_>>()),
             (ReplicaState::OutOfSync, vec![3, 60])
         );
-        assert!(known.label.dirty.is_empty(), "what the stale leg had under way is its own doubt");
+        assert!(known.label.dirty.is_empty(), "what the stale replica had under way is its own doubt");
     }
 }
 
 #[test]
-fn a_leg_whose_own_label_says_that_it_lacks_something_is_not_current_because_an_older_label_says_so() {
+fn a_replica_whose_own_label_says_that_it_lacks_something_is_not_current_because_an_older_label_says_so() {
     let ours = Label { lineage: history(&[(1, 5)]), ..label(3, 0, 9) };
     // An opening of the third with an image of the second changed nothing, and had noted that this one lacks something.
     let mut theirs = Label { lineage: history(&[(1, 5)]), ..label(3, 1, 40) };
-    (theirs.members[1].standing, theirs.members[1].acked_events) =
-        (ReplicaState::Resyncing, ours.members[1].acked_events);
+    (theirs.replicas[1].state, theirs.replicas[1].acked_events) =
+        (ReplicaState::Resyncing, ours.replicas[1].acked_events);
     let judged = known(&[labelled(ours.clone()), labelled(theirs.clone())]);
-    assert_eq!(judged.label.members[1].standing, ReplicaState::OutOfSync);
-    assert_eq!(judged.label.members[1].out_of_sync, Regions::all(64));
+    assert_eq!(judged.label.replicas[1].state, ReplicaState::OutOfSync);
+    assert_eq!(judged.label.replicas[1].out_of_sync, Regions::all(64));
     // Where that label is known, what was noted since counts: it has got everything.
     let mut later = ours;
-    later.members[1].sent_events = 40;
+    later.replicas[1].sent_events = 40;
     let judged = known(&[labelled(later), labelled(theirs)]);
-    assert_eq!(judged.label.members[1].standing, ReplicaState::InSync);
+    assert_eq!(judged.label.replicas[1].state, ReplicaState::InSync);
 }
 
 #[test]
@@ -91,143 +91,143 @@ fn two_that_went_on_without_each_other_are_refused() {
     assert_eq!(assemble(&split), Err(AssembleError::SplitBrain { first: 0, second: 1 }));
     // One of three that went on alone, against two that did so together.
     let mut one = Label { lineage: history(&[(1, 5), (2, 20)]), ..label(3, 0, 20) };
-    [1, 2].into_iter().for_each(|at| leave_behind(&mut one.members[at], &Regions::none(64)));
+    [1, 2].into_iter().for_each(|at| mark_out_of_sync(&mut one.replicas[at], &Regions::none(64)));
     let mut two = Label { lineage: history(&[(1, 5), (3, 9)]), ..label(3, 1, 9) };
-    leave_behind(&mut two.members[0], &Regions::none(64));
+    mark_out_of_sync(&mut two.replicas[0], &Regions::none(64));
     assert!(matches!(assemble(&[labelled(one), labelled(two)]), Err(AssembleError::SplitBrain { .. })));
 }
 
 #[test]
 fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_since_is() {
     let mut one = alone(0, 90);
-    (one.members[1].acked_events, one.members[1].sent_events) = (5, 70);
+    (one.replicas[1].acked_events, one.replicas[1].sent_events) = (5, 70);
     // The other one went on alone from its label 5: it cannot have had label 70.
     let apart = alone(1, 22);
     assert!(matches!(assemble(&[labelled(one.clone()), labelled(apart)]), Err(AssembleError::SplitBrain { .. })));
     let mut unheard = Label { lineage: history(&[(100, 70)]), ..alone(1, 70) };
-    (unheard.members[0].acked_events, unheard.members[0].sent_events) = (69, 70);
+    (unheard.replicas[0].acked_events, unheard.replicas[0].sent_events) = (69, 70);
     assert_eq!(known(&[labelled(one), labelled(unheard)]).label.own_index, 0);
 }
 
 #[test]
 fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since() {
-    // The first leg, put back to label 5, went on alone; the second has been written together with it up to label 60.
+    // The first replica, put back to label 5, went on alone; the second has been written together with it up to label 60.
     let mut image = alone(0, 90);
     image.lineage = history(&[(1, 5), (2, 90)]);
-    (image.members[1].acked_events, image.members[1].sent_events) = (4, 5);
+    (image.replicas[1].acked_events, image.replicas[1].sent_events) = (4, 5);
     let mut together = Label { lineage: history(&[(1, 60)]), ..label(2, 1, 60) };
-    together.members.iter_mut().for_each(|member| (member.acked_events, member.sent_events) = (59, 60));
+    together.replicas.iter_mut().for_each(|record| (record.acked_events, record.sent_events) = (59, 60));
     let split = Err(AssembleError::SplitBrain { first: 0, second: 1 });
     assert_eq!(assemble(&[labelled(image.clone()), labelled(together.clone())]), split);
     // Nor does it help that its label is taken for an older one: what it wrote would be lost without a word.
     let early = Label { events: 40, lineage: history(&[(1, 5), (2, 40)]), ..image.clone() };
     assert_eq!(assemble(&[labelled(early), labelled(together.clone())]), split);
-    // One label more than the first leg has heard of was under way when both stopped: nothing was answered for it.
-    together.members[1].acked_events = 5;
+    // One label more than the first replica has heard of was under way when both stopped: nothing was answered for it.
+    together.replicas[1].acked_events = 5;
     (together.changed, together.is_tentative) = (5, true);
     assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own_index, 0);
-    // Nor is one that is not up to date written over that knows changes which the telling leg lacks.
+    // Nor is one that is not up to date written over that knows changes which the telling replica lacks.
     together.is_tentative = false;
-    together.members[1].standing = ReplicaState::Resyncing;
+    together.replicas[1].state = ReplicaState::Resyncing;
     assert_eq!(assemble(&[labelled(image.clone()), labelled(together.clone())]), split);
     // One that has been given up on purpose gets everything anew.
     together.lineage = Lineage::default();
-    together.members[1].acked_events = 59;
+    together.replicas[1].acked_events = 59;
     let known = known(&[labelled(image), labelled(together)]);
-    assert_eq!((known.label.own_index, known.label.members[1].out_of_sync.iter().count()), (0, 64));
+    assert_eq!((known.label.own_index, known.label.replicas[1].out_of_sync.iter().count()), (0, 64));
 }
 
 #[test]
 fn a_rebuild_that_ended_at_a_crash_is_no_split() {
-    // The leg that came back has the last label, the other one not yet.
+    // The replica that came back has the last label, the other one not yet.
     let mut ended = label(2, 1, 10);
-    ended.members.iter_mut().for_each(|member| (member.acked_events, member.sent_events) = (9, 10));
+    ended.replicas.iter_mut().for_each(|record| (record.acked_events, record.sent_events) = (9, 10));
     let mut before = alone(0, 9);
-    before.members[1].standing = ReplicaState::Resyncing;
+    before.replicas[1].state = ReplicaState::Resyncing;
     ended.lineage = before.lineage.clone();
     let known = known(&[labelled(before), labelled(ended)]);
-    assert_eq!(known.label.members[1].standing, ReplicaState::InSync);
+    assert_eq!(known.label.replicas[1].state, ReplicaState::InSync);
     assert_eq!(known.label.events, 10);
 }
 
 #[test]
 fn an_old_image_tells_nothing_and_lacks_everything() {
     let (mut now, old) = (label(2, 0, 9), label(2, 1, 3));
-    now.members[1].acked_events = 8;
+    now.replicas[1].acked_events = 8;
     let known = known(&[labelled(now.clone()), labelled(old.clone())]);
-    assert_eq!((known.label.events, known.label.members[1].standing), (9, ReplicaState::OutOfSync));
-    assert_eq!(known.label.members[1].out_of_sync.iter().count(), 64);
+    assert_eq!((known.label.events, known.label.replicas[1].state), (9, ReplicaState::OutOfSync));
+    assert_eq!(known.label.replicas[1].out_of_sync.iter().count(), 64);
     // One that knows better and is not up to date itself cannot stand in for it.
-    now.members[0].standing = ReplicaState::Resyncing;
+    now.replicas[0].state = ReplicaState::Resyncing;
     assert_eq!(assemble(&[labelled(now.clone()), labelled(old.clone())]), Err(AssembleError::NoneInSync));
-    now.members[1].acked_events = 3;
+    now.replicas[1].acked_events = 3;
     assert!(assemble(&[labelled(now), labelled(old)]).is_ok());
 }
 
 #[test]
-fn a_leg_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
-    // The third leg went on without the first, and was bringing the second up to date when it was lost.
+fn a_replica_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
+    // The third replica went on without the first, and was bringing the second up to date when it was lost.
     let first = label(3, 0, 5);
     let mut second = label(3, 1, 40);
-    second.members[0].standing = ReplicaState::OutOfSync;
-    second.members[1].standing = ReplicaState::Resyncing;
+    second.replicas[0].state = ReplicaState::OutOfSync;
+    second.replicas[1].state = ReplicaState::Resyncing;
     assert_eq!(
         assemble(&[labelled(first.clone()), labelled(second.clone()), ReplicaProbe::Absent]),
         Err(AssembleError::NoneInSync)
     );
     let mut third = Label { own_index: 2, ..second.clone() };
-    third.members[1].out_of_sync.insert(7);
+    third.replicas[1].out_of_sync.insert(7);
     let known = known(&[labelled(first), labelled(second), labelled(third)]);
     assert_eq!(known.label.own_index, 2);
 }
 
 #[test]
-fn what_a_leg_says_that_was_itself_left_behind_does_not_hold_for_ever() {
-    // The first leg last heard that the third one went on without the second. That was so.
+fn what_a_replica_says_that_was_itself_left_behind_does_not_hold_for_ever() {
+    // The first replica last heard that the third one went on without the second. That was so.
     let mut first = label(3, 0, 31);
-    first.members[0].standing = ReplicaState::Resyncing;
-    first.members[1].standing = ReplicaState::OutOfSync;
-    (first.members[2].acked_events, first.members[2].sent_events) = (30, 30);
+    first.replicas[0].state = ReplicaState::Resyncing;
+    first.replicas[1].state = ReplicaState::OutOfSync;
+    (first.replicas[2].acked_events, first.replicas[2].sent_events) = (30, 30);
     // Since then, and without the first, the third one has brought the second up to date.
     let mut second = label(3, 1, 60);
-    second.members[0].standing = ReplicaState::OutOfSync;
-    (second.members[2].acked_events, second.members[2].sent_events) = (59, 60);
+    second.replicas[0].state = ReplicaState::OutOfSync;
+    (second.replicas[2].acked_events, second.replicas[2].sent_events) = (59, 60);
     let found = [labelled(first.clone()), labelled(second.clone()), ReplicaProbe::Absent];
     assert_eq!(known(&found).label.own_index, 1);
     // But not if all that it knows of the third is older.
-    (second.members[2].acked_events, second.members[2].sent_events) = (18, 18);
+    (second.replicas[2].acked_events, second.replicas[2].sent_events) = (18, 18);
     assert_eq!(assemble(&[labelled(first), labelled(second), ReplicaProbe::Absent]), Err(AssembleError::NoneInSync));
 }
 
 #[test]
-fn an_older_image_that_was_opened_alone_says_nothing_of_a_leg_that_has_all_of_it() {
-    // Taken while the second leg was away, put back and opened alone without a write: its generation leapt.
+fn an_older_image_that_was_opened_alone_says_nothing_of_a_replica_that_has_all_of_it() {
+    // Taken while the second replica was away, put back and opened alone without a write: its generation leapt.
     let mut first = label(2, 0, 90);
-    first.members[1].standing = ReplicaState::OutOfSync;
+    first.replicas[1].state = ReplicaState::OutOfSync;
     first.lineage = history(&[(100, 9)]);
-    // The second leg has been brought up to date since, and both went on.
+    // The second replica has been brought up to date since, and both went on.
     let mut second = label(2, 1, 40);
-    (second.members[0].acked_events, second.members[0].sent_events) = (39, 40);
+    (second.replicas[0].acked_events, second.replicas[0].sent_events) = (39, 40);
     second.lineage = history(&[(100, 9), (200, 40)]);
     let known = known(&[labelled(first.clone()), labelled(second.clone())]);
     assert_eq!(known.label.own_index, 1);
-    assert_eq!(known.label.members[0].standing, ReplicaState::OutOfSync);
+    assert_eq!(known.label.replicas[0].state, ReplicaState::OutOfSync);
     // But not of one that lacks some of it.
     second.lineage = history(&[(100, 8), (200, 40)]);
     assert_eq!(assemble(&[labelled(first), labelled(second)]), Err(AssembleError::SplitBrain { first: 0, second: 1 }));
 }
 
 #[test]
-fn what_a_leg_knows_to_lack_counts() {
+fn what_a_replica_knows_to_lack_counts() {
     let mut behind = label(2, 1, 12);
-    behind.members[1].standing = ReplicaState::Resyncing;
-    behind.members[1].out_of_sync.insert(40);
+    behind.replicas[1].state = ReplicaState::Resyncing;
+    behind.replicas[1].out_of_sync.insert(40);
     let known = known(&[labelled(alone(0, 9)), labelled(behind)]);
-    assert_eq!(known.label.members[1].out_of_sync.iter().collect::<Vec<_>>(), [3, 40]);
+    assert_eq!(known.label.replicas[1].out_of_sync.iter().collect::<Vec<_>>(), [3, 40]);
 }
 
 #[test]
-fn what_any_current_leg_has_as_dirty_is_dirty() {
+fn what_any_current_replica_has_as_dirty_is_dirty() {
     let (mut a, mut b) = (label(2, 0, 5), label(2, 1, 6));
     a.dirty.insert(1);
     b.dirty.insert(2);
@@ -235,67 +235,67 @@ fn what_any_current_leg_has_as_dirty_is_dirty() {
 }
 
 #[test]
-fn absent_legs_are_named_and_stale_ones_alone_refused() {
+fn absent_replicas_are_named_and_stale_ones_alone_refused() {
     let one = known(&[labelled(label(2, 0, 5)), ReplicaProbe::Absent]);
-    assert_eq!(one.places, [0, 1]);
+    assert_eq!(one.indices, [0, 1]);
     let fewer = known(&[labelled(label(3, 2, 5))]);
-    assert_eq!(fewer.places, [2]);
+    assert_eq!(fewer.indices, [2]);
     let mut behind = label(2, 1, 5);
-    behind.members[1].standing = ReplicaState::Resyncing;
+    behind.replicas[1].state = ReplicaState::Resyncing;
     assert_eq!(assemble(&[ReplicaProbe::Absent, labelled(behind)]), Err(AssembleError::NoneInSync));
 }
 
 #[test]
-fn strangers_copies_and_legs_of_other_mirrors_are_refused() {
+fn strangers_copies_and_replicas_of_other_mirrors_are_refused() {
     let own = || labelled(label(2, 0, 5));
     for has_room in [true, false] {
         let blank = ReplicaProbe::Unlabelled { has_room };
-        assert_eq!(known(&[own(), blank.clone()]).unused, [1], "another device in the place of a leg");
-        assert_eq!(assemble(&[own(), labelled(label(2, 1, 5)), blank]), Err(AssembleError::NotAReplica { leg: 2 }));
+        assert_eq!(known(&[own(), blank.clone()]).unused, [1], "another device in the place of a replica");
+        assert_eq!(assemble(&[own(), labelled(label(2, 1, 5)), blank]), Err(AssembleError::NotAReplica { replica: 2 }));
     }
     let mut beside_bare = label(2, 0, 5);
-    beside_bare.members[1].has_room = false;
+    beside_bare.replicas[1].has_room = false;
     assert!(known(&[labelled(beside_bare), ReplicaProbe::Unlabelled { has_room: false }]).unused.is_empty());
     assert_eq!(assemble(&[own(), own()]), Err(AssembleError::Duplicate { first: 0, second: 1 }));
     let foreign = Label { uuid: [8; 16], ..label(2, 1, 5) };
-    assert_eq!(assemble(&[own(), labelled(foreign)]), Err(AssembleError::OtherMirror { leg: 1 }));
+    assert_eq!(assemble(&[own(), labelled(foreign)]), Err(AssembleError::OtherMirror { replica: 1 }));
     let third = ReplicaProbe::Absent;
-    assert_eq!(assemble(&[own(), labelled(label(2, 1, 5)), third]), Err(AssembleError::NotAReplica { leg: 2 }));
+    assert_eq!(assemble(&[own(), labelled(label(2, 1, 5)), third]), Err(AssembleError::NotAReplica { replica: 2 }));
     let mut without = label(2, 0, 9);
-    without.members[1].standing = ReplicaState::Removed;
+    without.replicas[1].state = ReplicaState::Removed;
     let removed = labelled(label(2, 1, 5));
-    assert_eq!(assemble(&[labelled(without), removed]), Err(AssembleError::TakenOut { leg: 1 }));
+    assert_eq!(assemble(&[labelled(without), removed]), Err(AssembleError::Removed { replica: 1 }));
 }
 
 #[test]
-fn a_leg_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
-    // It went on with the first leg and without the second, and was then taken out.
+fn a_replica_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
+    // It went on with the first replica and without the second, and was then taken out.
     let mut out = label(3, 2, 50);
     out.lineage = history(&[(1, 20), (2, 49)]);
-    out.members[1].standing = ReplicaState::OutOfSync;
-    out.members[2].standing = ReplicaState::Removed;
+    out.replicas[1].state = ReplicaState::OutOfSync;
+    out.replicas[2].state = ReplicaState::Removed;
     assert_eq!(assemble(&[labelled(out.clone()), ReplicaProbe::Absent]), Err(AssembleError::NoneInSync));
     let outdated = Label { lineage: history(&[(1, 20)]), ..label(3, 1, 20) };
     assert!(assemble(&[labelled(outdated.clone()), ReplicaProbe::Absent]).is_ok(), "it cannot know");
     assert_eq!(assemble(&[labelled(outdated), labelled(out.clone())]), Err(AssembleError::NoneInSync));
     // The others were not told any more: the removal is finished.
     let mut first = Label { lineage: history(&[(1, 20), (2, 49)]), ..label(3, 0, 49) };
-    first.members[1].standing = ReplicaState::OutOfSync;
+    first.replicas[1].state = ReplicaState::OutOfSync;
     let finished = known(&[labelled(first), labelled(out), ReplicaProbe::Absent]);
-    assert_eq!((finished.label.members[2].standing, finished.unused), (ReplicaState::Removed, vec![1]));
+    assert_eq!((finished.label.replicas[2].state, finished.unused), (ReplicaState::Removed, vec![1]));
 }
 
 #[test]
 fn labels_of_openings_that_changed_nothing_speak_against_nobody() {
     // Both were in one session; then each was opened without the other, and only the second was changed.
     let mut first = Label { lineage: history(&[(1, 20)]), ..label(2, 0, 900) };
-    (first.members[0].acked_events, first.members[0].sent_events) = (899, 900);
-    (first.members[1].acked_events, first.members[1].sent_events) = (20, 20);
+    (first.replicas[0].acked_events, first.replicas[0].sent_events) = (899, 900);
+    (first.replicas[1].acked_events, first.replicas[1].sent_events) = (20, 20);
     let mut second = Label { lineage: history(&[(1, 20), (2, 600)]), ..label(2, 1, 600) };
-    (second.members[0].acked_events, second.members[0].sent_events) = (20, 20);
-    leave_behind(&mut second.members[0], &Regions::none(64));
+    (second.replicas[0].acked_events, second.replicas[0].sent_events) = (20, 20);
+    mark_out_of_sync(&mut second.replicas[0], &Regions::none(64));
     let found = known(&[labelled(first.clone()), labelled(second.clone())]);
-    assert_eq!((found.label.own_index, found.label.members[0].standing), (1, ReplicaState::OutOfSync));
+    assert_eq!((found.label.own_index, found.label.replicas[0].state), (1, ReplicaState::OutOfSync));
     // Announced, and stopped before it was confirmed.
     first.lineage.begin(3, 900);
     assert_eq!(known(&[labelled(first.clone()), labelled(second.clone())]).label.own_index, 1);
@@ -308,33 +308,33 @@ fn the_last_label_before_a_change_may_have_been_under_way() {
     let mut ahead = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(2, 0, 21) };
     let behind = Label { lineage: history(&[(1, 20)]), ..label(2, 1, 20) };
     let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
-    assert!(found.label.members.iter().all(|member| member.standing == ReplicaState::InSync));
-    // Without the other leg there was nobody to wait for.
-    ahead.members[1].standing = ReplicaState::OutOfSync;
+    assert!(found.label.replicas.iter().all(|record| record.state == ReplicaState::InSync));
+    // Without the other replica there was nobody to wait for.
+    ahead.replicas[1].state = ReplicaState::OutOfSync;
     let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
-    assert_eq!(found.label.members[1].standing, ReplicaState::OutOfSync);
+    assert_eq!(found.label.replicas[1].state, ReplicaState::OutOfSync);
     // The one that did not get it went on alone: a split only where something may have been changed before.
     let mut alone = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(2, 1, 700) };
-    alone.members[0].standing = ReplicaState::OutOfSync;
+    alone.replicas[0].state = ReplicaState::OutOfSync;
     let refused = assemble(&[labelled(ahead.clone()), labelled(alone.clone())]);
     assert_eq!(refused, Err(AssembleError::SplitBrain { first: 0, second: 1 }));
-    ahead.members[1].standing = ReplicaState::InSync;
+    ahead.replicas[1].state = ReplicaState::InSync;
     assert_eq!(known(&[labelled(ahead), labelled(alone)]).label.own_index, 1);
 }
 
 #[test]
 fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
-    // The last label of the third leg came before a change and was under way: the first never got it, and went on. The second
+    // The last label of the third replica came before a change and was under way: the first never got it, and went on. The second
     // was brought up to date from that one, with the third there.
     let mut third = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(3, 2, 21) };
-    leave_behind(&mut third.members[1], &Regions::none(64));
+    mark_out_of_sync(&mut third.replicas[1], &Regions::none(64));
     let mut second = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(3, 1, 700) };
-    leave_behind(&mut second.members[2], &Regions::none(64));
-    (second.members[2].acked_events, second.members[2].sent_events) = (21, 650);
+    mark_out_of_sync(&mut second.replicas[2], &Regions::none(64));
+    (second.replicas[2].acked_events, second.replicas[2].sent_events) = (21, 650);
     let found = known(&[labelled(second.clone()), labelled(third.clone()), ReplicaProbe::Absent]);
-    assert_eq!((found.label.own_index, found.label.members[2].standing), (1, ReplicaState::OutOfSync));
+    assert_eq!((found.label.own_index, found.label.replicas[2].state), (1, ReplicaState::OutOfSync));
     // One that saw only the label before may lack what was changed without it.
-    second.members[2].acked_events = 20;
+    second.replicas[2].acked_events = 20;
     let refused = assemble(&[labelled(second), labelled(third), ReplicaProbe::Absent]);
     assert_eq!(refused, Err(AssembleError::SplitBrain { first: 0, second: 1 }));
 }
@@ -343,16 +343,21 @@ fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
 fn an_image_older_than_what_the_lineage_remembers_is_refused_unless_it_is_the_very_one_last_seen() {
     let sessions: Vec<(u64, u64)> = (0..300).map(|id| (id, 10 * id + 5)).collect();
     let mut now = Label { lineage: history(&sessions), ..label(2, 0, 2995) };
-    (now.members[1].acked_events, now.members[1].sent_events) = (15, 15);
-    now.members[1].standing = ReplicaState::OutOfSync;
+    (now.replicas[1].acked_events, now.replicas[1].sent_events) = (15, 15);
+    now.replicas[1].state = ReplicaState::OutOfSync;
     let old = |until| Label { lineage: history(&[(0, 5), (1, until)]), ..label(2, 1, until) };
-    assert_eq!(known(&[labelled(now.clone()), labelled(old(15))]).label.members[1].standing, ReplicaState::OutOfSync);
+    assert_eq!(known(&[labelled(now.clone()), labelled(old(15))]).label.replicas[1].state, ReplicaState::OutOfSync);
     let refused = assemble(&[labelled(now), labelled(old(14))]);
     assert_eq!(refused, Err(AssembleError::SplitBrain { first: 0, second: 1 }));
 }
 
 #[test]
-fn identities_of_legs_differ() {
-    let ids = [leg_id(&[7; 16], 0, 0), leg_id(&[7; 16], 0, 1), leg_id(&[7; 16], 1, 0), leg_id(&[6; 16], 0, 0)];
+fn identities_of_replicas_differ() {
+    let ids = [
+        replica_id(&[7; 16], 0, 0),
+        replica_id(&[7; 16], 0, 1),
+        replica_id(&[7; 16], 1, 0),
+        replica_id(&[6; 16], 0, 0),
+    ];
     assert!((0..4).all(|a| (0..a).all(|b| ids[a] != ids[b])));
 }

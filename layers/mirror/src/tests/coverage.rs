@@ -4,19 +4,19 @@ use futures_util::FutureExt;
 use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
 use sealblock_units::Lba;
 
-use super::rig::*;
-use crate::State;
+use super::harness::*;
+use crate::MirrorState;
 use crate::label::ReplicaState;
 
 /// How far a check of everything went, whatever it has found.
 fn coverage_of(
     device: &impl Device,
-    operation: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Request,
+    request: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Request,
 ) -> Coverage {
     let at = extent(0, device.geometry().capacity_blocks);
-    match run(device, operation(at, checks(device, at))).map_err(Error::into_damage) {
+    match run(device, request(at, checks(device, at))).map_err(Error::into_damage) {
         Ok(Response::Verified(verified)) => verified.coverage,
-        Ok(Response::Checksum(digested)) => digested.coverage,
+        Ok(Response::Checksum(checksum)) => checksum.coverage,
         Ok(other) => panic!("no check but {other:?}"),
         Err(Ok((_, coverage))) => coverage,
         Err(Err(error)) => panic!("{error}"),
@@ -25,8 +25,8 @@ fn coverage_of(
 
 fn verified(device: &impl Device) -> Coverage {
     let coverage = coverage_of(device, |extent, checks| Request::Verify { extent, checks });
-    let digested = coverage_of(device, |extent, checks| Request::Checksum { extent, checks });
-    assert_eq!(coverage, digested, "a digest goes as far as a verify");
+    let checksum = coverage_of(device, |extent, checks| Request::Checksum { extent, checks });
+    assert_eq!(coverage, checksum, "a checksum goes as far as a verify");
     coverage
 }
 
@@ -35,7 +35,7 @@ fn told(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
     coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
 }
 
-fn leg(number: usize) -> MemberPath {
+fn replica(number: usize) -> MemberPath {
     MemberPath::NONE.within(number)
 }
 
@@ -43,7 +43,7 @@ fn leg(number: usize) -> MemberPath {
 fn a_mirror_whose_members_are_all_in_sync_is_checked_to_the_last_block() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
-    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), MirrorState::Optimal));
     assert!(a.memory.device().damage(Lba::new(6), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
     assert!(verified(&mirror).is_complete(), "damage is no want of checking");
     assert_eq!(verify(&mirror).unwrap_err().bad_blocks().unwrap().as_slice().len(), 1);
@@ -63,33 +63,33 @@ fn members_without_seals_are_read_and_have_nothing_to_be_checked_against() {
 fn a_member_is_unchecked_while_it_is_away_out_of_sync_and_resynchronised() {
     let (_, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(3, 1), 2).unwrap();
-    assert_eq!(mirror.state(), State::Degraded);
-    assert_eq!(told(&verified(&mirror)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
+    assert_eq!(mirror.state(), MirrorState::Degraded);
+    assert_eq!(told(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
 
     // Back, and not up to date: all of it, since nothing of it is looked at.
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    assert_eq!(standings(&mirror)[1], ReplicaState::Resyncing);
-    assert_eq!(told(&verified(&mirror)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
-    assert_eq!(mirror.state(), State::Degraded);
-    rebuild(&mirror);
-    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    assert_eq!(states(&mirror)[1], ReplicaState::Resyncing);
+    assert_eq!(told(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
+    assert_eq!(mirror.state(), MirrorState::Degraded);
+    resync(&mirror);
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), MirrorState::Optimal));
 }
 
 #[test]
 fn a_member_that_is_out_of_sync_stays_so_for_a_mirror_that_only_reads() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(3, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     mirror.close().now_or_never().unwrap().unwrap();
-    b.gone.set(false);
+    b.is_offline.set(false);
     let reader = try_open(&[&a, &b], true).unwrap();
-    assert_eq!(told(&verified(&reader)), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::OutOfSync)]);
-    assert_eq!(reader.state(), State::Degraded);
+    assert_eq!(told(&verified(&reader)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::OutOfSync)]);
+    assert_eq!(reader.state(), MirrorState::Degraded);
 }
 
 #[test]
@@ -100,12 +100,12 @@ fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
     drop(mirror);
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_eq!(told(&verified(&reader)), [(MemberPath::NONE, 256, 511, WhyUnchecked::Unsettled)]);
-    assert_eq!(reader.state(), State::Degraded);
+    assert_eq!(reader.state(), MirrorState::Degraded);
 
     let mirror = opened(&[&a, &b]);
     assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.is_complete()), "settled first");
-    rebuild(&mirror);
-    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), State::Optimal));
+    resync(&mirror);
+    assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), MirrorState::Optimal));
 }
 
 #[test]
@@ -118,12 +118,12 @@ fn a_mirror_that_only_reads_does_not_answer_now_from_the_one_and_now_from_the_ot
         std::mem::forget(mirror);
         assert!(a.memory.device().damage(Lba::new(9), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
         let reader = try_open(&[&b, &a], true).unwrap();
-        assert!(reader.describe().unsettled_bytes > 0);
+        assert!(reader.describe().dirty_bytes > 0);
         if is_read_before {
             assert_reads(&reader, extent(300, 4), 1);
             assert_reads(&reader, extent(0, 20), 1);
         }
-        b.gone.set(true);
+        b.is_offline.set(true);
         match is_read_before {
             true => {
                 let error = read(&reader, extent(300, 4)).unwrap_err().to_string();
@@ -141,30 +141,30 @@ fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
         let (_, b, mirror) = pair(Some(TYPE1));
         write(&mirror, extent(0, 600), 1).unwrap();
         if is_lost {
-            b.gone.set(true)
+            b.is_offline.set(true)
         } else {
-            b.mute.set(true)
+            b.hides_bad_blocks.set(true)
         }
         let coverage = coverage_of(&mirror, |extent, checks| Request::Verify { extent, checks });
-        assert_eq!(told(&coverage), [(leg(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
+        assert_eq!(told(&coverage), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
         assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.blocks() == BLOCKS));
     }
 }
 
 #[test]
 fn a_degraded_mirror_within_a_mirror_is_told_with_its_member() {
-    let (a, b) = (TestLeg::new("a", Some(TYPE1)), TestLeg::new("b", Some(TYPE1)));
+    let (a, b) = (TestReplica::new("a", Some(TYPE1)), TestReplica::new("b", Some(TYPE1)));
     let inner = opened(&[&a, &b]);
-    let c = TestLeg::new("c", Some(TYPE1));
+    let c = TestReplica::new("c", Some(TYPE1));
     let source = |name: &str, device| crate::ReplicaSource { name: name.to_owned(), device: Ok(device), reopen: None };
     let within = sealblock_block::DynDevice::new(sealblock_block::Gate::new("inner", inner.clone()));
-    let options = crate::OpenOptions { read_only: false, random: [9; 16] };
-    let outer = crate::open(vec![source("inner", within), source("c", c.stack())], Still, options);
+    let options = crate::OpenOptions { is_read_only: false, random: [9; 16] };
+    let outer = crate::open(vec![source("inner", within), source("c", c.stack())], StoppedClock, options);
     let outer = outer.now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 60), 1).unwrap();
     assert_eq!(verified(&outer), Coverage::default());
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&outer, extent(0, 6), 2).unwrap();
-    let at = leg(1).within(0);
+    let at = replica(1).within(0);
     assert_eq!(told(&verified(&outer)), [(at, 0, BLOCKS - 1, WhyUnchecked::Absent)]);
 }

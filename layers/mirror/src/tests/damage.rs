@@ -1,21 +1,21 @@
-//! Damage on legs: answered from another one, mended, and never invented.
+//! Damage on replicas: answered from another one, mended, and never invented.
 
 use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Request};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::Corruption;
 use sealblock_units::{Extent, Lba};
 
-use super::rig::*;
+use super::harness::*;
 
-/// Damages blocks of a leg in turn in data, guard and reference tag.
-fn damage(leg: &TestLeg, lbas: impl Iterator<Item = u64>) {
+/// Damages blocks of a replica in turn in data, guard and reference tag.
+fn damage(replica: &TestReplica, lbas: impl Iterator<Item = u64>) {
     for (at, lba) in lbas.enumerate() {
         let kind = match at % 3 {
             0 => Corruption::Data { at: at * 97, mask: 0x10 },
             1 => Corruption::Tag { at: 0, mask: 1 },
             _ => Corruption::Tag { at: 15, mask: 1 },
         };
-        assert!(leg.memory.device().damage(Lba::new(lba), kind));
+        assert!(replica.memory.device().damage(Lba::new(lba), kind));
     }
 }
 
@@ -23,33 +23,35 @@ fn found(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
     outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
-/// Block, leg and whether it was repaired.
-fn brief(faults: &[BadBlock]) -> Vec<(u64, usize, bool)> {
-    faults.iter().map(|fault| (fault.lba.get(), fault.member.outermost().unwrap().0, fault.repaired)).collect()
+/// Block, replica and whether it was repaired.
+fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, bool)> {
+    bad_blocks.iter().map(|bad| (bad.lba.get(), bad.member.outermost().unwrap().0, bad.repaired)).collect()
 }
 
 #[test]
-fn reads_answer_damage_on_either_leg_from_the_other_and_mend_it() {
+fn reads_answer_damage_on_either_replica_from_the_other_and_mend_it() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
         let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
         let (a, b, mirror) = pair(Some(format));
         write(&mirror, extent(0, 300), 1).unwrap();
-        let flip = |leg: &TestLeg, lba| leg.memory.device().damage(Lba::new(lba), Corruption::Data { at: 9, mask: 4 });
+        let flip = |replica: &TestReplica, lba| {
+            replica.memory.device().damage(Lba::new(lba), Corruption::Data { at: 9, mask: 4 })
+        };
         assert!(flip(&a, 10) && flip(&a, 299) && flip(&b, 11) && flip(&b, 0));
-        // Each leg is asked first now and then.
+        // Each replica is asked first now and then.
         for _ in 0..4 {
             assert_reads(&mirror, extent(0, 300), 1);
         }
-        for leg in [&a, &b] {
-            verify(&*leg.memory).unwrap();
+        for replica in [&a, &b] {
+            verify(&*replica.memory).unwrap();
         }
-        let healed: u64 = mirror.describe().legs.iter().map(|leg| leg.healed_blocks).sum();
+        let healed: u64 = mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum();
         assert_eq!(healed, 4);
     }
 }
 
 #[test]
-fn tags_come_from_the_good_leg_as_they_were() {
+fn tags_come_from_the_good_replica_as_they_were() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(7, 1), 1).unwrap();
     let read = || match run(&*a.memory, Request::Read { extent: extent(7, 1), checks: checks(&mirror, extent(7, 1)) }) {
@@ -63,20 +65,20 @@ fn tags_come_from_the_good_leg_as_they_were() {
 }
 
 #[test]
-fn a_verify_names_leg_and_block_and_repairs_only_if_asked() {
+fn a_verify_names_replica_and_block_and_repairs_only_if_asked() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     damage(&a, (0..1000).step_by(5));
     damage(&b, (1000..BLOCKS).step_by(7));
-    let faults = found(verify(&mirror));
-    assert_eq!(faults.len(), 200 + (1000..BLOCKS).step_by(7).count());
-    assert!(faults.iter().all(|fault| !fault.repaired));
-    assert!(brief(&faults).iter().all(|(lba, leg, _)| *leg == usize::from(*lba >= 1000)));
+    let bad_blocks = found(verify(&mirror));
+    assert_eq!(bad_blocks.len(), 200 + (1000..BLOCKS).step_by(7).count());
+    assert!(bad_blocks.iter().all(|bad| !bad.repaired));
+    assert!(brief(&bad_blocks).iter().all(|(lba, replica, _)| *replica == usize::from(*lba >= 1000)));
     let repaired = found(repair(&mirror));
-    assert_eq!(repaired.len(), faults.len());
-    assert!(repaired.iter().all(|fault| fault.repaired));
-    for leg in [&a, &b] {
-        verify(&*leg.memory).unwrap();
+    assert_eq!(repaired.len(), bad_blocks.len());
+    assert!(repaired.iter().all(|bad| bad.repaired));
+    for replica in [&a, &b] {
+        verify(&*replica.memory).unwrap();
     }
     verify(&mirror).unwrap();
     assert_reads(&mirror, extent(0, BLOCKS), 1);
@@ -88,11 +90,11 @@ fn what_is_bad_everywhere_is_lost_and_stays_so() {
     write(&mirror, extent(0, 64), 1).unwrap();
     damage(&a, [3, 9, 20].into_iter());
     damage(&b, [9, 40].into_iter());
-    let faults = found(repair(&mirror));
-    assert_eq!(brief(&faults), [(3, 0, true), (9, 0, false), (9, 1, false), (20, 0, true), (40, 1, true)]);
+    let bad_blocks = found(repair(&mirror));
+    assert_eq!(brief(&bad_blocks), [(3, 0, true), (9, 0, false), (9, 1, false), (20, 0, true), (40, 1, true)]);
     for _ in 0..3 {
         let lost = read(&mirror, extent(0, 64)).unwrap_err();
-        assert_eq!(lost.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [9]);
+        assert_eq!(lost.bad_blocks().unwrap().as_slice().iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [9]);
         assert_reads(&mirror, extent(10, 54), 1);
     }
     assert_eq!(brief(&found(verify(&mirror))), [(9, 0, false), (9, 1, false)]);
@@ -118,8 +120,8 @@ fn good_copies_that_differ_are_a_conflict_and_neither_is_chosen() {
         // A lost write: the old block is there with its old tag, which fits.
         write(&*b.memory, extent(33, 1), 9).unwrap();
         for outcome in [verify(&mirror), repair(&mirror)] {
-            let faults = found(outcome);
-            assert_eq!((brief(&faults), faults[0].cause), (vec![(33, 1, false)], BadBlockCause::Conflict));
+            let bad_blocks = found(outcome);
+            assert_eq!((brief(&bad_blocks), bad_blocks[0].cause), (vec![(33, 1, false)], BadBlockCause::Conflict));
         }
         assert_reads(&*a.memory, extent(33, 1), 1);
         assert_reads(&*b.memory, extent(33, 1), 9);
@@ -134,22 +136,22 @@ fn conflicts_are_found_beside_damage() {
     write(&mirror, extent(0, 64), 1).unwrap();
     damage(&a, [32, 34].into_iter());
     write(&*b.memory, extent(33, 1), 9).unwrap();
-    let faults = found(verify(&mirror));
-    assert_eq!(brief(&faults), [(32, 0, false), (33, 1, false), (34, 0, false)]);
-    assert_eq!(faults[1].cause, BadBlockCause::Conflict);
+    let bad_blocks = found(verify(&mirror));
+    assert_eq!(brief(&bad_blocks), [(32, 0, false), (33, 1, false), (34, 0, false)]);
+    assert_eq!(bad_blocks[1].cause, BadBlockCause::Conflict);
 }
 
 #[test]
-fn three_legs_need_one_good_one() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
-    let mirror = opened(&[&legs[0], &legs[1], &legs[2]]);
+fn three_replicas_need_one_good_one() {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let mirror = opened(&[&replicas[0], &replicas[1], &replicas[2]]);
     write(&mirror, extent(0, 64), 1).unwrap();
-    damage(&legs[0], [5].into_iter());
-    damage(&legs[2], [5, 6].into_iter());
-    write(&*legs[1].memory, extent(6, 1), 8).unwrap();
-    let faults = found(verify(&mirror));
-    let fields: Vec<_> = faults.iter().map(|fault| fault.cause).collect();
-    assert_eq!(brief(&faults).iter().map(|at| (at.0, at.1)).collect::<Vec<_>>(), [(5, 0), (5, 2), (6, 1), (6, 2)]);
+    damage(&replicas[0], [5].into_iter());
+    damage(&replicas[2], [5, 6].into_iter());
+    write(&*replicas[1].memory, extent(6, 1), 8).unwrap();
+    let bad_blocks = found(verify(&mirror));
+    let fields: Vec<_> = bad_blocks.iter().map(|bad| bad.cause).collect();
+    assert_eq!(brief(&bad_blocks).iter().map(|at| (at.0, at.1)).collect::<Vec<_>>(), [(5, 0), (5, 2), (6, 1), (6, 2)]);
     assert_eq!(fields[2], BadBlockCause::Conflict, "the two good copies of block 6 differ: {fields:?}");
     assert_reads(&mirror, extent(5, 1), 1);
 }
@@ -162,21 +164,19 @@ fn a_tag_that_the_request_demands_wrongly_is_nobodys_damage() {
     let wrong = sealblock_integrity::Masked { expected: 6, mask: 0xFFFF };
     let read = Request::Read { extent: extent(0, 8), checks: demand(Some(wrong)) };
     let error = run(&mirror, read).unwrap_err();
-    assert!(
-        error.bad_blocks().unwrap().as_slice().iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::AppTag))
-    );
-    assert_eq!(mirror.describe().legs.iter().map(|leg| leg.healed_blocks).sum::<u64>(), 0);
-    for leg in [&a, &b] {
-        assert_reads(&*leg.memory, extent(0, 8), 1);
+    assert!(error.bad_blocks().unwrap().as_slice().iter().all(|bad| bad.cause == BadBlockCause::Tag(Field::AppTag)));
+    assert_eq!(mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum::<u64>(), 0);
+    for replica in [&a, &b] {
+        assert_reads(&*replica.memory, extent(0, 8), 1);
     }
 }
 
 #[test]
-fn a_reader_answers_from_the_good_leg_and_changes_nothing() {
+fn a_reader_answers_from_the_good_replica_and_changes_nothing() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 64), 1).unwrap();
     run(&mirror, Request::Flush).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     damage(&a, [1].into_iter());
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_eq!(reader.abilities().of(sealblock_block::RequestKind::Repair), Ability::Absent);

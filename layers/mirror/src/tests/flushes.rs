@@ -3,47 +3,47 @@
 use futures_util::FutureExt;
 use sealblock_block::Request;
 
-use super::rig::*;
+use super::harness::*;
 use crate::label::ReplicaState;
 
-fn flush(mirror: &Rig) -> bool {
+fn flush(mirror: &TestMirror) -> bool {
     run(&**mirror, Request::Flush).is_ok()
 }
 
-fn tidies(mirror: &Rig) -> bool {
+fn tidies(mirror: &TestMirror) -> bool {
     (0..2).all(|_| mirror.clear_clean_regions().now_or_never().expect("RAM never waits").is_ok())
 }
 
-/// A mirror whose second leg was left behind, with a write that was not flushed.
-fn alone() -> (TestLeg, TestLeg, Rig) {
+/// A mirror whose second replica was left behind, with a write that was not flushed.
+fn alone() -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(None);
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&*mirror, extent(0, 1), 1).unwrap();
     (a, b, mirror)
 }
 
 #[test]
-fn what_the_last_leg_says_to_the_mirror_is_told_to_who_flushes_next() {
+fn what_the_last_replica_says_to_the_mirror_is_told_to_who_flushes_next() {
     let (a, _b, mirror) = alone();
     a.fails_flush.set(true);
     assert!(!tidies(&mirror));
-    assert!(!flush(&mirror), "the leg tells of it once, and it told the mirror");
+    assert!(!flush(&mirror), "the replica tells of it once, and it told the mirror");
     assert!(flush(&mirror), "once");
     assert!(tidies(&mirror));
 }
 
 #[test]
-fn a_leg_that_fails_a_flush_beside_a_good_one_is_left_behind_and_nobody_is_told() {
+fn a_replica_that_fails_a_flush_beside_a_good_one_is_left_behind_and_nobody_is_told() {
     let (a, _b, mirror) = pair(None);
     write(&*mirror, extent(0, 1), 1).unwrap();
     a.fails_flush.set(true);
     assert!(tidies(&mirror));
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
-    assert!(flush(&mirror), "the other leg has it all");
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    assert!(flush(&mirror), "the other replica has it all");
 }
 
 #[test]
-fn legs_that_fail_a_flush_together_are_told_of() {
+fn replicas_that_fail_a_flush_together_are_told_of() {
     let (a, b, mirror) = pair(None);
     write(&*mirror, extent(0, 1), 1).unwrap();
     a.fails_flush.set(true);
@@ -51,7 +51,7 @@ fn legs_that_fail_a_flush_together_are_told_of() {
     assert!(!tidies(&mirror));
     assert!(!flush(&mirror) && flush(&mirror));
     assert!(!mirror.write_intent.nosync.borrow().is_empty(), "each may have lost something else");
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
 }
 
 #[test]
@@ -67,29 +67,29 @@ fn a_close_says_what_nobody_was_told() {
 }
 
 #[test]
-fn what_is_flushed_without_a_leg_after_a_crash_that_leg_may_have_lost() {
+fn what_is_flushed_without_a_replica_after_a_crash_that_replica_may_have_lost() {
     for is_flushed in [true, false] {
         let (a, b, mirror) = pair(None);
         write(&*mirror, extent(0, 8), 1).unwrap();
         assert!(flush(&mirror));
         write(&*mirror, extent(0, 1), 2).unwrap();
         drop(mirror);
-        b.gone.set(true);
+        b.is_offline.set(true);
         let without = opened(&[&b, &a]);
         if is_flushed {
             assert!(flush(&without));
         }
         close(&without);
         drop(without);
-        // The power goes where the other leg is, which had answered that write and was never asked to flush it.
-        b.gone.set(false);
+        // The power goes where the other replica is, which had answered that write and was never asked to flush it.
+        b.is_offline.set(false);
         write(&*b.memory, extent(0, 1), 1).unwrap();
         let again = opened(&[&b, &a]);
         let expected = if is_flushed { ReplicaState::OutOfSync } else { ReplicaState::InSync };
-        assert_eq!(standings(&again), [ReplicaState::InSync, expected]);
+        assert_eq!(states(&again), [ReplicaState::InSync, expected]);
         if is_flushed {
             assert_reads(&again, extent(0, 1), 2);
-            rebuild(&again);
+            resync(&again);
             assert_reads(&*b.memory, extent(0, 1), 2);
         }
     }

@@ -1,34 +1,34 @@
-//! Who was written without whom: images put back, legs written alone, and openings that changed nothing.
+//! Who was written without whom: images put back, replicas written alone, and openings that changed nothing.
 
 use futures_util::FutureExt;
 use sealblock_block::Request;
 
-use super::rig::*;
+use super::harness::*;
 use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
 use crate::{MirrorError, OpenOptions, mark_written_alone, open};
 
-fn close(mirror: &Rig) {
+fn close(mirror: &TestMirror) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
 }
 
-fn flush(mirror: &Rig) {
+fn flush(mirror: &TestMirror) {
     run(mirror, Request::Flush).unwrap();
 }
 
-fn refusal(legs: &[&TestLeg]) -> Option<AssembleError> {
-    match try_open(legs, true) {
-        Err(MirrorError::Refused { refusal, .. }) => Some(refusal),
+fn refusal(replicas: &[&TestReplica]) -> Option<AssembleError> {
+    match try_open(replicas, true) {
+        Err(MirrorError::Assemble { error: refusal, .. }) => Some(refusal),
         Err(other) => panic!("refused for another reason: {other}"),
         Ok(_) => None,
     }
 }
 
-/// Opens one of two legs without the other.
-fn alone(here: &TestLeg, other: &TestLeg) -> Rig {
-    other.gone.set(true);
+/// Opens one of two replicas without the other.
+fn alone(here: &TestReplica, other: &TestReplica) -> TestMirror {
+    other.is_offline.set(true);
     let mirror = opened(&[here, other]);
-    other.gone.set(false);
+    other.is_offline.set(false);
     mirror
 }
 
@@ -99,8 +99,8 @@ fn an_older_image_that_was_only_looked_at_is_brought_up_to_date() {
     assert_reads(&looked_at, extent(0, 8), 1);
     close(&looked_at);
     let mirror = opened(&[&older, &b]);
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
-    rebuild(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    resync(&mirror);
     assert_reads(&*older.memory, extent(0, 8), 2);
 }
 
@@ -112,7 +112,7 @@ fn an_opening_that_changed_nothing_speaks_against_nobody() {
     // Both were opened alone; only one of them was changed.
     let idle = alone(&a, &b);
     assert_reads(&idle, extent(0, 8), 1);
-    tidy(&idle);
+    sweep(&idle);
     close(&idle);
     drop(idle);
     let changed = alone(&b, &a);
@@ -120,28 +120,28 @@ fn an_opening_that_changed_nothing_speaks_against_nobody() {
     close(&changed);
     drop(changed);
     let mirror = opened(&[&a, &b]);
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert_reads(&mirror, extent(0, 4), 2);
-    rebuild(&mirror);
+    resync(&mirror);
     assert_reads(&*a.memory, extent(0, 4), 2);
 }
 
 #[test]
-fn a_leg_that_left_having_everything_may_go_on_alone_if_the_others_do_not() {
+fn a_replica_that_left_having_everything_may_go_on_alone_if_the_others_do_not() {
     for is_changed in [false, true] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 8), 1).unwrap();
         flush(&mirror);
-        b.gone.set(true);
+        b.is_offline.set(true);
         flush(&mirror);
-        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         if is_changed {
-            // The region is noted already; that the other leg lacks this is not.
+            // The region is noted already; that the other replica lacks this is not.
             write(&mirror, extent(0, 1), 2).unwrap();
         }
         close(&mirror);
         drop(mirror);
-        b.gone.set(false);
+        b.is_offline.set(false);
         let other = alone(&b, &a);
         write(&other, extent(4, 4), 3).unwrap();
         close(&other);
@@ -162,9 +162,9 @@ fn what_was_read_where_a_crash_left_it_open_counts_as_a_change() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
     drop(mirror);
-    // Stopped with the region marked: what is read from one leg must not be taken back by the other one.
+    // Stopped with the region marked: what is read from one replica must not be taken back by the other one.
     let reader = alone(&a, &b);
-    assert_eq!(reader.describe().unsettled_bytes, 1 << 20);
+    assert_eq!(reader.describe().dirty_bytes, 1 << 20);
     read(&reader, extent(600, 1)).unwrap();
     drop(reader);
     let writer = alone(&b, &a);
@@ -190,7 +190,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
         let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 8), 2)).now_or_never();
         std::mem::forget(mirror);
         a.labels_left.set(None);
-        // Whichever leg goes on alone then, the other one follows.
+        // Whichever replica goes on alone then, the other one follows.
         for (here, other, seed) in [(&a, &b, 3), (&b, &a, 4)] {
             let (here, other) = (here.image(), other.image());
             let mirror = alone(&here, &other);
@@ -199,7 +199,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
             drop(mirror);
             let mirror = opened(&[&here, &other]);
             assert_reads(&mirror, extent(0, 8), seed);
-            let is_current = mirror.in_sync().iter().any(|leg| *leg.name() == *here.name);
+            let is_current = mirror.in_sync().iter().any(|replica| *replica.name() == *here.name);
             assert!(is_current, "cut after {cut}, written: {}", written.is_some());
         }
         if written.is_some() {
@@ -211,7 +211,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
 }
 
 #[test]
-fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
+fn a_replica_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
     close(&mirror);
@@ -220,22 +220,22 @@ fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
         mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
         write(&*b.memory, extent(3, 1), 9).unwrap();
         let expected = (!others_went_on).then_some(AssembleError::NoneInSync);
-        b.gone.set(others_went_on);
+        b.is_offline.set(others_went_on);
         if others_went_on {
             let mirror = opened(&[&a, &b]);
             write(&mirror, extent(0, 1), 5).unwrap();
             close(&mirror);
         } else {
-            a.gone.set(true);
+            a.is_offline.set(true);
             assert_eq!(refusal(&[&a, &b]), expected, "it makes no mirror by itself");
-            a.gone.set(false);
+            a.is_offline.set(false);
         }
-        b.gone.set(false);
+        b.is_offline.set(false);
         let mirror = opened(&[&a, &b]);
-        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
-        assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+        assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 8 << 20);
         assert_reads(&mirror, extent(3, 1), 1);
-        rebuild(&mirror);
+        resync(&mirror);
         assert_reads(&*b.memory, extent(3, 1), 1);
         close(&mirror);
         drop(mirror);
@@ -244,36 +244,36 @@ fn a_leg_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
 }
 
 #[test]
-fn what_a_leg_that_was_written_alone_on_purpose_had_of_its_own_is_not_overwritten() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
-    let [a, b, c] = &legs;
+fn what_a_replica_that_was_written_alone_on_purpose_had_of_its_own_is_not_overwritten() {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
     let older = c.image();
-    a.gone.set(true);
+    a.is_offline.set(true);
     write(&mirror, extent(0, 8), 2).unwrap();
     flush(&mirror);
     drop(mirror);
-    a.gone.set(false);
+    a.is_offline.set(false);
     mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
-    // Who has an older image of the third leg writes a later label there than the second knows of.
-    b.gone.set(true);
+    // Who has an older image of the third replica writes a later label there than the second knows of.
+    b.is_offline.set(true);
     let mirror = opened(&[a, b, &older]);
     write(&mirror, extent(16, 8), 3).unwrap();
-    rebuild(&mirror);
+    resync(&mirror);
     close(&mirror);
     drop(mirror);
-    b.gone.set(false);
+    b.is_offline.set(false);
     assert!(matches!(refusal(&[a, b, &older]), Some(AssembleError::SplitBrain { .. })));
     let mirror = alone(a, b);
-    let why = take_back(&mirror, b).unwrap_err();
+    let why = reattach(&mirror, b).unwrap_err();
     assert!(why.contains("split brain"), "{why}");
     assert_reads(&*b.memory, extent(0, 8), 2);
 }
 
 #[test]
-fn a_leg_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
+fn a_replica_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
     for cut in 0..6 {
         let (a, mut b, mirror) = pair(Some(TYPE1));
         write(&mirror, extent(0, 8), 1).unwrap();
@@ -297,9 +297,9 @@ fn a_leg_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
             }
             write(&*other.memory, extent(2, 1), 9).unwrap();
             let mirror = opened(&[&here, &other]);
-            let in_sync: Vec<String> = mirror.in_sync().iter().map(|leg| leg.name().to_string()).collect();
+            let in_sync: Vec<String> = mirror.in_sync().iter().map(|replica| replica.name().to_string()).collect();
             assert_eq!(in_sync, [here.name], "cut after {cut}");
-            rebuild(&mirror);
+            resync(&mirror);
             assert_reads(&*other.memory, extent(0, 8), 1);
         }
     }
@@ -307,19 +307,19 @@ fn a_leg_that_was_written_alone_after_labels_were_cut_short_is_taken_back() {
 }
 
 #[test]
-fn a_leg_that_was_written_alone_does_not_come_back_while_the_last_one_is_away() {
+fn a_replica_that_was_written_alone_does_not_come_back_while_the_last_one_is_away() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    a.gone.set(true);
+    a.is_offline.set(true);
     read(&mirror, extent(0, 1)).unwrap_err();
-    b.gone.set(false);
+    b.is_offline.set(false);
     let elsewhere = opened(&[&a, &b]);
     write(&elsewhere, extent(0, 1), 3).unwrap();
     flush(&elsewhere);
     drop(elsewhere);
-    let why = take_back(&mirror, &b).unwrap_err();
+    let why = reattach(&mirror, &b).unwrap_err();
     assert!(why.contains("split brain"), "{why}");
     assert_reads(&*b.memory, extent(0, 1), 3);
 }
@@ -335,15 +335,15 @@ fn what_was_changed_elsewhere_is_not_taken_back_for_older() {
     write(&elsewhere, extent(0, 1), 3).unwrap();
     flush(&elsewhere);
     drop(elsewhere);
-    let why = take_back(&idle, &b).unwrap_err();
+    let why = reattach(&idle, &b).unwrap_err();
     assert!(why.contains("changed elsewhere"), "{why}");
     close(&idle);
     drop(idle);
     assert_reads(&opened(&[&a, &b]), extent(0, 1), 3);
 }
 
-/// A mirror of a leg in sync, which is the second, and of the first, which is being brought up to date and knows it.
-fn rebuilding_pair() -> (TestLeg, TestLeg, Rig) {
+/// A mirror of a replica in sync, which is the second, and of the first, which is being brought up to date and knows it.
+fn rebuilding_pair() -> (TestReplica, TestReplica, TestMirror) {
     let (copy, mut source, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
@@ -354,33 +354,33 @@ fn rebuilding_pair() -> (TestLeg, TestLeg, Rig) {
     drop(mirror);
     source.labels_left = copy.labels_left.clone();
     let mirror = opened(&[&copy, &source]);
-    let leg = mirror.legs.borrow()[0].clone();
-    mirror.start_resync(&leg);
+    let replica = mirror.replicas.borrow()[0].clone();
+    mirror.start_resync(&replica);
     write(&mirror, extent(0, 1), 3).unwrap();
     flush(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
+    assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
     (source, copy, mirror)
 }
 
 #[test]
-fn a_leg_being_rebuilt_hears_of_no_change_that_the_leg_in_sync_did_not_hear_of() {
+fn a_replica_being_rebuilt_hears_of_no_change_that_the_replica_in_sync_did_not_hear_of() {
     for tries in 1..5 {
         let (source, copy, mirror) = rebuilding_pair();
-        let before = copy.labels.get();
-        source.gone.set(true);
-        // What it asks of the last leg in sync fails, and what it would note with it.
+        let before = copy.label_writes.get();
+        source.is_offline.set(true);
+        // What it asks of the last replica in sync fails, and what it would note with it.
         for group in 1..=tries {
             write(&mirror, extent(256 * group, 1), 4).unwrap_err();
             mirror.write_labels().now_or_never().unwrap().unwrap_err();
         }
-        assert_eq!(copy.labels.get(), before);
-        source.gone.set(false);
+        assert_eq!(copy.label_writes.get(), before);
+        source.is_offline.set(false);
         let elsewhere = opened(&[&copy.image(), &source.image()]);
         assert_reads(&elsewhere, extent(0, 1), 3);
-        assert_eq!(standings(&elsewhere), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+        assert_eq!(states(&elsewhere), [ReplicaState::OutOfSync, ReplicaState::InSync]);
         drop(elsewhere);
-        // Nor does the mirror that went through it take the leg for an old image.
-        take_back(&mirror, &source).unwrap();
+        // Nor does the mirror that went through it take the replica for an old image.
+        reattach(&mirror, &source).unwrap();
         run(&mirror, Request::Flush).unwrap_err();
         write(&mirror, extent(256, 1), 5).unwrap();
         close(&mirror);
@@ -394,9 +394,9 @@ fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
     for cut in 0..12 {
         let (source, copy, mirror) = rebuilding_pair();
         source.labels_left.set(Some(cut));
-        let leg = mirror.legs.borrow()[0].clone();
+        let replica = mirror.replicas.borrow()[0].clone();
         let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(256, 8), 4)).now_or_never();
-        let is_rebuilt = written.is_some() && mirror.rebuild(&leg).now_or_never().is_some();
+        let is_rebuilt = written.is_some() && mirror.resync(&replica).now_or_never().is_some();
         std::mem::forget(mirror);
         source.labels_left.set(None);
         let mirror = opened(&[&copy.image(), &source.image()]);
@@ -404,18 +404,18 @@ fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
         if written.is_some() {
             assert_reads(&mirror, extent(256, 8), 4);
         }
-        rebuild(&mirror);
-        assert_eq!(standings(&mirror), [ReplicaState::InSync; 2], "cut after {cut}");
+        resync(&mirror);
+        assert_eq!(states(&mirror), [ReplicaState::InSync; 2], "cut after {cut}");
         if is_rebuilt {
             assert!(cut >= 4, "labels came before the change and after the rebuild");
             return;
         }
     }
-    panic!("the leg was never rebuilt");
+    panic!("the replica was never rebuilt");
 }
 
 #[test]
-fn an_image_from_just_before_a_change_is_refused_beside_a_leg_that_was_being_rebuilt_with_it() {
+fn an_image_from_just_before_a_change_is_refused_beside_a_replica_that_was_being_rebuilt_with_it() {
     let (source, copy, mirror) = rebuilding_pair();
     let older = source.image();
     write(&mirror, extent(256, 8), 4).unwrap();
@@ -426,105 +426,109 @@ fn an_image_from_just_before_a_change_is_refused_beside_a_leg_that_was_being_reb
 }
 
 #[test]
-fn labels_that_only_a_leg_that_is_not_up_to_date_has_heard_speak_against_nobody() {
+fn labels_that_only_a_replica_that_is_not_up_to_date_has_heard_speak_against_nobody() {
     for comes_back in [false, true] {
         let (a, b, mirror) = pair(None);
-        b.gone.set(true);
+        b.is_offline.set(true);
         write(&mirror, extent(0, 8), 1).unwrap();
-        b.gone.set(false);
-        take_back(&mirror, &b).unwrap();
+        b.is_offline.set(false);
+        reattach(&mirror, &b).unwrap();
         mirror.write_labels().now_or_never().expect("RAM never waits").unwrap();
-        assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::Resyncing]);
-        a.gone.set(true);
+        assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::Resyncing]);
+        a.is_offline.set(true);
         for at in [300, 600, 900] {
             write(&mirror, extent(at, 8), 2).unwrap_err();
             tidy_or_fail(&mirror);
         }
-        a.gone.set(false);
+        a.is_offline.set(false);
         let mirror = if comes_back {
-            take_back(&mirror, &a).unwrap();
+            reattach(&mirror, &a).unwrap();
             mirror
         } else {
             drop(mirror);
             opened(&[&a, &b])
         };
-        rebuild(&mirror);
-        assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
+        resync(&mirror);
+        assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
         assert_reads(&*b.memory, extent(0, 8), 1);
     }
 }
 
-fn tidy_or_fail(mirror: &Rig) {
+fn tidy_or_fail(mirror: &TestMirror) {
     let _ = mirror.clear_clean_regions().now_or_never().expect("RAM never waits");
 }
 
 #[test]
-fn an_older_image_of_a_leg_that_was_brought_up_to_date_after_a_crash_lacks_what_came_before() {
-    // With a third leg that is in sync and away meanwhile, or none.
+fn an_older_image_of_a_replica_that_was_brought_up_to_date_after_a_crash_lacks_what_came_before() {
+    // With a third replica that is in sync and away meanwhile, or none.
     for has_third in [false, true] {
-        let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
-        let given: Vec<&TestLeg> = legs.iter().take(if has_third { 3 } else { 2 }).collect();
-        let [a, b, c] = &legs;
+        let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+        let given: Vec<&TestReplica> = replicas.iter().take(if has_third { 3 } else { 2 }).collect();
+        let [a, b, c] = &replicas;
         let mirror = opened(&given);
         write(&mirror, extent(0, 8), 1).unwrap();
         flush(&mirror);
-        b.gone.set(true);
+        b.is_offline.set(true);
         write(&mirror, extent(0, 1), 2).unwrap();
         flush(&mirror);
         drop(mirror);
-        b.gone.set(false);
+        b.is_offline.set(false);
         let older = b.image();
-        c.gone.set(true);
+        c.is_offline.set(true);
         let mirror = opened(&given);
-        rebuild(&mirror);
-        assert_eq!(standings(&mirror)[..2], [ReplicaState::InSync; 2]);
+        resync(&mirror);
+        assert_eq!(states(&mirror)[..2], [ReplicaState::InSync; 2]);
         assert_reads(&*b.memory, extent(0, 1), 2);
         drop(mirror);
-        // The image goes on alone, and then the first leg is there.
-        let mirror = opened(&[&older, a].map(|leg| {
-            leg.gone.set(leg.name == "a");
-            leg
+        // The image goes on alone, and then the first replica is there.
+        let mirror = opened(&[&older, a].map(|replica| {
+            replica.is_offline.set(replica.name == "a");
+            replica
         }));
-        a.gone.set(false);
-        let refused = take_back(&mirror, a).unwrap_err();
+        a.is_offline.set(false);
+        let refused = reattach(&mirror, a).unwrap_err();
         assert!(refused.contains("elsewhere") || refused.contains("split brain"), "{refused}");
         assert_reads(&*a.memory, extent(0, 1), 2);
     }
 }
 
 #[test]
-fn a_leg_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
-    let mut legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
-    legs[0].labels_fail = true;
-    let [a, b, c] = &legs;
+fn a_replica_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
+    let mut replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+    replicas[0].labels_fail = true;
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
-    c.gone.set(true);
+    c.is_offline.set(true);
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
     drop(mirror);
-    c.gone.set(false);
+    c.is_offline.set(false);
     let older = b.image();
-    // The third leg is brought up to date while the first is away, which has got one label, and nothing is changed.
+    // The third replica is brought up to date while the first is away, which has got one label, and nothing is changed.
     a.labels_left.set(Some(1));
-    let far = OpenOptions { read_only: false, random: [0xFF; 16] };
-    let mirror = open(legs.iter().map(TestLeg::source).collect(), Still, far).now_or_never().unwrap().unwrap().mirror;
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
+    let far = OpenOptions { is_read_only: false, random: [0xFF; 16] };
+    let mirror = open(replicas.iter().map(TestReplica::source).collect(), StoppedClock, far)
+        .now_or_never()
+        .unwrap()
+        .unwrap()
+        .mirror;
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
     drop(mirror);
     a.labels_left.set(None);
-    a.gone.set(true);
+    a.is_offline.set(true);
     // An older image of the second goes on, and with it the first, which has a later label than the image knows of.
-    c.gone.set(true);
+    c.is_offline.set(true);
     let mirror = opened(&[a, &older, c]);
-    a.gone.set(false);
-    take_back(&mirror, a).unwrap();
-    rebuild(&mirror);
+    a.is_offline.set(false);
+    reattach(&mirror, a).unwrap();
+    resync(&mirror);
     write(&mirror, extent(0, 8), 2).unwrap();
     close(&mirror);
     drop(mirror);
-    c.gone.set(false);
+    c.is_offline.set(false);
     let mirror = opened(&[a, &older, c]);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync]);
-    rebuild(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync]);
+    resync(&mirror);
     assert_reads(&*c.memory, extent(0, 8), 2);
 }

@@ -2,15 +2,15 @@
 
 mod assemble;
 mod coverage;
-mod cut;
+mod create;
 mod damage;
 mod flushes;
-mod forgotten;
-mod legs;
+mod harness;
+mod interrupted;
+mod labels;
 mod lineage;
-mod made;
 mod paging;
+mod replicas;
 mod requests;
-mod rig;
 mod sets;
 mod stale;

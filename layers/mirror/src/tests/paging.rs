@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use sealblock_block::{Request, ReservedArea, Response};
 use sealblock_runtime_memory::Slice;
 
-use super::rig::*;
+use super::harness::*;
 use crate::label::ReplicaState;
 use crate::regions::Regions;
 use crate::test_hooks::Mutation;
@@ -14,22 +14,22 @@ const LARGE_BLOCKS: u64 = 1 << 20;
 /// Blocks of a region.
 const REGION: u64 = 16;
 
-fn large_pair() -> (TestLeg, TestLeg, Rig) {
-    let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, None, LARGE_BLOCKS));
+fn large_pair() -> (TestReplica, TestReplica, TestMirror) {
+    let [a, b] = ["a", "b"].map(|name| TestReplica::sized(name, None, LARGE_BLOCKS));
     let mirror = opened(&[&a, &b]);
     assert_eq!(mirror.describe().region_bytes, 64 << 10);
     (a, b, mirror)
 }
 
 /// Writes a block of every `step`th region in some part of the device; the regions.
-fn scatter(mirror: &Rig, from: u64, to: u64, step: usize) -> Vec<u32> {
+fn scatter(mirror: &TestMirror, from: u64, to: u64, step: usize) -> Vec<u32> {
     let regions = (from..to).step_by(step);
     regions.clone().for_each(|region| write(mirror, extent(region * REGION, 1), 7).unwrap());
     regions.map(|region| region as u32).collect()
 }
 
-fn missed(mirror: &Rig, leg: usize) -> Regions {
-    mirror.legs.borrow()[leg].out_of_sync.borrow().clone()
+fn missed(mirror: &TestMirror, replica: usize) -> Regions {
+    mirror.replicas.borrow()[replica].out_of_sync.borrow().clone()
 }
 
 #[test]
@@ -38,34 +38,34 @@ fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
     write(&mirror, extent(0, 1), 1).unwrap();
     close(&mirror);
     drop(mirror);
-    b.gone.set(true);
+    b.is_offline.set(true);
     let mirror = opened(&[&a, &b]);
     let lacking = scatter(&mirror, 0, 65_536, 20);
-    tidy(&mirror);
-    assert!(a.pages.get() > 0, "runs of it do not fit");
+    sweep(&mirror);
+    assert!(a.page_writes_count.get() > 0, "runs of it do not fit");
     assert_eq!(missed(&mirror, 1).count() as usize, lacking.len());
     close(&mirror);
     drop(mirror);
-    b.gone.set(false);
+    b.is_offline.set(false);
     let again = opened(&[&a, &b]);
     assert!(missed(&again, 1).iter().eq(lacking.iter().copied()), "64 KiB each, and nothing besides");
-    rebuild(&again);
-    assert_eq!(standings(&again), [ReplicaState::InSync; 2]);
+    resync(&again);
+    assert_eq!(states(&again), [ReplicaState::InSync; 2]);
     assert!(b.written_blocks.get() <= 1 + lacking.len() as u64 * REGION, "{}", b.written_blocks.get());
     close(&again);
     drop(again);
     assert_eq!(missed(&opened(&[&a, &b]), 1).count(), 0);
 }
 
-/// The leg `b` has missed scattered regions, which the label of `a` has no room for, and the page with them is damaged.
-fn with_a_damaged_page() -> (TestLeg, TestLeg, Vec<u32>) {
+/// The replica `b` has missed scattered regions, which the label of `a` has no room for, and the page with them is damaged.
+fn with_a_damaged_page() -> (TestReplica, TestReplica, Vec<u32>) {
     let (a, b, mirror) = large_pair();
-    b.gone.set(true);
+    b.is_offline.set(true);
     let lacking = scatter(&mirror, 0, 30_000, 10);
-    tidy(&mirror);
+    sweep(&mirror);
     close(&mirror);
     drop(mirror);
-    b.gone.set(false);
+    b.is_offline.set(false);
     // What `b` has missed: the second set, whose first page is the fourth of all.
     let slot = ReservedArea::Bitmap { page: 2 * 3 };
     let Ok(Response::Reserved(page)) = run(&*a.memory, Request::ReadReserved { slot }) else {
@@ -82,10 +82,10 @@ fn with_a_damaged_page() -> (TestLeg, TestLeg, Vec<u32>) {
 fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
     let (a, b, lacking) = with_a_damaged_page();
     let again = opened(&[&a, &b]);
-    let missed = missed(&again, 1);
-    assert!(missed.contains_all(0..=32_255), "all of the page");
-    assert_eq!(missed.count(), 32_256);
-    rebuild(&again);
+    let out_of_sync = missed(&again, 1);
+    assert!(out_of_sync.contains_all(0..=32_255), "all of the page");
+    assert_eq!(out_of_sync.count(), 32_256);
+    resync(&again);
     for region in lacking {
         assert_reads(&*b.memory, extent(u64::from(region) * REGION, 1), 7);
     }
@@ -94,9 +94,9 @@ fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
 #[test]
 fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
     let (a, b, lacking) = with_a_damaged_page();
-    let again = opened_with(&[&a, &b], Mutation::BelievePages);
-    rebuild(&again);
-    assert_eq!(standings(&again), [ReplicaState::InSync; 2]);
+    let again = opened_with(&[&a, &b], Mutation::TrustPages);
+    resync(&again);
+    assert_eq!(states(&again), [ReplicaState::InSync; 2]);
     let is_there = |region: &u32| {
         let one = extent(u64::from(*region) * REGION, 1);
         read(&*b.memory, one).is_ok_and(|found| found == content(one, 7))
@@ -109,10 +109,10 @@ fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
 fn cut_after(fuse: u64) -> Vec<u64> {
     let (a, b, mirror) = large_pair();
     scatter(&mirror, 0, 256, 16);
-    b.gone.set(true);
+    b.is_offline.set(true);
     let mut lacking = scatter(&mirror, 0, 16, 1);
-    let before = a.labels.get() + a.pages.get();
-    a.fuse.set(fuse);
+    let before = a.label_writes.get() + a.page_writes_count.get();
+    a.reserved_writes_left.set(fuse);
     let mut work = Box::pin(async {
         // Groups get dirty, more than fit a label; then what was missed is said instead; then both once more elsewhere.
         for (part, step) in [(304..65_000_u64, 32), (20..65_000, 33)] {
@@ -130,14 +130,14 @@ fn cut_after(fuse: u64) -> Vec<u64> {
     assert_eq!(is_cut, fuse < u64::MAX);
     drop(mirror);
     let at = a.page_writes.take();
-    a.stuck.set(false);
-    a.fuse.set(u64::MAX);
-    b.gone.set(false);
+    a.is_hung.set(false);
+    a.reserved_writes_left.set(u64::MAX);
+    b.is_offline.set(false);
     let again = opened(&[&a, &b]);
-    assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::OutOfSync], "cut after {fuse}");
-    let missed = missed(&again, 1);
+    assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::OutOfSync], "cut after {fuse}");
+    let out_of_sync = missed(&again, 1);
     for region in lacking {
-        assert!(missed.contains(region), "cut after {fuse}: region {region} was answered for");
+        assert!(out_of_sync.contains(region), "cut after {fuse}: region {region} was answered for");
     }
     at.iter().map(|at| at.saturating_sub(before)).collect()
 }
@@ -159,15 +159,15 @@ fn a_member_that_is_away_costs_no_more_labels() {
     for is_degraded in [false, true] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 1), 1).unwrap();
-        b.gone.set(is_degraded);
+        b.is_offline.set(is_degraded);
         write(&mirror, extent(1, 1), 1).unwrap();
-        let before = a.labels.get();
+        let before = a.label_writes.get();
         // The whole group, region by region, twice.
         for block in (0..256).chain(0..256) {
             write(&mirror, extent(block, 1), 2).unwrap();
         }
-        assert_eq!(a.labels.get(), before, "degraded: {is_degraded}");
+        assert_eq!(a.label_writes.get(), before, "degraded: {is_degraded}");
         write(&mirror, extent(256, 256), 2).unwrap();
-        assert_eq!(a.labels.get(), before + 1, "a group is marked at once");
+        assert_eq!(a.label_writes.get(), before + 1, "a group is marked at once");
     }
 }

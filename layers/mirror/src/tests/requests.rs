@@ -1,4 +1,4 @@
-//! Requests of all kinds, and mirrors of unlike legs.
+//! Requests of all kinds, and mirrors of unlike replicas.
 
 use futures_util::FutureExt;
 use sealblock_block::{Device, Durability, ErrorKind, Request, ReservedArea, Response};
@@ -6,11 +6,11 @@ use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
-use super::rig::*;
+use super::harness::*;
 use crate::MirrorError;
 
 #[test]
-fn every_change_is_on_every_leg() {
+fn every_change_is_on_every_replica() {
     for format in [Some(TYPE1), None] {
         let (a, b, mirror) = pair(format);
         write(&mirror, extent(0, 600), 1).unwrap();
@@ -31,53 +31,53 @@ fn every_change_is_on_every_leg() {
 }
 
 #[test]
-fn compares_and_digests_speak_for_all_legs() {
+fn compares_and_digests_speak_for_all_replicas() {
     let (_, b, mirror) = pair(Some(TYPE1));
     let at = extent(0, 64);
     write(&mirror, at, 1).unwrap();
     let Request::Write { data, .. } = write_of(&mirror, at, 1) else { unreachable!("a write") };
     let compare = || run(&mirror, Request::Compare { extent: at, data: data.clone() });
     assert!(matches!(compare(), Ok(Response::Done)));
-    let digest = || run(&mirror, Request::Checksum { extent: at, checks: checks(&mirror, at) });
-    let Ok(Response::Checksum(sum)) = digest() else { panic!("a digest") };
-    assert_eq!(sum.crc64, guard::crc64(&content(at, 1)));
+    let checksum = || run(&mirror, Request::Checksum { extent: at, checks: checks(&mirror, at) });
+    let Ok(Response::Checksum(crc)) = checksum() else { panic!("a checksum") };
+    assert_eq!(crc.crc64, guard::crc64(&content(at, 1)));
     write(&*b.memory, extent(9, 2), 2).unwrap();
     assert_eq!(compare().unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(9) });
-    assert_eq!(digest().unwrap_err().bad_blocks().unwrap().as_slice().len(), 2);
+    assert_eq!(checksum().unwrap_err().bad_blocks().unwrap().as_slice().len(), 2);
 }
 
 #[test]
-fn legs_of_unlike_protection_are_refused_with_both_formats() {
+fn replicas_of_unlike_protection_are_refused_with_both_formats() {
     let crc16 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
-    let (a, b) = (TestLeg::new("a", Some(TYPE1)), TestLeg::new("b", Some(crc16)));
+    let (a, b) = (TestReplica::new("a", Some(TYPE1)), TestReplica::new("b", Some(crc16)));
     let refused = try_open(&[&a, &b], false).unwrap_err().to_string();
     assert!(refused.contains("crc16 Type 1") && refused.contains("crc64 Type 1"), "{refused}");
-    let refused = try_open(&[&a, &TestLeg::new("c", None)], false).unwrap_err().to_string();
+    let refused = try_open(&[&a, &TestReplica::new("c", None)], false).unwrap_err().to_string();
     assert!(refused.contains("c has protection information none"), "{refused}");
-    let mirror = opened(&[&a, &TestLeg::new("d", Some(TYPE1))]);
+    let mirror = opened(&[&a, &TestReplica::new("d", Some(TYPE1))]);
     let added = mirror.add(b.source(), true).now_or_never().unwrap();
     assert!(matches!(added, Err(crate::ReplicaError::Unfit(MirrorError::Protection { .. }))), "{added:?}");
 }
 
 #[test]
-fn a_leg_that_is_shown_without_its_tags_the_next_time_is_refused() {
+fn a_replica_that_is_shown_without_its_tags_the_next_time_is_refused() {
     let (a, mut b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(5, 30), 1).unwrap();
     mirror.close().now_or_never().unwrap().unwrap();
-    b.plain = true;
+    b.hides_pi = true;
     // What comes from it would be sealed without having been checked against its own tags.
     assert!(matches!(try_open(&[&a, &b], false), Err(MirrorError::Protection { .. })));
-    b.plain = false;
+    b.hides_pi = false;
     let mirror = opened(&[&a, &b]);
     assert_eq!(mirror.geometry().protection, Some(TYPE1));
     verify(&mirror).unwrap();
 }
 
 #[test]
-fn legs_must_fit() {
-    let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
-    assert!(matches!(try_open(&[&a], false), Err(MirrorError::Legs(1))));
-    let mut small = TestLeg::new("s", None);
+fn replicas_must_fit() {
+    let (a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    assert!(matches!(try_open(&[&a], false), Err(MirrorError::ReplicaCount(1))));
+    let mut small = TestReplica::new("s", None);
     small.memory = std::rc::Rc::new(sealblock_block::Gate::new(
         "s",
         sealblock_media_memory::MemoryDevice::new(BlockSize::B512, BLOCKS, None),
@@ -87,7 +87,7 @@ fn legs_must_fit() {
 }
 
 #[test]
-fn the_scrubs_slot_is_on_every_leg_and_the_label_out_of_reach() {
+fn the_scrubs_slot_is_on_every_replica_and_the_label_out_of_reach() {
     let (a, b, mirror) = pair(None);
     let note = |slot| run(&mirror, Request::WriteReserved { slot, bytes: Slice::copy_from(b"here") });
     note(ReservedArea::ScrubState).unwrap();
@@ -103,21 +103,21 @@ fn the_scrubs_slot_is_on_every_leg_and_the_label_out_of_reach() {
 }
 
 #[test]
-fn overlapping_writes_reach_all_legs_in_one_order() {
+fn overlapping_writes_reach_all_replicas_in_one_order() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 4), 0).unwrap();
-    b.stuck.set(true);
+    b.is_hung.set(true);
     let mut first = Box::pin(mirror.execute(write_of(&mirror, extent(0, 4), 1)));
     assert!(first.as_mut().now_or_never().is_none());
-    b.stuck.set(false);
+    b.is_hung.set(false);
     let mut second = Box::pin(mirror.execute(write_of(&mirror, extent(3, 4), 2)));
     assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
-    // Nobody sees what only one leg has while it is open whether the other one will have it.
+    // Nobody sees what only one replica has while it is open whether the other one will have it.
     let at = extent(0, 3);
     let mut reader = Box::pin(mirror.execute(Request::Read { extent: at, checks: checks(&mirror, at) }));
     assert!(reader.as_mut().now_or_never().is_none());
     drop((first, second, reader));
-    assert!(mirror.describe().unsettled_bytes > 0);
+    assert!(mirror.describe().dirty_bytes > 0);
     assert_reads(&mirror, extent(0, 4), 1);
     for device in [&*a.memory, &*b.memory] {
         assert_reads(device, extent(0, 4), 1);
@@ -125,7 +125,7 @@ fn overlapping_writes_reach_all_legs_in_one_order() {
 }
 
 #[test]
-fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() {
+fn damage_where_a_crash_left_replicas_unlike_is_not_answered_with_another_content() {
     let (a, b, mirror) = pair(Some(TYPE1));
     for at in [extent(0, 4), extent(600, 4)] {
         write(&mirror, at, 1).unwrap();
@@ -134,17 +134,17 @@ fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() 
     drop(mirror);
     let mirror = opened(&[&a, &b]);
     write(&mirror, extent(8, 4), 3).unwrap();
-    b.stuck.set(true);
-    assert!(mirror.execute(write_of(&mirror, extent(0, 4), 2)).now_or_never().is_none(), "only one leg gets it");
+    b.is_hung.set(true);
+    assert!(mirror.execute(write_of(&mirror, extent(0, 4), 2)).now_or_never().is_none(), "only one replica gets it");
     drop(mirror);
-    b.stuck.set(false);
+    b.is_hung.set(false);
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_reads(&reader, extent(0, 4), 2);
     for lba in [1, 601] {
         assert!(a.memory.device().damage(Lba::new(lba), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
     }
     let error = read(&reader, extent(0, 4)).unwrap_err();
-    assert_eq!(error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [1]);
+    assert_eq!(error.bad_blocks().unwrap().as_slice().iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [1]);
     assert_reads(&reader, extent(2, 2), 2);
     assert_reads(&reader, extent(600, 4), 1);
     drop(reader);
@@ -157,20 +157,22 @@ fn damage_where_a_crash_left_legs_unlike_is_not_answered_with_another_content() 
 
 #[test]
 fn mirrors_nest() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
-    let inner = opened(&[&legs[0], &legs[1]]);
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let inner = opened(&[&replicas[0], &replicas[1]]);
     let stack = || sealblock_block::DynDevice::new(sealblock_block::Gate::new("ab", inner.clone()));
     let sources =
-        vec![crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, legs[2].source()];
-    let options = crate::OpenOptions { read_only: false, random: random() };
-    let outer = crate::open(sources, Still, options).now_or_never().unwrap().unwrap().mirror;
+        vec![crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, replicas[2].source()];
+    let options = crate::OpenOptions { is_read_only: false, random: random() };
+    let outer = crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();
-    assert!(legs[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
+    assert!(
+        replicas[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 })
+    );
     let at = extent(0, BLOCKS);
     let error = run(&outer, Request::Repair { extent: at, checks: checks(&outer, at) }).unwrap_err();
-    let fault = error.bad_blocks().unwrap().as_slice()[0];
-    let (outermost, within) = fault.member.outermost().unwrap();
-    assert_eq!((outermost, within.outermost().unwrap().0, fault.repaired), (0, 1, true));
+    let bad = error.bad_blocks().unwrap().as_slice()[0];
+    let (outermost, within) = bad.member.outermost().unwrap();
+    assert_eq!((outermost, within.outermost().unwrap().0, bad.repaired), (0, 1, true));
     verify(&outer).unwrap();
     assert!(matches!(run(&outer, Request::Verify { extent: at, checks: Checks::NONE }), Ok(Response::Verified(_))));
 }

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use sealblock_block::ReservedArea;
 use sealblock_units::BlockSize;
 
-use crate::label::{LabelError, MOST_LEGS, most_set_bytes};
-use crate::regions::{MOST_BLOCKS, MOST_REGIONS, MOST_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::label::{LabelError, MAX_REPLICAS, max_set_bytes};
+use crate::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::sets::{
-    MOST_SETS, NoPages, PAGE_REGIONS, PageId, Pages, Rest, encode_paged, encode_plain, pages_of_set, pages_with,
+    LabelReader, MAX_SETS, NoPages, PAGE_REGIONS, PageId, Pages, encode_paged, encode_plain, pages_of_set, pages_with,
 };
 
 const UUID: [u8; 16] = [7; 16];
@@ -23,13 +23,13 @@ fn regions_cover_the_device_and_are_64_kib_up_to_1_tib() {
         (BlockSize::B512, (8 << 30) / 512),
         (BlockSize::B4096, (1 << 40) / 4096),
         (BlockSize::B4096, (8 << 40) / 4096 + 1),
-        (BlockSize::B512, MOST_BLOCKS),
+        (BlockSize::B512, MAX_BLOCKS),
     ] {
-        let map = RegionMap::new(size, capacity, MOST_REGIONS).unwrap();
+        let map = RegionMap::new(size, capacity, MAX_REGIONS).unwrap();
         let region_bytes = (1_u64 << map.shift()) * size.bytes() as u64;
         let bytes = capacity.saturating_mul(size.bytes() as u64);
         assert_eq!(region_bytes == 64 << 10, bytes <= 1 << 40, "{bytes}");
-        assert!(u64::from(map.count()) <= MOST_REGIONS);
+        assert!(u64::from(map.count()) <= MAX_REGIONS);
         assert_eq!(RegionMap::with_shift(size, capacity, map.shift()), Some(map));
         let last = map.extent(map.count() - 1);
         assert_eq!((map.extent(0).start().get(), last.last().get()), (0, capacity - 1));
@@ -42,10 +42,10 @@ fn regions_cover_the_device_and_are_64_kib_up_to_1_tib() {
 #[test]
 fn devices_that_cannot_be_tracked_are_refused_and_do_not_panic() {
     // With 8192 regions of 2^31 blocks at most.
-    assert!(RegionMap::new(BlockSize::B512, 1 << 44, MOST_REGIONS_IN_LABEL).is_some());
-    assert_eq!(RegionMap::new(BlockSize::B512, (1 << 44) + 1, MOST_REGIONS_IN_LABEL), None);
-    for capacity in [0, MOST_BLOCKS + 1, u64::MAX] {
-        assert_eq!(RegionMap::new(BlockSize::B4096, capacity, MOST_REGIONS), None);
+    assert!(RegionMap::new(BlockSize::B512, 1 << 44, MAX_REGIONS_IN_LABEL).is_some());
+    assert_eq!(RegionMap::new(BlockSize::B512, (1 << 44) + 1, MAX_REGIONS_IN_LABEL), None);
+    for capacity in [0, MAX_BLOCKS + 1, u64::MAX] {
+        assert_eq!(RegionMap::new(BlockSize::B4096, capacity, MAX_REGIONS), None);
     }
     assert_eq!(RegionMap::with_shift(BlockSize::B4096, 8, 60), None);
     assert_eq!(RegionMap::with_shift(BlockSize::B4096, 1 << 40, 10), None, "too many");
@@ -53,7 +53,7 @@ fn devices_that_cannot_be_tracked_are_refused_and_do_not_panic() {
 
 #[test]
 fn groups_are_a_mebibyte_and_small_devices_have_several() {
-    let map = |bytes: u64| RegionMap::new(BlockSize::B4096, bytes / 4096, MOST_REGIONS).unwrap();
+    let map = |bytes: u64| RegionMap::new(BlockSize::B4096, bytes / 4096, MAX_REGIONS).unwrap();
     assert_eq!(map(1 << 30).group(17), 16..=31);
     assert_eq!(map(1 << 30).groups(&(15..=16)), 0..=31);
     assert_eq!(map(16 << 40).group(17), 17..=17, "regions are a mebibyte themselves");
@@ -64,8 +64,8 @@ fn groups_are_a_mebibyte_and_small_devices_have_several() {
 #[test]
 fn a_device_has_the_pages_that_its_mirror_may_need() {
     for bytes in [1 << 20, 512 << 20, (512 << 20) + 4096, 1 << 34, 1 << 40, (1 << 40) + 4096, 1 << 50] {
-        let map = RegionMap::new(BlockSize::B4096, bytes / 4096, MOST_REGIONS).unwrap();
-        let needed = MOST_SETS as u32 * pages_of_set(map.count());
+        let map = RegionMap::new(BlockSize::B4096, bytes / 4096, MAX_REGIONS).unwrap();
+        let needed = MAX_SETS as u32 * pages_of_set(map.count());
         assert!(needed <= ReservedArea::bitmap_pages(bytes), "{bytes}");
     }
 }
@@ -97,7 +97,7 @@ fn set_of(len: u32, runs: &[(u32, u32)]) -> Regions {
 }
 
 fn decode(bytes: &[u8], len: u32, pages: &mut dyn Pages) -> Result<Regions, LabelError> {
-    let mut rest = Rest(bytes);
+    let mut rest = LabelReader(bytes);
     let set = rest.set(0, len, &UUID, pages)?;
     assert!(rest.0.is_empty());
     Ok(set)
@@ -105,13 +105,13 @@ fn decode(bytes: &[u8], len: u32, pages: &mut dyn Pages) -> Result<Regions, Labe
 
 #[test]
 fn bits_always_fit_and_impossible_sets_are_refused() {
-    let mut scattered = Regions::none(MOST_REGIONS_IN_LABEL as u32);
-    (0..scattered.most()).step_by(2).for_each(|region| assert!(scattered.insert(region)));
-    let bytes = encode_plain(&scattered, most_set_bytes(MOST_LEGS)).unwrap();
-    assert_eq!(decode(&bytes, scattered.most(), &mut NoPages), Ok(scattered.clone()));
+    let mut scattered = Regions::none(MAX_REGIONS_IN_LABEL as u32);
+    (0..scattered.capacity()).step_by(2).for_each(|region| assert!(scattered.insert(region)));
+    let bytes = encode_plain(&scattered, max_set_bytes(MAX_REPLICAS)).unwrap();
+    assert_eq!(decode(&bytes, scattered.capacity(), &mut NoPages), Ok(scattered.clone()));
     let mut large = Regions::none(1 << 24);
     large.add_bytes(0, &[0x55; 20_000]);
-    assert_eq!(encode_plain(&large, most_set_bytes(1)), None, "that is what pages are for");
+    assert_eq!(encode_plain(&large, max_set_bytes(1)), None, "that is what pages are for");
     assert_eq!(encode_plain(&Regions::all(1 << 24), 16).map(|bytes| bytes.len()), Some(7));
     for (bytes, len) in [(&[9_u8][..], 8), (&[2, 0b1000_0000], 7), (&[1, 2, 7, 1], 8), (&[1, 3, 0x80, 0, 0], 8)] {
         assert!(matches!(decode(bytes, len, &mut NoPages), Err(LabelError::Field(_))), "{bytes:?}");
@@ -147,7 +147,7 @@ proptest! {
         let mut again = Regions::none(len);
         again.add_bytes(0, &set.to_bytes(0..=len - 1));
         prop_assert_eq!(&again, &set);
-        again.keep(&Regions::all(len));
+        again.intersect(&Regions::all(len));
         again.add(&Regions::none(len));
         prop_assert_eq!(&again, &set);
         again.subtract(&set);
@@ -189,6 +189,6 @@ proptest! {
 
     #[test]
     fn no_bytes_of_a_set_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..100), len in 1_u32..100_000) {
-        let _ = Rest(&bytes).set(1, len, &UUID, &mut NoPages);
+        let _ = LabelReader(&bytes).set(1, len, &UUID, &mut NoPages);
     }
 }

@@ -7,50 +7,50 @@ use sealblock_media_memory::Corruption;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
-use super::rig::*;
+use super::harness::*;
 use crate::label::ReplicaState;
 
 const CRC16: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 
-fn rot(leg: &TestLeg, lba: u64) {
-    assert!(leg.memory.device().damage(Lba::new(lba), Corruption::Data { at: 100, mask: 0x10 }));
+fn rot(replica: &TestReplica, lba: u64) {
+    assert!(replica.memory.device().damage(Lba::new(lba), Corruption::Data { at: 100, mask: 0x10 }));
 }
 
-fn faults(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
+fn bad_blocks(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
     outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
 /// Block, member, field.
-fn brief(faults: &[BadBlock]) -> Vec<(u64, usize, BadBlockCause)> {
-    faults.iter().map(|fault| (fault.lba.get(), fault.member.outermost().unwrap().0, fault.cause)).collect()
+fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, BadBlockCause)> {
+    bad_blocks.iter().map(|bad| (bad.lba.get(), bad.member.outermost().unwrap().0, bad.cause)).collect()
 }
 
 /// `b` was away while block 1 was written; block 5, beside it, is rotten on `a` since. `b` is back and in sync.
-fn beside_damage(format: PiFormat) -> (TestLeg, TestLeg, Rig) {
+fn beside_damage(format: PiFormat) -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(Some(format));
     write(&mirror, extent(0, 64), 1).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     write(&mirror, extent(1, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     rot(&a, 5);
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
     (a, b, mirror)
 }
 
-fn stale_blocks(mirror: &Rig) -> Vec<u64> {
-    mirror.describe().legs.iter().map(|leg| leg.stale_blocks).collect()
+fn stale_blocks(mirror: &TestMirror) -> Vec<u64> {
+    mirror.describe().replicas.iter().map(|replica| replica.stale_blocks).collect()
 }
 
-fn accept(mirror: &Rig, name: &str) -> u64 {
+fn accept(mirror: &TestMirror, name: &str) -> u64 {
     mirror.accept_stale(name).now_or_never().expect("RAM never waits").unwrap()
 }
 
-fn reexamine(mirror: &Rig) {
-    mirror.reexamine().now_or_never().expect("RAM never waits");
+fn reexamine(mirror: &TestMirror) {
+    mirror.recheck_stale().now_or_never().expect("RAM never waits");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_copy_that_the_stored_guard_proves_current_is_used_without_asking() {
             assert_reads(device, extent(5, 1), 1);
             assert_reads(device, extent(1, 1), 2);
         }
-        assert_eq!(mirror.describe().legs[0].healed_blocks, 1);
+        assert_eq!(mirror.describe().replicas[0].repaired_blocks, 1);
     }
 }
 
@@ -75,16 +75,16 @@ fn an_older_copy_is_kept_withheld_and_reported_with_its_place() {
     assert_reads(&*b.memory, extent(5, 1), 1);
     for _ in 0..4 {
         let lost =
-            faults(run(&mirror, Request::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
-        assert_eq!(lost.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [5]);
+            bad_blocks(run(&mirror, Request::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
+        assert_eq!(lost.iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [5]);
         assert_ne!(lost[0].cause, BadBlockCause::Stale, "a read says what became of the current copy");
         assert_reads(&mirror, extent(6, 58), 1);
     }
     for outcome in [verify(&mirror), repair(&mirror), verify(&mirror)] {
-        let found = faults(outcome);
+        let found = bad_blocks(outcome);
         let guard = BadBlockCause::Tag(sealblock_integrity::Field::Guard);
         assert_eq!(brief(&found), [(5, 0, guard), (5, 1, BadBlockCause::Stale)]);
-        assert!(found.iter().all(|fault| !fault.repaired));
+        assert!(found.iter().all(|bad| !bad.repaired));
     }
     assert!(mirror.describe().lost_blocks > 0);
     // Nothing was written there by any of this.
@@ -100,10 +100,10 @@ fn an_older_copy_is_withheld_after_a_restart_too_and_when_its_member_is_alone() 
     assert_eq!(stale_blocks(&again), [0, 1]);
     assert!(read(&again, extent(5, 1)).is_err());
     close(&again);
-    a.gone.set(true);
+    a.is_offline.set(true);
     let alone = opened(&[&a, &b]);
     assert_eq!(
-        faults(run(&alone, Request::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
+        bad_blocks(run(&alone, Request::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
         1
     );
     assert!(read(&alone, extent(5, 1)).is_err());
@@ -129,8 +129,8 @@ fn an_older_copy_that_is_bad_itself_is_not_accepted() {
     let (_a, b, mirror) = beside_damage(CRC16);
     rot(&b, 5);
     assert_eq!(accept(&mirror, "b"), 0);
-    let found = faults(verify(&mirror));
-    assert_eq!(found.iter().filter(|fault| fault.cause == BadBlockCause::Stale).count(), 0, "no copy is kept there");
+    let found = bad_blocks(verify(&mirror));
+    assert_eq!(found.iter().filter(|bad| bad.cause == BadBlockCause::Stale).count(), 0, "no copy is kept there");
     assert_eq!(found.len(), 2);
 }
 
@@ -140,17 +140,17 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
     write(&mirror, extent(5, 1), 3).unwrap();
     assert_eq!(stale_blocks(&mirror), [0, 0]);
     verify(&mirror).unwrap();
-    let listed = |mirror: &Rig| mirror.label(&mirror.legs.borrow()[1]).members[1].stale.clone();
+    let listed = |mirror: &TestMirror| mirror.label(&mirror.replicas.borrow()[1]).replicas[1].stale.clone();
     assert_eq!(listed(&mirror), [5]);
     // A crash forgets that it was written: it is withheld, and the worker finds out.
     drop(mirror);
     let again = opened(&[&a, &b]);
     assert_eq!(stale_blocks(&again), [0, 1]);
     assert_reads(&again, extent(5, 1), 3);
-    again.settle().now_or_never().unwrap().unwrap();
+    again.reconcile_all().now_or_never().unwrap().unwrap();
     reexamine(&again);
     assert_eq!(stale_blocks(&again), [0, 0]);
-    tidy(&again);
+    sweep(&again);
     assert_eq!(listed(&again), [0_u64; 0]);
     verify(&again).unwrap();
 }
@@ -158,19 +158,19 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
 #[test]
 fn what_a_member_is_brought_of_it_is_not_withheld_again() {
     let (a, b, mirror) = beside_damage(CRC16);
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(5, 1), 3).unwrap();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
     // It goes and comes back before anybody flushes: what it was brought is durable.
-    b.gone.set(true);
+    b.is_offline.set(true);
     assert!(run(&*mirror, Request::Flush).is_ok());
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 0]);
-    a.gone.set(true);
+    a.is_offline.set(true);
     assert_reads(&mirror, extent(5, 1), 3);
     drop(mirror);
     assert_reads(&opened(&[&a, &b]), extent(5, 1), 3);
@@ -179,12 +179,12 @@ fn what_a_member_is_brought_of_it_is_not_withheld_again() {
 #[test]
 fn zeroes_and_discards_end_it_too() {
     let all = extent(0, 64);
-    for operation in [
+    for request in [
         Request::WriteZeroes { extent: all, may_unmap: true, durability: Default::default() },
         Request::Discard { extents: vec![all] },
     ] {
         let (_a, _b, mirror) = beside_damage(CRC16);
-        run(&mirror, operation).unwrap();
+        run(&mirror, request).unwrap();
         assert_eq!(stale_blocks(&mirror), [0, 0]);
         assert!(read(&mirror, all).unwrap().iter().all(|byte| *byte == 0));
     }
@@ -192,34 +192,34 @@ fn zeroes_and_discards_end_it_too() {
 
 #[test]
 fn another_good_copy_ends_it() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(CRC16)));
-    let [a, b, c] = &legs;
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(CRC16)));
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
     write(&mirror, extent(0, 64), 1).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     write(&mirror, extent(1, 1), 2).unwrap();
     write(&mirror, extent(5, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     // What has it is out of reach while b is brought up to date.
-    c.gone.set(true);
+    c.is_offline.set(true);
     write(&mirror, extent(40, 1), 2).unwrap();
     rot(a, 5);
-    b.gone.set(false);
-    take_back(&mirror, b).unwrap();
-    rebuild(&mirror);
+    b.is_offline.set(false);
+    reattach(&mirror, b).unwrap();
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 1, 0]);
     assert!(read(&mirror, extent(5, 1)).is_err());
     assert_reads(&*b.memory, extent(5, 1), 1);
-    c.gone.set(false);
-    take_back(&mirror, c).unwrap();
-    rebuild(&mirror);
+    c.is_offline.set(false);
+    reattach(&mirror, c).unwrap();
+    resync(&mirror);
     reexamine(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
     repair(&mirror).unwrap_err();
     verify(&mirror).unwrap();
-    for leg in &legs {
-        assert_reads(&*leg.memory, extent(5, 1), 2);
+    for replica in &replicas {
+        assert_reads(&*replica.memory, extent(5, 1), 2);
     }
 }
 
@@ -227,13 +227,13 @@ fn another_good_copy_ends_it() {
 fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 64), 1).unwrap();
-    let c = TestLeg::new("c", Some(TYPE1));
+    let c = TestReplica::new("c", Some(TYPE1));
     write(&*c.memory, extent(0, 64), 9).unwrap();
-    for leg in [&a, &b] {
-        rot(leg, 5);
+    for replica in [&a, &b] {
+        rot(replica, 5);
     }
     mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
-    rebuild(&mirror);
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
     assert!(read(&*c.memory, extent(5, 1)).is_err());
     assert!(read(&mirror, extent(5, 1)).is_err());
@@ -244,24 +244,24 @@ fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
 fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_sync_yet() {
     let (a, _b, mirror) = pair(Some(CRC16));
     write(&mirror, extent(0, 64), 1).unwrap();
-    let c = TestLeg::new("c", Some(CRC16));
+    let c = TestReplica::new("c", Some(CRC16));
     mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
-    let leg = mirror.legs.borrow()[2].clone();
+    let replica = mirror.replicas.borrow()[2].clone();
     mirror.write_labels().now_or_never().unwrap().unwrap();
-    c.held_flush.set(true);
-    let mut rebuilding = Box::pin(mirror.rebuild(&leg));
+    c.holds_flushes.set(true);
+    let mut rebuilding = Box::pin(mirror.resync(&replica));
     assert!(rebuilding.as_mut().now_or_never().is_none(), "it flushes what was brought");
     // A change that only some have carried out, so it is to be brought again, and the source loses a block there.
-    mirror.nosync(extent(0, 1));
-    c.held_flush.set(false);
+    mirror.mark_nosync(extent(0, 1));
+    c.holds_flushes.set(false);
     rebuilding.as_mut().now_or_never();
     drop(rebuilding);
-    assert_eq!((leg.standing.get(), leg.is_new.get()), (ReplicaState::Resyncing, false));
+    assert_eq!((replica.state.get(), replica.is_new.get()), (ReplicaState::Resyncing, false));
     close(&mirror);
     drop(mirror);
     rot(&a, 5);
     let mirror = opened(&[&a, &c]);
-    rebuild(&mirror);
+    resync(&mirror);
     assert_reads(&*c.memory, extent(5, 1), 1);
     assert_eq!(stale_blocks(&mirror), [0, 0, 1]);
 }
@@ -275,41 +275,41 @@ fn the_same_data_with_other_tags_is_no_current_copy() {
         Request::Write { extent: extent(5, 1), data, durability: Default::default() }
     };
     run(&mirror, with_tag(5)).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     run(&mirror, with_tag(6)).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     rot(&a, 5);
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 1]);
     assert!(read(&mirror, extent(5, 1)).is_err());
 }
 
 /// Makes a block unreadable where it lies.
-fn lose(leg: &TestLeg, lba: u64) {
+fn lose(replica: &TestReplica, lba: u64) {
     let extent = extent(lba, 1);
-    run(&*leg.memory, Request::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
+    run(&*replica.memory, Request::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
 }
 
 #[test]
 fn what_is_left_of_an_older_copy_proves_nothing() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
-    let [a, b, c] = &legs;
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
     write(&mirror, extent(0, 64), 1).unwrap();
-    tidy(&mirror);
-    [b, c].into_iter().for_each(|leg| leg.gone.set(true));
+    sweep(&mirror);
+    [b, c].into_iter().for_each(|replica| replica.is_offline.set(true));
     write(&mirror, extent(5, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     lose(a, 5);
-    for leg in [b, c] {
-        leg.gone.set(false);
-        take_back(&mirror, leg).unwrap();
-        rebuild(&mirror);
+    for replica in [b, c] {
+        replica.is_offline.set(false);
+        reattach(&mirror, replica).unwrap();
+        resync(&mirror);
         // Its older copy goes bad before the next one comes.
-        rot(leg, 5);
+        rot(replica, 5);
     }
     assert_eq!(stale_blocks(&mirror), [0, 1, 1]);
     assert!(read(&mirror, extent(5, 1)).is_err());
@@ -317,54 +317,57 @@ fn what_is_left_of_an_older_copy_proves_nothing() {
 
 #[test]
 fn a_repair_takes_a_copy_that_is_proven_by_now_and_the_labels_forget_it() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, Some(TYPE1)));
-    let [a, b, c] = &legs;
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
     write(&mirror, extent(0, 64), 1).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     write(&mirror, extent(1, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     // What would prove it is out of reach while b is brought up to date.
-    c.gone.set(true);
+    c.is_offline.set(true);
     write(&mirror, extent(40, 1), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     lose(a, 5);
     rot(c, 5);
-    b.gone.set(false);
-    take_back(&mirror, b).unwrap();
-    rebuild(&mirror);
+    b.is_offline.set(false);
+    reattach(&mirror, b).unwrap();
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 1, 0]);
-    c.gone.set(false);
-    take_back(&mirror, c).unwrap();
-    rebuild(&mirror);
-    let found = faults(repair(&mirror));
-    assert_eq!(brief(&found).iter().map(|(lba, leg, _)| (*lba, *leg)).collect::<Vec<_>>(), [(5, 0), (5, 1), (5, 2)]);
-    assert!(found.iter().all(|fault| fault.repaired), "{found:?}");
+    c.is_offline.set(false);
+    reattach(&mirror, c).unwrap();
+    resync(&mirror);
+    let found = bad_blocks(repair(&mirror));
+    assert_eq!(
+        brief(&found).iter().map(|(lba, replica, _)| (*lba, *replica)).collect::<Vec<_>>(),
+        [(5, 0), (5, 1), (5, 2)]
+    );
+    assert!(found.iter().all(|bad| bad.repaired), "{found:?}");
     assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
-    assert_eq!(mirror.label(&mirror.legs.borrow()[1]).members[1].stale, [0_u64; 0]);
+    assert_eq!(mirror.label(&mirror.replicas.borrow()[1]).replicas[1].stale, [0_u64; 0]);
     verify(&mirror).unwrap();
-    for leg in &legs {
-        assert_reads(&*leg.memory, extent(5, 1), 1);
+    for replica in &replicas {
+        assert_reads(&*replica.memory, extent(5, 1), 1);
     }
 }
 
 /// `a` holds data; `c` was added and is in sync by now. Also an image of `a` from before that, whose label calls `c` new, as it
 /// went on alone since, and which has lost block 5.
-fn older_than_a_member() -> (TestLeg, TestLeg, TestLeg) {
+fn older_than_a_member() -> (TestReplica, TestReplica, TestReplica) {
     let (a, b, mirror) = pair(Some(CRC16));
     write(&mirror, extent(0, 64), 1).unwrap();
-    let c = TestLeg::new("c", Some(CRC16));
+    let c = TestReplica::new("c", Some(CRC16));
     mirror.add(c.source(), true).now_or_never().unwrap().unwrap();
     let older = a.image();
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 3]);
     close(&mirror);
-    [&b, &c].into_iter().for_each(|leg| leg.gone.set(true));
+    [&b, &c].into_iter().for_each(|replica| replica.is_offline.set(true));
     let alone = opened(&[&older, &b, &c]);
     write(&alone, extent(8, 1), 3).unwrap();
     close(&alone);
-    c.gone.set(false);
+    c.is_offline.set(false);
     rot(&older, 5);
     (older, b, c)
 }
@@ -373,17 +376,17 @@ fn older_than_a_member() -> (TestLeg, TestLeg, TestLeg) {
 fn a_member_that_an_older_label_calls_new_keeps_the_last_copy_that_it_has() {
     let (older, b, c) = older_than_a_member();
     let mirror = opened(&[&older, &b, &c]);
-    rebuild(&mirror);
+    resync(&mirror);
     assert_eq!(stale_blocks(&mirror), [0, 0, 1]);
     assert!(read(&mirror, extent(5, 1)).is_err());
     assert_reads(&*c.memory, extent(5, 1), 1);
     // The same where it comes back to a mirror that is in use.
     let (older, b, c) = older_than_a_member();
-    c.gone.set(true);
+    c.is_offline.set(true);
     let mirror = opened(&[&older, &b, &c]);
-    c.gone.set(false);
-    take_back(&mirror, &c).unwrap();
-    rebuild(&mirror);
+    c.is_offline.set(false);
+    reattach(&mirror, &c).unwrap();
+    resync(&mirror);
     assert_reads(&*c.memory, extent(5, 1), 1);
 }
 
@@ -391,59 +394,62 @@ fn a_member_that_an_older_label_calls_new_keeps_the_last_copy_that_it_has() {
 fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     let (a, b, mirror) = pair(Some(CRC16));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     write(&mirror, extent(0, BLOCKS), 2).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     (0..BLOCKS).for_each(|lba| rot(&a, lba));
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    let leg = mirror.legs.borrow()[1].clone();
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    let replica = mirror.replicas.borrow()[1].clone();
     // As many as there can be; one block of the device stays over.
-    mirror.legs.borrow()[0].stale.replace(crate::stale::Stale::new(&[0]));
-    mirror.rebuild(&leg).now_or_never().unwrap().unwrap_err();
-    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
-    assert!(leg.why.borrow().contains("older ones"), "{}", leg.why.borrow());
-    assert_eq!(mirror.describe().legs[1].missed_bytes, 1 << 16);
+    mirror.replicas.borrow()[0].stale.replace(crate::stale::StaleBlocks::new(&[0]));
+    mirror.resync(&replica).now_or_never().unwrap().unwrap_err();
+    assert_eq!(replica.state.get(), ReplicaState::Resyncing);
+    assert!(replica.last_error.borrow().contains("older ones"), "{}", replica.last_error.borrow());
+    assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 1 << 16);
     for lba in [0, 77, BLOCKS - 1] {
         assert_reads(&*b.memory, extent(lba, 1), 1);
     }
     // Taking them makes room.
     assert_eq!(accept(&mirror, "b"), BLOCKS - 1);
-    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!((leg.standing.get(), leg.why.borrow().as_str()), (ReplicaState::InSync, ""));
+    mirror.resync(&replica).now_or_never().unwrap().unwrap();
+    assert_eq!((replica.state.get(), replica.last_error.borrow().as_str()), (ReplicaState::InSync, ""));
 }
 
 #[test]
 fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    let leg = mirror.legs.borrow()[1].clone();
-    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
-    b.held_flush.set(true);
-    let mut rebuild = Box::pin(mirror.rebuild(&leg));
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    let replica = mirror.replicas.borrow()[1].clone();
+    assert_eq!(replica.state.get(), ReplicaState::Resyncing);
+    b.holds_flushes.set(true);
+    let mut rebuild = Box::pin(mirror.resync(&replica));
     assert!(rebuild.as_mut().now_or_never().is_none(), "it flushes what was brought");
     // A change that only some have carried out.
-    mirror.nosync(extent(600, 1));
-    b.held_flush.set(false);
+    mirror.mark_nosync(extent(600, 1));
+    b.holds_flushes.set(false);
     rebuild.as_mut().now_or_never();
     drop(rebuild);
-    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
-    assert!(leg.to_resync.borrow().contains(37) && leg.out_of_sync.borrow().contains(37), "still said to be missing");
-    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
+    assert_eq!(replica.state.get(), ReplicaState::Resyncing);
+    assert!(
+        replica.to_resync.borrow().contains(37) && replica.out_of_sync.borrow().contains(37),
+        "still said to be missing"
+    );
+    mirror.resync(&replica).now_or_never().unwrap().unwrap();
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
     drop(a);
 }
 
 /// Two members of 512 regions, both damaged, the second one away since one block in each of 100 regions was rewritten.
 struct Damaged {
-    a: TestLeg,
-    b: TestLeg,
-    mirror: Rig,
+    a: TestReplica,
+    b: TestReplica,
+    mirror: TestMirror,
     /// Blocks that only the first member got.
     rewritten: Vec<u64>,
     /// Blocks that are damaged on both.
@@ -454,15 +460,15 @@ const LARGE: u64 = 8192;
 
 /// 1,000 blocks damaged on each, 50 of them on both; ten of those on `a` were rewritten, so that their copies on `b` are old.
 fn damaged_on_both() -> Damaged {
-    let [a, b] = ["a", "b"].map(|name| TestLeg::sized(name, Some(TYPE1), LARGE));
+    let [a, b] = ["a", "b"].map(|name| TestReplica::sized(name, Some(TYPE1), LARGE));
     let mirror = opened(&[&a, &b]);
     write(&mirror, extent(0, LARGE), 1).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     let rewritten: Vec<u64> = (0..100).map(|at| at * 5 * 16 + 3).collect();
     rewritten.iter().for_each(|lba| write(&mirror, extent(*lba, 1), 2).unwrap());
-    tidy(&mirror);
-    assert_eq!(mirror.describe().legs[1].missed_bytes, 100 << 16);
+    sweep(&mirror);
+    assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 100 << 16);
     let mut drawn: Vec<u64> = (0..LARGE).filter(|lba| !rewritten.contains(lba)).collect();
     drawn.sort_by_key(|lba| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF);
     let both = drawn[..50].to_vec();
@@ -474,8 +480,8 @@ fn damaged_on_both() -> Damaged {
 #[test]
 fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
     let Damaged { a: _a, b, mirror, rewritten, both } = damaged_on_both();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
     let expected = |lba: u64| if rewritten.contains(&lba) { 2 } else { 1 };
     let is_lost = |lba: u64| both.contains(&lba) || rewritten[..10].contains(&lba);
     let all_right_or_lost = |when: &str| {
@@ -488,12 +494,12 @@ fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
         }
     };
     all_right_or_lost("before");
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 2]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
     all_right_or_lost("after");
     let lasting = |outcome| -> std::collections::BTreeSet<u64> {
-        let found: Vec<BadBlock> = faults(outcome);
-        found.iter().filter(|fault| !fault.repaired).map(|fault| fault.lba.get()).collect()
+        let found: Vec<BadBlock> = bad_blocks(outcome);
+        found.iter().filter(|bad| !bad.repaired).map(|bad| bad.lba.get()).collect()
     };
     let lost: std::collections::BTreeSet<u64> = (0..LARGE).filter(|lba| is_lost(*lba)).collect();
     assert_eq!(lost.len(), 60);

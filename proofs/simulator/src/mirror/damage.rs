@@ -127,8 +127,8 @@ impl Trial {
         self.report.decays += 1;
         match came.refused {
             // Its label is gone, or cannot be read.
-            None | Some(MirrorError::Label { .. } | MirrorError::Leg { .. }) => Ok(()),
-            Some(MirrorError::Refused { refusal: AssembleError::NotAReplica { leg: at }, .. }) if at <= leg => Ok(()),
+            None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
+            Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= leg => Ok(()),
             Some(error) => Err(format!("with a decayed leg: {error}")),
         }
     }

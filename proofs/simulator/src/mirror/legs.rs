@@ -194,17 +194,17 @@ impl Leg {
     /// got there.
     pub fn is_noted_as(&self, legs: &[Leg], what: impl Fn(ReplicaState) -> bool) -> bool {
         let Some(own) = self.own_label() else { return false };
-        let id = own.members[own.own_index].id;
+        let id = own.replicas[own.own_index].id;
         let notes = |label: Label| {
-            label.members[label.own_index].standing == ReplicaState::InSync
-                && label.members.iter().any(|member| member.id == id && what(member.standing))
+            label.replicas[label.own_index].state == ReplicaState::InSync
+                && label.replicas.iter().any(|member| member.id == id && what(member.state))
         };
         legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
     }
 
     /// What it is by its own label.
     pub fn own_standing(&self) -> Option<ReplicaState> {
-        self.own_label().map(|label| label.members[label.own_index].standing)
+        self.own_label().map(|label| label.replicas[label.own_index].state)
     }
 
     /// Whether its own label says that it has everything.

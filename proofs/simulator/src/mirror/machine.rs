@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use sealblock_block::{DynDevice, Gate};
 use sealblock_layers_mirror::{
-    CreateOptions, MirrorError, Mutation, OpenOptions, Opened, ReplicaError, ReplicaSource, TestHooks, create_drill,
-    open_drill,
+    CreateOptions, MirrorError, Mutation, OpenOptions, OpenMirror, ReplicaError, ReplicaSource, TestHooks, create_with_hooks,
+    open_with_hooks,
 };
 
 use super::clock::Hurried;
@@ -88,9 +88,9 @@ pub(super) struct Stage {
 impl Stage {
     /// Opens the mirror of the legs that are meant to be in use, those that are held being absent.
     pub async fn open(self) -> Result<Up, MirrorError> {
-        let options = OpenOptions { read_only: false, random: self.opening.random };
+        let options = OpenOptions { is_read_only: false, random: self.opening.random };
         let opened =
-            open_drill(self.sources(self.world.is_any_order.get()).await, self.clock(), options, self.opening.drill())
+            open_with_hooks(self.sources(self.world.is_any_order.get()).await, self.clock(), options, self.opening.drill())
                 .await?;
         Ok(self.up(opened))
     }
@@ -98,7 +98,7 @@ impl Stage {
     /// Makes a mirror of the legs that are meant to be in use, whatever is on them. That of the given one counts.
     pub async fn make(self, from: Option<usize>) -> Result<Up, ReplicaError> {
         let options = CreateOptions { random: self.opening.random, from, force: true };
-        let opened = create_drill(self.sources(false).await, self.clock(), options, self.opening.drill()).await?;
+        let opened = create_with_hooks(self.sources(false).await, self.clock(), options, self.opening.drill()).await?;
         Ok(self.up(opened))
     }
 
@@ -121,7 +121,7 @@ impl Stage {
         Hurried { executor: self.executor.clone(), factor: self.opening.factor }
     }
 
-    fn up(self, opened: Opened<Hurried>) -> Up {
+    fn up(self, opened: OpenMirror<Hurried>) -> Up {
         let Stage { world, executor, random, opening } = self;
         *world.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));

@@ -126,7 +126,7 @@ impl Trial {
             })?;
             match came.refused {
                 None => Ok(()),
-                Some(MirrorError::Refused { .. }) if !must_open => Ok(()),
+                Some(MirrorError::Assemble { .. }) if !must_open => Ok(()),
                 Some(error) if trial.is_in_doubt(&error) => Ok(()),
                 Some(error) => Err(format!("{what}: {error}")),
             }

@@ -96,7 +96,7 @@ impl Trial {
         })?;
         match came.refused.filter(|error| !self.is_in_doubt(error)) {
             None => Ok(()),
-            Some(MirrorError::Refused { refusal: AssembleError::NoneInSync, .. }) if !somebody_speaks => Ok(()),
+            Some(MirrorError::Assemble { error: AssembleError::NoneInSync, .. }) if !somebody_speaks => Ok(()),
             Some(error) => Err(format!("with an older image that was only looked at: {error}")),
         }
     }
@@ -112,8 +112,8 @@ impl Trial {
         };
         let came = self.machine(plan, |up| async move { go_on_from_image(&up).await })?;
         match came.refused {
-            Some(MirrorError::Refused {
-                refusal: AssembleError::NoneInSync | AssembleError::NotAReplica { .. } | AssembleError::TakenOut { .. },
+            Some(MirrorError::Assemble {
+                error: AssembleError::NoneInSync | AssembleError::NotAReplica { .. } | AssembleError::Removed { .. },
                 ..
             }) => return Ok(()),
             Some(error) => return Err(format!("an older image alone: {error}")),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_integrity::{Checks, Sealed};
-use sealblock_layers_mirror::LegDescription;
+use sealblock_layers_mirror::ReplicaInfo;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::{Extent, Lba};
 
@@ -45,8 +45,8 @@ pub(super) async fn come_to_rest(up: &Up) -> Result<(), Stop> {
         }
         up.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / up.factor)).await;
     }
-    let is_split = |leg: &LegDescription| leg.why.contains("split brain");
-    if up.world.is_in_doubt.get() && up.world.describe().is_some_and(|now| now.legs.iter().any(is_split)) {
+    let is_split = |leg: &ReplicaInfo| leg.last_error.contains("split brain");
+    if up.world.is_in_doubt.get() && up.world.describe().is_some_and(|now| now.replicas.iter().any(is_split)) {
         return Err(Stop);
     }
     up.world.find(format!("the mirror does not come to rest: {:?}", up.world.describe()));
@@ -58,8 +58,8 @@ async fn make_legs(up: &Up) {
     let (Some(description), Some(mirror)) = (up.world.describe(), up.world.mirror.borrow().clone()) else { return };
     for site in up.in_use() {
         let is_nothing =
-            |leg: &&LegDescription| leg.name == site.name && !leg.is_here && leg.why.contains("mirror replace");
-        if description.legs.iter().any(|leg| is_nothing(&leg)) {
+            |leg: &&ReplicaInfo| leg.name == site.name && !leg.is_online && leg.last_error.contains("mirror replace");
+        if description.replicas.iter().any(|leg| is_nothing(&leg)) {
             site.is_lent.set(true);
             let done = mirror.replace(&site.name, source(&site).await, true).await;
             site.is_lent.set(false);
@@ -72,19 +72,19 @@ fn is_at_rest(up: &Up) -> bool {
     let is_current = |site: &Rc<ReplicaEnv>| {
         site.line.get() == ReplicaLink::Up && up.world.standing(site) == Some((ReplicaState::InSync, true))
     };
-    up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.unsettled_bytes == 0)
+    up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.dirty_bytes == 0)
 }
 
 /// Whether the legs' labels list no more older copies than are withheld: what was written over others is known to be durable.
 async fn lists_are_short(up: &Up) -> bool {
     let Some(description) = up.world.describe() else { return false };
-    let withheld: u64 = description.legs.iter().map(|leg| leg.stale_blocks).sum();
+    let withheld: u64 = description.replicas.iter().map(|leg| leg.stale_blocks).sum();
     for site in up.in_use().iter().filter(|site| !site.bare) {
         let Some(volume) = site.volume.borrow().clone() else { return false };
         let annex = volume.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await;
         let Ok(Response::Reserved(bytes)) = annex else { return false };
         let Ok(Some(label)) = Label::decode(&bytes) else { return false };
-        let listed: usize = label.members.iter().map(|member| member.stale.len()).sum();
+        let listed: usize = label.replicas.iter().map(|member| member.stale.len()).sum();
         if listed as u64 != withheld {
             return false;
         }
@@ -109,7 +109,7 @@ async fn compare(up: &Up) -> Result<(), Stop> {
     }
     let Some(description) = up.world.describe() else { return Ok(()) };
     for site in up.in_use() {
-        let of_it = description.legs.iter().filter(|leg| leg.name == site.name);
+        let of_it = description.replicas.iter().filter(|leg| leg.name == site.name);
         let listed: u64 = of_it.map(|leg| leg.stale_blocks).sum();
         if kept[site.number] > listed {
             let (number, kept) = (site.number, kept[site.number]);

@@ -83,8 +83,8 @@ impl Trial {
         let labels: Vec<_> = labels.into_iter().filter_map(|(_, leg)| leg.own_label()).collect();
         let is_labelled = self.legs[new].own_label().is_some();
         let is_out = self.legs[old].own_label().map_or(is_labelled, |own| {
-            let id = own.members[own.own_index].id;
-            labels.iter().any(|label| !label.members.iter().any(|member| member.id == id))
+            let id = own.replicas[own.own_index].id;
+            labels.iter().any(|label| !label.replicas.iter().any(|member| member.id == id))
         });
         // The mirror did not know it by its name any more, so it was not asked.
         let is_left = self.legs[old].is_noted_as(&self.legs, |standing| standing != ReplicaState::InSync);

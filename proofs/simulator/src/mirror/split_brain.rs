@@ -52,11 +52,11 @@ impl Trial {
         let came = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
         match came.refused {
             // They may not know of a leg that was added since.
-            Some(MirrorError::Refused {
-                refusal:
+            Some(MirrorError::Assemble {
+                error:
                     AssembleError::NoneInSync
                     | AssembleError::NotAReplica { .. }
-                    | AssembleError::TakenOut { .. }
+                    | AssembleError::Removed { .. }
                     // Those that are there may never have got a label.
                     | AssembleError::NewWithoutReplica { .. },
                 ..
@@ -78,11 +78,11 @@ impl Trial {
         match came.refused {
             None => Ok(false),
             // One side may not know of a leg that the other has added, or that it was left behind by one that lacks something.
-            Some(MirrorError::Refused {
-                refusal:
+            Some(MirrorError::Assemble {
+                error:
                     AssembleError::SplitBrain { .. }
                     | AssembleError::NotAReplica { .. }
-                    | AssembleError::TakenOut { .. }
+                    | AssembleError::Removed { .. }
                     | AssembleError::NoneInSync,
                 ..
             }) => Ok(true),

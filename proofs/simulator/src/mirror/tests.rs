@@ -33,7 +33,7 @@ fn a_mirror_that_does_not_note_where_it_writes_is_caught() {
 
 #[test]
 fn a_mirror_that_reads_legs_that_are_not_up_to_date_is_caught() {
-    assert_caught(Mutation::ReadRebuilding, Workload::Mixed, 20);
+    assert_caught(Mutation::ReadResyncing, Workload::Mixed, 20);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
 
 #[test]
 fn a_mirror_that_destroys_the_last_copy_beside_a_resync_is_caught() {
-    assert_caught(Mutation::SpoilLastCopy, Workload::Trim, 40);
+    assert_caught(Mutation::PoisonLastCopy, Workload::Trim, 40);
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn an_older_image_that_goes_on_alone_and_is_not_told_from_the_others_is_caught()
 
 #[test]
 fn a_mirror_that_tells_legs_that_come_back_by_the_order_of_their_names_is_caught() {
-    assert_caught(Mutation::BelieveOrder, Workload::Hot, 70);
+    assert_caught(Mutation::TrustOrder, Workload::Hot, 70);
 }
 
 #[test]

@@ -171,17 +171,17 @@ impl Trial {
     /// way, and calls another one missing that is up to date since. An image from just before that label, put back, would look
     /// like those who went on without it, so they are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
-        matches!(error, MirrorError::Refused { refusal: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
+        matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
 
     fn has_doubt(&self) -> bool {
         let current: Vec<_> = self.legs.iter().filter(|leg| leg.is_current).filter_map(Leg::own_label).collect();
         let lacks = |label: &Label| {
-            let is_missing = |id| label.members.iter().any(|of| of.id == id && of.standing != ReplicaState::InSync);
-            let is_own_current = label.members[label.own_index].standing == ReplicaState::InSync;
+            let is_missing = |id| label.replicas.iter().any(|of| of.id == id && of.state != ReplicaState::InSync);
+            let is_own_current = label.replicas[label.own_index].state == ReplicaState::InSync;
             label.is_tentative
                 && is_own_current
-                && current.iter().any(|other| is_missing(other.members[other.own_index].id))
+                && current.iter().any(|other| is_missing(other.replicas[other.own_index].id))
         };
         let others = self.legs.iter().filter(|leg| leg.is_in_use() && !leg.is_current);
         others.filter_map(Leg::own_label).any(|label| lacks(&label))
@@ -189,7 +189,7 @@ impl Trial {
 
     /// Whether a refusal says that a leg which was away may have more than its own label and the others say.
     pub fn is_left(error: &MirrorError) -> bool {
-        matches!(error, MirrorError::Refused { refusal: AssembleError::NoneInSync, .. })
+        matches!(error, MirrorError::Assemble { error: AssembleError::NoneInSync, .. })
     }
 
     pub fn plan(&self, what: &'static str, present: Vec<bool>) -> Plan {
@@ -233,7 +233,7 @@ impl Trial {
         match came.refused {
             None => Ok(()),
             // Its own label may not have been written since it was brought up to date.
-            Some(MirrorError::Refused { refusal: AssembleError::NoneInSync, .. }) if !must_open => Ok(()),
+            Some(MirrorError::Assemble { error: AssembleError::NoneInSync, .. }) if !must_open => Ok(()),
             Some(error) if self.is_in_doubt(&error) => Ok(()),
             Some(error) => Err(format!("the mirror could not be opened: {error}")),
         }

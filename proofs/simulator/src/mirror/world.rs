@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Abilities, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Description, LegDescription, Mirror};
+use sealblock_layers_mirror::{MirrorInfo, ReplicaInfo, Mirror};
 use sealblock_units::Extent;
 
 use super::clock::Hurried;
@@ -87,7 +87,7 @@ impl Harness {
         extent.start().get() >> self.region_shift..=extent.last().get() >> self.region_shift
     }
 
-    pub fn describe(&self) -> Option<Description> {
+    pub fn describe(&self) -> Option<MirrorInfo> {
         self.mirror.borrow().as_ref().map(|mirror| mirror.describe())
     }
 
@@ -95,16 +95,16 @@ impl Harness {
     pub fn standing(&self, site: &ReplicaEnv) -> Option<(ReplicaState, bool)> {
         let description = self.describe()?;
         // One that could not be added has left its place and its name behind.
-        let named = description.legs.iter().filter(|leg| leg.name == site.name);
-        named.min_by_key(|leg| leg.standing == ReplicaState::Removed).map(|leg| (leg.standing, leg.is_here))
+        let named = description.replicas.iter().filter(|leg| leg.name == site.name);
+        named.min_by_key(|leg| leg.state == ReplicaState::Removed).map(|leg| (leg.state, leg.is_online))
     }
 
     /// A leg's disk loses what it may. Where no other leg is up to date that is the mirror's loss.
     pub fn restarted(&self, site: &ReplicaEnv) {
         let Some(description) = self.describe() else { return };
         let is_current =
-            |name: &str| description.legs.iter().any(|leg| leg.name == name && leg.standing == ReplicaState::InSync);
-        let others = description.legs.iter().any(|leg| leg.standing == ReplicaState::InSync && leg.name != site.name);
+            |name: &str| description.replicas.iter().any(|leg| leg.name == name && leg.state == ReplicaState::InSync);
+        let others = description.replicas.iter().any(|leg| leg.state == ReplicaState::InSync && leg.name != site.name);
         if is_current(&site.name) && !others {
             self.losses.set(self.losses.get() + 1);
             self.ledger.checker.borrow_mut().lose();
@@ -116,8 +116,8 @@ impl Harness {
         let Some(description) = self.describe() else { return Vec::new() };
         let is_well = |site: &&Rc<ReplicaEnv>| {
             let is_it =
-                |leg: &LegDescription| leg.name == site.name && leg.is_here && leg.standing == ReplicaState::InSync;
-            site.line.get() == ReplicaLink::Up && !site.bare && description.legs.iter().any(is_it)
+                |leg: &ReplicaInfo| leg.name == site.name && leg.is_online && leg.state == ReplicaState::InSync;
+            site.line.get() == ReplicaLink::Up && !site.bare && description.replicas.iter().any(is_it)
         };
         self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.breaks.get())).collect()
     }

@@ -6,7 +6,7 @@ use crate::control::server::{DamageStatus, FileTrouble, Health, Seen};
 use crate::control::status::{RunStatus, ScrubStatus};
 use crate::report::Checked;
 use crate::tally::count;
-use sealblock_layers_mirror::State;
+use sealblock_layers_mirror::MirrorState;
 use sealblock_units::ByteCount;
 
 /// Runs of bad blocks that the sentence names.
@@ -96,7 +96,7 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
         finding(Health::Damaged, words, advice)
     });
     let mut findings: Vec<Finding> = older.collect();
-    if mirror.state == State::Optimal.as_str() {
+    if mirror.state == MirrorState::Optimal.as_str() {
         return findings;
     }
     let is_ailing = |replica: &&ReplicaStatus| !(replica.is_in_sync() && replica.online);

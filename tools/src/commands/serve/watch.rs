@@ -7,7 +7,7 @@ use std::sync::Weak;
 
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Description, LegDescription, State};
+use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_runtime_reactor::spawn;
 
 use crate::control::mirror_status::state_text;
@@ -26,13 +26,13 @@ pub fn watch(facts: &Facts, state: &Weak<NamespaceState>) {
 }
 
 async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, namespace: Weak<NamespaceState>) {
-    let mut known = State::Optimal;
+    let mut known = MirrorState::Optimal;
     // How it was opened, nobody has told.
     let mut is_new = mirror.describe().state != known;
     while let Some(state) = mirror.other_state(known).await {
         match state {
-            State::Optimal => degraded.borrow_mut().remove(&number),
-            State::Degraded | State::Failed => degraded.borrow_mut().insert(number),
+            MirrorState::Optimal => degraded.borrow_mut().remove(&number),
+            MirrorState::Degraded | MirrorState::Failed => degraded.borrow_mut().insert(number),
         };
         if let Some(namespace) = namespace.upgrade() {
             namespace.report_degraded(!degraded.borrow().is_empty());
@@ -45,33 +45,33 @@ async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, na
 }
 
 /// Whether the mirror itself has told of a change, with the leg that went and why.
-fn is_told(before: State, now: State, mirror: &OpenMirror) -> bool {
+fn is_told(before: MirrorState, now: MirrorState, mirror: &OpenMirror) -> bool {
     match (before, now) {
-        (_, State::Failed) => true,
-        (State::Optimal, State::Degraded) => !ailing(&mirror.describe()).is_empty(),
-        (_, State::Optimal | State::Degraded) => false,
+        (_, MirrorState::Failed) => true,
+        (MirrorState::Optimal, MirrorState::Degraded) => !ailing(&mirror.describe()).is_empty(),
+        (_, MirrorState::Optimal | MirrorState::Degraded) => false,
     }
 }
 
-fn tell(mirror: &OpenMirror, state: State) {
+fn tell(mirror: &OpenMirror, state: MirrorState) {
     let target = mirror.target();
     let members = ailing(&mirror.describe());
     match (state, members.is_empty()) {
-        (State::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
+        (MirrorState::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
         (state, true) => tracing::warn!("{target} is {}: a crash may have left its members different", state.as_str()),
         (state, false) => tracing::warn!("{target} is {}: {}", state.as_str(), members.join(", ")),
     }
 }
 
 /// The members that are away or not in sync, in words.
-fn ailing(mirror: &Description) -> Vec<String> {
-    let is_ailing = |leg: &&LegDescription| {
-        leg.standing != ReplicaState::Removed && !(leg.standing == ReplicaState::InSync && leg.is_here)
+fn ailing(mirror: &MirrorInfo) -> Vec<String> {
+    let is_ailing = |leg: &&ReplicaInfo| {
+        leg.state != ReplicaState::Removed && !(leg.state == ReplicaState::InSync && leg.is_online)
     };
     mirror
-        .legs
+        .replicas
         .iter()
         .filter(is_ailing)
-        .map(|leg| format!("{} is {}", leg.name, state_text(leg.standing.as_str())))
+        .map(|leg| format!("{} is {}", leg.name, state_text(leg.state.as_str())))
         .collect()
 }

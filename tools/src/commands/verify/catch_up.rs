@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sealblock_block::{Device, WhyUnchecked};
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Description, LegDescription};
+use sealblock_layers_mirror::{MirrorInfo, ReplicaInfo};
 use sealblock_units::{ByteCount, Extent};
 
 use super::job::coverage_of;
@@ -33,7 +33,7 @@ pub(super) async fn wait(opened: &Opened, show: Show) -> Result<(), CliError> {
 /// Waits for the mirrors that this process has open, at any depth, for as long as less and less is missing.
 async fn wait_here(opened: &Opened, show: Show) {
     let mirrors: Vec<_> = opened.facts.all().into_iter().filter_map(|facts| facts.mirror.clone()).collect();
-    let began: Vec<Description> = mirrors.iter().map(|mirror| mirror.describe()).collect();
+    let began: Vec<MirrorInfo> = mirrors.iter().map(|mirror| mirror.describe()).collect();
     let left_bytes = || -> u64 {
         let now = mirrors.iter().map(|mirror| mirror.describe());
         now.zip(&began).map(|(now, began)| waiting_bytes(&now, began)).fold(0, u64::saturating_add)
@@ -52,15 +52,15 @@ async fn wait_here(opened: &Opened, show: Show) {
 }
 
 /// Bytes that are still to be made alike of a mirror. A member that was left behind since may be so for ever.
-fn waiting_bytes(now: &Description, began: &Description) -> u64 {
-    let failures = |at: usize| began.legs.get(at).map_or(0, |leg| leg.failures);
-    let waits = |(at, leg): &(usize, &LegDescription)| {
-        let is_behind = matches!(leg.standing, ReplicaState::OutOfSync | ReplicaState::Resyncing);
-        is_behind && leg.is_here && leg.failures == failures(*at)
+fn waiting_bytes(now: &MirrorInfo, began: &MirrorInfo) -> u64 {
+    let failures = |at: usize| began.replicas.get(at).map_or(0, |leg| leg.failures);
+    let waits = |(at, leg): &(usize, &ReplicaInfo)| {
+        let is_behind = matches!(leg.state, ReplicaState::OutOfSync | ReplicaState::Resyncing);
+        is_behind && leg.is_online && leg.failures == failures(*at)
     };
     // The last step of a member that has everything is to say so in the labels.
-    let missed = now.legs.iter().enumerate().filter(waits).map(|(_, leg)| leg.missed_bytes.max(1));
-    missed.fold(now.suspect_bytes, u64::saturating_add)
+    let missed = now.replicas.iter().enumerate().filter(waits).map(|(_, leg)| leg.out_of_sync_bytes.max(1));
+    missed.fold(now.nosync_bytes, u64::saturating_add)
 }
 
 /// Waits for the copies of another host, which tells of them in answers to a Verify.

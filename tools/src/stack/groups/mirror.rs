@@ -9,7 +9,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    CreateOptions, Description, Mirror, MirrorError, OpenOptions, Reopen, ReplicaError, ReplicaSource, State,
+    CreateOptions, Mirror, MirrorError, MirrorInfo, MirrorState, OpenOptions, Reopen, ReplicaError, ReplicaSource,
 };
 
 use super::super::{Access, CloseHandle, Facts, Opened, ReactorClock, Usage, close_all, received_bytes};
@@ -47,7 +47,7 @@ struct Leg {
 
 impl OpenMirror {
     /// What it is made of now.
-    pub fn describe(&self) -> Description {
+    pub fn describe(&self) -> MirrorInfo {
         self.mirror.describe()
     }
 
@@ -93,10 +93,10 @@ impl OpenMirror {
     async fn replace(&self, old: &TargetName, new: &TargetName, force: bool) -> Result<(), CliError> {
         let name = old.to_string();
         if force {
-            self.mirror.believe_names();
+            self.mirror.trust_names();
         }
-        let legs = self.describe().legs;
-        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_here && leg.standing == ReplicaState::InSync);
+        let legs = self.describe().replicas;
+        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_online && leg.state == ReplicaState::InSync);
         if is_current && old == new {
             return Err(CliError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
         }
@@ -148,7 +148,7 @@ impl OpenMirror {
     async fn remove(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
         let name = target.to_string();
         if force {
-            self.mirror.believe_names();
+            self.mirror.trust_names();
         }
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<Leg>> = self.legs.borrow_mut().extract_if(.., |leg| leg.name == name).collect();
@@ -164,14 +164,14 @@ impl OpenMirror {
     }
 
     /// How it is once that is something else than `known`; nothing when it was closed.
-    pub async fn other_state(&self, known: State) -> Option<State> {
-        let state = self.mirror.other_state(known).await;
+    pub async fn other_state(&self, known: MirrorState) -> Option<MirrorState> {
+        let state = self.mirror.state_changed(known).await;
         (!self.mirror.is_closed()).then_some(state)
     }
 
     /// Waits until no leg is being brought up to date; whether all that were are.
     pub async fn settled(&self) -> bool {
-        self.mirror.settled().await
+        self.mirror.resync_ended().await
     }
 
     /// Notes what is settled, then closes the legs.
@@ -293,7 +293,7 @@ async fn put_together(
         };
         sources.push(leg.source(device));
     }
-    let options = OpenOptions { read_only: access == Access::Read, random: new_uuid()? };
+    let options = OpenOptions { is_read_only: access == Access::Read, random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();
@@ -304,7 +304,9 @@ async fn put_together(
             tracing::warn!(replica = leg.name, %error, "the label could not be written");
         }
     }
-    for leg in legs.iter().filter(|leg| described.legs.iter().any(|other| other.name == leg.name && !other.is_here)) {
+    for leg in
+        legs.iter().filter(|leg| described.replicas.iter().any(|other| other.name == leg.name && !other.is_online))
+    {
         // Whoever makes it a leg must be able to open it.
         let _ = leg.close().await;
     }
@@ -352,7 +354,7 @@ fn held(
     target: &TargetName,
     legs: &[Rc<Leg>],
     facts: Vec<Facts>,
-    opened: sealblock_layers_mirror::Opened<ReactorClock>,
+    opened: sealblock_layers_mirror::OpenMirror<ReactorClock>,
 ) -> Opened {
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     let legs = RefCell::new(legs.to_vec());
@@ -362,10 +364,10 @@ fn held(
 }
 
 /// Says which legs are not there: once for each mirror of this process, however many cores open it.
-fn tell_of_gone(target: &TargetName, mirror: &Description) {
+fn tell_of_gone(target: &TargetName, mirror: &MirrorInfo) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for leg in mirror.legs.iter().filter(|leg| !leg.is_here && leg.standing != ReplicaState::Removed) {
-        let what = format!("{target} goes without {}: {}", leg.name, leg.why);
+    for leg in mirror.replicas.iter().filter(|leg| !leg.is_online && leg.state != ReplicaState::Removed) {
+        let what = format!("{target} goes without {}: {}", leg.name, leg.last_error);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
             note(what);
@@ -380,10 +382,10 @@ fn is_gone(failure: &CliError) -> bool {
 
 fn of_mirror(error: &MirrorError) -> CliError {
     let (cause, advice) = match error {
-        MirrorError::Legs(_) => (Cause::Usage, None),
-        MirrorError::Refused { refusal, .. } => advice(refusal),
+        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
+        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
-        MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
+        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
         | MirrorError::Capacity { .. }
@@ -402,19 +404,19 @@ fn of_mirror(error: &MirrorError) -> CliError {
 fn of_member(error: &ReplicaError) -> CliError {
     let failure = |cause| CliError::new(cause, CHANGING, error);
     match error {
-        ReplicaError::Full | ReplicaError::Last(_) => failure(Cause::Refused),
+        ReplicaError::Full | ReplicaError::LastInSync(_) => failure(Cause::Refused),
         ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
-        ReplicaError::Absent { .. } => failure(Cause::Unreachable),
-        ReplicaError::Labelled { .. } | ReplicaError::Holds { .. } => {
+        ReplicaError::Offline { .. } => failure(Cause::Unreachable),
+        ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
             failure(Cause::Refused).advise("another device, or --force to replace what is on it")
         }
         ReplicaError::InUse { .. } => failure(Cause::Refused),
-        ReplicaError::Undecided { .. } => {
+        ReplicaError::AmbiguousSource { .. } => {
             failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
         }
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
-        ReplicaError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
@@ -423,7 +425,7 @@ fn of_member(error: &ReplicaError) -> CliError {
             "again when one of them is back, or --force to go by the order of the names: a leg that is taken for another is out, and \
              loses nothing",
         ),
-        ReplicaError::Note(_) | ReplicaError::Change(_) => failure(Cause::Io),
+        ReplicaError::WriteLabels(_) | ReplicaError::WriteBlocks(_) => failure(Cause::Io),
     }
 }
 
@@ -436,11 +438,11 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
         AssembleError::NotAReplica { .. } => {
             (Cause::Refused, Some("`sealblock mirror add TARGET LEG` brings a new leg up to date"))
         }
-        AssembleError::TakenOut { .. } => (
+        AssembleError::Removed { .. } => (
             Cause::Refused,
             Some("the mirror without it; `sealblock mirror add TARGET LEG --force` makes it a leg again"),
         ),
-        AssembleError::NotMade { .. } => (
+        AssembleError::NotCreated { .. } => (
             Cause::Refused,
             Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
         ),

@@ -229,24 +229,24 @@ impl Model {
     pub fn must_open(&self, tip: (&Known, &Label), others: &[(&Known, &Label)]) -> bool {
         let (known, label) = tip;
         let Some(node) = known.node.filter(|_| !known.is_mixed && !known.is_new) else { return false };
-        if label.members[label.own_index].standing != ReplicaState::InSync {
+        if label.replicas[label.own_index].state != ReplicaState::InSync {
             return false;
         }
-        let id = label.members[label.own_index].id;
+        let id = label.replicas[label.own_index].id;
         let in_use: Vec<&Id> =
-            label.members.iter().filter(|of| of.standing != ReplicaState::Removed).map(|of| &of.id).collect();
+            label.replicas.iter().filter(|of| of.state != ReplicaState::Removed).map(|of| &of.id).collect();
         let has_standing = |label: &Label, id: &Id, standing: ReplicaState| {
-            label.members.iter().any(|member| member.id == *id && member.standing == standing)
+            label.replicas.iter().any(|member| member.id == *id && member.state == standing)
         };
         // Who is called in sync there, too, was left behind by nobody who may have gone on, and none was replaced.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
-            let own = &theirs.members[theirs.own_index].id;
-            let has_all = in_use.iter().all(|id| theirs.members.iter().any(|member| member.id == **id));
+            let own = &theirs.replicas[theirs.own_index].id;
+            let has_all = in_use.iter().all(|id| theirs.replicas.iter().any(|member| member.id == **id));
             has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
         };
         others.iter().all(|(other, theirs)| {
-            let own = theirs.members[theirs.own_index].id;
+            let own = theirs.replicas[theirs.own_index].id;
             let is_known = known.heard.get(&own).is_some_and(|heard| self.is_label_before(other.own, *heard));
             own != id
                 && in_use.contains(&&own)

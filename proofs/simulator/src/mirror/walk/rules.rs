@@ -64,7 +64,7 @@ impl Copies {
 pub fn check_in_sync(world: &World) {
     let Some(state) = world.state() else { return };
     let is_settled =
-        world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().unsettled_bytes == 0);
+        world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
     if !is_settled {
         return;
     }
@@ -141,7 +141,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
     world.say(format!("    refused: {why}"));
     // Others are blank or wiped, and no obstacle.
     let given: Vec<_> = present.iter().filter_map(|number| world.labelled(*number)).collect();
-    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.members[label.own_index].id).collect();
+    let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.replicas[label.own_index].id).collect();
     if ids.len() < given.len() {
         // Of two images of one replica nothing tells which is meant.
         return;
@@ -149,7 +149,7 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
     for (at, (known, label)) in given.iter().enumerate() {
         let others = given.iter().enumerate().filter(|(other, _)| *other != at);
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
-        let members = label.members.iter().filter(|member| member.standing != ReplicaState::Removed).count();
+        let members = label.replicas.iter().filter(|member| member.state != ReplicaState::Removed).count();
         if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
             world.find(format!("it is refused although label {at} has the only history: {why}"));
         }

@@ -8,8 +8,8 @@ use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Gate, Out
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    CreateOptions, OpenOptions, Opened, Reopen, ReplicaSource, TestHooks, create_drill, mark_written_alone_drill,
-    open_drill,
+    CreateOptions, OpenOptions, OpenMirror, Reopen, ReplicaSource, TestHooks, create_with_hooks, mark_written_alone_with_hooks,
+    open_with_hooks,
 };
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
@@ -114,7 +114,7 @@ pub async fn run(
 }
 
 /// Opens or makes the mirror. If it is refused, it must be right that it is.
-async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<Opened<Executor>> {
+async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<OpenMirror<Executor>> {
     let named = plan.named.iter().map(|number| &world.replicas[*number]);
     let sources = named.map(|replica| source(world, replica, executor)).collect();
     let mut random = [0; 16];
@@ -122,11 +122,11 @@ async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<Ope
     random[8..].copy_from_slice(&world.random.word().to_le_bytes());
     if plan.creates {
         let options = CreateOptions { random, from: Some(0), force: true };
-        let made = create_drill(sources, executor.clone(), options, plan.drill).await;
+        let made = create_with_hooks(sources, executor.clone(), options, plan.drill).await;
         return made.map_err(|why| world.find(format!("a mirror cannot be made: {why}"))).ok();
     }
-    let options = OpenOptions { read_only: plan.read_only, random };
-    let opened = open_drill(sources, executor.clone(), options, plan.drill).await;
+    let options = OpenOptions { is_read_only: plan.read_only, random };
+    let opened = open_with_hooks(sources, executor.clone(), options, plan.drill).await;
     opened.map_err(|why| check_refusal(world, &plan.named, &plan.present, &why)).ok()
 }
 
@@ -138,7 +138,7 @@ pub async fn mark_alone(
     done: Rc<std::cell::Cell<bool>>,
 ) {
     let device = plug(&world, &world.replicas[number], &executor);
-    match mark_written_alone_drill(&device, drill).await {
+    match mark_written_alone_with_hooks(&device, drill).await {
         Ok(()) => done.set(true),
         Err(why) => world.find(format!("a replica cannot be marked as written alone: {why}")),
     }
@@ -169,11 +169,11 @@ impl Host {
     fn say_standings(&self) {
         let description = self.mirror.describe();
         let legs: Vec<String> = description
-            .legs
+            .replicas
             .iter()
-            .map(|leg| format!("{} {}{}", leg.name, leg.standing.as_str(), if leg.is_here { "" } else { " (away)" }))
+            .map(|leg| format!("{} {}{}", leg.name, leg.state.as_str(), if leg.is_online { "" } else { " (away)" }))
             .collect();
-        self.say(format!("{}; unsettled {} bytes", legs.join(", "), description.unsettled_bytes));
+        self.say(format!("{}; unsettled {} bytes", legs.join(", "), description.dirty_bytes));
     }
 
     async fn steps(&self, came: &Rc<std::cell::RefCell<Came>>) {
@@ -294,7 +294,7 @@ impl Host {
             }),
             Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
             Err(error) => {
-                if self.plan.read_only && self.mirror.describe().unsettled_bytes > 0 {
+                if self.plan.read_only && self.mirror.describe().dirty_bytes > 0 {
                     // What the members have there differs, and the one that was read may be gone, or damaged since.
                     before.clear();
                     had.clear();
@@ -517,7 +517,7 @@ impl Host {
     }
 
     async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {
-        let members = self.mirror.describe().legs.iter().filter(|leg| leg.standing != ReplicaState::Removed).count();
+        let members = self.mirror.describe().replicas.iter().filter(|leg| leg.state != ReplicaState::Removed).count();
         let replica = self.named();
         if members < 3 || came.borrow().removed.contains(&replica.number) {
             return;
@@ -538,11 +538,11 @@ impl Host {
     /// Whether labels call nobody in sync who is not: somebody who has not flushed what was answered before the opening.
     fn has_gone_on(&self) -> bool {
         let in_sync: Vec<usize> = self.world.in_sync().iter().map(|replica| replica.number).collect();
-        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.members[label.own_index].id);
+        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);
         let ids: Vec<_> = in_sync.iter().filter_map(|number| id(*number)).collect();
         let labels = in_sync.iter().filter_map(|number| self.world.labelled(*number));
-        let called = labels.flat_map(|(_, label)| label.members);
-        called.filter(|member| member.standing == ReplicaState::InSync).all(|member| ids.contains(&member.id))
+        let called = labels.flat_map(|(_, label)| label.replicas);
+        called.filter(|member| member.state == ReplicaState::InSync).all(|member| ids.contains(&member.id))
     }
 
     /// Leaves the mirror, closed or not.

@@ -29,7 +29,7 @@ fn walks_pass() {
 #[test]
 fn unmarked_changes_and_early_reads_are_noticed() {
     assert_caught(Mutation::SkipMark, Workload::Mixed, 5);
-    assert_caught(Mutation::ReadRebuilding, Workload::Mixed, 5);
+    assert_caught(Mutation::ReadResyncing, Workload::Mixed, 5);
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn marks_that_are_cleared_early_and_changes_out_of_order_are_noticed() {
 
 #[test]
 fn a_last_copy_that_is_spoilt_is_noticed() {
-    assert_caught(Mutation::SpoilLastCopy, Workload::Spoil, 20);
+    assert_caught(Mutation::PoisonLastCopy, Workload::Spoil, 20);
 }
 
 #[test]
@@ -50,17 +50,17 @@ fn histories_that_are_not_told_apart_are_noticed() {
 
 #[test]
 fn a_replica_that_is_taken_out_and_not_told_is_noticed() {
-    assert_caught(Mutation::RemoveUntold, Workload::Mixed, 60);
+    assert_caught(Mutation::SkipRemovedLabel, Workload::Mixed, 60);
 }
 
 #[test]
 fn changes_of_a_replica_that_is_not_told_what_it_lacks_are_noticed() {
-    assert_caught(Mutation::Untold, Workload::Mixed, 100);
+    assert_caught(Mutation::SkipOwnLabel, Workload::Mixed, 100);
 }
 
 #[test]
 fn what_a_replica_has_missed_and_is_forgotten_is_noticed() {
-    assert_caught(Mutation::ForgetMissed, Workload::Mixed, 60);
+    assert_caught(Mutation::ForgetOutOfSync, Workload::Mixed, 60);
 }
 
 #[test]
@@ -75,7 +75,7 @@ fn sessions_that_are_forgotten_where_a_replica_is_written_by_itself_are_noticed(
 
 #[test]
 fn a_replica_that_is_taken_back_unasked_or_taken_to_be_told_is_noticed() {
-    assert_caught(Mutation::TakeAnybody, Workload::Mixed, 60);
+    assert_caught(Mutation::ReattachDiverged, Workload::Mixed, 60);
     assert_caught(Mutation::LateLabel, Workload::Mixed, 150);
 }
 
@@ -100,5 +100,5 @@ fn a_walk_is_what_its_seed_says() {
 #[test]
 fn answers_that_come_before_it_is_noted_who_is_missing_are_noticed() {
     // Rare: the label must be under way when all stops.
-    assert_caught(Mutation::AnswerEarly, Workload::Spoil, 300);
+    assert_caught(Mutation::CompleteEarly, Workload::Spoil, 300);
 }

@@ -154,7 +154,7 @@ impl Walk {
         if done.get() {
             let mut image = replica.image.borrow_mut();
             let is_removed =
-                image.label().is_some_and(|label| label.members[label.own_index].standing == ReplicaState::Removed);
+                image.label().is_some_and(|label| label.replicas[label.own_index].state == ReplicaState::Removed);
             if !is_removed {
                 // What it holds may be here alone: it is not to be overwritten without a word.
                 image.known.node = None;
@@ -287,7 +287,7 @@ impl Walk {
         let mut heard = self.world.heard.borrow_mut();
         heard.clear();
         for (known, label) in plan.present.iter().filter_map(|number| self.world.labelled(*number)) {
-            let own = (label.members[label.own_index].id, known.own);
+            let own = (label.replicas[label.own_index].id, known.own);
             for (id, label) in known.heard.into_iter().chain([own]) {
                 let last = heard.entry(id).or_default();
                 *last = (*last).max(label);

@@ -118,8 +118,8 @@ impl World {
         let session = self.session.borrow();
         let description = session.as_ref()?.mirror.describe();
         // One that could not be added has left its place and its name behind.
-        let named = description.legs.iter().filter(|leg| leg.name == replica.name);
-        named.min_by_key(|leg| leg.standing == ReplicaState::Removed).map(|leg| (leg.standing, leg.is_here))
+        let named = description.replicas.iter().filter(|leg| leg.name == replica.name);
+        named.min_by_key(|leg| leg.state == ReplicaState::Removed).map(|leg| (leg.state, leg.is_online))
     }
 
     /// The replicas that the mirror says are in sync.
@@ -145,7 +145,7 @@ impl World {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let mut image = replica.image.borrow_mut();
-        let is_told = image.label().is_none_or(|label| label.members[label.own_index].standing != ReplicaState::InSync);
+        let is_told = image.label().is_none_or(|label| label.replicas[label.own_index].state != ReplicaState::InSync);
         let known = &mut image.known;
         // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
@@ -184,7 +184,7 @@ impl World {
         let Some(label) = image.label() else { return };
         self.model.borrow_mut().label(id, image.known.own);
         (image.known.own, image.known.heard) = (id, heard);
-        self.heard.borrow_mut().insert(label.members[label.own_index].id, id);
+        self.heard.borrow_mut().insert(label.replicas[label.own_index].id, id);
     }
 
     /// Books which replicas have everything by now.
@@ -232,9 +232,9 @@ impl World {
     /// The blocks of which some label says that this replica keeps only an older copy, which nobody reads.
     pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
         let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
-        let id = own.members[own.own_index].id;
+        let id = own.replicas[own.own_index].id;
         let labels = (0..REPLICAS).filter_map(|number| self.labelled(number));
-        let members = labels.flat_map(|(_, label)| label.members).filter(|member| member.id == id);
+        let members = labels.flat_map(|(_, label)| label.replicas).filter(|member| member.id == id);
         members.flat_map(|member| member.stale).collect()
     }
 
@@ -257,9 +257,9 @@ impl World {
     /// Says what the labels of these replicas are.
     pub fn say_labels(&self, numbers: &[usize]) {
         for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
-            let members = label.members.iter().enumerate().map(|(at, member)| {
+            let members = label.replicas.iter().enumerate().map(|(at, member)| {
                 let own = if at == label.own_index { "itself " } else { "" };
-                format!("{own}{} seen {} sent {}", member.standing.as_str(), member.acked_events, member.sent_events)
+                format!("{own}{} seen {} sent {}", member.state.as_str(), member.acked_events, member.sent_events)
             });
             let members: Vec<String> = members.collect();
             let (name, generation) = (&self.replicas[*number].name, label.events);

@@ -7,46 +7,46 @@ use sealblock_units::Extent;
 
 /// Claims on runs of blocks. Belongs to one core.
 #[derive(Default)]
-pub(crate) struct Claims {
+pub(crate) struct RangeLock {
     /// Those who work and those who wait, in the order they came.
     queue: RefCell<Vec<(u64, Extent)>>,
-    next: Cell<u64>,
-    waiting: Cell<usize>,
-    freed: Condition,
+    next_ticket: Cell<u64>,
+    waiting_count: Cell<usize>,
+    released: Condition,
 }
 
 /// The right to work on some blocks; given up when it is dropped.
-pub(crate) struct Claim<'a> {
-    claims: &'a Claims,
+pub(crate) struct RangeGuard<'a> {
+    lock: &'a RangeLock,
     ticket: u64,
 }
 
-impl Claims {
+impl RangeLock {
     /// Waits until nobody who came earlier works on, or waits for, any of these blocks.
-    pub async fn take(&self, extent: Extent) -> Claim<'_> {
-        let ticket = self.next.get();
-        self.next.set(ticket + 1);
+    pub async fn lock(&self, extent: Extent) -> RangeGuard<'_> {
+        let ticket = self.next_ticket.get();
+        self.next_ticket.set(ticket + 1);
         self.queue.borrow_mut().push((ticket, extent));
-        let claim = Claim { claims: self, ticket };
-        if !self.is_due(ticket, extent) {
-            self.waiting.set(self.waiting.get() + 1);
-            let _waiting = Waiting(self);
-            self.freed.wait_until(|| self.is_due(ticket, extent)).await;
+        let guard = RangeGuard { lock: self, ticket };
+        if !self.is_granted(ticket, extent) {
+            self.waiting_count.set(self.waiting_count.get() + 1);
+            let _waiting = WaitingCount(self);
+            self.released.wait_until(|| self.is_granted(ticket, extent)).await;
         }
-        claim
+        guard
     }
 
     /// Waits until nobody who came before works on, or waits for, any of these blocks.
-    pub async fn pass(&self, extent: Extent) {
-        let ticket = self.next.get();
-        if !self.is_due(ticket, extent) {
-            self.waiting.set(self.waiting.get() + 1);
-            let _waiting = Waiting(self);
-            self.freed.wait_until(|| self.is_due(ticket, extent)).await;
+    pub async fn wait_unlocked(&self, extent: Extent) {
+        let ticket = self.next_ticket.get();
+        if !self.is_granted(ticket, extent) {
+            self.waiting_count.set(self.waiting_count.get() + 1);
+            let _waiting = WaitingCount(self);
+            self.released.wait_until(|| self.is_granted(ticket, extent)).await;
         }
     }
 
-    fn is_due(&self, ticket: u64, extent: Extent) -> bool {
+    fn is_granted(&self, ticket: u64, extent: Extent) -> bool {
         !self.queue.borrow().iter().any(|(other, held)| *other < ticket && held.overlaps(extent))
     }
 
@@ -56,29 +56,29 @@ impl Claims {
     }
 
     /// Whether somebody works on, or waits for, any of these blocks.
-    pub fn touches(&self, extent: Extent) -> bool {
+    pub fn is_locked(&self, extent: Extent) -> bool {
         self.queue.borrow().iter().any(|(_, held)| held.overlaps(extent))
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for RangeGuard<'_> {
     fn drop(&mut self) {
-        let mut queue = self.claims.queue.borrow_mut();
+        let mut queue = self.lock.queue.borrow_mut();
         if let Some(at) = queue.iter().position(|(ticket, _)| *ticket == self.ticket) {
             queue.remove(at);
         }
         drop(queue);
-        if self.claims.waiting.get() > 0 {
-            self.claims.freed.notify();
+        if self.lock.waiting_count.get() > 0 {
+            self.lock.released.notify();
         }
     }
 }
 
-struct Waiting<'a>(&'a Claims);
+struct WaitingCount<'a>(&'a RangeLock);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingCount<'_> {
     fn drop(&mut self) {
-        self.0.waiting.set(self.0.waiting.get() - 1);
+        self.0.waiting_count.set(self.0.waiting_count.get() - 1);
     }
 }
 
@@ -91,30 +91,30 @@ mod tests {
     #[test]
     fn overlapping_claims_wait_for_earlier_ones_and_others_do_not() {
         let at = |start, blocks| Extent::from_raw(start, blocks).unwrap();
-        let claims = Claims::default();
-        let first = claims.take(at(0, 10)).now_or_never().unwrap();
-        let mut second = pin!(claims.take(at(5, 10)));
+        let locks = RangeLock::default();
+        let first = locks.lock(at(0, 10)).now_or_never().unwrap();
+        let mut second = pin!(locks.lock(at(5, 10)));
         assert!(second.as_mut().now_or_never().is_none());
         // It overlaps only one who waits, and must not overtake it.
-        let mut third = pin!(claims.take(at(12, 10)));
+        let mut third = pin!(locks.lock(at(12, 10)));
         assert!(third.as_mut().now_or_never().is_none());
-        assert!(claims.take(at(30, 1)).now_or_never().is_some());
+        assert!(locks.lock(at(30, 1)).now_or_never().is_some());
         drop(first);
         let second = second.now_or_never().unwrap();
         assert!(third.as_mut().now_or_never().is_none());
-        assert!(claims.touches(at(14, 1)) && !claims.touches(at(0, 5)));
+        assert!(locks.is_locked(at(14, 1)) && !locks.is_locked(at(0, 5)));
         drop(second);
         assert!(third.now_or_never().is_some());
-        assert!(!claims.touches(at(0, 100)), "a claim that was dropped holds nothing");
+        assert!(!locks.is_locked(at(0, 100)), "a guard that was dropped holds nothing");
     }
 
     #[test]
     fn who_gives_up_waiting_is_forgotten() {
         let at = Extent::from_raw(3, 1).unwrap();
-        let claims = Claims::default();
-        let first = claims.take(at).now_or_never().unwrap();
-        assert!(claims.take(at).now_or_never().is_none());
+        let locks = RangeLock::default();
+        let first = locks.lock(at).now_or_never().unwrap();
+        assert!(locks.lock(at).now_or_never().is_none());
         drop(first);
-        assert!(claims.take(at).now_or_never().is_some());
+        assert!(locks.lock(at).now_or_never().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! What must not be forgotten about legs: that they were left behind, what they lost, and since when.
+//! What must not be forgotten about replicas: that they were left behind, what they lost, and since when.
 
 use futures_util::FutureExt;
 use sealblock_block::{Durability, ErrorKind, Request, ReservedArea, Response};
@@ -7,22 +7,22 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
 use super::assemble::history;
-use super::rig::*;
+use super::harness::*;
 use crate::assemble::{AssembleError, Assembly, ReplicaProbe, assemble};
 use crate::label::ReplicaState;
 use crate::label::tests::label;
 use crate::mirror::Mirror;
 
-fn leg_of(mirror: &Mirror<Still>, at: usize) -> std::rc::Rc<crate::replica::Replica> {
-    mirror.legs.borrow()[at].clone()
+fn replica_of(mirror: &Mirror<StoppedClock>, at: usize) -> std::rc::Rc<crate::replica::Replica> {
+    mirror.replicas.borrow()[at].clone()
 }
 
 #[test]
 fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
-    let (mut a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
-    a.bare = true;
+    let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
-    b.gone.set(true);
+    b.is_offline.set(true);
     for _ in 0..3 {
         let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
         assert!(refused.to_string().contains("note"), "{refused}");
@@ -30,43 +30,43 @@ fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
 }
 
 #[test]
-fn nothing_is_answered_before_it_is_noted_that_somebody_else_left_a_leg_behind() {
+fn nothing_is_answered_before_it_is_noted_that_somebody_else_left_a_replica_behind() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 1), 1).unwrap();
     // Another request has met the failure, and its note is not written yet.
-    mirror.fail_replica(&leg_of(&mirror, 1), "it failed another request");
+    mirror.fail_replica(&replica_of(&mirror, 1), "it failed another request");
     write(&mirror, extent(0, 1), 2).unwrap();
     drop(mirror);
     let again = opened(&[&b, &a]);
-    assert_eq!(again.describe().legs[1].standing, ReplicaState::OutOfSync);
+    assert_eq!(again.describe().replicas[1].state, ReplicaState::OutOfSync);
     assert_reads(&again, extent(0, 1), 2);
 }
 
 #[test]
-fn what_the_last_leg_lost_is_said_to_a_host_and_not_to_the_worker() {
+fn what_the_last_replica_lost_is_said_to_a_host_and_not_to_the_worker() {
     let (a, b, mirror) = pair(None);
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 1).unwrap();
-    a.gone.set(true);
+    a.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap_err();
-    a.gone.set(false);
-    mirror.reattach(&leg_of(&mirror, 0), a.stack()).now_or_never().unwrap().unwrap();
-    assert!(mirror.is_suspect(extent(0, 1)), "what it lost others may have");
-    mirror.settle().now_or_never().unwrap().unwrap();
-    tidy(&mirror);
+    a.is_offline.set(false);
+    mirror.reattach(&replica_of(&mirror, 0), a.stack()).now_or_never().unwrap().unwrap();
+    assert!(mirror.is_nosync(extent(0, 1)), "what it lost others may have");
+    mirror.reconcile_all().now_or_never().unwrap().unwrap();
+    sweep(&mirror);
     assert!(run(&mirror, Request::Flush).is_err());
     assert!(run(&mirror, Request::Flush).is_ok());
 }
 
 #[test]
-fn a_leg_that_cannot_be_asked_is_no_leg_that_has_lost_its_blocks() {
+fn a_replica_that_cannot_be_asked_is_no_replica_that_has_lost_its_blocks() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 2), 1).unwrap();
-    a.gone.set(true);
-    b.gone.set(true);
-    let legs = mirror.in_sync();
+    a.is_offline.set(true);
+    b.is_offline.set(true);
+    let replicas = mirror.in_sync();
     let at = extent(0, 2);
-    let error = mirror.gather(&legs, at, checks(&mirror, at)).now_or_never().unwrap().err().unwrap();
+    let error = mirror.gather(&replicas, at, checks(&mirror, at)).now_or_never().unwrap().err().unwrap();
     assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
 }
 
@@ -78,30 +78,30 @@ fn known(found: &[ReplicaProbe]) -> crate::assemble::ExistingMirror {
 }
 
 #[test]
-fn an_older_image_of_a_leg_lacks_everything_and_is_no_split_brain() {
+fn an_older_image_of_a_replica_lacks_everything_and_is_no_split_brain() {
     let (mut a, b) = (label(2, 0, 30), label(2, 1, 20));
-    (a.members[0].acked_events, a.members[1].acked_events) = (29, 29);
+    (a.replicas[0].acked_events, a.replicas[1].acked_events) = (29, 29);
     let found = [a.clone(), b.clone()].map(|label| ReplicaProbe::Labelled(Box::new(label)));
     let merged = known(&found).label;
-    assert_eq!((merged.members[1].standing, merged.members[1].out_of_sync.count()), (ReplicaState::OutOfSync, 64));
+    assert_eq!((merged.replicas[1].state, merged.replicas[1].out_of_sync.count()), (ReplicaState::OutOfSync, 64));
     // The last label may have reached only one of them.
     let young = label(2, 1, 29);
     let found = [a, young].map(|label| ReplicaProbe::Labelled(Box::new(label)));
-    assert_eq!(known(&found).label.members[1].standing, ReplicaState::InSync);
+    assert_eq!(known(&found).label.replicas[1].state, ReplicaState::InSync);
 }
 
 #[test]
-fn a_leg_that_left_while_another_was_missing_can_come_back() {
-    // The first leg noted that the second was missing. Then it left, and the third brought the second up to date.
+fn a_replica_that_left_while_another_was_missing_can_come_back() {
+    // The first replica noted that the second was missing. Then it left, and the third brought the second up to date.
     let (mut first, mut second) = (label(3, 0, 40), label(3, 1, 90));
-    first.members[1].standing = ReplicaState::OutOfSync;
-    second.members[0].standing = ReplicaState::OutOfSync;
-    (second.members[0].acked_events, second.members[0].sent_events) = (39, 40);
-    (first.members[1].acked_events, first.members[1].sent_events) = (12, 12);
+    first.replicas[1].state = ReplicaState::OutOfSync;
+    second.replicas[0].state = ReplicaState::OutOfSync;
+    (second.replicas[0].acked_events, second.replicas[0].sent_events) = (39, 40);
+    (first.replicas[1].acked_events, first.replicas[1].sent_events) = (12, 12);
     first.lineage = history(&[(1, 40)]);
     second.lineage = history(&[(1, 40), (2, 90)]);
     let labelled = |label: &crate::label::Label| ReplicaProbe::Labelled(Box::new(label.clone()));
-    assert_eq!(known(&[labelled(&first), labelled(&second)]).label.members[0].standing, ReplicaState::OutOfSync);
+    assert_eq!(known(&[labelled(&first), labelled(&second)]).label.replicas[0].state, ReplicaState::OutOfSync);
     // Had it gone on alone, it would have a change that the others do not know of.
     first.events = 41;
     first.lineage = history(&[(1, 41)]);
@@ -110,28 +110,28 @@ fn a_leg_that_left_while_another_was_missing_can_come_back() {
 }
 
 #[test]
-fn what_a_leg_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leaves_again() {
+fn what_a_replica_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leaves_again() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
     // To both, and then the only one that has everything loses it, perhaps.
     write(&mirror, extent(600, 1), 3).unwrap();
-    a.gone.set(true);
+    a.is_offline.set(true);
     read(&mirror, extent(0, 1)).unwrap_err();
-    a.gone.set(false);
-    take_back(&mirror, &a).unwrap();
-    mirror.settle().now_or_never().unwrap().unwrap();
+    a.is_offline.set(false);
+    reattach(&mirror, &a).unwrap();
+    mirror.reconcile_all().now_or_never().unwrap().unwrap();
     run(&mirror, Request::Flush).unwrap_err();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     write(&mirror, extent(1300, 1), 4).unwrap();
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     let exact = 2 << 16;
     assert_eq!(
-        mirror.describe().legs[1].missed_bytes,
+        mirror.describe().replicas[1].out_of_sync_bytes,
         exact + (1 << 20),
         "and the group that its own label calls dirty"
     );
@@ -141,48 +141,48 @@ fn what_a_leg_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leaves_ag
 fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
     for is_lost in [false, true] {
         let (a, b, mirror) = pair(None);
-        b.gone.set(true);
+        b.is_offline.set(true);
         write(&mirror, extent(0, 1), 1).unwrap();
-        b.gone.set(false);
-        take_back(&mirror, &b).unwrap();
+        b.is_offline.set(false);
+        reattach(&mirror, &b).unwrap();
         // Its own label says that it is brought up to date, so changes go to it.
         mirror.write_labels().now_or_never().expect("RAM never waits").unwrap();
-        b.held.set(true);
+        b.holds_requests.set(true);
         let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
-        assert!(slow.as_mut().now_or_never().is_none(), "the first leg has answered, the second has not");
+        assert!(slow.as_mut().now_or_never().is_none(), "the first replica has answered, the second has not");
         if is_lost {
-            a.gone.set(true);
+            a.is_offline.set(true);
             read(&mirror, extent(5, 1)).unwrap_err();
-            a.gone.set(false);
-            take_back(&mirror, &a).unwrap();
+            a.is_offline.set(false);
+            reattach(&mirror, &a).unwrap();
         }
-        b.held.set(false);
+        b.holds_requests.set(false);
         let answered = slow.now_or_never().expect("it is held no more");
         assert_eq!(answered.is_err(), is_lost, "{answered:?}");
     }
 }
 
-/// The label that is on a leg.
-fn label_bytes(leg: &TestLeg) -> Slice {
-    match run(&*leg.memory, Request::ReadReserved { slot: ReservedArea::GroupLabel }).unwrap() {
+/// The label that is on a replica.
+fn label_bytes(replica: &TestReplica) -> Slice {
+    match run(&*replica.memory, Request::ReadReserved { slot: ReservedArea::GroupLabel }).unwrap() {
         Response::Reserved(bytes) => bytes,
         other => panic!("no label but {other:?}"),
     }
 }
 
 #[test]
-fn where_legs_differ_the_one_with_the_later_label_is_right() {
+fn where_replicas_differ_the_one_with_the_later_label_is_right() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(600, 1), 1).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     let older = [label_bytes(&a), label_bytes(&b)];
     write(&mirror, extent(600, 1), 2).unwrap();
     run(&mirror, Request::Flush).unwrap();
     drop(mirror);
-    // The first leg as it was one label before: nobody has noted yet that it got that one.
-    let restore = |leg: &TestLeg, label: &Slice| {
-        write(&*leg.memory, extent(600, 1), 1).unwrap();
-        run(&*leg.memory, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
+    // The first replica as it was one label before: nobody has noted yet that it got that one.
+    let restore = |replica: &TestReplica, label: &Slice| {
+        write(&*replica.memory, extent(600, 1), 1).unwrap();
+        run(&*replica.memory, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
     };
     restore(&a, &older[0]);
     let mirror = opened(&[&a, &b]);
@@ -191,30 +191,31 @@ fn where_legs_differ_the_one_with_the_later_label_is_right() {
     // Now the first one, which was made like the second, knows what the second had.
     restore(&b, &older[1]);
     let mirror = opened(&[&a, &b]);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
-    assert_eq!(mirror.describe().legs[1].missed_bytes, 8 << 20);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 8 << 20);
     assert_reads(&mirror, extent(600, 1), 2);
 }
 
 #[test]
-fn blocks_that_were_never_written_stay_so_on_a_leg_that_is_brought_up_to_date() {
+fn blocks_that_were_never_written_stay_so_on_a_replica_that_is_brought_up_to_date() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     let zeroes = Request::WriteZeroes { extent: extent(256, 768), may_unmap: true, durability: Durability::Volatile };
     run(&mirror, zeroes).unwrap();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
-    let runs =
-        |leg: &TestLeg| format!("{:?}", run(&*leg.memory, Request::BlockStatus { extent: extent(0, BLOCKS) }).unwrap());
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
+    let runs = |replica: &TestReplica| {
+        format!("{:?}", run(&*replica.memory, Request::BlockStatus { extent: extent(0, BLOCKS) }).unwrap())
+    };
     assert_eq!(runs(&b), runs(&a), "with a copy of their tags nothing would check them");
     assert_reads(&*b.memory, extent(1024, 3), 1);
     verify(&mirror).unwrap();
 }
 
 #[test]
-fn the_same_data_with_other_tags_is_brought_to_a_leg_that_missed_it() {
+fn the_same_data_with_other_tags_is_brought_to_a_replica_that_missed_it() {
     let (a, b, mirror) = pair(Some(TYPE1));
     let with_tag = |app_tag| {
         let data = Slice::copy_from(&content(extent(9, 1), 1));
@@ -222,89 +223,91 @@ fn the_same_data_with_other_tags_is_brought_to_a_leg_that_missed_it() {
         let data = Sealed::seal(data, BlockSize::B4096, Some(TYPE1), &tags);
         Request::Write { extent: extent(9, 1), data, durability: Durability::Volatile }
     };
-    let tags_on = |leg: &TestLeg| match run(&*leg.memory, Request::Read { extent: extent(9, 1), checks: Checks::NONE })
-    {
+    let tags_on = |replica: &TestReplica| match run(
+        &*replica.memory,
+        Request::Read { extent: extent(9, 1), checks: Checks::NONE },
+    ) {
         Ok(Response::Data(data)) => data.tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
     run(&mirror, with_tag(5)).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     run(&mirror, with_tag(6)).unwrap();
-    b.gone.set(false);
+    b.is_offline.set(false);
     assert_ne!(tags_on(&a), tags_on(&b));
-    take_back(&mirror, &b).unwrap();
-    rebuild(&mirror);
+    reattach(&mirror, &b).unwrap();
+    resync(&mirror);
     assert_eq!(tags_on(&a), tags_on(&b));
 }
 
 #[test]
-fn what_a_leg_was_brought_before_the_others_were_alike_is_brought_again() {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
-    let [a, b, c] = &legs;
+fn what_a_replica_was_brought_before_the_others_were_alike_is_brought_again() {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+    let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
     write(&mirror, extent(0, 8), 1).unwrap();
-    c.gone.set(true);
+    c.is_offline.set(true);
     write(&mirror, extent(600, 1), 2).unwrap();
     // A write that was under way to both when all stopped, and got to one of them.
     write(&*a.memory, extent(0, 1), 3).unwrap();
     drop(mirror);
-    c.gone.set(false);
+    c.is_offline.set(false);
     let mirror = opened(&[a, b, c]);
-    let leg = leg_of(&mirror, 2);
-    mirror.start_resync(&leg);
-    c.held_flush.set(true);
-    let mut rebuild = Box::pin(mirror.rebuild(&leg));
-    assert!(rebuild.as_mut().now_or_never().is_none(), "it has what the first leg has, and flushes that");
+    let replica = replica_of(&mirror, 2);
+    mirror.start_resync(&replica);
+    c.holds_flushes.set(true);
+    let mut rebuild = Box::pin(mirror.resync(&replica));
+    assert!(rebuild.as_mut().now_or_never().is_none(), "it has what the first replica has, and flushes that");
     assert_reads(&*c.memory, extent(0, 1), 3);
-    a.gone.set(true);
-    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
-    assert!(!mirror.is_suspect(extent(0, 1)), "what the second one has counts now");
-    c.held_flush.set(false);
+    a.is_offline.set(true);
+    mirror.reconcile_all().now_or_never().expect("RAM never waits").unwrap();
+    assert!(!mirror.is_nosync(extent(0, 1)), "what the second one has counts now");
+    c.holds_flushes.set(false);
     rebuild.as_mut().now_or_never();
     drop(rebuild);
-    assert_eq!(leg.standing.get(), ReplicaState::Resyncing);
-    mirror.rebuild(&leg).now_or_never().unwrap().unwrap();
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
+    assert_eq!(replica.state.get(), ReplicaState::Resyncing);
+    mirror.resync(&replica).now_or_never().unwrap().unwrap();
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync, ReplicaState::InSync]);
     for device in [&*b.memory, &*c.memory] {
         assert_reads(device, extent(0, 1), 1);
     }
 }
 
 #[test]
-fn a_leg_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_says_what_it_lacks() {
+fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_own_says_what_it_lacks() {
     let (mut a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
     drop(mirror);
-    a.gone.set(true);
+    a.is_offline.set(true);
     let mirror = opened(&[&a, &b]);
     write(&mirror, extent(0, 8), 2).unwrap();
     close(&mirror);
     drop(mirror);
-    a.gone.set(false);
+    a.is_offline.set(false);
     a.labels_fail = true;
     let (mirror, written) = (opened(&[&a, &b]), a.written_blocks.get());
-    let leg = leg_of(&mirror, 0);
-    mirror.start_resync(&leg);
-    a.held_label.set(true);
-    let mut rebuilding = Box::pin(mirror.rebuild(&leg));
+    let replica = replica_of(&mirror, 0);
+    mirror.start_resync(&replica);
+    a.holds_labels.set(true);
+    let mut rebuilding = Box::pin(mirror.resync(&replica));
     assert!((&mut rebuilding).now_or_never().is_none(), "its label is under way");
     // It fails it, and is there again while the other one's label says so.
-    b.held_label.set(true);
+    b.holds_labels.set(true);
     a.labels_left.set(Some(0));
-    a.held_label.set(false);
+    a.holds_labels.set(false);
     assert!((&mut rebuilding).now_or_never().is_none(), "the label of the other one is under way");
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     a.labels_left.set(None);
-    take_back(&mirror, &a).unwrap();
-    b.held_label.set(false);
+    reattach(&mirror, &a).unwrap();
+    b.holds_labels.set(false);
     assert!(rebuilding.now_or_never().unwrap().is_err());
     assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
-    // What was chosen before is refused by the leg itself; and it is not left behind for that.
-    let data = leg_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
-    assert!(leg.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
-    assert_eq!(standings(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+    // What was chosen before is refused by the replica itself; and it is not left behind for that.
+    let data = replica_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
+    assert!(replica.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
+    assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
     assert_reads(&*a.memory, extent(0, 8), 2);
 }

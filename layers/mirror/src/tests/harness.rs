@@ -1,4 +1,4 @@
-//! Legs in RAM, and mirrors of them.
+//! Replicas in RAM, and mirrors of them.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -18,91 +18,91 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use crate::label::ReplicaState;
-use crate::{Mirror, MirrorError, Mutation, OpenOptions, ReplicaSource, TestHooks, open, open_drill};
+use crate::{Mirror, MirrorError, Mutation, OpenOptions, ReplicaSource, TestHooks, open, open_with_hooks};
 
-/// Blocks of a leg: eight groups of 16 regions of 64 KiB.
+/// Blocks of a replica: eight groups of 16 regions of 64 KiB.
 pub const BLOCKS: u64 = 8 * 256;
 pub const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
 
 /// A clock that never strikes: tests do the worker's work themselves.
 #[derive(Clone, Copy)]
-pub struct Still;
+pub struct StoppedClock;
 
-impl Clock for Still {
+impl Clock for StoppedClock {
     async fn sleep(&self, _: Duration) {
         pending().await
     }
 }
 
-/// A leg whose content outlives mirrors of it.
+/// A replica whose content outlives mirrors of it.
 #[derive(Clone)]
-pub struct TestLeg {
+pub struct TestReplica {
     pub name: &'static str,
     pub memory: Rc<Gate<MemoryDevice>>,
     /// Nothing can be asked of it.
-    pub gone: Rc<Cell<bool>>,
+    pub is_offline: Rc<Cell<bool>>,
     /// It fails checks and does not say where.
-    pub mute: Rc<Cell<bool>>,
+    pub hides_bad_blocks: Rc<Cell<bool>>,
     /// It fails writes.
-    pub full: Rc<Cell<bool>>,
+    pub is_full: Rc<Cell<bool>>,
     /// The next flush fails, and only that: what was written before is lost or not.
     pub fails_flush: Rc<Cell<bool>>,
     /// After so many requests it is gone.
-    pub lasts: Rc<Cell<u64>>,
+    pub requests_left: Rc<Cell<u64>>,
     /// Requests never end.
-    pub stuck: Rc<Cell<bool>>,
+    pub is_hung: Rc<Cell<bool>>,
     /// Requests wait.
-    pub held: Rc<Cell<bool>>,
+    pub holds_requests: Rc<Cell<bool>>,
     /// Flushes wait.
-    pub held_flush: Rc<Cell<bool>>,
+    pub holds_flushes: Rc<Cell<bool>>,
     /// Labels wait.
-    pub held_label: Rc<Cell<bool>>,
+    pub holds_labels: Rc<Cell<bool>>,
     /// How many labels were written to it, and bitmap pages.
-    pub labels: Rc<Cell<u64>>,
-    pub pages: Rc<Cell<u64>>,
+    pub label_writes: Rc<Cell<u64>>,
+    pub page_writes_count: Rc<Cell<u64>>,
     /// How many writes beside the blocks there were before each of a page.
     pub page_writes: Rc<RefCell<Vec<u64>>>,
     /// After so many writes beside the blocks all stops, the next one half done.
-    pub fuse: Rc<Cell<u64>>,
+    pub reserved_writes_left: Rc<Cell<u64>>,
     /// It has no room for a label.
-    pub bare: bool,
+    pub has_no_label_room: bool,
     /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
-    pub plain: bool,
-    pub shown: Geometry,
+    pub hides_pi: bool,
+    pub plain_geometry: Geometry,
     pub written_blocks: Rc<Cell<u64>>,
-    /// How many more labels get through before all stops; shared by the legs of a machine.
+    /// How many more labels get through before all stops; shared by the replicas of a machine.
     pub labels_left: Rc<Cell<Option<u32>>>,
     /// It fails further labels instead.
     pub labels_fail: bool,
 }
 
-impl TestLeg {
-    pub fn new(name: &'static str, format: Option<PiFormat>) -> TestLeg {
-        TestLeg::sized(name, format, BLOCKS)
+impl TestReplica {
+    pub fn new(name: &'static str, format: Option<PiFormat>) -> TestReplica {
+        TestReplica::sized(name, format, BLOCKS)
     }
 
-    pub fn sized(name: &'static str, format: Option<PiFormat>, blocks: u64) -> TestLeg {
+    pub fn sized(name: &'static str, format: Option<PiFormat>, blocks: u64) -> TestReplica {
         let memory = Gate::new(name, MemoryDevice::new(BlockSize::B4096, blocks, format));
         let shown = Geometry { protection: None, ..memory.geometry().clone() };
-        TestLeg {
+        TestReplica {
             name,
             memory: Rc::new(memory),
-            gone: Rc::default(),
-            mute: Rc::default(),
-            full: Rc::default(),
+            is_offline: Rc::default(),
+            hides_bad_blocks: Rc::default(),
+            is_full: Rc::default(),
             fails_flush: Rc::default(),
-            lasts: Rc::new(Cell::new(u64::MAX)),
-            stuck: Rc::default(),
-            held: Rc::default(),
-            held_flush: Rc::default(),
-            held_label: Rc::default(),
-            labels: Rc::default(),
-            pages: Rc::default(),
+            requests_left: Rc::new(Cell::new(u64::MAX)),
+            is_hung: Rc::default(),
+            holds_requests: Rc::default(),
+            holds_flushes: Rc::default(),
+            holds_labels: Rc::default(),
+            label_writes: Rc::default(),
+            page_writes_count: Rc::default(),
             page_writes: Rc::default(),
-            fuse: Rc::new(Cell::new(u64::MAX)),
-            bare: false,
-            plain: false,
-            shown,
+            reserved_writes_left: Rc::new(Cell::new(u64::MAX)),
+            has_no_label_room: false,
+            hides_pi: false,
+            plain_geometry: shown,
             written_blocks: Rc::default(),
             labels_left: Rc::default(),
             labels_fail: false,
@@ -110,10 +110,10 @@ impl TestLeg {
     }
 
     /// A device with what is on this one now.
-    pub fn image(&self) -> TestLeg {
-        let image = TestLeg {
+    pub fn image(&self) -> TestReplica {
+        let image = TestReplica {
             labels_left: self.labels_left.clone(),
-            ..TestLeg::new(self.name, self.memory.geometry().protection)
+            ..TestReplica::new(self.name, self.memory.geometry().protection)
         };
         let Ok(Response::BlockStatus(runs)) = run(&*self.memory, Request::BlockStatus { extent: extent(0, BLOCKS) })
         else {
@@ -144,14 +144,14 @@ impl TestLeg {
         DynDevice::new(Gate::new(self.name, self.clone()))
     }
 
-    async fn count_annex(&self, slot: ReservedArea, bytes: &Slice) {
-        let counter = if slot == ReservedArea::GroupLabel { &self.labels } else { &self.pages };
+    async fn count_reserved(&self, slot: ReservedArea, bytes: &Slice) {
+        let counter = if slot == ReservedArea::GroupLabel { &self.label_writes } else { &self.page_writes_count };
         if slot != ReservedArea::GroupLabel {
-            self.page_writes.borrow_mut().push(self.labels.get() + self.pages.get());
+            self.page_writes.borrow_mut().push(self.label_writes.get() + self.page_writes_count.get());
         }
         counter.set(counter.get() + 1);
-        if self.fuse.get() == 0 {
-            self.stuck.set(true);
+        if self.reserved_writes_left.get() == 0 {
+            self.is_hung.set(true);
             if slot != ReservedArea::GroupLabel {
                 // A page is written in place.
                 let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
@@ -160,17 +160,17 @@ impl TestLeg {
             }
             pending().await
         }
-        self.fuse.set(self.fuse.get() - 1);
+        self.reserved_writes_left.set(self.reserved_writes_left.get() - 1);
     }
 
-    async fn serve_plain(&self, operation: Request) -> Outcome {
+    async fn execute_plain(&self, request: Request) -> Outcome {
         let own = self.memory.geometry().protection;
         let full = |at: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
         let seal = |data: &Sealed, format, at: Extent| {
             let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
             Sealed::seal(data.data().clone(), BlockSize::B4096, format, &tags)
         };
-        match operation {
+        match request {
             Request::Read { extent, .. } => {
                 match self.memory.execute(Request::Read { extent, checks: full(extent) }).await? {
                     Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
@@ -192,38 +192,41 @@ impl TestLeg {
     }
 
     pub fn source(&self) -> ReplicaSource {
-        let device = if self.gone.get() { Err("gone".to_owned()) } else { Ok(self.stack()) };
+        let device = if self.is_offline.get() { Err("gone".to_owned()) } else { Ok(self.stack()) };
         ReplicaSource { name: self.name.to_owned(), device, reopen: None }
     }
 }
 
-impl Device for TestLeg {
+impl Device for TestReplica {
     fn geometry(&self) -> &Geometry {
-        if self.plain { &self.shown } else { self.memory.geometry() }
+        if self.hides_pi { &self.plain_geometry } else { self.memory.geometry() }
     }
 
     fn abilities(&self) -> Abilities {
-        let annex = if self.bare { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
+        let annex =
+            if self.has_no_label_room { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
         Abilities { reserved: annex, ..self.memory.abilities() }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        if self.stuck.get() {
+    async fn execute(&self, request: Request) -> Outcome {
+        if self.is_hung.get() {
             return pending().await;
         }
-        let is_flush = matches!(operation, Request::Flush);
-        let is_label = matches!(operation, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
-        let waits = || self.held.get() || (is_flush && self.held_flush.get()) || (is_label && self.held_label.get());
+        let is_flush = matches!(request, Request::Flush);
+        let is_label = matches!(request, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
+        let waits = || {
+            self.holds_requests.get() || (is_flush && self.holds_flushes.get()) || (is_label && self.holds_labels.get())
+        };
         poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
-        if let Request::WriteReserved { slot, bytes } = &operation {
-            self.count_annex(*slot, bytes).await;
+        if let Request::WriteReserved { slot, bytes } = &request {
+            self.count_reserved(*slot, bytes).await;
         }
-        self.gone.set(self.gone.get() || self.lasts.get() == 0);
-        self.lasts.set(self.lasts.get().saturating_sub(1));
-        if self.gone.get() {
+        self.is_offline.set(self.is_offline.get() || self.requests_left.get() == 0);
+        self.requests_left.set(self.requests_left.get().saturating_sub(1));
+        if self.is_offline.get() {
             return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
-        if let (Request::WriteReserved { .. }, Some(left)) = (&operation, self.labels_left.get()) {
+        if let (Request::WriteReserved { .. }, Some(left)) = (&request, self.labels_left.get()) {
             if left == 0 && self.labels_fail {
                 return Err(ErrorKind::Media { reason: "no label gets here".to_owned() }.into());
             }
@@ -232,19 +235,19 @@ impl Device for TestLeg {
             }
             self.labels_left.set(Some(left - 1));
         }
-        if matches!(operation, Request::Flush) && self.fails_flush.take() {
+        if matches!(request, Request::Flush) && self.fails_flush.take() {
             return Err(ErrorKind::Media { reason: "these writes may be lost".to_owned() }.into());
         }
-        if self.mute.get() && matches!(operation, Request::Verify { .. } | Request::Checksum { .. }) {
+        if self.hides_bad_blocks.get() && matches!(request, Request::Verify { .. } | Request::Checksum { .. }) {
             return Err(ErrorKind::Media { reason: "it says no more".to_owned() }.into());
         }
-        if let Request::Write { extent, .. } = &operation {
-            if self.full.get() {
+        if let Request::Write { extent, .. } = &request {
+            if self.is_full.get() {
                 return Err(ErrorKind::NoSpace { reason: "full".to_owned() }.into());
             }
             self.written_blocks.set(self.written_blocks.get() + extent.len());
         }
-        if self.plain { self.serve_plain(operation).await } else { self.memory.execute(operation).await }
+        if self.hides_pi { self.execute_plain(request).await } else { self.memory.execute(request).await }
     }
 }
 
@@ -258,36 +261,36 @@ pub fn random() -> [u8; 16] {
     random
 }
 
-pub type Rig = Rc<Mirror<Still>>;
+pub type TestMirror = Rc<Mirror<StoppedClock>>;
 
-/// A mirror of these legs with a broken rule.
-pub fn opened_with(legs: &[&TestLeg], mutation: Mutation) -> Rig {
-    let sources = legs.iter().map(|leg| leg.source()).collect();
-    let (options, drill) =
-        (OpenOptions { read_only: false, random: random() }, TestHooks { mutation, region_shift: None });
-    let opened = open_drill(sources, Still, options, drill).now_or_never().expect("RAM never waits");
+/// A mirror of these replicas with a broken rule.
+pub fn opened_with(replicas: &[&TestReplica], mutation: Mutation) -> TestMirror {
+    let sources = replicas.iter().map(|replica| replica.source()).collect();
+    let (options, hooks) =
+        (OpenOptions { is_read_only: false, random: random() }, TestHooks { mutation, region_shift: None });
+    let opened = open_with_hooks(sources, StoppedClock, options, hooks).now_or_never().expect("RAM never waits");
     opened.map(|opened| opened.mirror).unwrap()
 }
 
-pub fn try_open(legs: &[&TestLeg], read_only: bool) -> Result<Rig, MirrorError> {
-    let sources = legs.iter().map(|leg| leg.source()).collect();
-    let options = OpenOptions { read_only, random: random() };
-    open(sources, Still, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
+pub fn try_open(replicas: &[&TestReplica], read_only: bool) -> Result<TestMirror, MirrorError> {
+    let sources = replicas.iter().map(|replica| replica.source()).collect();
+    let options = OpenOptions { is_read_only: read_only, random: random() };
+    open(sources, StoppedClock, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
 }
 
-pub fn opened(legs: &[&TestLeg]) -> Rig {
-    try_open(legs, false).unwrap()
+pub fn opened(replicas: &[&TestReplica]) -> TestMirror {
+    try_open(replicas, false).unwrap()
 }
 
-/// Two legs with the same content, and their mirror.
-pub fn pair(format: Option<PiFormat>) -> (TestLeg, TestLeg, Rig) {
-    let (a, b) = (TestLeg::new("a", format), TestLeg::new("b", format));
+/// Two replicas with the same content, and their mirror.
+pub fn pair(format: Option<PiFormat>) -> (TestReplica, TestReplica, TestMirror) {
+    let (a, b) = (TestReplica::new("a", format), TestReplica::new("b", format));
     let mirror = opened(&[&a, &b]);
     (a, b, mirror)
 }
 
-pub fn run(device: &impl Device, operation: Request) -> Outcome {
-    device.execute(operation).now_or_never().expect("RAM never waits")
+pub fn run(device: &impl Device, request: Request) -> Outcome {
+    device.execute(request).now_or_never().expect("RAM never waits")
 }
 
 pub fn extent(start: u64, blocks: u64) -> Extent {
@@ -336,36 +339,36 @@ pub fn repair(device: &impl Device) -> Outcome {
 }
 
 /// What the worker does when nothing has happened for a while.
-pub fn tidy(mirror: &Rig) {
+pub fn sweep(mirror: &TestMirror) {
     for _ in 0..2 {
         mirror.clear_clean_regions().now_or_never().expect("RAM never waits").unwrap();
     }
 }
 
-/// Lets legs that have come back be brought up to date, as the worker would.
-pub fn rebuild(mirror: &Rig) {
-    mirror.settle().now_or_never().expect("RAM never waits").unwrap();
-    let legs: Vec<_> = mirror.legs.borrow().clone();
-    for leg in legs {
-        if leg.is_here() && leg.standing.get() == ReplicaState::OutOfSync {
-            mirror.start_resync(&leg);
+/// Lets replicas that have come back be brought up to date, as the worker would.
+pub fn resync(mirror: &TestMirror) {
+    mirror.reconcile_all().now_or_never().expect("RAM never waits").unwrap();
+    let replicas: Vec<_> = mirror.replicas.borrow().clone();
+    for replica in replicas {
+        if replica.is_online() && replica.state.get() == ReplicaState::OutOfSync {
+            mirror.start_resync(&replica);
         }
-        if leg.standing.get() == ReplicaState::Resyncing {
-            mirror.rebuild(&leg).now_or_never().expect("RAM never waits").unwrap();
+        if replica.state.get() == ReplicaState::Resyncing {
+            mirror.resync(&replica).now_or_never().expect("RAM never waits").unwrap();
         }
     }
 }
 
-pub fn take_back(mirror: &Rig, leg: &TestLeg) -> Result<(), String> {
-    let own = mirror.legs.borrow().iter().find(|own| *own.name() == *leg.name).cloned().unwrap();
-    mirror.reattach(&own, leg.stack()).now_or_never().expect("RAM never waits")
+pub fn reattach(mirror: &TestMirror, replica: &TestReplica) -> Result<(), String> {
+    let own = mirror.replicas.borrow().iter().find(|own| *own.name() == *replica.name).cloned().unwrap();
+    mirror.reattach(&own, replica.stack()).now_or_never().expect("RAM never waits")
 }
 
-pub fn standings(mirror: &Rig) -> Vec<ReplicaState> {
-    mirror.describe().legs.iter().map(|leg| leg.standing).collect()
+pub fn states(mirror: &TestMirror) -> Vec<ReplicaState> {
+    mirror.describe().replicas.iter().map(|replica| replica.state).collect()
 }
 
 /// Closes a mirror in good order.
-pub fn close(mirror: &Rig) {
+pub fn close(mirror: &TestMirror) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
 }

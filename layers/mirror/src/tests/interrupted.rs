@@ -1,51 +1,51 @@
-//! Legs that go away, or fail, in the middle of what the mirror does by itself: bringing legs up to date and making them alike.
+//! Replicas that go away, or fail, in the middle of what the mirror does by itself: bringing replicas up to date and making them alike.
 
 use futures_util::FutureExt;
 use sealblock_block::{Device, Request};
 use sealblock_media_memory::Corruption;
 use sealblock_units::Lba;
 
-use super::rig::*;
+use super::harness::*;
 use crate::label::ReplicaState;
 
-/// A mirror whose first leg goes away just before the second one is up to date, with a write that nobody has flushed.
-fn up_to_date_just_as_the_other_goes() -> (TestLeg, TestLeg, Rig) {
+/// A mirror whose first replica goes away just before the second one is up to date, with a write that nobody has flushed.
+fn up_to_date_just_as_the_other_goes() -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    b.gone.set(false);
-    take_back(&mirror, &b).unwrap();
-    let leg = mirror.legs.borrow()[1].clone();
-    let mut bringing = Box::pin(mirror.rebuild(&leg));
-    b.held_flush.set(true);
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    let replica = mirror.replicas.borrow()[1].clone();
+    let mut bringing = Box::pin(mirror.resync(&replica));
+    b.holds_flushes.set(true);
     assert!(bringing.as_mut().now_or_never().is_none());
-    b.held_label.set(true);
-    b.held_flush.set(false);
+    b.holds_labels.set(true);
+    b.holds_flushes.set(false);
     assert!(bringing.as_mut().now_or_never().is_none());
-    a.gone.set(true);
+    a.is_offline.set(true);
     assert!(read(&mirror, extent(0, 1)).is_err(), "nobody is up to date");
-    b.held_label.set(false);
+    b.holds_labels.set(false);
     bringing.now_or_never().expect("nothing is held").unwrap();
     (a, b, mirror)
 }
 
 #[test]
-fn a_leg_that_is_up_to_date_takes_over_from_the_last_one_that_has_gone() {
+fn a_replica_that_is_up_to_date_takes_over_from_the_last_one_that_has_gone() {
     let (a, b, mirror) = up_to_date_just_as_the_other_goes();
-    assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert!(run(&mirror, Request::Flush).is_ok(), "nothing that was written is lost");
     write(&mirror, extent(0, 1), 3).unwrap();
     run(&mirror, Request::Flush).unwrap();
-    tidy(&mirror);
+    sweep(&mirror);
     let mirrors = [mirror, opened(&[&b, &a])];
-    a.gone.set(false);
-    take_back(&mirrors[0], &a).unwrap();
+    a.is_offline.set(false);
+    reattach(&mirrors[0], &a).unwrap();
     for mirror in mirrors.into_iter().chain([opened(&[&a, &b])]) {
         assert_reads(&mirror, extent(0, 1), 3);
     }
     let mirror = opened(&[&a, &b]);
-    rebuild(&mirror);
+    resync(&mirror);
     [&*a.memory, &*b.memory].into_iter().for_each(|device| assert_reads(device, extent(0, 1), 3));
 }
 
@@ -54,19 +54,19 @@ fn a_change_that_is_lost_before_it_is_answered_has_failed() {
     for comes_back in [false, true] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 1), 1).unwrap();
-        // The first leg alone has it, which is to be noted before the answer.
-        b.full.set(true);
-        a.held_label.set(true);
+        // The first replica alone has it, which is to be noted before the answer.
+        b.is_full.set(true);
+        a.holds_labels.set(true);
         let mut change = Box::pin(mirror.execute(write_of(&mirror, extent(0, 1), 2)));
         assert!(change.as_mut().now_or_never().is_none());
         if comes_back {
-            a.gone.set(true);
+            a.is_offline.set(true);
             assert!(read(&mirror, extent(5, 1)).is_err());
-            a.gone.set(false);
+            a.is_offline.set(false);
             write(&*a.memory, extent(0, 1), 1).unwrap();
-            take_back(&mirror, &a).unwrap();
+            reattach(&mirror, &a).unwrap();
         }
-        a.held_label.set(false);
+        a.holds_labels.set(false);
         let answered = change.now_or_never().expect("nothing is held any more");
         assert_eq!(answered.is_err(), comes_back, "{answered:?}");
     }
@@ -80,23 +80,23 @@ fn a_source_that_goes_while_copies_are_compared_does_not_make_them_differ() {
     for lasts in 0..MOST_REQUESTS {
         let (a, b, mirror) = pair(Some(TYPE1));
         write(&mirror, extent(0, 16), 1).unwrap();
-        b.gone.set(true);
-        // The leg lacks the region and has the same there already. It is compared block by block because of the bad one.
+        b.is_offline.set(true);
+        // The replica lacks the region and has the same there already. It is compared block by block because of the bad one.
         write(&mirror, extent(0, 16), 1).unwrap();
-        b.gone.set(false);
+        b.is_offline.set(false);
         assert!(a.memory.device().damage(Lba::new(5), Corruption::Data { at: 1, mask: 1 }));
-        take_back(&mirror, &b).unwrap();
+        reattach(&mirror, &b).unwrap();
         b.written_blocks.set(0);
-        a.lasts.set(lasts);
-        let leg = mirror.legs.borrow()[1].clone();
-        let brought = mirror.rebuild(&leg).now_or_never().expect("RAM never waits");
+        a.requests_left.set(lasts);
+        let replica = mirror.replicas.borrow()[1].clone();
+        let brought = mirror.resync(&replica).now_or_never().expect("RAM never waits");
         assert_eq!(b.written_blocks.get(), 0, "the source went after {lasts} requests");
         assert!(brought.is_ok() || lasts < MOST_REQUESTS - 1, "{brought:?}");
     }
 }
 
 #[test]
-fn what_could_not_be_made_durable_where_legs_differed_is_not_read_until_it_is() {
+fn what_could_not_be_made_durable_where_replicas_differed_is_not_read_until_it_is() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 1), 1).unwrap();
     drop(mirror);

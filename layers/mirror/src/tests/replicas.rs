@@ -1,43 +1,43 @@
-//! Legs that go away, come back, are added and taken out.
+//! Replicas that go away, come back, are added and taken out.
 
 use std::rc::Rc;
 
 use futures_util::FutureExt;
 use sealblock_block::{ErrorKind, Request};
 
-use super::rig::*;
+use super::harness::*;
 use crate::MirrorError;
 use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
 use crate::members::ReplicaError;
 
-fn refusal(legs: &[&TestLeg]) -> AssembleError {
-    match try_open(legs, false) {
-        Err(MirrorError::Refused { refusal, .. }) => refusal,
+fn refusal(replicas: &[&TestReplica]) -> AssembleError {
+    match try_open(replicas, false) {
+        Err(MirrorError::Assemble { error: refusal, .. }) => refusal,
         Err(other) => panic!("refused for another reason: {other}"),
         Ok(_) => panic!("not refused"),
     }
 }
 
 #[test]
-fn a_leg_that_fails_is_left_behind_and_gets_only_what_it_missed() {
+fn a_replica_that_fails_is_left_behind_and_gets_only_what_it_missed() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     run(&mirror, Request::Flush).unwrap();
-    tidy(&mirror);
-    b.gone.set(true);
+    sweep(&mirror);
+    b.is_offline.set(true);
     // One region of 64 KiB each, though whole groups of 1 MiB were marked.
     write(&mirror, extent(600, 3), 2).unwrap();
     write(&mirror, extent(1300, 1), 2).unwrap();
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     assert_reads(&mirror, extent(600, 3), 2);
-    assert_eq!(mirror.describe().legs[1].missed_bytes, 2 << 16);
-    b.gone.set(false);
+    assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 2 << 16);
+    b.is_offline.set(false);
     b.written_blocks.set(0);
-    take_back(&mirror, &b).unwrap();
+    reattach(&mirror, &b).unwrap();
     write(&mirror, extent(10, 1), 3).unwrap();
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
     assert!(b.written_blocks.get() <= 2 * 16 + 1, "{} blocks were written", b.written_blocks.get());
     for device in [&*a.memory, &*b.memory] {
         assert_reads(device, extent(600, 3), 2);
@@ -48,28 +48,28 @@ fn a_leg_that_fails_is_left_behind_and_gets_only_what_it_missed() {
 }
 
 #[test]
-fn a_leg_that_was_left_behind_is_known_after_a_restart_and_never_read() {
+fn a_replica_that_was_left_behind_is_known_after_a_restart_and_never_read() {
     for clean in [true, false] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 100), 1).unwrap();
-        b.gone.set(true);
+        b.is_offline.set(true);
         write(&mirror, extent(5, 1), 2).unwrap();
         if clean {
             close(&mirror);
         }
         drop(mirror);
-        b.gone.set(false);
+        b.is_offline.set(false);
         for read_only in [true, false] {
             // In any order.
             let again = try_open(&[&b, &a], read_only).unwrap();
             for _ in 0..4 {
                 assert_reads(&again, extent(5, 1), 2);
             }
-            assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+            assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         }
         let again = opened(&[&b, &a]);
-        rebuild(&again);
-        assert_eq!(standings(&again), [ReplicaState::InSync, ReplicaState::InSync]);
+        resync(&again);
+        assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::InSync]);
         assert_reads(&*b.memory, extent(5, 1), 2);
         assert_reads(&*b.memory, extent(6, 94), 1);
         verify(&again).unwrap();
@@ -77,97 +77,97 @@ fn a_leg_that_was_left_behind_is_known_after_a_restart_and_never_read() {
 }
 
 #[test]
-fn a_stale_leg_alone_and_a_split_brain_are_refused() {
+fn a_stale_replica_alone_and_a_split_brain_are_refused() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
-    b.gone.set(true);
+    b.is_offline.set(true);
     let alone = opened(&[&a, &b]);
     write(&alone, extent(0, 1), 2).unwrap();
     drop(alone);
-    a.gone.set(true);
-    b.gone.set(false);
-    // This leg does not know that the other one went on.
+    a.is_offline.set(true);
+    b.is_offline.set(false);
+    // This replica does not know that the other one went on.
     let other = opened(&[&a, &b]);
     write(&other, extent(0, 1), 3).unwrap();
     drop(other);
-    a.gone.set(false);
+    a.is_offline.set(false);
     assert_eq!(refusal(&[&a, &b]), AssembleError::SplitBrain { first: 0, second: 1 });
 }
 
 #[test]
-fn a_leg_that_went_on_elsewhere_does_not_come_back() {
+fn a_replica_that_went_on_elsewhere_does_not_come_back() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    // Meanwhile, on another machine, with a copy of nothing but this leg.
-    a.gone.set(true);
-    b.gone.set(false);
+    // Meanwhile, on another machine, with a copy of nothing but this replica.
+    a.is_offline.set(true);
+    b.is_offline.set(false);
     let elsewhere = opened(&[&a, &b]);
     write(&elsewhere, extent(0, 1), 3).unwrap();
     drop(elsewhere);
-    a.gone.set(false);
-    let why = take_back(&mirror, &b).unwrap_err();
+    a.is_offline.set(false);
+    let why = reattach(&mirror, &b).unwrap_err();
     assert!(why.contains("split brain"), "{why}");
     assert_reads(&mirror, extent(0, 1), 2);
 }
 
 #[test]
-fn another_device_in_the_place_of_a_leg_is_refused() {
+fn another_device_in_the_place_of_a_replica_is_refused() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    let stranger = TestLeg::new("b", None);
-    assert!(take_back(&mirror, &stranger).unwrap_err().contains("no label"));
+    let stranger = TestReplica::new("b", None);
+    assert!(reattach(&mirror, &stranger).unwrap_err().contains("no label"));
     drop(mirror);
     let without = opened(&[&a, &stranger]);
-    assert_eq!(standings(&without), [ReplicaState::InSync, ReplicaState::OutOfSync]);
-    assert!(!without.describe().legs[1].is_here, "it is not used");
-    assert!(without.describe().legs[1].why.contains("mirror replace"));
+    assert_eq!(states(&without), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert!(!without.describe().replicas[1].is_online, "it is not used");
+    assert!(without.describe().replicas[1].last_error.contains("mirror replace"));
     assert_reads(&without, extent(0, 1), 2);
     drop(without);
-    let (c, d) = (TestLeg::new("c", None), TestLeg::new("d", None));
+    let (c, d) = (TestReplica::new("c", None), TestReplica::new("d", None));
     let sources = vec![c.source(), d.source()];
-    let options = crate::OpenOptions { read_only: false, random: random() };
-    crate::open(sources, Still, options).now_or_never().unwrap().unwrap();
-    assert_eq!(refusal(&[&a, &d]), AssembleError::OtherMirror { leg: 1 });
+    let options = crate::OpenOptions { is_read_only: false, random: random() };
+    crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap();
+    assert_eq!(refusal(&[&a, &d]), AssembleError::OtherMirror { replica: 1 });
 }
 
 #[test]
-fn a_new_mirror_needs_all_its_legs_and_an_old_one_does_not() {
-    let (a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
-    b.gone.set(true);
-    assert_eq!(refusal(&[&a, &b]), AssembleError::NewWithoutReplica { leg: 1 });
-    b.gone.set(false);
+fn a_new_mirror_needs_all_its_replicas_and_an_old_one_does_not() {
+    let (a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    b.is_offline.set(true);
+    assert_eq!(refusal(&[&a, &b]), AssembleError::NewWithoutReplica { replica: 1 });
+    b.is_offline.set(false);
     drop(opened(&[&a, &b]));
-    b.gone.set(true);
+    b.is_offline.set(true);
     assert!(try_open(&[&a, &b], false).is_ok());
 }
 
 #[test]
-fn the_last_leg_fails_requests_and_is_not_left_behind() {
+fn the_last_replica_fails_requests_and_is_not_left_behind() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    a.gone.set(true);
+    a.is_offline.set(true);
     let failed = write(&mirror, extent(1, 1), 3).unwrap_err();
     assert!(matches!(failed.kind(), ErrorKind::Unreachable { .. }), "{failed}");
     assert!(read(&mirror, extent(0, 1)).is_err());
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
-    a.gone.set(false);
-    b.gone.set(false);
-    // The leg that was left behind long before does not help: it lacks what the other one has.
-    take_back(&mirror, &b).unwrap();
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    a.is_offline.set(false);
+    b.is_offline.set(false);
+    // The replica that was left behind long before does not help: it lacks what the other one has.
+    reattach(&mirror, &b).unwrap();
     assert!(read(&mirror, extent(0, 1)).is_err());
-    take_back(&mirror, &a).unwrap();
+    reattach(&mirror, &a).unwrap();
     assert_reads(&mirror, extent(0, 1), 2);
     let flushed = run(&mirror, Request::Flush);
-    assert!(flushed.is_err(), "what the last leg had not flushed may be lost");
+    assert!(flushed.is_err(), "what the last replica had not flushed may be lost");
     assert!(run(&mirror, Request::Flush).is_ok(), "which is said once");
-    rebuild(&mirror);
+    resync(&mirror);
     verify(&mirror).unwrap();
     assert_reads(&*b.memory, extent(0, 1), 2);
 }
@@ -175,23 +175,23 @@ fn the_last_leg_fails_requests_and_is_not_left_behind() {
 #[test]
 fn what_a_lost_device_answers_late_counts_for_nothing() {
     let (a, b, mirror) = pair(None);
-    a.gone.set(true);
+    a.is_offline.set(true);
     write(&mirror, extent(0, 1), 1).unwrap();
     for comes_back in [false, true] {
-        b.held.set(true);
+        b.holds_requests.set(true);
         let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
         assert!(late.as_mut().now_or_never().is_none());
-        b.held.set(false);
+        b.holds_requests.set(false);
         if comes_back {
             // Lost and back meanwhile, perhaps without what it was asked before.
-            b.gone.set(true);
+            b.is_offline.set(true);
             assert!(read(&mirror, extent(5, 1)).is_err());
-            b.gone.set(false);
-            take_back(&mirror, &b).unwrap();
+            b.is_offline.set(false);
+            reattach(&mirror, &b).unwrap();
         }
         let answered = late.now_or_never().expect("it is held no more");
         assert_eq!(answered.is_err(), comes_back, "{answered:?}");
-        assert_eq!(standings(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+        assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     }
     write(&mirror, extent(0, 1), 3).unwrap();
     assert_reads(&mirror, extent(0, 1), 3);
@@ -201,59 +201,59 @@ fn what_a_lost_device_answers_late_counts_for_nothing() {
 fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    a.held.set(true);
+    a.holds_requests.set(true);
     let read_first = Request::Read { extent: extent(0, 1), checks: checks(&mirror, extent(0, 1)) };
     let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, read_first));
     assert!(late.as_mut().now_or_never().is_none());
-    a.held.set(false);
-    a.gone.set(true);
+    a.holds_requests.set(false);
+    a.is_offline.set(true);
     assert!(read(&mirror, extent(5, 1)).is_err());
-    let back = TestLeg { gone: Rc::default(), ..a.clone() };
-    take_back(&mirror, &back).unwrap();
+    let back = TestReplica { is_offline: Rc::default(), ..a.clone() };
+    reattach(&mirror, &back).unwrap();
     let said = late.now_or_never().expect("it is held no more").unwrap_err();
     assert!(matches!(said.kind(), ErrorKind::Unreachable { .. }), "{said}");
     assert_reads(&mirror, extent(0, 1), 2);
 }
 
 #[test]
-fn a_full_leg_is_left_behind_and_two_full_legs_only_fail() {
+fn a_full_replica_is_left_behind_and_two_full_replicas_only_fail() {
     let (a, b, mirror) = pair(None);
-    b.full.set(true);
+    b.is_full.set(true);
     write(&mirror, extent(0, 1), 1).unwrap();
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     let (a2, b2, both) = pair(None);
-    a2.full.set(true);
-    b2.full.set(true);
+    a2.is_full.set(true);
+    b2.is_full.set(true);
     assert!(matches!(write(&both, extent(0, 1), 1).unwrap_err().kind(), ErrorKind::NoSpace { .. }));
-    assert_eq!(standings(&both), [ReplicaState::InSync, ReplicaState::InSync]);
-    a2.full.set(false);
-    b2.full.set(false);
+    assert_eq!(states(&both), [ReplicaState::InSync, ReplicaState::InSync]);
+    a2.is_full.set(false);
+    b2.is_full.set(false);
     write(&both, extent(0, 1), 1).unwrap();
     drop(a);
 }
 
 #[test]
-fn without_anybody_to_note_it_nothing_goes_on_without_a_leg() {
-    let (mut a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
-    a.bare = true;
+fn without_anybody_to_note_it_nothing_goes_on_without_a_replica() {
+    let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
     write(&mirror, extent(0, 1), 1).unwrap();
-    b.gone.set(true);
+    b.is_offline.set(true);
     let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
     assert!(refused.to_string().contains("note"), "{refused}");
     // The other way round somebody is left who notes it.
-    let (mut a, b) = (TestLeg::new("a", None), TestLeg::new("b", None));
-    a.bare = true;
+    let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+    a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
-    a.gone.set(true);
+    a.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
     drop(mirror);
-    a.gone.set(false);
+    a.is_offline.set(false);
     let again = opened(&[&a, &b]);
-    assert_eq!(standings(&again), [ReplicaState::OutOfSync, ReplicaState::InSync]);
-    rebuild(&again);
+    assert_eq!(states(&again), [ReplicaState::OutOfSync, ReplicaState::InSync]);
+    resync(&again);
     assert_reads(&*a.memory, extent(0, 1), 2);
 }
 
@@ -261,19 +261,19 @@ fn without_anybody_to_note_it_nothing_goes_on_without_a_leg() {
 fn what_was_under_way_at_a_crash_is_made_alike() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
-    b.stuck.set(true);
+    b.is_hung.set(true);
     let mut under_way = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(300, 4), 2)));
     assert!(under_way.as_mut().now_or_never().is_none());
     // The process dies: nothing of it runs any more.
     std::mem::forget(under_way);
     let _dead = Rc::clone(&mirror);
-    b.stuck.set(false);
+    b.is_hung.set(false);
     let again = opened(&[&a, &b]);
-    assert!(again.describe().unsettled_bytes > 0);
+    assert!(again.describe().dirty_bytes > 0);
     let reader = try_open(&[&a, &b], true).unwrap();
     verify(&reader).unwrap();
     assert_reads(&again, extent(300, 4), 2);
-    rebuild(&again);
+    resync(&again);
     for device in [&*a.memory, &*b.memory] {
         assert_reads(device, extent(300, 4), 2);
         assert_reads(device, extent(0, 300), 1);
@@ -282,84 +282,84 @@ fn what_was_under_way_at_a_crash_is_made_alike() {
 }
 
 #[test]
-fn legs_are_added_and_taken_out_in_use() {
+fn replicas_are_added_and_taken_out_in_use() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
-    let c = TestLeg::new("c", Some(TYPE1));
-    let add = |leg: &TestLeg| mirror.add(leg.source(), false).now_or_never().expect("RAM never waits");
+    let c = TestReplica::new("c", Some(TYPE1));
+    let add = |replica: &TestReplica| mirror.add(replica.source(), false).now_or_never().expect("RAM never waits");
     let remove = |name| mirror.remove(name).now_or_never().expect("RAM never waits");
     add(&c).unwrap();
     write(&mirror, extent(7, 1), 2).unwrap();
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 3]);
     assert_reads(&*c.memory, extent(7, 1), 2);
     assert_reads(&*c.memory, extent(8, BLOCKS - 8), 1);
-    assert_eq!(add(&c), Err(ReplicaError::InUse { leg: "c".to_owned() }));
+    assert_eq!(add(&c), Err(ReplicaError::InUse { replica: "c".to_owned() }));
     assert_eq!(remove("x"), Err(ReplicaError::Unknown("x".to_owned())));
     remove("a").unwrap();
     write(&mirror, extent(7, 1), 3).unwrap();
     remove("b").unwrap();
-    assert_eq!(remove("c"), Err(ReplicaError::Last("c".to_owned())));
+    assert_eq!(remove("c"), Err(ReplicaError::LastInSync("c".to_owned())));
     close(&mirror);
     drop(mirror);
-    assert_eq!(refusal(&[&a, &c]), AssembleError::TakenOut { leg: 0 });
-    let d = TestLeg::new("d", Some(TYPE1));
-    assert_eq!(refusal(&[&c, &d]), AssembleError::NotAReplica { leg: 1 });
+    assert_eq!(refusal(&[&a, &c]), AssembleError::Removed { replica: 0 });
+    let d = TestReplica::new("d", Some(TYPE1));
+    assert_eq!(refusal(&[&c, &d]), AssembleError::NotAReplica { replica: 1 });
     drop(b);
 }
 
 #[test]
-fn a_leg_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
+fn a_replica_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     // Nothing was asked of it since.
-    b.gone.set(true);
+    b.is_offline.set(true);
     let removed = mirror.remove("a").now_or_never().expect("RAM never waits");
-    assert_eq!(removed, Err(ReplicaError::Last("a".to_owned())));
-    assert_eq!(standings(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert_eq!(removed, Err(ReplicaError::LastInSync("a".to_owned())));
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     write(&mirror, extent(0, 8), 2).unwrap();
     close(&mirror);
     drop(mirror);
-    b.gone.set(false);
+    b.is_offline.set(false);
     let mirror = opened(&[&a, &b]);
-    rebuild(&mirror);
+    resync(&mirror);
     assert_reads(&*b.memory, extent(0, 8), 2);
 }
 
-/// The legs of a mirror that was written to and closed.
-fn three_closed() -> [TestLeg; 3] {
-    let legs = ["a", "b", "c"].map(|name| TestLeg::new(name, None));
-    let mirror = opened(&legs.each_ref());
+/// The replicas of a mirror that was written to and closed.
+fn three_closed() -> [TestReplica; 3] {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+    let mirror = opened(&replicas.each_ref());
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
-    legs
+    replicas
 }
 
 #[test]
-fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
+fn a_replica_that_may_be_another_one_is_not_taken_out_by_its_name() {
     for believes in [false, true] {
-        let legs = three_closed();
-        let [a, b, c] = &legs;
-        [b, c].iter().for_each(|leg| leg.gone.set(true));
+        let replicas = three_closed();
+        let [a, b, c] = &replicas;
+        [b, c].iter().for_each(|replica| replica.is_offline.set(true));
         // Named in another order, and which is which cannot be known.
         let mirror = opened(&[a, c, b]);
         let remove = || mirror.remove("c").now_or_never().expect("RAM never waits");
-        let ambiguous = Err(ReplicaError::Ambiguous { leg: "c".to_owned(), others: "b".to_owned() });
+        let ambiguous = Err(ReplicaError::Ambiguous { replica: "c".to_owned(), others: "b".to_owned() });
         assert_eq!(remove(), ambiguous);
-        let new = TestLeg::new("d", None);
+        let new = TestReplica::new("d", None);
         assert_eq!(mirror.replace("c", new.source(), true).now_or_never().unwrap(), ambiguous);
         if believes {
-            mirror.believe_names();
+            mirror.trust_names();
             remove().unwrap();
             continue;
         }
-        b.gone.set(false);
-        take_back(&mirror, b).unwrap();
-        rebuild(&mirror);
+        b.is_offline.set(false);
+        reattach(&mirror, b).unwrap();
+        resync(&mirror);
         remove().unwrap();
         let now: Vec<(String, ReplicaState)> =
-            mirror.describe().legs.into_iter().map(|leg| (leg.name, leg.standing)).collect();
-        assert_eq!(now.iter().filter(|(_, standing)| *standing == ReplicaState::InSync).count(), 2, "{now:?}");
+            mirror.describe().replicas.into_iter().map(|replica| (replica.name, replica.state)).collect();
+        assert_eq!(now.iter().filter(|(_, state)| *state == ReplicaState::InSync).count(), 2, "{now:?}");
         write(&mirror, extent(0, 8), 2).unwrap();
         assert_reads(&*b.memory, extent(0, 8), 2);
     }
@@ -368,42 +368,42 @@ fn a_leg_that_may_be_another_one_is_not_taken_out_by_its_name() {
 #[test]
 fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_by_name() {
     let [a, ..] = &three_closed();
-    let blank = ["b", "c"].map(|name| TestLeg::new(name, None));
-    // One is there at the opening, the other one comes later: until then it may be the leg that it is called, with its label.
-    blank[1].gone.set(true);
+    let blank = ["b", "c"].map(|name| TestReplica::new(name, None));
+    // One is there at the opening, the other one comes later: until then it may be the replica that it is called, with its label.
+    blank[1].is_offline.set(true);
     let mirror = opened(&[a, &blank[0], &blank[1]]);
-    let replace = |leg: &TestLeg| mirror.replace(leg.name, leg.source(), false).now_or_never().unwrap();
-    assert_eq!(replace(&blank[0]), Err(ReplicaError::Ambiguous { leg: "b".to_owned(), others: "c".to_owned() }));
-    blank[1].gone.set(false);
-    let why = take_back(&mirror, &blank[1]).unwrap_err();
+    let replace = |replica: &TestReplica| mirror.replace(replica.name, replica.source(), false).now_or_never().unwrap();
+    assert_eq!(replace(&blank[0]), Err(ReplicaError::Ambiguous { replica: "b".to_owned(), others: "c".to_owned() }));
+    blank[1].is_offline.set(false);
+    let why = reattach(&mirror, &blank[1]).unwrap_err();
     assert!(why.contains("mirror replace"), "{why}");
     replace(&blank[0]).unwrap();
     replace(&blank[1]).unwrap();
-    rebuild(&mirror);
-    assert_eq!(standings(&mirror), [ReplicaState::InSync; 3]);
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 3]);
     assert_reads(&*blank[1].memory, extent(0, 8), 1);
 }
 
 #[test]
-fn legs_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
-    let legs = three_closed();
-    let [a, b, c] = &legs;
+fn replicas_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
+    let replicas = three_closed();
+    let [a, b, c] = &replicas;
     // In another order, and with one that nobody names: as if a crash had cut short that it was taken out.
-    for (seed, given, names) in [(2, vec![a, c, b], ["a", "b", "c"]), (3, vec![a, c], ["a", "leg 1", "c"])] {
-        given[1..].iter().for_each(|leg| leg.gone.set(true));
+    for (seed, given, names) in [(2, vec![a, c, b], ["a", "b", "c"]), (3, vec![a, c], ["a", "replica 1", "c"])] {
+        given[1..].iter().for_each(|replica| replica.is_offline.set(true));
         let mirror = opened(&given);
         write(&mirror, extent(0, 8), seed).unwrap();
-        given[1..].iter().for_each(|leg| leg.gone.set(false));
-        let copy = TestLeg { name: "c", ..a.image() };
-        let why = take_back(&mirror, &copy).unwrap_err();
-        assert!(why.contains("never was a leg"), "one that is there cannot come back: {why}");
-        for leg in &given[1..] {
-            take_back(&mirror, leg).unwrap();
+        given[1..].iter().for_each(|replica| replica.is_offline.set(false));
+        let copy = TestReplica { name: "c", ..a.image() };
+        let why = reattach(&mirror, &copy).unwrap_err();
+        assert!(why.contains("never was a replica"), "one that is there cannot come back: {why}");
+        for replica in &given[1..] {
+            reattach(&mirror, replica).unwrap();
         }
-        rebuild(&mirror);
-        let now = mirror.describe().legs;
-        assert_eq!(now.iter().map(|leg| &*leg.name).collect::<Vec<_>>(), names);
-        given.iter().for_each(|leg| assert_reads(&*leg.memory, extent(0, 8), seed));
+        resync(&mirror);
+        let now = mirror.describe().replicas;
+        assert_eq!(now.iter().map(|replica| &*replica.name).collect::<Vec<_>>(), names);
+        given.iter().for_each(|replica| assert_reads(&*replica.memory, extent(0, 8), seed));
         close(&mirror);
     }
 }

@@ -1,0 +1,198 @@
+//! Replicas that go and come back: how one is left behind, and what is taken back as which replica.
+
+use std::rc::Rc;
+
+use sealblock_block::{Clock, DynDevice};
+
+use crate::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
+use crate::label::{Label, ReplicaState};
+use crate::mirror::Mirror;
+use crate::open::{ProbeError, check_fit, default_name, probe_device};
+use crate::replica::{Replica, ReplicaSource};
+use crate::test_hooks::Mutation;
+
+impl<C: Clock> Mirror<C> {
+    /// Leaves a replica behind that has failed what a device of it was asked, unless another one is there by now.
+    pub(crate) fn fail_replica_if_attached(&self, replica: &Replica, attach_count: u64, reason: &str) {
+        if replica.attach_count() == attach_count {
+            self.fail_replica(replica, reason);
+        }
+    }
+
+    /// Leaves a replica behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
+    /// that it lacks is answered.
+    pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {
+        if !replica.takes_labels() {
+            return;
+        }
+        replica.failures.set(replica.failures.get() + 1);
+        *replica.last_error.borrow_mut() = reason.to_owned();
+        replica.set_device(None);
+        let was_current = replica.state.get() == ReplicaState::InSync;
+        let is_any_current = self.replicas.borrow().iter().any(|replica| replica.is_readable());
+        if was_current && !is_any_current {
+            tracing::error!(replica = %replica.name(), %reason, "last in-sync replica failed: requests fail until it is back");
+            // Nobody is left to go on without it: nothing is answered until it is back, or another one has everything.
+            self.work.notify();
+            return;
+        }
+        match is_any_current {
+            true => tracing::warn!(replica = %replica.name(), %reason, "replica failed, mirror degraded"),
+            false => {
+                tracing::warn!(replica = %replica.name(), %reason, "replica failed; the mirror has no in-sync replica")
+            }
+        }
+        self.demote(replica);
+    }
+
+    /// Goes on without replicas that were the last ones in sync when they went, now that another one is in sync.
+    pub(crate) fn demote_offline(&self) {
+        for replica in self.replicas.borrow().iter() {
+            if replica.state.get() == ReplicaState::InSync && !replica.is_online() {
+                self.demote(replica);
+            }
+        }
+    }
+
+    /// A replica that has gone lacks whatever may differ now.
+    fn demote(&self, replica: &Replica) {
+        let was_current = replica.state.get() == ReplicaState::InSync;
+        replica.state.set(ReplicaState::OutOfSync);
+        replica.out_of_sync.borrow_mut().add(&self.write_intent.written.borrow());
+        if was_current && self.is_flushed() {
+            replica.is_listed_in_sync.set(true);
+        }
+        if !replica.is_listed_in_sync.get() {
+            self.write_intent.is_changing.set(self.write_intent.is_changing.get() || was_current);
+            self.write_intent.request_failure_write();
+        }
+        self.work.notify();
+    }
+
+    /// Takes a replica's device back after it was gone: as what it is now, if it is that replica and nobody went on with it elsewhere.
+    ///
+    /// # Errors
+    /// Why it cannot be taken back.
+    pub(crate) async fn reattach(&self, replica: &Rc<Replica>, device: DynDevice) -> Result<(), String> {
+        let source = ReplicaSource { name: replica.name().to_string(), device: Ok(device.clone()), reopen: None };
+        check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
+            .map_err(|error| error.to_string())?;
+        let found = probe_device(&device, self.mutation).await.map_err(|error| match error {
+            ProbeError::Label(reason) => reason.to_string(),
+            ProbeError::Device(reason) => reason.to_string(),
+        })?;
+        let replica = &self.identify(replica, &found);
+        if let ReplicaProbe::Labelled(label) = &found {
+            self.adopt_label(replica, label)?;
+            replica.is_name_assumed.set(false);
+        } else if replica.has_room || found.has_room() {
+            replica.is_unlabelled.set(true);
+            return Err(
+                "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a replica"
+                    .to_owned(),
+            );
+        }
+        replica.stale.borrow_mut().withhold_again();
+        self.write_intent.is_stale_check_due.set(true);
+        replica.set_device(Some(device));
+        replica.last_error.borrow_mut().clear();
+        match replica.state.get() {
+            ReplicaState::OutOfSync => self.start_resync(replica),
+            // The last one in sync, and what it had not flushed may be lost: nobody has it for certain.
+            ReplicaState::InSync => {
+                self.writes_lost.set(self.writes_lost.get() || !self.write_intent.dirty.borrow().is_empty());
+                self.mark_dirty_nosync();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Which replica a device is that was found where `replica` should be. One that was away at the opening, without a label to tell, was
+    /// given its place by the order of the names, and now that it is here its label tells.
+    fn identify(&self, replica: &Rc<Replica>, found: &ReplicaProbe) -> Rc<Replica> {
+        let ReplicaProbe::Labelled(label) = found else { return replica.clone() };
+        if self.mutation == Mutation::TrustOrder {
+            return replica.clone();
+        }
+        let id = label.replicas[label.own_index].id;
+        let is_away = |replica: &Rc<Replica>| replica.state.get() == ReplicaState::OutOfSync && !replica.is_online();
+        let replicas = self.replicas.borrow();
+        let place = |id: [u8; 16]| replicas.iter().position(|replica| replica.id == id);
+        let (Some(own), Some(other)) = (place(replica.id), place(id)) else { return replica.clone() };
+        if label.uuid != self.uuid || own == other || !is_away(replica) || !is_away(&replicas[other]) {
+            return replica.clone();
+        }
+        replica.swap_names(&replicas[other]);
+        if *replica.name() == *default_name(other) {
+            replica.set_name(default_name(own));
+        }
+        replicas[other].clone()
+    }
+
+    /// Keeps why the replica of this number does not come back, and says so when it is news.
+    pub(crate) fn set_last_error(&self, number: usize, reason: String) {
+        let replica = self.replicas.borrow().iter().find(|replica| replica.number.get() == number).cloned();
+        let Some(replica) = replica else { return };
+        let was = replica.last_error.replace(reason.clone());
+        if was != reason {
+            tracing::warn!(replica = %replica.name(), %reason, "cannot reattach replica");
+        }
+    }
+
+    /// Takes in what the label of a replica that is back says.
+    fn adopt_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
+        self.check_label(replica, label)?;
+        let lacks_everything = needs_full_resync(&self.label(replica), label);
+        if lacks_everything && replica.state.get() == ReplicaState::InSync {
+            return Err("it is an old image of the last replica, or was written elsewhere meanwhile".to_owned());
+        }
+        replica.acked_events.set(replica.acked_events.get().max(label.events));
+        if label.events > self.write_intent.events.get() {
+            // It was in use elsewhere, without a change, and others may know its label: an earlier one would look like an older image.
+            self.write_intent.skip_events_past(label.events);
+        }
+        if replica.state.get() == ReplicaState::OutOfSync {
+            replica.is_new.set(is_still_new(replica.is_new.get(), label, lacks_everything));
+            let was_current = label.replicas[label.own_index].state == ReplicaState::InSync;
+            replica.is_listed_in_sync.set(replica.is_listed_in_sync.get() && was_current && !lacks_everything);
+            add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything);
+        }
+        Ok(())
+    }
+
+    /// Whether this label is that of the replica, and the replica was not changed without the others.
+    fn check_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
+        if label.uuid != self.uuid {
+            return Err("it belongs to another mirror".to_owned());
+        }
+        if label.replicas[label.own_index].id != replica.id && self.mutation != Mutation::TrustOrder {
+            return Err(
+                "it never was a replica of this mirror, or is none any more; `sealblock mirror replace` makes it a replica"
+                    .to_owned(),
+            );
+        }
+        if self.mutation == Mutation::ReattachDiverged {
+            return Ok(());
+        }
+        // Also one that is away for the moment knows, in what its label would be, what the others lack.
+        let replicas = self.replicas.borrow();
+        let mut others =
+            replicas.iter().filter(|other| other.state.get() == ReplicaState::InSync && other.id != replica.id);
+        let Some(other) = others.next() else { return Ok(()) };
+        let found = [self.label(other), label.clone()].map(|label| ReplicaProbe::Labelled(Box::new(label)));
+        match assemble(&found).map_err(|refusal| refusal.to_string())? {
+            Assembly::Known(known) if known.label.replicas[known.indices[0]].state == ReplicaState::InSync => Ok(()),
+            _ => Err("it was changed elsewhere, and has what this mirror lacks; open the mirror anew".to_owned()),
+        }
+    }
+
+    /// Has a replica that is here brought up to date.
+    pub(crate) fn start_resync(&self, replica: &Replica) {
+        *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
+        let is_late = self.mutation == Mutation::LateLabel && self.write_intent.is_writing();
+        replica.has_own_label.set(self.mutation == Mutation::SkipOwnLabel || is_late);
+        replica.state.set(ReplicaState::Resyncing);
+        self.work.notify();
+    }
+}

@@ -1,0 +1,286 @@
+//! Mirrors made on purpose, and changes of their replicas that are cut short at any label.
+
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+
+use super::harness::*;
+use crate::assemble::AssembleError;
+use crate::label::ReplicaState;
+use crate::{CreateOptions, MirrorError, ReplicaError, create};
+
+fn try_create(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> Option<Result<TestMirror, ReplicaError>> {
+    let sources = replicas.iter().map(|replica| replica.source()).collect();
+    let options = CreateOptions { random: random(), from, force };
+    create(sources, StoppedClock, options).now_or_never().map(|created| created.map(|opened| opened.mirror))
+}
+
+fn created(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> Result<TestMirror, ReplicaError> {
+    try_create(replicas, from, force).expect("RAM never waits")
+}
+
+/// A device that holds blocks of this seed.
+fn holding(name: &'static str, seed: u8) -> TestReplica {
+    let replica = TestReplica::new(name, Some(TYPE1));
+    write(&*replica.memory, extent(0, 700), seed).unwrap();
+    replica
+}
+
+fn is_refused(replicas: &[&TestReplica], why: fn(&AssembleError) -> bool) -> bool {
+    matches!(try_open(replicas, false), Err(MirrorError::Assemble { error, .. }) if why(&error))
+}
+
+#[test]
+fn unlabelled_devices_make_a_mirror_without_asking_only_if_all_are_blank() {
+    let (a, b) = (holding("a", 1), TestReplica::new("b", Some(TYPE1)));
+    for replicas in [[&a, &b], [&b, &a]] {
+        assert!(is_refused(&replicas, |refusal| matches!(refusal, AssembleError::NotCreated { .. })));
+    }
+    let blank = [TestReplica::new("c", None), TestReplica::new("d", None)];
+    assert_eq!(states(&opened(&[&blank[0], &blank[1]])), [ReplicaState::InSync; 2]);
+    let mut bare = [TestReplica::new("e", None), TestReplica::new("f", None)];
+    bare.iter_mut().for_each(|replica| replica.has_no_label_room = true);
+    assert!(is_refused(&[&bare[0], &bare[1]], |refusal| *refusal == AssembleError::NoRoom));
+}
+
+#[test]
+fn the_one_that_holds_data_is_the_source_and_nothing_else_is_read_before_it_is_done() {
+    let (a, b, c) = (holding("a", 1), TestReplica::new("b", Some(TYPE1)), TestReplica::new("c", Some(TYPE1)));
+    let mirror = created(&[&b, &a, &c], None, false).unwrap();
+    assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync, ReplicaState::Resyncing]);
+    for _ in 0..4 {
+        assert_reads(&mirror, extent(0, 700), 1);
+    }
+    drop(mirror);
+    let again = opened(&[&a, &b, &c]);
+    assert_eq!(again.in_sync().len(), 1);
+    assert_reads(&again, extent(0, 700), 1);
+    resync(&again);
+    assert_eq!(states(&again), [ReplicaState::InSync; 3]);
+    for replica in [&b, &c] {
+        assert_reads(&*replica.memory, extent(0, 700), 1);
+    }
+    verify(&again).unwrap();
+}
+
+#[test]
+fn what_a_device_holds_is_replaced_only_by_force() {
+    let (a, b) = (holding("a", 1), holding("b", 2));
+    assert!(matches!(created(&[&a, &b], None, true), Err(ReplicaError::AmbiguousSource { .. })));
+    assert_eq!(created(&[&a, &b], Some(0), false).err(), Some(ReplicaError::NotBlank { replica: "b".to_owned() }));
+    assert_reads(&*b.memory, extent(0, 700), 2);
+    let mirror = created(&[&a, &b], Some(0), true).unwrap();
+    resync(&mirror);
+    assert_reads(&*b.memory, extent(0, 700), 1);
+    drop(mirror);
+    // A label counts like data, also of the one that is to be the source.
+    let c = TestReplica::new("c", Some(TYPE1));
+    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Labelled { .. })));
+    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Labelled { .. })));
+    let other = created(&[&c, &b], Some(1), true).unwrap();
+    assert_reads(&other, extent(0, 700), 1);
+    assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::OtherMirror { replica: 1 })));
+}
+
+#[test]
+fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_all() {
+    for cut in 0..20 {
+        let (a, mut b) = (holding("a", 1), holding("b", 2));
+        b.labels_left = a.labels_left.clone();
+        a.labels_left.set(Some(cut));
+        let is_done = try_create(&[&a, &b], Some(0), true).is_some();
+        a.labels_left.set(None);
+        if cut == 0 {
+            assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::NotCreated { .. })));
+        } else {
+            let mirror = opened(&[&b, &a]);
+            assert_eq!(mirror.in_sync().len(), 1);
+            assert_reads(&mirror, extent(0, 700), 1);
+            if !mirror.describe().replicas.iter().all(|replica| replica.is_online) {
+                mirror.replace("b", b.source(), true).now_or_never().unwrap().unwrap();
+            }
+            resync(&mirror);
+            assert_reads(&*b.memory, extent(0, 700), 1);
+        }
+        if is_done {
+            return;
+        }
+    }
+    panic!("it was never done");
+}
+
+type Step = for<'a> fn(&'a TestMirror, &'a TestReplica) -> LocalBoxFuture<'a, Result<(), ReplicaError>>;
+
+/// Carries out a change of the replicas of a mirror of three that is cut short after every number of labels, and looks at what
+/// each of these sets of replicas makes afterwards: the content, or a refusal, but nothing else.
+fn cut_short(step: Step, sets: &[&[usize]]) {
+    for cut in 0..40 {
+        let mut replicas = ["a", "b", "c", "d"].map(|name| TestReplica::new(name, Some(TYPE1)));
+        let labels_left = replicas[0].labels_left.clone();
+        replicas.iter_mut().for_each(|replica| replica.labels_left = labels_left.clone());
+        let mirror = opened(&[&replicas[0], &replicas[1], &replicas[2]]);
+        write(&mirror, extent(0, 700), 1).unwrap();
+        labels_left.set(Some(cut));
+        let is_done = step(&mirror, &replicas[3]).now_or_never().is_some();
+        std::mem::forget(mirror);
+        labels_left.set(None);
+        let mut opened = 0;
+        for set in sets {
+            let images: Vec<TestReplica> = set.iter().map(|at| replicas[*at].image()).collect();
+            let Ok(mirror) = try_open(&images.iter().collect::<Vec<_>>(), false) else { continue };
+            opened += 1;
+            assert_reads(&mirror, extent(0, 700), 1);
+            resync(&mirror);
+            for replica in mirror
+                .describe()
+                .replicas
+                .iter()
+                .filter(|replica| replica.state == ReplicaState::InSync && replica.is_online)
+            {
+                let image = images.iter().find(|image| image.name == replica.name).unwrap();
+                assert_reads(&*image.memory, extent(0, 700), 1);
+            }
+            verify(&mirror).unwrap();
+        }
+        assert!(opened > 0, "cut after {cut} labels, neither the old nor the new mirror opens");
+        if is_done {
+            return;
+        }
+    }
+    panic!("it was never done");
+}
+
+#[test]
+fn adding_replacing_and_removing_cut_short_leave_the_old_replicas_or_the_new_ones() {
+    cut_short(
+        |mirror, replica| Box::pin(mirror.add(replica.source(), false)),
+        &[&[0, 1, 2], &[0, 1, 2, 3], &[3, 2, 1, 0]],
+    );
+    cut_short(|mirror, replica| Box::pin(mirror.replace("c", replica.source(), false)), &[&[0, 1, 2], &[0, 1, 2, 3]]);
+    cut_short(|mirror, _| Box::pin(mirror.remove("c")), &[&[0, 1], &[0, 1, 2]]);
+}
+
+#[test]
+fn a_replica_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_finished() {
+    let (mut seen, labels) = (0, 30);
+    for cut in 0..labels {
+        let mut replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+        let labels_left = replicas[0].labels_left.clone();
+        replicas.iter_mut().for_each(|replica| replica.labels_left = labels_left.clone());
+        let mirror = opened(&[&replicas[0], &replicas[1], &replicas[2]]);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        labels_left.set(Some(cut));
+        let is_done = mirror.remove("c").now_or_never().is_some();
+        std::mem::forget(mirror);
+        labels_left.set(None);
+        let own = crate::open::probe_device(&replicas[2].stack(), crate::Mutation::None)
+            .now_or_never()
+            .unwrap()
+            .ok()
+            .unwrap();
+        let crate::assemble::ReplicaProbe::Labelled(own) = own else { panic!("it has a label") };
+        if own.replicas[own.own_index].state != ReplicaState::Removed {
+            continue;
+        }
+        seen += 1;
+        let alone = [&replicas[2]];
+        let found: Vec<_> = alone.iter().map(|_| crate::assemble::ReplicaProbe::Labelled(own.clone())).collect();
+        assert_eq!(crate::assemble::assemble(&found), Err(AssembleError::NoneInSync));
+        match try_open(&[&replicas[0], &replicas[1], &replicas[2]], false) {
+            Ok(mirror) => assert_eq!(states(&mirror)[2], ReplicaState::Removed, "cut after {cut}"),
+            Err(error) => assert!(error.to_string().contains("taken out"), "{error}"),
+        }
+        assert!(is_refused(&[&replicas[0], &replicas[1], &replicas[2]], |refusal| matches!(
+            refusal,
+            AssembleError::Removed { replica: 2 }
+        )));
+        if is_done {
+            break;
+        }
+    }
+    assert!(seen > 1, "its own label is written before those of the others");
+}
+
+#[test]
+fn a_device_is_added_only_if_it_fits_and_is_blank_or_by_force() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    let add =
+        |replica: &TestReplica, force| mirror.add(replica.source(), force).now_or_never().expect("RAM never waits");
+    let used = holding("u", 7);
+    assert_eq!(add(&used, false), Err(ReplicaError::NotBlank { replica: "u".to_owned() }));
+    assert_reads(&*used.memory, extent(0, 700), 7);
+    assert!(matches!(
+        add(&TestReplica::new("n", None), true),
+        Err(ReplicaError::Unfit(MirrorError::Protection { .. }))
+    ));
+    let foreign = [TestReplica::new("x", Some(TYPE1)), TestReplica::new("y", Some(TYPE1))];
+    drop(opened(&[&foreign[0], &foreign[1]]));
+    assert!(matches!(add(&foreign[0], false), Err(ReplicaError::Labelled { .. })));
+    assert_eq!(states(&mirror).len(), 2);
+    add(&used, true).unwrap();
+    add(&foreign[0], true).unwrap();
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 4]);
+    assert_reads(&*foreign[0].memory, extent(0, 600), 1);
+    assert_eq!(add(&a, true), Err(ReplicaError::InUse { replica: "a".to_owned() }));
+    drop(b);
+}
+
+#[test]
+fn a_blank_device_in_the_place_of_a_replica_is_not_used_until_it_replaces_it() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    drop(mirror);
+    let blank = TestReplica { name: "b", ..TestReplica::new("b", Some(TYPE1)) };
+    let mirror = opened(&[&a, &blank]);
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    assert!(
+        !mirror.describe().replicas[1].is_online && mirror.describe().replicas[1].last_error.contains("mirror replace")
+    );
+    write(&mirror, extent(0, 1), 2).unwrap();
+    assert!(crate::tests::harness::read(&*blank.memory, extent(0, 1)).unwrap().iter().all(|byte| *byte == 0));
+    mirror.replace("b", blank.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
+    assert_reads(&*blank.memory, extent(1, 599), 1);
+    drop(mirror);
+    // The one that it took the place of is none any more.
+    assert!(is_refused(&[&a, &b], |refusal| matches!(
+        refusal,
+        AssembleError::NotAReplica { .. } | AssembleError::NoneInSync
+    )));
+    verify(&opened(&[&a, &blank])).unwrap();
+}
+
+#[test]
+fn a_replica_that_missed_who_was_added_is_no_replica_that_has_everything() {
+    for labels in 0..8 {
+        let (a, mut b) = (TestReplica::new("a", None), TestReplica::new("b", None));
+        let c = TestReplica::new("c", None);
+        // It fails from some label on, and the others do not.
+        b.labels_fail = true;
+        let mirror = opened(&[&a, &b]);
+        write(&mirror, extent(0, 8), 1).unwrap();
+        b.labels_left.set(Some(labels));
+        mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
+        if states(&mirror)[1] == ReplicaState::InSync {
+            assert!(labels > 0, "it got the label that says who was added");
+            return;
+        }
+        drop(mirror);
+        b.labels_left.set(None);
+        a.is_offline.set(true);
+        c.is_offline.set(true);
+        // It goes on with the replicas that it knows of.
+        if let Ok(mirror) = try_open(&[&a, &b], false) {
+            write(&mirror, extent(0, 8), 2).unwrap();
+        }
+        a.is_offline.set(false);
+        c.is_offline.set(false);
+        match try_open(&[&a, &b, &c], false) {
+            Err(MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) => {}
+            other => panic!("{:?}", other.map(|mirror| states(&mirror))),
+        }
+    }
+    panic!("it never got all labels");
+}
