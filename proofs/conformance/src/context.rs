@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::harness::{Guest, Said};
+use crate::harness::{Guest, ScriptOutput};
 use crate::served::{Sealblock, Server};
 
 /// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
@@ -45,7 +45,7 @@ impl TestContext<'_> {
     ///
     /// # Errors
     /// If the guest dies.
-    pub fn said(&mut self, server: &Server, script: &str) -> Result<Said> {
+    pub fn said(&mut self, server: &Server, script: &str) -> Result<ScriptOutput> {
         self.guest.run(&format!("PORT={}\nNBD_PORT={}\nset -e\n{script}", server.port, server.nbd_port), LIMIT)
     }
 }

@@ -11,7 +11,7 @@ use clap::Subcommand;
 
 /// Work inside a guest.
 #[derive(Debug, Subcommand)]
-pub enum Work {
+pub enum GuestCommand {
     /// Run scripts that come through a port, until the guest ends.
     Agent {
         /// The port.
@@ -55,14 +55,14 @@ pub enum Work {
 /// Does it.
 ///
 /// # Errors
-/// Those of the work.
-pub fn run(work: &Work) -> Result<()> {
-    match work {
-        Work::Agent { port } => agent::run(port),
-        Work::Scan { device, block_bytes } => blocks::scan(device, *block_bytes),
-        Work::Fill { device, seed } => blocks::fill(device, *seed),
-        Work::Check { device, seed } => blocks::check(device, *seed),
-        Work::Fallocate { device, mode, offset_bytes, length_bytes } => {
+/// Those of the command.
+pub fn run(command: &GuestCommand) -> Result<()> {
+    match command {
+        GuestCommand::Agent { port } => agent::run(port),
+        GuestCommand::Scan { device, block_bytes } => blocks::scan(device, *block_bytes),
+        GuestCommand::Fill { device, seed } => blocks::fill(device, *seed),
+        GuestCommand::Check { device, seed } => blocks::check(device, *seed),
+        GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {
             blocks::fallocate(device, *mode, *offset_bytes, *length_bytes)
         }
     }

@@ -1,6 +1,6 @@
 //! Guests: stock Linux kernels under QEMU, with everything they need made from packages.
 //!
-//! A guest is booted once and asked many times: a script goes in through a serial port, its output and exit status come back.
+//! A guest is booted once and runs many scripts: a script goes in through a serial port, its output and exit status come back.
 //! So the host side of a test can stop and start servers between two scripts, and a boot is paid once.
 //!
 //! Everything made stays in one folder below the target folder; nothing of the machine is changed.
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use guest::{Guest, GuestDied, Said};
+pub use guest::{Guest, GuestDied, ScriptOutput};
 pub use kernel::Kernel;
 pub use programs::Programs;
 pub use qemu::Qemu;

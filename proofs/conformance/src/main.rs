@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use sealblock_proofs_conformance::harness::{Parts, Unavailable};
-use sealblock_proofs_conformance::runner::{self, Plan};
+use sealblock_proofs_conformance::runner::{self, RunPlan};
 use sealblock_proofs_conformance::{guest, suite};
 
 /// Stock Linux kernels as hosts of `sealblock serve`.
@@ -38,7 +38,7 @@ struct Arguments {
 enum Role {
     /// Work inside a guest.
     #[command(hide = true, subcommand)]
-    Guest(guest::Work),
+    Guest(guest::GuestCommand),
 }
 
 fn main() -> ExitCode {
@@ -59,8 +59,8 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<()> {
-    if let Some(Role::Guest(work)) = &arguments.role {
-        return guest::run(work);
+    if let Some(Role::Guest(command)) = &arguments.role {
+        return guest::run(command);
     }
     if arguments.list {
         suite::CASES.iter().for_each(|case| println!("{:<12} {}", case.name, case.about));
@@ -79,7 +79,7 @@ fn run(arguments: &Arguments) -> Result<()> {
         None => built(folder)?,
     };
     let plan =
-        Plan { sealblock, names: arguments.names.clone(), kernel: arguments.kernel.clone(), keep: arguments.keep };
+        RunPlan { sealblock, names: arguments.names.clone(), kernel: arguments.kernel.clone(), keep: arguments.keep };
     runner::run(&parts, &plan)
 }
 

@@ -21,7 +21,7 @@ const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|un
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct RunPlan {
     /// The program under test.
     pub sealblock: PathBuf,
     /// Names of tests; all if empty.
@@ -33,7 +33,7 @@ pub struct Plan {
 }
 
 /// How a test ended on a kernel.
-struct Verdict {
+struct TestResult {
     kernel: String,
     case: &'static str,
     failed: bool,
@@ -43,35 +43,34 @@ struct Verdict {
 ///
 /// # Errors
 /// If one fails.
-pub fn run(parts: &Parts, plan: &Plan) -> Result<()> {
+pub fn run(parts: &Parts, plan: &RunPlan) -> Result<()> {
     let cases: Vec<&Case> =
         CASES.iter().filter(|case| plan.names.is_empty() || plan.names.iter().any(|name| name == case.name)).collect();
-    let verdicts = Mutex::new(Vec::new());
+    let results = Mutex::new(Vec::new());
     let started = Instant::now();
     for missing in &parts.missing {
         println!("left out: {missing}");
     }
     let outcome: Result<()> = thread::scope(|scope| {
         let kernels = parts.kernels.iter().filter(|kernel| kernel.is_called(&plan.kernel));
-        let threads: Vec<_> =
-            kernels.map(|kernel| scope.spawn(|| on(parts, plan, kernel, &cases, &verdicts))).collect();
+        let threads: Vec<_> = kernels.map(|kernel| scope.spawn(|| on(parts, plan, kernel, &cases, &results))).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a test panicked")))
     });
     outcome?;
-    let verdicts = verdicts.into_inner().unwrap_or_default();
-    let failed: Vec<String> = verdicts
+    let results = results.into_inner().unwrap_or_default();
+    let failed: Vec<String> = results
         .iter()
-        .filter(|verdict| verdict.failed)
-        .map(|verdict| format!("{} on {}", verdict.case, verdict.kernel))
+        .filter(|result| result.failed)
+        .map(|result| format!("{} on {}", result.case, result.kernel))
         .collect();
     if !failed.is_empty() {
         bail!("failed: {}; logs are in {}", failed.join(", "), parts.home().join("runs").display());
     }
-    if verdicts.is_empty() {
+    if results.is_empty() {
         bail!("nothing of this name runs on a kernel of this name{}", without(&parts.missing));
     }
     let seconds = started.elapsed().as_secs_f64();
-    println!("{}", summary(verdicts.len(), seconds, &parts.missing));
+    println!("{}", summary(results.len(), seconds, &parts.missing));
     Ok(())
 }
 
@@ -85,7 +84,7 @@ fn without(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
 
-fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &Mutex<Vec<Verdict>>) -> Result<()> {
+fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: &Mutex<Vec<TestResult>>) -> Result<()> {
     let short = format!("{}.{}", kernel.version().0, kernel.version().1);
     let home = parts.home().join("runs").join(&short);
     fs::remove_dir_all(&home).or_else(|error| match error.kind() {
@@ -97,12 +96,12 @@ fn on(parts: &Parts, plan: &Plan, kernel: &Kernel, cases: &[&Case], verdicts: &M
         let started = Instant::now();
         let outcome = with_retry(parts, plan, kernel, case, &home, &mut guest);
         let seconds = started.elapsed().as_secs_f64();
-        let verdict = Verdict { kernel: short.clone(), case: case.name, failed: outcome.is_err() };
+        let result = TestResult { kernel: short.clone(), case: case.name, failed: outcome.is_err() };
         match outcome {
             Ok(()) => println!("{short:<5} {:<12} ok     {seconds:>6.1} s", case.name),
             Err(error) => println!("{short:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", case.name),
         }
-        verdicts.lock().map(|mut all| all.push(verdict)).unwrap_or_default();
+        results.lock().map(|mut all| all.push(result)).unwrap_or_default();
     }
     Ok(())
 }
@@ -124,7 +123,7 @@ fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, kernel: &Kernel) 
 
 fn with_retry(
     parts: &Parts,
-    plan: &Plan,
+    plan: &RunPlan,
     kernel: &Kernel,
     case: &Case,
     home: &std::path::Path,

@@ -181,7 +181,7 @@ impl Server {
         Ok(())
     }
 
-    /// Has the server read its configuration again, which it has to refuse; answers with the reason.
+    /// Has the server read its configuration again, which it has to refuse; returns the reason.
     ///
     /// # Errors
     /// If the server takes it.

@@ -1,11 +1,9 @@
 //! The tests.
 
-mod answers;
-mod commands;
 mod copy;
 mod damage;
-mod files;
 mod identify;
+mod io;
 mod namespaces;
 mod nbd;
 mod protection;
@@ -15,8 +13,8 @@ mod resize;
 mod restart;
 mod returns;
 mod several;
+mod statuses;
 mod storage_tags;
-mod traffic;
 mod zeroes;
 
 use crate::context::TestContext;
@@ -41,9 +39,9 @@ const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
 /// Those with passthrough by io_uring that fio's checks of tags work with.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
-/// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they ask, changed from version to
+/// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
 /// version. What becomes of blocks did not, and takes the most time.
-const SOME: [&str; 6] = ["identify", "answers", "several", "reload", "namespaces", "returns"];
+const SOME: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
@@ -57,7 +55,7 @@ const fn case(
 }
 
 impl Case {
-    /// Whether a kernel gets it. One that was asked for by its name runs wherever it can.
+    /// Whether a kernel gets it. One that is named on the command line runs wherever it can.
     pub fn is_for(&self, kernel: &Kernel, is_named: bool) -> bool {
         self.runs_on(kernel.version()) && (is_named || kernel.share == Share::All || SOME.contains(&self.name))
     }
@@ -72,20 +70,20 @@ impl Case {
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
     case(
-        "answers",
+        "statuses",
         "what is refused and how, logs that were promised, and no word of the kernel's about it",
         ANY,
-        answers::run,
+        statuses::run,
     ),
     case(
         "commands",
         "read, write, compare, verify, write zeroes, deallocate, flush, and what is refused",
         ANY,
-        commands::run,
+        io::commands,
     ),
     case("copy", "copied ranges, what is refused, damage that is not copied, flags that Linux refuses", ANY, copy::run),
-    case("files", "ext4 and btrfs, there and back", ANY, files::run),
-    case("traffic", "random and mixed traffic with every block checked, digests on and off", ANY, traffic::run),
+    case("files", "ext4 and btrfs, there and back", ANY, io::files),
+    case("traffic", "random and mixed traffic with every block checked, digests on and off", ANY, io::traffic),
     case(
         "nbd",
         "the kernel's NBD client: ext4 there and back, zeroes, errors for exactly the damaged blocks",
@@ -116,7 +114,12 @@ pub const CASES: &[Case] = &[
         ANY,
         namespaces::run,
     ),
-    case("returns", "a subsystem that goes under load and comes back before its host gives up", ANY, returns::run),
+    case(
+        "returns",
+        "a subsystem that goes under load and comes back before its host stops retrying",
+        ANY,
+        returns::run,
+    ),
     case("resize", "a volume that grows and shrinks under load, and hosts that see it by themselves", ANY, resize::run),
     case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
 ];

@@ -3,8 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use sealblock_fuzz::{Pieces, forge_label};
-use sealblock_layers_mirror::judge::{Found, Verdict, judge};
-use sealblock_layers_mirror::label::{Label, Member, Standing};
+use sealblock_layers_mirror::assemble::{Assembly, ReplicaProbe, assemble};
+use sealblock_layers_mirror::label::{Label, ReplicaRecord, ReplicaState};
 use sealblock_layers_mirror::lineage::Lineage;
 use sealblock_layers_mirror::regions::{RegionMap, Regions};
 use sealblock_units::BlockSize;
@@ -17,37 +17,37 @@ fuzz_target!(|input: &[u8]| {
         let bytes = changed(&mut pieces, own);
         check(&bytes)
     });
-    let mut found: Vec<Found> = labels.map(|label| Found::Labelled(Box::new(label))).collect();
+    let mut found: Vec<ReplicaProbe> = labels.map(|label| ReplicaProbe::Labelled(Box::new(label))).collect();
     match pieces.byte() % 4 {
-        0 => found.push(Found::Absent),
-        1 => found.push(Found::Unlabelled { has_room: pieces.byte() & 1 == 1 }),
+        0 => found.push(ReplicaProbe::Absent),
+        1 => found.push(ReplicaProbe::Unlabelled { has_room: pieces.byte() & 1 == 1 }),
         _ => {}
     }
-    if let Ok(Verdict::Known(known)) = judge(&found) {
+    if let Ok(Assembly::Known(known)) = assemble(&found) {
         assert_eq!(known.places.len(), found.len());
-        let current = |at: &usize| known.label.members[*at].standing == Standing::Current;
-        assert!(known.places.iter().any(current), "a mirror has a leg that has everything");
+        let in_sync = |at: &usize| known.label.members[*at].standing == ReplicaState::InSync;
+        assert!(known.places.iter().any(in_sync), "a mirror has a leg that has everything");
     }
 });
 
 /// A good label of three legs with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
-    let member = |at: usize, pieces: &mut Pieces| Member {
+    let member = |at: usize, pieces: &mut Pieces| ReplicaRecord {
         id: [at as u8 + 1; 16],
-        standing: [Standing::Current, Standing::Current, Standing::Missing, Standing::Rebuilding]
+        standing: [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing]
             [usize::from(pieces.byte() % 4)],
         has_room: true,
         is_new: false,
         stale: (0..u64::from(pieces.byte() % 4)).map(|at| at * 300).collect(),
-        missed: Regions::none(map.count()),
-        seen: u64::from(pieces.byte()),
-        sent: u64::from(pieces.byte()),
+        out_of_sync: Regions::none(map.count()),
+        acked_events: u64::from(pieces.byte()),
+        sent_events: u64::from(pieces.byte()),
     };
     let lineage = lineage(pieces);
     let label = Label {
         uuid: [9; 16],
-        generation: u64::from(pieces.byte()),
+        events: u64::from(pieces.byte()),
         changed: u64::from(pieces.byte()),
         is_tentative: pieces.byte() & 1 == 1,
         lineage,
@@ -55,7 +55,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
         capacity_blocks: 64 * 256,
         block_size: BlockSize::B4096,
         protection: None,
-        own: own % 3,
+        own_index: own % 3,
         members: (0..3).map(|at| member(at, pieces)).collect(),
         dirty: Regions::none(map.count()),
     };

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sealblock_block::AnnexSlot;
+use sealblock_block::ReservedArea;
 use sealblock_fuzz::{Pieces, forge_annex, forge_sector};
 use sealblock_media_volume::format::{AnnexCopy, Generations, Seed, ZoneMapSector};
 use sealblock_units::Lba;
@@ -53,8 +53,8 @@ fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: 
 
 /// A good copy of a slot with some of its head changed, its checksum right.
 fn changed_annex(kind: u8, rest: &[u8], place: u64, more: u8) {
-    let slot = AnnexSlot::ALL[usize::from(more) % AnnexSlot::ALL.len()];
-    let held = rest[..rest.len().min(slot.most_bytes())].to_vec();
+    let slot = ReservedArea::ALL[usize::from(more) % ReservedArea::ALL.len()];
+    let held = rest[..rest.len().min(slot.max_bytes())].to_vec();
     let copy = AnnexCopy { serial: place, bytes: held };
     let mut bytes = copy.encode(slot, Seed::of(&UUID));
     assert!(AnnexCopy::is_trace(&bytes, slot, place % 2) && !AnnexCopy::is_trace(&bytes, slot, 1 - place % 2));
@@ -70,7 +70,7 @@ fn check(kind: u8, bytes: &[u8], place: u64, more: u8) {
     match kind % 3 {
         0 => check_generations(bytes, place, u64::from(more) * 8),
         1 => check_zone_map(bytes, place),
-        _ => AnnexSlot::ALL.iter().for_each(|&slot| check_annex(bytes, slot)),
+        _ => ReservedArea::ALL.iter().for_each(|&slot| check_annex(bytes, slot)),
     }
 }
 
@@ -101,13 +101,13 @@ fn check_zone_map(bytes: &[u8], index: u64) {
     }
 }
 
-fn check_annex(bytes: &[u8], slot: AnnexSlot) {
+fn check_annex(bytes: &[u8], slot: ReservedArea) {
     let seed = Seed::of(&UUID);
     let Some(copy) = AnnexCopy::decode(bytes, slot, seed) else { return };
-    assert!(copy.bytes.len() <= slot.most_bytes());
+    assert!(copy.bytes.len() <= slot.max_bytes());
     let again = copy.encode(slot, seed);
     assert_eq!(AnnexCopy::decode(&again, slot, seed), Some(copy.clone()));
-    for other in AnnexSlot::ALL.iter().filter(|other| other.index() != slot.index()) {
+    for other in ReservedArea::ALL.iter().filter(|other| other.index() != slot.index()) {
         assert_eq!(AnnexCopy::decode(bytes, *other, seed), None, "of one slot only");
     }
 }

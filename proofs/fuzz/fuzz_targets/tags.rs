@@ -14,9 +14,9 @@ fuzz_target!(|input: &[u8]| {
         guard: flags & 1 != 0,
         app_tag: (flags & 2 != 0).then(|| Masked { expected: pieces.short(), mask: pieces.short() }),
         storage_tag: (flags & 4 != 0).then(|| Masked { expected: pieces.word(), mask: pieces.word() }),
-        first_ref: (flags & 8 != 0).then(|| pieces.word()),
+        initial_ref_tag: (flags & 8 != 0).then(|| pieces.word()),
     };
-    let with = Tags { app_tag: pieces.short(), storage_tag: pieces.word(), first_ref: pieces.word() };
+    let with = Tags { app_tag: pieces.short(), storage_tag: pieces.word(), initial_ref_tag: pieces.word() };
     let blocks = usize::from(pieces.byte() % 4);
     let mut tags = vec![0; blocks * format.tuple_bytes()];
     let given = pieces.bytes(tags.len());
@@ -42,7 +42,7 @@ fuzz_target!(|input: &[u8]| {
         guard: true,
         app_tag: Some(Masked { expected: with.app_tag, mask: u16::MAX }),
         storage_tag: Some(Masked { expected: with.storage_tag, mask: u64::MAX }),
-        first_ref: Some(with.first_ref),
+        initial_ref_tag: Some(with.initial_ref_tag),
     };
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
 });

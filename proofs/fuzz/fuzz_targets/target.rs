@@ -2,11 +2,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sealblock::target::Target;
+use sealblock::target::TargetName;
 
 fuzz_target!(|text: &str| {
-    if let Ok(target) = text.parse::<Target>() {
+    if let Ok(target) = text.parse::<TargetName>() {
         let printed = target.to_string();
-        assert_eq!(printed.parse::<Target>().as_ref(), Ok(&target), "{printed}");
+        assert_eq!(printed.parse::<TargetName>().as_ref(), Ok(&target), "{printed}");
     }
 });

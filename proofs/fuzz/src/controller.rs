@@ -10,12 +10,12 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Gate, Stack};
-use sealblock_exports_nvme_tcp::{Limits, Namespace, Shows, Subsystem, Target};
+use sealblock_block::{DynDevice, Gate};
+use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_protocols_nvme::extensions::AnnexSlot;
+use sealblock_protocols_nvme::extensions::ReservedArea;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, FabricsCommand, PropertySet,
 };
@@ -36,25 +36,25 @@ const HANG: Duration = Duration::from_secs(20);
 const ASYNCHRONOUS_EVENT_REQUEST: u8 = 0x0C;
 const EVENT_REQUESTS: usize = 4;
 
-struct World {
+struct Harness {
     reactor: Reactor,
     target: Target,
     address: SocketAddr,
 }
 
 thread_local! {
-    static WORLD: OnceCell<&'static World> = const { OnceCell::new() };
+    static HARNESS: OnceCell<&'static Harness> = const { OnceCell::new() };
 }
 
 /// One input: see the head of this file.
 pub fn try_controller(input: &[u8]) {
-    // Never dropped: a reactor at the end of a thread would have nobody to run it.
-    let world = WORLD.with(|world| *world.get_or_init(|| Box::leak(Box::new(start()))));
+    // Never dropped: a reactor at the end of a thread would have no thread left that runs it.
+    let harness = HARNESS.with(|harness| *harness.get_or_init(|| Box::leak(Box::new(start()))));
     let mut pieces = Pieces::new(input);
-    world.reactor.block_on(async {
-        session(world.address, &mut pieces).await;
+    harness.reactor.block_on(async {
+        session(harness.address, &mut pieces).await;
         let gone = async {
-            while world.target.connections() > 0 {
+            while harness.target.connections() > 0 {
                 yield_now().await;
             }
         };
@@ -62,7 +62,7 @@ pub fn try_controller(input: &[u8]) {
     });
 }
 
-fn start() -> World {
+fn start() -> Harness {
     let reactor = Reactor::new(Config { pool_arena_bytes: 4 << 20, ..Config::default() }).expect("a reactor starts");
     let (target, address) = reactor.block_on(async {
         let limits = Limits { transfer_bytes: 64 << 10, bytes_in_flight: 256 << 10, ..Limits::default() };
@@ -73,18 +73,18 @@ fn start() -> World {
         spawn(async move { panic!("the target ended: {:?}", serving.serve(listener).await) });
         (target, address)
     });
-    World { reactor, target, address }
+    Harness { reactor, target, address }
 }
 
 fn subsystem() -> Subsystem {
     let namespace = |bytes, format, id: u8| {
         let size = BlockSize::from_bytes(bytes).expect("a block size");
         let device = MemoryDevice::new(size, 64, format);
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", Stack::new(device)))), [id; 16])
+        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
     };
     let protected = |bytes, guard, protection, id| {
         let format = PiFormat::with_default_storage_tag(guard, protection);
-        namespace(bytes, Some(format), id).showing(Shows::Protected).expect("the device is protected")
+        namespace(bytes, Some(format), id).with_visibility(PiVisibility::Protected).expect("the device is protected")
     };
     Subsystem::new(SUBNQN.parse().expect("a name"), "1")
         .with_namespace(1, namespace(512, None, 1))
@@ -212,7 +212,7 @@ fn data(pieces: &mut Pieces, command: &Command) -> HostData {
     let direction = if choice & 0xC0 == 0xC0 { pieces.byte() } else { command.opcode };
     match direction & 3 {
         1 if choice & 0x20 != 0 => {
-            let slot = AnnexSlot::ALL[usize::from(choice & 1)];
+            let slot = ReservedArea::ALL[usize::from(choice & 1)];
             write(&slot.encode(pieces.bytes(len.min(64))).expect("a slot has room for this"))
         }
         1 => {

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use sealblock_block::{Answer, Device, Durability, Error, Gate, Operation, Stack};
+use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::{Layout, RECORD_BYTES, SUPERBLOCK_OFFSETS};
 use sealblock_media_volume::{Hints, OpenOptions, open_remains};
@@ -101,7 +101,7 @@ async fn use_twice(disk: SimDisk, executor: Executor) {
             let lba = Lba::new(lba + if close { 0 } else { BLOCKS / 4 });
             write(&session.stack, lba).await.expect("there is room");
         }
-        session.stack.execute(Operation::Flush).await.expect("the disk works");
+        session.stack.execute(Request::Flush).await.expect("the disk works");
         if close {
             session.close.await.expect("the disk works");
         }
@@ -112,11 +112,11 @@ fn patterns() -> Patterns {
     Patterns::new(7, shape().block_size, shape().protection)
 }
 
-async fn write(stack: &Stack, lba: Lba) -> Result<(), Error> {
+async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     let extent = Extent::one(lba);
     let data = patterns().sealed(extent, 1);
     let durability = Durability::Volatile;
-    stack.execute(Operation::Write { extent, data, durability }).await.map(|_| ())
+    stack.execute(Request::Write { extent, data, durability }).await.map(|_| ())
 }
 
 /// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the zone map gets past its checksum:
@@ -162,17 +162,17 @@ fn forged(template: &Template, input: &[u8]) -> Image {
 /// What each block of an open volume reads as; nothing where it fails.
 type Seen = Vec<Option<Vec<u8>>>;
 
-async fn see(stack: &Stack) -> Seen {
+async fn see(stack: &DynDevice) -> Seen {
     let mut seen = Vec::new();
     let format = stack.geometry().protection;
     for lba in 0..stack.geometry().capacity_blocks.min(BLOCKS) {
         let extent = Extent::one(Lba::new(lba));
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let read = stack.execute(Operation::Read { extent, checks }).await;
-        let verify = stack.execute(Operation::Verify { extent, checks }).await;
+        let read = stack.execute(Request::Read { extent, checks }).await;
+        let verify = stack.execute(Request::Verify { extent, checks }).await;
         assert_eq!(read.is_ok(), verify.is_ok(), "Read and Verify of block {lba} disagree");
         seen.push(match read {
-            Ok(Answer::Data(data)) => Some(data.data().to_vec()),
+            Ok(Response::Data(data)) => Some(data.data().to_vec()),
             Ok(other) => panic!("a read was answered {other:?}"),
             Err(_) => None,
         });
@@ -181,7 +181,7 @@ async fn see(stack: &Stack) -> Seen {
 }
 
 /// What is written to a volume that could be opened can be read.
-async fn use_it(stack: &Stack, round: u64) {
+async fn use_it(stack: &DynDevice, round: u64) {
     for step in 0..6 {
         let lba = Lba::new((round + step * 7) % stack.geometry().capacity_blocks.min(BLOCKS));
         if stack.geometry().protection != shape().protection || stack.geometry().block_size != shape().block_size {
@@ -190,12 +190,12 @@ async fn use_it(stack: &Stack, round: u64) {
         write(stack, lba).await.expect("the disk works and has room");
         let extent = Extent::one(lba);
         let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-        match stack.execute(Operation::Read { extent, checks }).await.expect("what was written can be read") {
-            Answer::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
+        match stack.execute(Request::Read { extent, checks }).await.expect("what was written can be read") {
+            Response::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
             other => panic!("a read was answered {other:?}"),
         }
     }
-    stack.execute(Operation::Flush).await.expect("the disk works");
+    stack.execute(Request::Flush).await.expect("the disk works");
 }
 
 /// Takes the superblocks from an image made from `input` and opens what is left: no panic, no hang and no write, and Read and
@@ -207,7 +207,7 @@ pub fn try_remains(input: &[u8]) {
     on(image, true, |disk, executor| async move {
         let (hints, options) = (Hints::default(), OpenOptions::default());
         if let Ok((opened, _)) = open_remains(disk, executor, &hints, &options).await {
-            see(&Stack::new(Gate::new("remains", opened.volume))).await;
+            see(&DynDevice::new(Gate::new("remains", opened.volume))).await;
         }
     });
 }

@@ -111,7 +111,7 @@ fn carry_out(io: &IoCommand, pieces: &mut Pieces) {
             assert!(blocks.extent.fits(capacity));
             if let Some(format) = format {
                 let checks = blocks.protection.checks(format, u64::MAX);
-                assert!(checks.first_ref.is_none_or(|tag| tag & !format.reference_tag_mask() == 0));
+                assert!(checks.initial_ref_tag.is_none_or(|tag| tag & !format.reference_tag_mask() == 0));
                 blocks.protection.tags(format);
             }
         }
@@ -268,7 +268,7 @@ pub fn try_name(input: &[u8]) {
 fn in_uri(name: &Nqn) {
     let escaped: String = name.as_str().bytes().map(|byte| format!("%{byte:02X}")).collect();
     match format!("nvme+tcp://[::1]:4420/{escaped}/7").parse() {
-        Ok(sealblock::target::Target::NvmeTcp { nqn, nsid, .. }) => {
+        Ok(sealblock::target::TargetName::NvmeTcp { nqn, nsid, .. }) => {
             assert_eq!(nqn.to_string(), name.to_string());
             assert_eq!(nsid.map(std::num::NonZeroU32::get), Some(7));
         }

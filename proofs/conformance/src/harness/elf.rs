@@ -1,5 +1,5 @@
 //! Which shared libraries a program needs, read from the program: nothing is run, so that programs of another system can be
-//! asked.
+//! examined.
 //!
 //! Only 64-bit little-endian files are understood, which is what the guests run. Anything that does not add up reads as "needs
 //! nothing"; a library that is really missing shows when the guest starts the program.

@@ -30,7 +30,7 @@ pub struct GuestDied(String);
 
 /// A script's end.
 #[derive(Clone, Debug)]
-pub struct Said {
+pub struct ScriptOutput {
     /// Its exit status.
     pub status: i32,
     /// Its output.
@@ -85,11 +85,11 @@ impl Guest {
         Ok(guest)
     }
 
-    /// Runs a script with the prelude's functions; answers with how it ended.
+    /// Runs a script with the prelude's functions; returns how it ended.
     ///
     /// # Errors
     /// [`GuestDied`] if the guest ends, or if the script does not within `limit` (the guest is of no use then).
-    pub fn run(&mut self, script: &str, limit: Duration) -> Result<Said> {
+    pub fn run(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
         let deadline = Instant::now() + limit;
         let sent = Frame::Script(format!("{PRELUDE}\n{script}")).write(&mut self.input);
         sent.map_err(|error| GuestDied(format!("does not listen: {error}")))?;
@@ -100,9 +100,9 @@ impl Guest {
                 Ok(Frame::Output(bytes)) => output.extend(bytes),
                 Ok(Frame::Errors(bytes)) => errors = bytes,
                 Ok(Frame::Status(status)) => {
-                    return Ok(Said { status, output: text(&output), errors: text(&errors) });
+                    return Ok(ScriptOutput { status, output: text(&output), errors: text(&errors) });
                 }
-                Ok(other) => bail!("the guest answers with {other:?}"),
+                Ok(other) => bail!("the guest replies with {other:?}"),
                 Err(error) => {
                     return Err(error.context(format!("a script of the guest, which had said:\n{}", text(&output))));
                 }

@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first program of a guest: file systems, modules, the network, then the agent, which does what it is told until the end.
+# The first program of a guest: file systems, modules, the network, then the agent, which runs scripts until the end.
 /bin/busybox --install -s /bin
 export PATH=/usr/bin:/bin HOME=/root
 mount -t proc proc /proc

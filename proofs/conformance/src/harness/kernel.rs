@@ -13,7 +13,7 @@ use super::cpio::Archive;
 use super::packages::Suite;
 use super::{Share, parts};
 
-/// Loaded in every guest, before the others, by kernels that have them as modules: sums that file systems and digests ask for
+/// Loaded in every guest, before the others, by kernels that have them as modules: checksums that file systems and digests use
 /// by what they do and not by module.
 const SUMS: [&str; 7] = [
     "crc32c_generic",

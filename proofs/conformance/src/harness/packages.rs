@@ -1,6 +1,6 @@
 //! Debian packages of a suite, fetched and unpacked without installing anything.
 //!
-//! The package lists are private to the harness, and as far as they know nothing is installed, so the answer does not depend on
+//! The package lists are private to the harness, and as far as they know nothing is installed, so the result does not depend on
 //! the machine. Which server they come from is for the machine to say: it is the one its own package sources name. Lists and packages
 //! may be kept outside of the target folder, for clones to come.
 
@@ -33,7 +33,7 @@ impl Suite {
     /// there already do where no newer ones can be had.
     ///
     /// # Errors
-    /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not answer; it names what was not
+    /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not respond; it names what was not
     /// fetched.
     pub fn open(name: &'static str, home: &Path) -> Result<Suite> {
         let cache = std::env::var_os(CACHE_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -124,7 +124,7 @@ impl Suite {
     /// These packages and the libraries that they depend on. Services, interpreters and scripts stay out.
     ///
     /// # Errors
-    /// If the lists cannot be asked.
+    /// If the lists cannot be read.
     pub fn with_libraries(&self, packages: &[&str]) -> Result<Vec<String>> {
         let all = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
         let without: Vec<String> = all.iter().map(|kind| format!("--no-{kind}")).collect();
@@ -133,7 +133,7 @@ impl Suite {
         words.extend(packages);
         let depends = self.ask(&words)?;
         let wanted: BTreeSet<&str> = depends.lines().filter(|name| is_wanted(name, packages)).collect();
-        // Names that only other packages provide are in the answer, too; there is nothing to fetch for them.
+        // Names that only other packages provide are in the output, too; there is nothing to fetch for them.
         let mut words = vec!["madison"];
         words.extend(&wanted);
         let there = self.ask(&words)?;
@@ -175,13 +175,13 @@ impl Suite {
 
     /// Where packages come from, and what they are called.
     fn downloads(&self, packages: &[String]) -> Result<Vec<Download>> {
-        let asked = self.command("apt-get").args(["-qq", "--print-uris", "download"]).args(packages).output();
-        let asked = asked.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
-        if !asked.status.success() {
-            let why = failed(&String::from_utf8_lossy(&asked.stderr));
+        let output = self.command("apt-get").args(["-qq", "--print-uris", "download"]).args(packages).output();
+        let output = output.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
+        if !output.status.success() {
+            let why = failed(&String::from_utf8_lossy(&output.stderr));
             bail!(Unavailable(format!("packages of {} cannot be found: {why}", self.name)));
         }
-        let said = String::from_utf8_lossy(&asked.stdout).into_owned();
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
         said.lines().map(|line| Download::of(line).with_context(|| format!("apt-get says '{line}'"))).collect()
     }
 
@@ -393,7 +393,7 @@ mod tests {
             anyhow::Ok(fs::read_to_string(root.path().join(into).join("content"))?)
         };
         assert_eq!(unpack(false, "first").unwrap(), "of the package");
-        // An archive without signature is not looked at for its date; that apt is told not to for any is all that shows here.
+        // An archive without signature is not checked for its date; all that shows here is that apt has the option not to check any.
         let suite = Suite::open_at("sid", cache.path(), false, &source).unwrap();
         assert!(suite.command("apt-get").get_args().any(|word| word == "Acquire::Check-Valid-Until=false"));
         drop(suite);

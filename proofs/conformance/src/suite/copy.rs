@@ -1,27 +1,27 @@
 //! Copy, and what stock hosts cannot send.
 //!
-//! Linux has no Copy of its own, so it comes through nvme-cli. Fused commands come from nobody: the kernel refuses passthrough
+//! Linux has no Copy of its own, so it comes through nvme-cli. Fused commands never come from Linux: the kernel refuses passthrough
 //! commands with any flag set, and the test says so the day that it does not.
 
 use anyhow::Result;
 
 use crate::context::TestContext;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("small", "16MiB", &["--block-size", "512", "--guard", "crc16"])?;
-    bench.sealblock.create("large", "16MiB", &["--guard", "crc64"])?;
-    let mut server = bench.sealblock.serve(&["small", "large"], &[])?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("small", "16MiB", &["--block-size", "512", "--guard", "crc16"])?;
+    context.sealblock.create("large", "16MiB", &["--guard", "crc64"])?;
+    let mut server = context.sealblock.serve(&["small", "large"], &[])?;
     for name in ["small", "large"] {
-        bench.sh(&server, &COPY.replace("@NAME@", name))?;
+        context.sh(&server, &COPY.replace("@NAME@", name))?;
     }
     server.stop()?;
     for name in ["small", "large"] {
-        bench.sealblock.succeed(&["verify", name])?;
-        bench.sealblock.succeed(&["corrupt", name, "--lba", "66", "--kind", "data"])?;
+        context.sealblock.succeed(&["verify", name])?;
+        context.sealblock.succeed(&["corrupt", name, "--lba", "66", "--kind", "data"])?;
     }
     server.start()?;
     for name in ["small", "large"] {
-        bench.sh(&server, &DAMAGED.replace("@NAME@", name))?;
+        context.sh(&server, &DAMAGED.replace("@NAME@", name))?;
     }
     server.stop()
 }

@@ -19,38 +19,38 @@ const HARMS: [(u64, &str, &str); 7] = [
     (2047, "data", "guard"),
 ];
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("small", "1MiB", &["--block-size", "512", "--guard", "crc16"])?;
-    bench.sealblock.create("large", "8MiB", &[])?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("small", "1MiB", &["--block-size", "512", "--guard", "crc16"])?;
+    context.sealblock.create("large", "8MiB", &[])?;
     let volumes = ["small", "large"];
-    let mut server = bench.sealblock.serve(&volumes, &[])?;
+    let mut server = context.sealblock.serve(&volumes, &[])?;
     for volume in volumes {
-        bench.sh(&server, &format!("conformance guest fill /dev/$(attach {volume}) 3; detach {volume}"))?;
+        context.sh(&server, &format!("conformance guest fill /dev/$(attach {volume}) 3; detach {volume}"))?;
     }
     server.stop()?;
     for volume in volumes {
         for (lba, kind, _) in HARMS {
-            bench.sealblock.succeed(&["corrupt", volume, "--lba", &lba.to_string(), "--kind", kind])?;
+            context.sealblock.succeed(&["corrupt", volume, "--lba", &lba.to_string(), "--kind", kind])?;
         }
     }
     server.start()?;
     for volume in volumes {
-        by_the_host(bench, &server, volume).with_context(|| format!("volume {volume}"))?;
-        by_sealblock(bench, &server, volume).with_context(|| format!("volume {volume}"))?;
+        by_the_host(context, &server, volume).with_context(|| format!("volume {volume}"))?;
+        by_sealblock(context, &server, volume).with_context(|| format!("volume {volume}"))?;
     }
-    mended(bench, &server)?;
+    mended(context, &server)?;
     server.stop()
 }
 
 /// The kernel's reads fail for the damaged blocks and no others; nvme-cli's Verify says which check failed.
-fn by_the_host(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
+fn by_the_host(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let script = format!(
         r#"
         dev=$(attach {volume})
         conformance guest scan /dev/$dev $(cat /sys/block/$dev/queue/logical_block_size)
         "#
     );
-    let scanned = bench.sh(server, &script)?;
+    let scanned = context.sh(server, &script)?;
     let lines: Vec<&str> = scanned.lines().collect();
     expect("blocks", &lines.last().copied(), &Some("blocks 2048"))?;
     // EILSEQ: what the kernel makes of checks that fail.
@@ -60,7 +60,7 @@ fn by_the_host(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Re
         &lines[..lines.len() - 1].to_vec(),
         &wanted.each_ref().map(|line| line.as_str()).to_vec(),
     )?;
-    refused(bench, server, volume)?;
+    refused(context, server, volume)?;
     let script = format!(
         r#"
         dev=$(attached {volume})
@@ -72,12 +72,12 @@ fn by_the_host(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Re
         ! grep -q '"media_errors":0,' /tmp/smart || {{ cat /tmp/smart; fail "no media errors are counted"; }}
         "#
     );
-    bench.sh(server, &script)?;
-    listed(bench, server, volume)
+    context.sh(server, &script)?;
+    listed(context, server, volume)
 }
 
 /// Verify of each damaged block fails with the status of the check that failed.
-fn refused(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
+fn refused(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for (lba, _, field) in HARMS {
         let status = match field {
             "guard" => "Guard Check Error",
@@ -87,19 +87,19 @@ fn refused(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result
         let script = format!(
             "refused '{status}' nvme verify /dev/$(attached {volume}) --namespace-id=1 --start-block={lba} --block-count=0"
         );
-        bench.sh(server, &script)?;
+        context.sh(server, &script)?;
     }
     Ok(())
 }
 
 /// Get LBA Status lists the damaged blocks and no others, whether they are looked for or only remembered.
-fn listed(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
+fn listed(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for action in ["0x10", "0x11"] {
         let script = format!(
             "nvme get-lba-status /dev/$(attached {volume}) --namespace-id=1 --start-lba=0 --max-dw=1024 --action={action} \
              --range-len=2048"
         );
-        let said = bench.sh(server, &script)?;
+        let said = context.sh(server, &script)?;
         let hex = |text: &str| u64::from_str_radix(text.trim().trim_start_matches("0x"), 16).ok();
         let mut blocks = Vec::new();
         for line in said.lines().filter(|line| line.contains("DSLBA")) {
@@ -112,12 +112,12 @@ fn listed(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<
         }
         expect(&format!("blocks of Get LBA Status {action}"), &blocks, &HARMS.map(|(lba, ..)| lba).to_vec())?;
     }
-    bench.sh(server, &format!("detach {volume}")).map(drop)
+    context.sh(server, &format!("detach {volume}")).map(drop)
 }
 
 /// `sealblock verify` over the network names all of them, and moves no data.
-fn by_sealblock(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
-    let output = bench.sealblock.run(&["verify", &server.target(volume), "--mode", "offload", "--json"])?;
+fn by_sealblock(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
+    let output = context.sealblock.run(&["verify", &server.target(volume), "--mode", "offload", "--json"])?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
     expect("exit status of verify", &(output.status.code(), errors.as_str()), &(Some(1), ""))?;
     let said: serde_json::Value = serde_json::from_slice(&output.stdout).context("reading what verify said")?;
@@ -130,7 +130,7 @@ fn by_sealblock(bench: &mut TestContext<'_>, server: &Server, volume: &str) -> R
 }
 
 /// A write mends a block, and only that.
-fn mended(bench: &mut TestContext<'_>, server: &Server) -> Result<()> {
+fn mended(context: &mut TestContext<'_>, server: &Server) -> Result<()> {
     let script = r#"
         dev=$(attach large)
         dd if=/dev/zero of=/dev/$dev bs=4096 seek=3 count=1 oflag=direct conv=notrunc status=none
@@ -138,5 +138,5 @@ fn mended(bench: &mut TestContext<'_>, server: &Server) -> Result<()> {
         refused "Guard Check Error" nvme verify /dev/$dev --namespace-id=1 --start-block=4 --block-count=0
         detach large
         "#;
-    bench.sh(server, script).map(drop)
+    context.sh(server, script).map(drop)
 }

@@ -7,11 +7,11 @@ use crate::context::{TestContext, expect};
 /// Every namespace has this size in bytes.
 const SIZE_BYTES: u64 = 64 << 20;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("small", "64MiB", &["--block-size", "512"])?;
-    bench.sealblock.create("large", "64MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["small", "large"], &[])?;
-    bench.sh(
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("small", "64MiB", &["--block-size", "512"])?;
+    context.sealblock.create("large", "64MiB", &[])?;
+    let mut server = context.sealblock.serve(&["small", "large"], &[])?;
+    context.sh(
         &server,
         r#"
         nvme discover -t tcp -a 10.0.2.2 -s $PORT >/tmp/discovery
@@ -31,18 +31,18 @@ pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
         done >/tmp/asked
         "#,
     )?;
-    sizes(bench, &server)?;
-    pages(bench, &server)?;
-    queues(bench, &server)?;
-    bench.sh(&server, "nvme disconnect-all")?;
+    sizes(context, &server)?;
+    pages(context, &server)?;
+    queues(context, &server)?;
+    context.sh(&server, "nvme disconnect-all")?;
     server.stop()?;
-    hosts(bench)
+    hosts(context)
 }
 
 /// Only hosts that are named see anything.
-fn hosts(bench: &mut TestContext<'_>) -> Result<()> {
+fn hosts(context: &mut TestContext<'_>) -> Result<()> {
     let friend = "nqn.2026-11.org.example:friend";
-    let mut server = bench.sealblock.serve(&["small"], &["--allow-host", friend])?;
+    let mut server = context.sealblock.serve(&["small"], &["--allow-host", friend])?;
     let script = r#"
         options="-t tcp -a 10.0.2.2 -s $PORT"
         refused "" nvme connect $options -n $NQN:small --hostnqn=nqn.2026-11.org.example:stranger
@@ -52,13 +52,13 @@ fn hosts(bench: &mut TestContext<'_>) -> Result<()> {
         conformance guest fill /dev/$dev 8
         detach small
         "#;
-    bench.sh(&server, &script.replace("@FRIEND@", friend))?;
+    context.sh(&server, &script.replace("@FRIEND@", friend))?;
     server.stop()
 }
 
 /// The kernel sees the sizes that the volumes have.
-fn sizes(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
-    let said = bench.sh(
+fn sizes(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
+    let said = context.sh(
         server,
         r#"
         for name in small large; do
@@ -72,13 +72,13 @@ fn sizes(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<
 }
 
 /// What the pages say is what the volumes are and what the target can do.
-fn pages(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
+fn pages(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     for (name, block_bytes) in [("small", 512_u64), ("large", 4096)] {
         let script = PAGES
             .replace("@NAME@", name)
             .replace("@BLOCKS@", &(SIZE_BYTES / block_bytes).to_string())
             .replace("@SHIFT@", &block_bytes.trailing_zeros().to_string());
-        bench.sh(server, &script)?;
+        context.sh(server, &script)?;
     }
     Ok(())
 }
@@ -102,9 +102,9 @@ nvme smart-log $ctrl --output-format=json | tr -d ' \n' >/tmp/page
 for word in '"critical_warning":0,' '"media_errors":0,'; do has "$word"; done
 "#;
 
-/// Two processors get two I/O queues; what nobody should do is refused, and harms nothing.
-fn queues(bench: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
-    bench.sh(
+/// Two processors get two I/O queues; what no host should do is refused, and harms nothing.
+fn queues(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
+    context.sh(
         server,
         r#"
         dev=$(attached large)

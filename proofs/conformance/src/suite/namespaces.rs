@@ -1,6 +1,6 @@
 //! Namespaces that are added and removed while a host works on another one of the same subsystem, round after round.
 //!
-//! The host hears of each by an asynchronous event: nobody tells it to look. Its controllers stay, its I/O goes on, and its kernel
+//! The host learns of each by an asynchronous event, without a rescan. Its controllers stay, its I/O goes on, and its kernel
 //! has nothing to warn of; also when the namespace that goes is the first one.
 
 use anyhow::{Context, Result, bail};
@@ -14,63 +14,63 @@ const ROUNDS: u32 = 3;
 /// The longest that a request of the load may take. A host that had to connect anew would wait for ten seconds first.
 const PAUSE_MS: u64 = 5000;
 
-fn configure(bench: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
+fn configure(context: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
     let namespaces = namespaces.iter().map(|(nsid, target)| format!("{{ nsid = {nsid}, target = \"{target}\" }}"));
     let namespaces: Vec<String> = namespaces.collect();
-    bench.sealblock.configure(&format!("[[subsystems]]\nname = \"s\"\nnamespaces = [{}]\n", namespaces.join(", ")))
+    context.sealblock.configure(&format!("[[subsystems]]\nname = \"s\"\nnamespaces = [{}]\n", namespaces.join(", ")))
 }
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("a", "4MiB", &[])?;
-    bench.sealblock.create("b", "1536KiB", &["--block-size", "512"])?;
-    others_come_and_go(bench)?;
-    the_first_comes_and_goes(bench)?;
-    ["a", "b"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("a", "4MiB", &[])?;
+    context.sealblock.create("b", "1536KiB", &["--block-size", "512"])?;
+    others_come_and_go(context)?;
+    the_first_comes_and_goes(context)?;
+    ["a", "b"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn others_come_and_go(bench: &mut TestContext<'_>) -> Result<()> {
+fn others_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
     let alone = [(1, "a")];
     let all = [&alone[..], &OTHERS].concat();
     let numbers: Vec<String> = OTHERS.iter().map(|(nsid, _)| nsid.to_string()).collect();
     let script = |text: &str| [FUNCTIONS, text].concat().replace("@OTHERS@", &numbers.join(" "));
-    configure(bench, &alone)?;
-    let mut server = bench.sealblock.serve_configured()?;
-    bench.sh(&server, &[FUNCTIONS, ATTACH, LOAD].concat().replace("@LOAD@", "1"))?;
+    configure(context, &alone)?;
+    let mut server = context.sealblock.serve_configured()?;
+    context.sh(&server, &[FUNCTIONS, ATTACH, LOAD].concat().replace("@LOAD@", "1"))?;
     for round in 0..ROUNDS {
-        configure(bench, &all)?;
+        configure(context, &all)?;
         server.reload()?;
-        bench.sh(&server, &script(CAME)).with_context(|| format!("added, round {round}"))?;
-        configure(bench, &alone)?;
+        context.sh(&server, &script(CAME)).with_context(|| format!("added, round {round}"))?;
+        configure(context, &alone)?;
         server.reload()?;
-        bench.sh(&server, &script(WENT)).with_context(|| format!("removed, round {round}"))?;
+        context.sh(&server, &script(WENT)).with_context(|| format!("removed, round {round}"))?;
     }
     // There is no room above the highest, and asking for it changes nothing.
-    configure(bench, &[(1, "a"), (1025, "b")])?;
+    configure(context, &[(1, "a"), (1025, "b")])?;
     let reason = server.reload_refused()?;
     if !reason.contains("1025") || !reason.contains("1024") {
         bail!("the reason names neither the number nor the limit: {reason}");
     }
-    said_of_pauses(&bench.sh(&server, &[FUNCTIONS, END].concat())?)?;
+    said_of_pauses(&context.sh(&server, &[FUNCTIONS, END].concat())?)?;
     server.stop()
 }
 
-fn the_first_comes_and_goes(bench: &mut TestContext<'_>) -> Result<()> {
-    configure(bench, &[(1, "a"), (2, "b")])?;
-    let mut server = bench.sealblock.serve_configured()?;
-    bench.sh(&server, &[FUNCTIONS, ATTACH, FILL, LOAD].concat().replace("@LOAD@", "2"))?;
+fn the_first_comes_and_goes(context: &mut TestContext<'_>) -> Result<()> {
+    configure(context, &[(1, "a"), (2, "b")])?;
+    let mut server = context.sealblock.serve_configured()?;
+    context.sh(&server, &[FUNCTIONS, ATTACH, FILL, LOAD].concat().replace("@LOAD@", "2"))?;
     for round in 0..ROUNDS {
-        configure(bench, &[(2, "b")])?;
+        configure(context, &[(2, "b")])?;
         server.reload()?;
-        bench
+        context
             .sh(&server, &[FUNCTIONS, FIRST_WENT].concat())
             .with_context(|| format!("the first removed, round {round}"))?;
-        configure(bench, &[(1, "a"), (2, "b")])?;
+        configure(context, &[(1, "a"), (2, "b")])?;
         server.reload()?;
-        bench
+        context
             .sh(&server, &[FUNCTIONS, FIRST_CAME].concat())
             .with_context(|| format!("the first added, round {round}"))?;
     }
-    said_of_pauses(&bench.sh(&server, &[FUNCTIONS, END].concat())?)?;
+    said_of_pauses(&context.sh(&server, &[FUNCTIONS, END].concat())?)?;
     server.stop()
 }
 
@@ -171,6 +171,6 @@ load_ends
 calm
 if said | grep -iE 'reconnect|resetting|timeout'; then fail "the host has lost its controller"; fi
 detach s
-[ -s /tmp/load.waits ] || fail "nobody knows how long requests waited"
+[ -s /tmp/load.waits ] || fail "no record of how long requests waited"
 echo $(($(sort -n /tmp/load.waits | tail -n 1) / 1000000))
 "#;

@@ -8,24 +8,24 @@ use crate::context::{TestContext, expect};
 /// What is done to which block.
 const HARMS: [(u64, &str); 5] = [(3, "data"), (4, "guard"), (100, "ref-tag"), (1000, "misdirected"), (2047, "data")];
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("large", "384MiB", &[])?;
-    bench.sealblock.create("small", "1MiB", &["--block-size", "512"])?;
-    bench.sealblock.create("d", "8MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["large", "small", "d"], &["--nbd", "127.0.0.1:0"])?;
-    bench.sh(&server, FILES)?;
-    bench.sh(&server, ZEROES)?;
-    bench.sh(&server, "nbd_attach d nbd0 4096; conformance guest fill /dev/nbd0 3; nbd_detach nbd0")?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("large", "384MiB", &[])?;
+    context.sealblock.create("small", "1MiB", &["--block-size", "512"])?;
+    context.sealblock.create("d", "8MiB", &[])?;
+    let mut server = context.sealblock.serve(&["large", "small", "d"], &["--nbd", "127.0.0.1:0"])?;
+    context.sh(&server, FILES)?;
+    context.sh(&server, ZEROES)?;
+    context.sh(&server, "nbd_attach d nbd0 4096; conformance guest fill /dev/nbd0 3; nbd_detach nbd0")?;
     server.stop()?;
     for volume in ["large", "small", "d"] {
-        bench.sealblock.succeed(&["verify", volume])?;
+        context.sealblock.succeed(&["verify", volume])?;
     }
     for (lba, kind) in HARMS {
-        bench.sealblock.succeed(&["corrupt", "d", "--lba", &lba.to_string(), "--kind", kind])?;
+        context.sealblock.succeed(&["corrupt", "d", "--lba", &lba.to_string(), "--kind", kind])?;
     }
     server.start()?;
-    let scanned =
-        bench.sh(&server, "nbd_attach d nbd0 4096 >&2; conformance guest scan /dev/nbd0 4096; nbd_detach nbd0 >&2")?;
+    let scanned = context
+        .sh(&server, "nbd_attach d nbd0 4096 >&2; conformance guest scan /dev/nbd0 4096; nbd_detach nbd0 >&2")?;
     // NBD knows no other error for a block that is damaged.
     let mut wanted: Vec<String> = HARMS.iter().map(|(lba, _)| format!("{lba} 5")).collect();
     wanted.push("blocks 2048".to_owned());

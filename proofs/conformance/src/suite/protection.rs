@@ -17,16 +17,16 @@ const FORMATS: [(&str, &str, &str, &str, u32); 6] = [
 ];
 
 /// Commands of fio through the generic device: it makes the tags of what it writes and checks those of what it reads.
-pub fn passthrough(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn passthrough(context: &mut TestContext<'_>) -> Result<()> {
     let names = FORMATS.map(|(name, ..)| name);
-    let mut server = served(bench, &names)?;
+    let mut server = served(context, &names)?;
     for (name, block, _, kind, metadata) in FORMATS {
         let script = filled(PASSTHROUGH, name, block, kind, metadata);
-        bench.sh(&server, &script).with_context(|| format!("format {name}"))?;
+        context.sh(&server, &script).with_context(|| format!("format {name}"))?;
     }
     server.stop()?;
-    names.iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))?;
-    damaged(bench, &mut server)
+    names.iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))?;
+    damaged(context, &mut server)
 }
 
 /// What is damaged, and with what status the checks of a block fail.
@@ -38,11 +38,11 @@ const HARMS: [(u64, &str, &str); 4] = [
 ];
 
 /// Damage that shows: each block fails its check with the right status, and a host that reads all of them gets so many errors.
-fn damaged(bench: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
+fn damaged(context: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     let shown = FORMATS.iter().filter(|(name, ..)| ["p4096", "q512-3"].contains(name));
     for (name, ..) in shown.clone() {
         for (lba, kind, _) in HARMS {
-            bench.sealblock.succeed(&["corrupt", name, "--lba", &lba.to_string(), "--kind", kind])?;
+            context.sealblock.succeed(&["corrupt", name, "--lba", &lba.to_string(), "--kind", kind])?;
         }
     }
     server.start()?;
@@ -54,7 +54,7 @@ fn damaged(bench: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
                  --ref-tag={lba}\n"
             );
         }
-        bench.sh(server, &(script + "detach " + name)).with_context(|| format!("damaged format {name}"))?;
+        context.sh(server, &(script + "detach " + name)).with_context(|| format!("damaged format {name}"))?;
     }
     server.stop()
 }
@@ -84,12 +84,12 @@ fn filled(script: &str, name: &str, block: &str, kind: &str, metadata: u32) -> S
         .replace("@PRINFO@", prinfo)
 }
 
-fn served(bench: &TestContext<'_>, names: &[&str]) -> Result<Server> {
+fn served(context: &TestContext<'_>, names: &[&str]) -> Result<Server> {
     for (name, block, guard, kind, _) in FORMATS.iter().filter(|format| names.contains(&format.0)) {
         let options = ["--block-size", block, "--guard", guard, "--type", kind];
-        bench.sealblock.create(name, "8MiB", &options)?;
+        context.sealblock.create(name, "8MiB", &options)?;
     }
-    bench.sealblock.serve(names, &["--protection", "shown"])
+    context.sealblock.serve(names, &["--protection", "shown"])
 }
 
 /// With PRACT the target makes and strips tags; without it they travel, and a wrong one is refused. Chained: what one side
@@ -177,28 +177,28 @@ detach @NAME@
 "#;
 
 /// The block layer of kernels that use such namespaces over TCP: it has the target make and check the tags.
-pub fn block_layer(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn block_layer(context: &mut TestContext<'_>) -> Result<()> {
     let names = ["p512", "p4096", "p4096-2", "p4096-3"];
-    let mut server = served(bench, &names)?;
+    let mut server = served(context, &names)?;
     for name in names {
-        bench.sh(&server, &BLOCK_LAYER.replace("@NAME@", name)).with_context(|| format!("format {name}"))?;
+        context.sh(&server, &BLOCK_LAYER.replace("@NAME@", name)).with_context(|| format!("format {name}"))?;
     }
     server.stop()?;
     for name in names {
-        bench.sealblock.succeed(&["verify", name])?;
+        context.sealblock.succeed(&["verify", name])?;
         for (lba, kind) in [(5, "data"), (9, "guard"), (70, "ref-tag")] {
-            bench.sealblock.succeed(&["corrupt", name, "--lba", &lba.to_string(), "--kind", kind])?;
+            context.sealblock.succeed(&["corrupt", name, "--lba", &lba.to_string(), "--kind", kind])?;
         }
     }
     server.start()?;
     for name in names {
         let scan =
             "dev=$(attach @NAME@); conformance guest scan /dev/$dev $(cat /sys/block/$dev/queue/logical_block_size)";
-        let said = bench.sh(&server, &scan.replace("@NAME@", name))?;
+        let said = context.sh(&server, &scan.replace("@NAME@", name))?;
         let bad: Vec<&str> = said.lines().filter(|line| !line.starts_with("blocks")).collect();
         // EILSEQ: what the kernel makes of checks that fail.
         expect("blocks that fail, and how", &bad, &vec!["5 84", "9 84", "70 84"])?;
-        bench.sh(&server, &format!("detach {name}"))?;
+        context.sh(&server, &format!("detach {name}"))?;
     }
     server.stop()
 }

@@ -5,23 +5,23 @@ use anyhow::{Result, bail};
 
 use crate::context::TestContext;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("v", "64MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["v"], &[])?;
-    bench.sh(&server, PREPARE)?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "64MiB", &[])?;
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    context.sh(&server, PREPARE)?;
     server.stop()?;
-    let before = bench.sealblock.content("v")?;
-    let mut server = bench.sealblock.serve(&["v"], &["--read-only"])?;
-    bench.sh(&server, USE)?;
+    let before = context.sealblock.content("v")?;
+    let mut server = context.sealblock.serve(&["v"], &["--read-only"])?;
+    context.sh(&server, USE)?;
     server.stop()?;
-    if bench.sealblock.content("v")? != before {
+    if context.sealblock.content("v")? != before {
         bail!("the volume's file changed while it was served for reading");
     }
     // The same host may write to the same volume when it is not served so: it was the option that refused.
-    let mut server = bench.sealblock.serve(&["v"], &[])?;
-    bench.sh(&server, WRITABLE)?;
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    context.sh(&server, WRITABLE)?;
     server.stop()?;
-    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+    context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
 const PREPARE: &str = r#"

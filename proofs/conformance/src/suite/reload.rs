@@ -1,13 +1,13 @@
 //! A configuration that changes while hosts are connected: namespaces and subsystems go and come, hosts lose their right.
 //!
-//! Nobody tells the host to look: it hears of namespaces by asynchronous events, and of the rest by connections that end. What
-//! is not touched goes on under load, and what is taken away ends with errors, never with a host that waits.
+//! The host rescans nothing: it learns of namespaces by asynchronous events, and of the rest by connections that end. What
+//! is not touched goes on under load, and what is removed ends with errors, never with a host that waits.
 
 use anyhow::{Context, Result, bail};
 
 use crate::context::TestContext;
 
-/// How long hosts try to come back to what was taken away.
+/// How long hosts try to reconnect to what was removed.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=3";
 const FRIENDS: &str = "\"nqn.2026-11.org.example:friend\"";
 const OTHERS: &str = "\"nqn.2026-11.org.example:other\"";
@@ -22,9 +22,9 @@ fn subsystem(name: &str, hosts: &str, namespaces: &[(u32, &str)]) -> String {
     format!("[[subsystems]]\nname = \"{name}\"\n{hosts}{namespaces}\n")
 }
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     for name in ["a", "b", "c"] {
-        bench.sealblock.create(name, "4MiB", &[])?;
+        context.sealblock.create(name, "4MiB", &[])?;
     }
     let memory = subsystem("memory", "", &[(1, "mem:4MiB")]);
     let first = [
@@ -39,26 +39,26 @@ pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
         memory.clone(),
         subsystem("comes", "", &[(1, "b")]),
     ];
-    bench.sealblock.configure(&first.concat())?;
-    let mut server = bench.sealblock.serve_configured()?;
-    bench.sh(&server, &BEFORE.replace("@OPTIONS@", OPTIONS))?;
+    context.sealblock.configure(&first.concat())?;
+    let mut server = context.sealblock.serve_configured()?;
+    context.sh(&server, &BEFORE.replace("@OPTIONS@", OPTIONS))?;
     // What cannot be served changes nothing.
-    bench.sealblock.configure(&[&second.concat(), &subsystem("broken", "", &[(1, "absent")])[..]].concat())?;
+    context.sealblock.configure(&[&second.concat(), &subsystem("broken", "", &[(1, "absent")])[..]].concat())?;
     let reason = server.reload_refused()?;
     if !reason.contains("absent") {
         bail!("the reason does not name the target: {reason}");
     }
-    bench.sh(&server, UNCHANGED).context("after a configuration that was refused")?;
-    bench.sealblock.configure(&second.concat())?;
+    context.sh(&server, UNCHANGED).context("after a configuration that was refused")?;
+    context.sealblock.configure(&second.concat())?;
     server.reload()?;
-    bench.sh(&server, AFTER)?;
+    context.sh(&server, AFTER)?;
     // And back again: the namespace returns with what is in it.
-    bench.sealblock.configure(&first.concat())?;
-    bench.sh(&server, "detach comes")?;
+    context.sealblock.configure(&first.concat())?;
+    context.sh(&server, "detach comes")?;
     server.reload()?;
-    bench.sh(&server, BACK)?;
+    context.sh(&server, BACK)?;
     server.stop()?;
-    ["a", "b", "c"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+    ["a", "b", "c"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
 /// Each of four disks gets its content; one is under load that checks itself, two are read until that fails.
@@ -107,7 +107,7 @@ comes=$(block stays 3)
 [ "$(cat /sys/block/$comes/size)" = 8192 ] || fail "namespace 3 has $(cat /sys/block/$comes/size) sectors"
 conformance guest fill /dev/$comes 33
 gone /sys/block/$leaves
-# Whoever used what went away has got an error by now, or gets one when the host gives up.
+# The users of what was removed got an error by now, or get one when the host stops retrying.
 for disk in $leaves $goes $closes; do
   for try in $(seq 300); do
     [ -e /tmp/reads.$disk ] && break

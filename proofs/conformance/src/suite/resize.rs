@@ -8,26 +8,26 @@ use crate::context::{TestContext, expect};
 /// Sizes that the volume gets one after the other, as the command takes them, and in bytes.
 const SIZES: [(&str, u64); 3] = [("96MiB", 96 << 20), ("256MiB", 256 << 20), ("48MiB", 48 << 20)];
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("v", "32MiB", &[])?;
-    let control = bench.sealblock.folder.join("control");
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "32MiB", &[])?;
+    let control = context.sealblock.folder.join("control");
     let control = control.to_string_lossy().into_owned();
     let options = ["--nbd", "127.0.0.1:0", "--control", &control];
-    let mut server = bench.sealblock.serve(&["v"], &options)?;
-    bench.sh(&server, BEFORE)?;
+    let mut server = context.sealblock.serve(&["v"], &options)?;
+    context.sh(&server, BEFORE)?;
     for (size, bytes) in SIZES {
-        let said = bench.sealblock.succeed(&["resize", "v", "--size", size, "--control", &control, "--json"])?;
+        let said = context.sealblock.succeed(&["resize", "v", "--size", size, "--control", &control, "--json"])?;
         let report: serde_json::Value = serde_json::from_str(&said)?;
         expect("bytes after resizing", &report["size_bytes"].as_u64(), &Some(bytes))?;
         eprintln!("  resized to {size}: requests waited for {} us", report["pause_us"]);
-        bench.sh(&server, &format!("BYTES={bytes}\n{SEEN}"))?;
+        context.sh(&server, &format!("BYTES={bytes}\n{SEEN}"))?;
     }
     // A size that would cut what is there is refused, and nothing comes of it.
-    let refused = bench.sealblock.run(&["resize", "v", "--size", "4MiB", "--control", &control])?;
+    let refused = context.sealblock.run(&["resize", "v", "--size", "4MiB", "--control", &control])?;
     expect("the status of a refused command", &refused.status.code(), &Some(3))?;
-    bench.sh(&server, AFTER)?;
+    context.sh(&server, AFTER)?;
     server.stop()?;
-    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+    context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
 /// A load that checks itself on the first 16 MiB, and the NBD client beside it, which reads.
@@ -47,7 +47,7 @@ rm -f /tmp/load.*
 ) >/tmp/load.said 2>&1 &
 "#;
 
-/// Nobody tells the host to look.
+/// The host rescans nothing.
 const SEEN: &str = r#"
 dev=$(cat /tmp/disk)
 for try in $(seq 200); do

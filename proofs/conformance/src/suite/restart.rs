@@ -23,38 +23,38 @@ enum Event {
     Reset,
 }
 
-fn happen(event: Event, bench: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
+fn happen(event: Event, context: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     match event {
         Event::Kill => server.kill()?,
         Event::Stop => server.stop()?,
-        Event::Reset => return bench.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
+        Event::Reset => return context.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
     }
     // Long enough for the host to notice, and to have tried again in vain.
     thread::sleep(Duration::from_millis(1200));
     server.start()
 }
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("v", "64MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["v"], &[])?;
-    bench.sh(&server, &format!("attach v {OPTIONS}"))?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "64MiB", &[])?;
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    context.sh(&server, &format!("attach v {OPTIONS}"))?;
     for event in [Event::Kill, Event::Stop, Event::Reset] {
-        bench.sh(&server, START)?;
+        context.sh(&server, START)?;
         for _ in 0..2 {
             thread::sleep(Duration::from_millis(1500));
-            happen(event, bench, &mut server)?;
+            happen(event, context, &mut server)?;
         }
-        bench.sh(&server, END).with_context(|| format!("after {event:?}"))?;
+        context.sh(&server, END).with_context(|| format!("after {event:?}"))?;
     }
-    bench.sh(&server, "detach v")?;
+    context.sh(&server, "detach v")?;
     server.stop()?;
-    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+    context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
 /// Writes with checks go on behind the script; another file is flushed before anything happens.
 ///
 /// SIGPIPE is ignored: Linux's host sends from within the writer's own system call, without MSG_NOSIGNAL, so a connection that
-/// ends at that moment kills whoever writes ("failed to send request -32"), though the request itself is repeated.
+/// ends at that moment kills the writing program ("failed to send request -32"), though the request itself is repeated.
 const START: &str = r#"
 dev=$(attached v)
 dd if=/dev/urandom of=/tmp/flushed bs=1M count=8 status=none

@@ -1,9 +1,9 @@
-//! A subsystem that goes while a host works on it, and comes back before the host gives up: taken out of the configuration, and
+//! A subsystem that goes while a host works on it, and comes back before the host stops retrying: taken out of the configuration, and
 //! missing when the server starts again.
 //!
-//! The host asks for it again and again, is told that it is not there, and goes on asking, since it was not told never to. When it is
-//! there again, the same controller and the same disk go on, and what was under way meets no error. A host that is given less
-//! time gives up when that is over, and not before.
+//! The host retries, gets the status that it is not there, and goes on retrying, since Do Not Retry is clear. When it is
+//! there again, the same controller and the same disk go on, and requests in flight meet no error. A host that is given less
+//! time stops retrying when that is over, and not before.
 
 use std::thread;
 use std::time::Duration;
@@ -29,40 +29,40 @@ enum Event {
     KillTwice,
 }
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     for name in ["a", "b"] {
-        bench.sealblock.create(name, "8MiB", &[])?;
+        context.sealblock.create(name, "8MiB", &[])?;
     }
-    bench.sealblock.configure(&[RETURNS, LOST, STAYS].concat())?;
-    let mut server = bench.sealblock.serve_configured()?;
-    bench.sh(&server, &[FUNCTIONS, START].concat())?;
+    context.sealblock.configure(&[RETURNS, LOST, STAYS].concat())?;
+    let mut server = context.sealblock.serve_configured()?;
+    context.sh(&server, &[FUNCTIONS, START].concat())?;
     for event in [Event::Reload, Event::Kill, Event::KillTwice] {
-        bench.sh(&server, &[FUNCTIONS, BEFORE].concat())?;
-        goes(event, bench, &mut server).with_context(|| format!("{event:?}"))?;
-        bench.sh(&server, &[FUNCTIONS, AWAY].concat()).with_context(|| format!("gone by {event:?}"))?;
-        comes(event, bench, &mut server).with_context(|| format!("{event:?}"))?;
-        bench.sh(&server, &[FUNCTIONS, BACK].concat()).with_context(|| format!("back after {event:?}"))?;
+        context.sh(&server, &[FUNCTIONS, BEFORE].concat())?;
+        goes(event, context, &mut server).with_context(|| format!("{event:?}"))?;
+        context.sh(&server, &[FUNCTIONS, AWAY].concat()).with_context(|| format!("gone by {event:?}"))?;
+        comes(event, context, &mut server).with_context(|| format!("{event:?}"))?;
+        context.sh(&server, &[FUNCTIONS, BACK].concat()).with_context(|| format!("back after {event:?}"))?;
     }
-    bench.sh(&server, &[FUNCTIONS, END].concat())?;
+    context.sh(&server, &[FUNCTIONS, END].concat())?;
     server.stop()?;
-    ["a", "b"].iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+    ["a", "b"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn goes(event: Event, bench: &TestContext<'_>, server: &mut Server) -> Result<()> {
-    bench.sealblock.configure(STAYS)?;
+fn goes(event: Event, context: &TestContext<'_>, server: &mut Server) -> Result<()> {
+    context.sealblock.configure(STAYS)?;
     match event {
         Event::Reload => server.reload(),
         Event::Kill | Event::KillTwice => {
             server.kill()?;
-            // Long enough for the host to have asked where nobody answers.
+            // Long enough for the host to have retried where no server listens.
             thread::sleep(Duration::from_millis(1500));
             server.start()
         }
     }
 }
 
-fn comes(event: Event, bench: &TestContext<'_>, server: &mut Server) -> Result<()> {
-    bench.sealblock.configure(&[RETURNS, STAYS].concat())?;
+fn comes(event: Event, context: &TestContext<'_>, server: &mut Server) -> Result<()> {
+    context.sealblock.configure(&[RETURNS, STAYS].concat())?;
     match event {
         Event::Reload | Event::Kill => server.reload(),
         Event::KillTwice => {
@@ -80,7 +80,7 @@ identity() {
   name=$(cat /tmp/controller.$1) disk=$(cat /tmp/disk.$1)
   echo $name $(cat /sys/class/nvme/$name/dev) $disk $(cat /sys/block/$disk/dev) $(cat /sys/block/$disk/diskseq) $(cat /sys/block/$disk/wwid)
 }
-# refusals NAME: how often the host has been told since the mark that there is no such subsystem.
+# refusals NAME: how often a Connect was refused since the mark because there is no such subsystem.
 refusals() {
   said | grep -c "nvme $(cat /tmp/controller.$1): Connect Invalid Data Parameter, subsysnqn \"$NQN:$1\"" || true
 }
@@ -108,7 +108,7 @@ writes() {
 }
 "#;
 
-/// What is under way is checked: each write is durable when it is answered, so that a killed server has it.
+/// Writes in flight are checked: each write is durable when it completes, so that a killed server has it.
 ///
 /// SIGPIPE is ignored, as in `restart.rs`.
 const START: &str = r#"
@@ -166,7 +166,7 @@ for name in returns stays; do
   load_works $name
   [ "$(identity $name)" = "$(cat /tmp/identity.$name)" ] || fail "$name was $(cat /tmp/identity.$name) and is $(identity $name)"
 done
-# The one with less patience than that was asked for until it was over.
+# The host retried the one with the shorter time until that was over.
 if [ ! -e /tmp/refusals.lost ]; then
   becomes lost gone
   refusals lost >/tmp/refusals.lost

@@ -25,13 +25,13 @@ hosts = ["nqn.2026-11.org.example:friend", "nqn.2026-11.org.example:second"]
 namespaces = [{ target = "d" }, { target = "e" }]
 "#;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     for (_, _, volume, mib, block, guard) in NAMESPACES {
-        bench.sealblock.create(volume, &format!("{mib}MiB"), &["--block-size", block, "--guard", guard])?;
+        context.sealblock.create(volume, &format!("{mib}MiB"), &["--block-size", block, "--guard", guard])?;
     }
-    bench.sealblock.configure(CONFIGURATION)?;
-    let mut server = bench.sealblock.serve_configured()?;
-    bench.sh(&server, HOSTS)?;
+    context.sealblock.configure(CONFIGURATION)?;
+    let mut server = context.sealblock.serve_configured()?;
+    context.sh(&server, HOSTS)?;
     let mut shapes = Vec::new();
     for (i, (subsystem, nsid, ..)) in NAMESPACES.iter().enumerate() {
         let script = format!(
@@ -41,35 +41,35 @@ pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
             echo $(cat /sys/block/$dev/size) $(cat /sys/block/$dev/queue/logical_block_size) $(cat /sys/block/$dev/wwid)
             "#
         );
-        let said = bench.sh(&server, &script).with_context(|| format!("namespace {nsid} of {subsystem}"))?;
+        let said = context.sh(&server, &script).with_context(|| format!("namespace {nsid} of {subsystem}"))?;
         shapes.push(said.trim().to_owned());
     }
     for (i, (subsystem, nsid, _, mib, block, _)) in NAMESPACES.iter().enumerate() {
-        bench
+        context
             .sh(&server, &format!("conformance guest check /dev/$(block {subsystem} {nsid}) 4{i}"))
             .with_context(|| format!("namespace {nsid} of {subsystem} has something else"))?;
         let shape: Vec<&str> = shapes[i].split(' ').collect();
         expect("sectors and size of blocks", &shape[..2].join(" "), &format!("{} {block}", mib * 2048))?;
         expect("namespaces with this identity", &shapes.iter().filter(|other| other.ends_with(shape[2])).count(), &1)?;
     }
-    bench.sh(&server, LISTS)?;
+    context.sh(&server, LISTS)?;
     server.stop()?;
-    alone(bench)
+    alone(context)
 }
 
-/// Each volume has what was written to its namespace, whoever serves it.
-fn alone(bench: &mut TestContext<'_>) -> Result<()> {
+/// Each volume has what was written to its namespace, whichever server has it.
+fn alone(context: &mut TestContext<'_>) -> Result<()> {
     let volumes = NAMESPACES.map(|(_, _, volume, ..)| volume);
-    let mut server = bench.sealblock.serve(&volumes, &[])?;
+    let mut server = context.sealblock.serve(&volumes, &[])?;
     for (i, volume) in volumes.iter().enumerate() {
         let script = format!("conformance guest check /dev/$(attach {volume}) 4{i}; detach {volume}");
-        bench.sh(&server, &script).with_context(|| format!("volume {volume} has something else"))?;
+        context.sh(&server, &script).with_context(|| format!("volume {volume} has something else"))?;
     }
     server.stop()?;
-    volumes.iter().try_for_each(|volume| bench.sealblock.succeed(&["verify", volume]).map(drop))
+    volumes.iter().try_for_each(|volume| context.sealblock.succeed(&["verify", volume]).map(drop))
 }
 
-/// Who is not on the list is told so; who is connects, also beside another one.
+/// A host that is not on the list is refused; one that is connects, also beside another one.
 const HOSTS: &str = r#"
 options="-t tcp -a 10.0.2.2 -s $PORT"
 host=nqn.2026-11.org.example
@@ -81,13 +81,13 @@ dmesg -c >/dev/null
 refused "" nvme connect $options -n $NQN:other $stranger
 dmesg >/tmp/messages
 grep -q "Connect for subsystem $NQN:other is not allowed, hostnqn: $host:stranger" /tmp/messages ||
-  { cat /tmp/refused /tmp/messages; fail "a stranger was not told that it may not connect"; }
+  { cat /tmp/refused /tmp/messages; fail "a host that is not on the list was not refused"; }
 refused "" nvme connect $options -n $NQN:absent $friend
 dmesg >/tmp/messages
 grep -q "Connect Invalid Data Parameter, subsysnqn \"$NQN:absent\"" /tmp/messages ||
-  { cat /tmp/refused /tmp/messages; fail "nobody said that the subsystem is absent"; }
+  { cat /tmp/refused /tmp/messages; fail "no message says that the subsystem is absent"; }
 nvme discover $options $stranger >/tmp/discovery
-grep -q "subnqn: *$NQN:mixed" /tmp/discovery || { cat /tmp/discovery; fail "a stranger does not see what is for everybody"; }
+grep -q "subnqn: *$NQN:mixed" /tmp/discovery || { cat /tmp/discovery; fail "a host that is not on the list does not see what any host may use"; }
 ! grep -q "$NQN:other" /tmp/discovery || { cat /tmp/discovery; fail "a stranger sees what is not for it"; }
 nvme discover $options $friend >/tmp/discovery
 grep -q "subnqn: *$NQN:other" /tmp/discovery || { cat /tmp/discovery; fail "a friend does not see the subsystem"; }

@@ -65,13 +65,13 @@ fn escaped(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\{byte:03o}")).collect()
 }
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     for format in &FORMATS {
-        bench.sealblock.create(format.name, "4MiB", &["--guard", format.guard])?;
-        split(bench, format)?;
+        context.sealblock.create(format.name, "4MiB", &["--guard", format.guard])?;
+        split(context, format)?;
     }
     let names = FORMATS.each_ref().map(|format| format.name);
-    let mut server = bench.sealblock.serve(&names, &["--protection", "shown"])?;
+    let mut server = context.sealblock.serve(&names, &["--protection", "shown"])?;
     for format in &FORMATS {
         let (right, wrong) = format.storage_tags();
         let script = SCRIPT
@@ -82,17 +82,17 @@ pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
             .replace("@STORED@", &escaped(&format.tuple(format.ones, 0x1234, right, 7)))
             .replace("@MADE@", &escaped(&format.tuple(format.zeroes, 0x4321, right, 9)))
             .replace("@COPIED@", &escaped(&format.tuple(format.ones, 0x1234, right, 30)));
-        bench.sh(&server, &script).with_context(|| format!("format {}", format.name))?;
+        context.sh(&server, &script).with_context(|| format!("format {}", format.name))?;
     }
     server.stop()?;
-    names.iter().try_for_each(|name| bench.sealblock.succeed(&["verify", name]).map(drop))
+    names.iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
 /// Splits the space of storage and reference tag in an empty volume as the format says. `create` has no option for it, so
 /// it is written to all superblocks as `docs/formats/protected-volume.md` draws them.
-fn split(bench: &TestContext<'_>, format: &Format) -> Result<()> {
-    let path = bench.sealblock.folder.join(format.name);
-    let mut volume = bench.sealblock.content(format.name)?;
+fn split(context: &TestContext<'_>, format: &Format) -> Result<()> {
+    let path = context.sealblock.folder.join(format.name);
+    let mut volume = context.sealblock.content(format.name)?;
     for at in [0, 0x8000, volume.len() - 0x1000] {
         let superblock = &mut volume[at..at + 512];
         ensure!(
@@ -127,7 +127,7 @@ ask read --start-block=7 --data-size=4112 --data=/tmp/back --prinfo=7 --app-tag=
 cmp /tmp/wanted /tmp/back || { tail -c 16 /tmp/back | od -A n -t x1; fail "the tuple that the target made"; }
 ask read --start-block=7 --data-size=4096 --data=/tmp/back --prinfo=15 --app-tag=0x1234 --ref-tag=7 --storage-tag=@RIGHT@ --storage-tag-check
 cmp /tmp/ones /tmp/back
-# Checks: the right tag, a wrong one, and a wrong one that nobody asks to look at.
+# Checks: the right tag, a wrong one, and a wrong one that no check covers.
 ask verify --start-block=7 --prinfo=7 --app-tag=0x1234 --ref-tag=7 --storage-tag=@RIGHT@ --storage-tag-check
 refused "Storage Tag Check Error" ask verify --start-block=7 --prinfo=7 --app-tag=0x1234 --ref-tag=7 --storage-tag=@WRONG@ --storage-tag-check
 refused "Storage Tag Check Error" ask read --start-block=7 --data-size=4096 --data=/tmp/back --prinfo=8 --storage-tag=@WRONG@ --storage-tag-check

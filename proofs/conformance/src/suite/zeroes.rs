@@ -10,34 +10,34 @@ use crate::served::Server;
 
 const MIB: u64 = 1 << 20;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("v", "64MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["v"], &[])?;
-    let unmaps = bench.version >= (6, 17);
-    bench.sh(&server, "dev=$(attach v); conformance guest fill /dev/$dev 1")?;
-    let full = bench.sealblock.allocated_bytes("v")?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "64MiB", &[])?;
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    let unmaps = context.version >= (6, 17);
+    context.sh(&server, "dev=$(attach v); conformance guest fill /dev/$dev 1")?;
+    let full = context.sealblock.allocated_bytes("v")?;
     if full < 64 * MIB {
         bail!("a full volume of 64 MiB takes {full} bytes");
     }
     let modes = if unmaps { &["punch-hole", "zero-range", "write-zeroes"][..] } else { &["punch-hole", "zero-range"] };
     for (i, mode) in modes.iter().enumerate() {
-        zero(bench, &server, mode, (8 + 16 * i as u64) * MIB)?;
+        zero(context, &server, mode, (8 + 16 * i as u64) * MIB)?;
     }
-    let before = bench.sealblock.allocated_bytes("v")?;
-    bench
+    let before = context.sealblock.allocated_bytes("v")?;
+    context
         .sh(&server, "dev=$(attached v); blkdiscard -o $((56 * 1048576)) -l $((8 * 1048576)) /dev/$dev; flush $dev")?;
-    gives_back(bench, "discard", before)?;
+    gives_back(context, "discard", before)?;
     if unmaps {
-        bench.sh(&server, LIMITS)?;
+        context.sh(&server, LIMITS)?;
     }
-    bench.sh(&server, "conformance guest check /dev/$(attached v) 1 >/tmp/different || true; detach v")?;
+    context.sh(&server, "conformance guest check /dev/$(attached v) 1 >/tmp/different || true; detach v")?;
     server.stop()?;
-    bench.sealblock.succeed(&["verify", "v"]).map(drop)
+    context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
 /// Zeroes 8 MiB, and looks at them and at what is around them.
-fn zero(bench: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64) -> Result<()> {
-    let before = bench.sealblock.allocated_bytes("v")?;
+fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64) -> Result<()> {
+    let before = context.sealblock.allocated_bytes("v")?;
     let length = 8 * MIB;
     let script = format!(
         r#"
@@ -51,16 +51,16 @@ fn zero(bench: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64) -
         [ "$(cat /tmp/count)" = 0 ] || fail "$(cat /tmp/count) bytes are not zero"
         "#
     );
-    bench.sh(server, &script).map_err(|error| error.context(format!("fallocate {mode}")))?;
+    context.sh(server, &script).map_err(|error| error.context(format!("fallocate {mode}")))?;
     // 6.1 writes its zeroes, and zeroing a range asks to keep the space.
-    if bench.version >= (6, 17) && mode != "zero-range" { gives_back(bench, mode, before) } else { Ok(()) }
+    if context.version >= (6, 17) && mode != "zero-range" { gives_back(context, mode, before) } else { Ok(()) }
 }
 
 /// Waits until the volume's file is smaller by most of 8 MiB. A volume gives space back behind a flush, in its own time.
-fn gives_back(bench: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
+fn gives_back(context: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let after = bench.sealblock.allocated_bytes("v")?;
+        let after = context.sealblock.allocated_bytes("v")?;
         if after + 7 * MIB <= before {
             return Ok(());
         }

@@ -5,10 +5,10 @@ use anyhow::Result;
 
 use crate::context::TestContext;
 
-pub fn run(bench: &mut TestContext<'_>) -> Result<()> {
-    bench.sealblock.create("v", "16MiB", &[])?;
-    let mut server = bench.sealblock.serve(&["v"], &[])?;
-    bench.sh(&server, &[CONTROLLER, FEATURES, IDENTIFY, LOGS, EFFECTS, END].concat())?;
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "16MiB", &[])?;
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    context.sh(&server, &[CONTROLLER, FEATURES, IDENTIFY, LOGS, EFFECTS, END].concat())?;
     server.stop()
 }
 
@@ -110,7 +110,7 @@ nvme write-zeroes /dev/$dev --namespace-id=1 --start-block=0 --block-count=0
 nvme dsm /dev/$dev --namespace-id=1 --ad --slbs=0 --blocks=1
 "#;
 
-/// The same controller has answered all that.
+/// The same controller completed all that.
 const END: &str = r#"
 [ "$(cat /sys/class/nvme/$name/cntlid)" = $cntlid ] || fail "the host has connected anew"
 calm
