@@ -21,14 +21,14 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Notify, Share, now, pool, sleep_until, spawn, stopping, timeout};
 
-use crate::shared::ServingCore;
-use crate::signal::Signals;
+use crate::shared::Registration;
+use crate::signal::ControlOrder;
 use crate::translate::OpenExport;
 
 /// How long a client may take to close after it was told that nothing more comes.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGERING_CLOSE: Duration = Duration::from_secs(1);
 /// What is thrown away at once meanwhile.
-const LINGER_BYTES: usize = 4096;
+const LINGERING_CLOSE_BYTES: usize = 4096;
 /// What is received at once: many requests, or the data of a middling write.
 const STAGING_BYTES: usize = 256 << 10;
 /// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
@@ -36,14 +36,14 @@ const STAGING_BYTES: usize = 256 << 10;
 const SOCKET_BYTES: usize = 2 << 20;
 
 pub(crate) struct Connection {
-    pub(crate) place: ServingCore,
+    pub(crate) registration: Registration,
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
-    from: String,
+    peer: String,
     /// What can be chosen.
     pub(crate) advertised: Arc<[Told]>,
     /// The device of the export that was chosen.
-    pub(crate) mounted: RefCell<Option<Rc<OpenExport>>>,
+    pub(crate) open_export: RefCell<Option<Rc<OpenExport>>>,
     /// What this connection holds of the bytes that all may have in flight.
     pub(crate) share: Share,
     /// The connection's task.
@@ -51,9 +51,9 @@ pub(crate) struct Connection {
     /// Something is to be sent, or sending is to end.
     output: Notify,
     /// The connection's own task is running, so it need not be woken.
-    in_turn: Cell<bool>,
+    is_polling: Cell<bool>,
     /// What was received is to be answered, or looked at again, before more is.
-    pub(crate) answering: Cell<bool>,
+    pub(crate) sends_first: Cell<bool>,
     /// Answers were sent since a request had to wait for room.
     has_room: Cell<bool>,
     /// What is left to be sent is the last; that has been sent, or cannot be.
@@ -74,12 +74,12 @@ fn origin(stream: &Stream) -> String {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, place: ServingCore) -> Rc<Connection> {
-        let told = place.shared.advertised();
+    pub(crate) fn new(stream: Stream, place: Registration) -> Rc<Connection> {
+        let advertised = place.server.advertised();
         let mut config = ServerConfig::new(pool(), []);
-        config.exports = Arc::clone(&told);
-        config.default_export = place.shared.default_of(&told);
-        config.limits = place.shared.limits.connection.clone();
+        config.exports = Arc::clone(&advertised);
+        config.default_export = place.server.default_of(&advertised);
+        config.limits = place.server.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         let mut core = Core::new(config);
         // What there is to have is asked for as it is needed.
@@ -88,21 +88,21 @@ impl Connection {
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         // Unix sockets have no such limit.
-        let _ = stream.set_patience(place.shared.limits.receive);
+        let _ = stream.set_patience(place.server.limits.receive);
         stream.set_prompt(true);
         let from = origin(&stream);
         Rc::new(Connection {
-            from,
-            share: Share::new(&place.shared.budget),
-            place,
+            peer: from,
+            share: Share::new(&place.server.budget),
+            registration: place,
             core: RefCell::new(core),
             stream,
-            advertised: told,
-            mounted: RefCell::default(),
+            advertised: advertised,
+            open_export: RefCell::default(),
             task: RefCell::new(Waker::noop().clone()),
             output: Notify::default(),
-            in_turn: Cell::new(false),
-            answering: Cell::new(false),
+            is_polling: Cell::new(false),
+            sends_first: Cell::new(false),
             has_room: Cell::new(false),
             is_finishing: Cell::new(false),
             is_finished: Cell::new(false),
@@ -112,60 +112,65 @@ impl Connection {
 
     /// Serves the connection until it is over.
     pub(crate) async fn run(self: Rc<Self>) {
-        let line = Arc::clone(&self.place.line);
+        let signal = Arc::clone(&self.registration.signal);
         let watch = spawn(async move {
             stopping().await;
-            line.order(Signals::Stop);
+            signal.send(ControlOrder::Drain);
         });
         self.serve().await;
-        if self.mounted.borrow().is_some() {
+        if self.open_export.borrow().is_some() {
             tracing::info!(from = self.from(), "an NBD client has left");
         }
-        self.leave();
+        self.close();
         watch.abort();
     }
 
     async fn serve(self: &Rc<Self>) {
-        let drain = self.place.shared.limits.drain;
+        let drain = self.registration.server.limits.drain;
         let mut sender = Sender { future: pin!(self.send_all()), is_over: false };
-        self.beside(&mut sender, Signals::Stop, self.receive()).await;
+        self.run_with_sender(&mut sender, ControlOrder::Drain, self.receive()).await;
         // What was received already is refused, and what was begun is answered.
         self.core.borrow_mut().stop();
-        self.beside(&mut sender, Signals::Kill, timeout(drain, self.take_events(0))).await;
+        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.process_batch(0))).await;
         self.core.borrow_mut().close();
-        self.beside(&mut sender, Signals::Kill, timeout(drain, self.quiet())).await;
+        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.wait_idle())).await;
         self.is_finishing.set(true);
-        self.ring();
-        self.beside(&mut sender, Signals::Kill, timeout(drain, self.is_sent())).await;
+        self.wake();
+        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.wait_sent())).await;
         if !self.is_gone.get() {
             // A client that does not close in time is reset.
-            let linger = self.stream.busy_poll(LINGER, LINGER_BYTES);
-            self.beside(&mut sender, Signals::Kill, linger).await;
+            let linger = self.stream.busy_poll(LINGERING_CLOSE, LINGERING_CLOSE_BYTES);
+            self.run_with_sender(&mut sender, ControlOrder::Abort, linger).await;
         }
     }
 
     /// Runs `work` to its end and sends what there is meanwhile, until this connection is told so.
-    async fn beside<F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, order: Signals, work: impl Future) {
+    async fn run_with_sender<F: Future<Output = ()>>(
+        &self,
+        sender: &mut Sender<'_, F>,
+        order: ControlOrder,
+        work: impl Future,
+    ) {
         let mut work = pin!(work);
         let mut is_known = false;
         poll_fn(|cx| {
             if !std::mem::replace(&mut is_known, true) {
                 // A task's waker stays the same.
                 *self.task.borrow_mut() = cx.waker().clone();
-                self.place.line.listen(cx.waker());
+                self.registration.signal.listen(cx.waker());
             }
-            if self.place.line.is(order) {
+            if self.registration.signal.has(order) {
                 return Poll::Ready(());
             }
-            self.in_turn.set(true);
+            self.is_polling.set(true);
             let polled = loop {
                 let polled = work.as_mut().poll(cx).map(drop);
                 sender.poll(cx);
-                if polled.is_ready() || !self.answering.take() {
+                if polled.is_ready() || !self.sends_first.take() {
                     break polled;
                 }
             };
-            self.in_turn.set(false);
+            self.is_polling.set(false);
             polled
         })
         .await
@@ -173,20 +178,20 @@ impl Connection {
 
     /// Where the client is, for a line for the operator.
     pub(crate) fn from(&self) -> &str {
-        &self.from
+        &self.peer
     }
 
     /// There is something to send, or to look at.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         self.output.note();
-        if !self.in_turn.get() {
+        if !self.is_polling.get() {
             self.task.borrow().wake_by_ref();
         }
     }
 
     async fn receive(self: &Rc<Self>) {
-        let negotiated = self.receive_while(|| self.mounted.borrow().is_none());
-        let deadline = now() + self.place.shared.limits.negotiation;
+        let negotiated = self.receive_while(|| self.open_export.borrow().is_none());
+        let deadline = now() + self.registration.server.limits.negotiation;
         let (mut negotiated, mut late) = (pin!(negotiated), sleep_until(deadline));
         let is_in_time = poll_fn(|cx| match negotiated.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(true),
@@ -207,32 +212,32 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
-            self.take_events(len).await;
+            self.process_batch(len).await;
         }
     }
 
     /// A buffer to receive into, once there is room for requests; `None` when the connection is over.
     async fn receive_buffer(self: &Rc<Self>) -> Option<Buffer> {
         loop {
-            let (lent, is_over) = {
+            let (buffer, is_over) = {
                 let mut core = self.core.borrow_mut();
                 (core.receive_buffer(), core.closed().is_some())
             };
-            if lent.is_some() || is_over {
-                return lent;
+            if buffer.is_some() || is_over {
+                return buffer;
             }
             // Room that came while the last requests were answered is not waited for.
             if !self.has_room.take() {
                 next_turn().await;
             }
-            self.take_events(0).await;
+            self.process_batch(0).await;
         }
     }
 
     async fn send_all(self: &Rc<Self>) {
         self.send().await;
         self.is_finished.set(true);
-        self.answering.set(true);
+        self.sends_first.set(true);
     }
 
     async fn send(self: &Rc<Self>) {
@@ -247,7 +252,7 @@ impl Connection {
                 continue;
             }
             if self.stream.send_all(slices.drain(..)).await.is_err() {
-                return self.leave();
+                return self.close();
             }
             self.core.borrow_mut().sent();
             self.settle();
@@ -261,31 +266,31 @@ impl Connection {
         core.grant(self.share.held_bytes());
         if core.is_full() {
             self.has_room.set(true);
-            self.answering.set(true);
+            self.sends_first.set(true);
         }
     }
 
     /// Waits until no request is in flight.
-    async fn quiet(self: &Rc<Self>) {
+    async fn wait_idle(self: &Rc<Self>) {
         while self.core.borrow().requests_in_flight() > 0 && !self.is_gone.get() {
             next_turn().await;
         }
     }
 
     /// Waits until all was sent.
-    async fn is_sent(self: &Rc<Self>) {
+    async fn wait_sent(self: &Rc<Self>) {
         while !self.is_finished.get() {
             next_turn().await;
         }
     }
 
     /// Nothing is received, sent or begun any more.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn close(&self) {
         self.is_gone.set(true);
         self.core.borrow_mut().close();
         // The client may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.answering.set(true);
+        self.sends_first.set(true);
     }
 }
 

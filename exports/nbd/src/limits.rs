@@ -45,7 +45,7 @@ impl Default for Limits {
 
 impl Limits {
     /// The same limits, such that there is always enough for one connection.
-    pub(crate) fn legal(mut self) -> Limits {
+    pub(crate) fn clamped(mut self) -> Limits {
         let aside = self.connections.saturating_mul(self.aside_bytes()).saturating_add(self.longest_request());
         self.total_bytes_in_flight = self.total_bytes_in_flight.max(aside);
         self

@@ -6,13 +6,13 @@ use sealblock_units::BlockSize;
 
 /// The error for a device's failure. It names the first damaged block, if that is what it is about.
 pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
-    let first = error.bad_blocks().map(|faults| faults.first().lba.get());
+    let first = error.bad_blocks().map(|bad_blocks| bad_blocks.first().lba.get());
     let offset = first.and_then(|lba| lba.checked_mul(size.bytes() as u64));
     ErrorReply { code: code(error.kind()), offset, message: error.kind().to_string() }
 }
 
-fn code(failure: &ErrorKind) -> ErrorCode {
-    match failure {
+fn code(kind: &ErrorKind) -> ErrorCode {
+    match kind {
         ErrorKind::Integrity(_)
         | ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
@@ -32,23 +32,23 @@ mod tests {
 
     #[test]
     fn damage_names_its_first_block() {
-        let faults = BadBlocks::new(vec![BadBlock::media(Lba::new(9)), BadBlock::media(Lba::new(7))]).unwrap();
-        let failed = of_error(&Error::from(faults), BlockSize::B4096);
-        assert_eq!((failed.code, failed.offset), (ErrorCode::Io, Some(7 * 4096)));
+        let bad_blocks = BadBlocks::new(vec![BadBlock::media(Lba::new(9)), BadBlock::media(Lba::new(7))]).unwrap();
+        let reply = of_error(&Error::from(bad_blocks), BlockSize::B4096);
+        assert_eq!((reply.code, reply.offset), (ErrorCode::Io, Some(7 * 4096)));
     }
 
     #[test]
     fn other_failures_have_their_errors() {
         let reason = String::new;
-        for (failure, error) in [
+        for (kind, error) in [
             (ErrorKind::Media { reason: reason() }, ErrorCode::Io),
             (ErrorKind::Unreachable { reason: reason() }, ErrorCode::Io),
             (ErrorKind::NoSpace { reason: reason() }, ErrorCode::NoSpace),
             (ErrorKind::ReadOnly, ErrorCode::NotPermitted),
             (ErrorKind::Absent(RequestKind::Discard), ErrorCode::Invalid),
         ] {
-            let failed = of_error(&failure.into(), BlockSize::B4096);
-            assert_eq!((failed.code, failed.offset), (error, None));
+            let reply = of_error(&kind.into(), BlockSize::B4096);
+            assert_eq!((reply.code, reply.offset), (error, None));
         }
     }
 }

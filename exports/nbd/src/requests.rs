@@ -9,44 +9,44 @@ use sealblock_protocols_nbd::{Closed, Command, Event, Request, Ticket};
 use sealblock_runtime_reactor::spawn;
 
 use crate::connection::Connection;
-use crate::translate::{FailedRequest, OpenExport, Reply, Work};
+use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
 
 /// How many requests are carried out at least, and how many bytes they read at most, before what there is of answers is sent:
 /// if a deep queue were answered with one send, client and server would take turns rather than work at the same time.
 /// Smaller parts cost more system calls than they gain.
-const PART_REQUESTS: usize = 16;
-const PART_BYTES: u64 = 256 << 10;
+const BATCH_REQUESTS: usize = 16;
+const BATCH_BYTES: u64 = 256 << 10;
 /// What a request without data takes of what is received.
 const REQUEST_BYTES: usize = 28;
 
 impl Connection {
     /// Carries out what was received, and answers it part by part.
-    pub(crate) async fn take_events(self: &Rc<Self>, received_bytes: usize) {
-        let part = (received_bytes / REQUEST_BYTES / 2).max(PART_REQUESTS);
+    pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
+        let part = (received_bytes / REQUEST_BYTES / 2).max(BATCH_REQUESTS);
         let (mut events, mut in_part, mut read_bytes) = (0, 0, 0);
         while let Some(event) = self.next_event() {
             read_bytes += read_bytes_of(&event);
             self.on_event(event);
             (events, in_part) = (events + 1, in_part + 1);
-            if in_part >= part || read_bytes >= PART_BYTES {
-                self.answer_first().await;
+            if in_part >= part || read_bytes >= BATCH_BYTES {
+                self.send_first().await;
                 (in_part, read_bytes) = (0, 0);
             }
         }
         // A client that waits for each answer asks again soon, and then waits for this one.
         self.stream.set_lingering(events == 1);
-        self.answer_first().await;
+        self.send_first().await;
     }
 
     /// Lets the sender go first.
-    async fn answer_first(self: &Rc<Self>) {
-        self.ring();
+    async fn send_first(self: &Rc<Self>) {
+        self.wake();
         let mut has_waited = false;
         poll_fn(|_| {
             if std::mem::replace(&mut has_waited, true) {
                 return Poll::Ready(());
             }
-            self.answering.set(true);
+            self.sends_first.set(true);
             Poll::Pending
         })
         .await
@@ -69,7 +69,7 @@ impl Connection {
 
     fn on_event(self: &Rc<Self>, event: Event) {
         match event {
-            Event::Chosen(index) => self.mount(index),
+            Event::Chosen(index) => self.open(index),
             Event::Unknown(export) => {
                 tracing::warn!(export, from = self.from(), "an NBD client was refused: there is no such export");
             }
@@ -81,45 +81,48 @@ impl Connection {
         }
     }
 
-    fn mount(&self, index: usize) {
-        let Some(told) = self.advertised.get(index) else { return };
-        let Some(export) = self.place.choose(told, self.from()) else {
-            tracing::debug!(export = told.name, "a client chose an export that was just taken away");
+    fn open(&self, index: usize) {
+        let Some(advertised) = self.advertised.get(index) else { return };
+        let Some(export) = self.registration.choose(advertised, self.from()) else {
+            tracing::debug!(export = advertised.name, "a client chose an export that was just taken away");
             return self.core.borrow_mut().close();
         };
         tracing::info!(export = export.name(), from = self.from(), "an NBD client has connected");
         let gives_parts = self.core.borrow().has_chunks();
         // Which connections are one client's is not known, and a flush on any of those covers what was written on all
         // (CAN_MULTI_CONN): so all connections of an export are.
-        let asker = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
-        *self.mounted.borrow_mut() = Some(Rc::new(OpenExport { device: export.device.attach_as(&asker), gives_parts }));
+        let flush_cursor = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
+        *self.open_export.borrow_mut() = Some(Rc::new(OpenExport {
+            device: export.device.attach_as(&flush_cursor),
+            can_return_partial: gives_parts,
+        }));
     }
 
     fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {
-        let mounted = self.mounted.borrow().clone();
+        let open_export = self.open_export.borrow().clone();
         // There are no requests before an export was chosen.
-        let Some(mounted) = mounted else { return };
-        match mounted.at_once(command) {
-            Ok(outcome) => self.answer(ticket, outcome),
-            Err(work) => drop(spawn(Rc::clone(self).carry_out(mounted, ticket, work))),
+        let Some(open_export) = open_export else { return };
+        match open_export.try_execute(command) {
+            Ok(outcome) => self.complete(ticket, outcome),
+            Err(work) => drop(spawn(Rc::clone(self).execute(open_export, ticket, work))),
         }
     }
 
-    async fn carry_out(self: Rc<Self>, mounted: Rc<OpenExport>, ticket: Ticket, work: Work) {
-        let outcome = mounted.carry_out(work, &self.is_gone).await;
-        self.answer(ticket, outcome);
-        self.ring();
+    async fn execute(self: Rc<Self>, open_export: Rc<OpenExport>, ticket: Ticket, work: RemainingWork) {
+        let outcome = open_export.execute(work, &self.is_gone).await;
+        self.complete(ticket, outcome);
+        self.wake();
     }
 
-    fn answer(&self, ticket: Ticket, outcome: Result<Reply, FailedRequest>) {
+    fn complete(&self, ticket: Ticket, outcome: Result<Reply, FailedRequest>) {
         let mut core = self.core.borrow_mut();
         match outcome {
             Ok(Reply::Done) => core.done(ticket),
             Ok(Reply::Data(data)) => core.data(ticket, [data]),
             Ok(Reply::Status(runs)) => core.status(ticket, &runs),
-            Err(trouble) => {
-                tracing::debug!(error = ?trouble.failed, "an NBD request failed");
-                core.fail(ticket, Vec::from_iter(trouble.before), &trouble.failed);
+            Err(error) => {
+                tracing::debug!(error = ?error.reply, "an NBD request failed");
+                core.fail(ticket, Vec::from_iter(error.data_before), &error.reply);
             }
         }
     }

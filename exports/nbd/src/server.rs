@@ -12,19 +12,19 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 use crate::connection::Connection;
 use crate::export::{Export, SetupError};
 use crate::limits::Limits;
-use crate::shared::{Client, Kind, ServingCore, Shared};
-use crate::signal::Signals;
+use crate::shared::{Client, ParticipantKind, Registration, ServerState};
+use crate::signal::ControlOrder;
 
 /// How often a server that stops looks whether it is done.
-const DRAIN_REST: Duration = Duration::from_millis(2);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How long connections get to go after they were cut off.
-const KILL_REST: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// NBD has no keep alive of its own, and a client may be idle for as long as it likes.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 };
 
 /// An NBD server. Clones are the same server, on any core.
 #[derive(Clone)]
-pub struct Server(Arc<Shared>);
+pub struct Server(Arc<ServerState>);
 
 impl Server {
     /// A server for these exports. The first is the default, for clients that name none, unless one has the empty name.
@@ -32,7 +32,7 @@ impl Server {
     /// # Errors
     /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
     pub fn new(exports: impl IntoIterator<Item = Export>, limits: Limits) -> Result<Server, SetupError> {
-        let server = Server(Arc::new(Shared::new(limits.legal())));
+        let server = Server(Arc::new(ServerState::new(limits.clamped())));
         exports.into_iter().try_for_each(|export| server.add_export(export))?;
         Ok(server)
     }
@@ -72,7 +72,7 @@ impl Server {
 
     /// The names of the exports, in the order of adding. The first is the default unless another was named.
     pub fn exports(&self) -> Vec<String> {
-        self.0.advertised().iter().map(|told| told.name.clone()).collect()
+        self.0.advertised().iter().map(|export| export.name.clone()).collect()
     }
 
     /// The same server, whose connections are from now on spread over these cores in turn, whichever core accepts them.
@@ -89,41 +89,41 @@ impl Server {
     /// # Errors
     /// When the listener fails for good. Only this listener ends then; connections and other listeners go on.
     pub async fn serve(&self, listener: Listener) -> io::Result<()> {
-        let Some(place) = self.0.enter(Kind::Listener) else { return Ok(()) };
-        let outcome = self.accept(&listener, &place).await;
+        let Some(registration) = self.0.register(ParticipantKind::Listener) else { return Ok(()) };
+        let outcome = self.accept(&listener, &registration).await;
         drop(listener);
         outcome?;
         self.stop();
-        self.drained().await;
+        self.wait_drained().await;
         Ok(())
     }
 
-    async fn accept(&self, listener: &Listener, place: &ServingCore) -> io::Result<()> {
-        let mut is_told = |cx: &mut Context<'_>| place.line.poll(Signals::Stop, cx);
-        while let Some(stream) = listener.accept_until(&mut is_told).await? {
-            self.admit(stream);
+    async fn accept(&self, listener: &Listener, registration: &Registration) -> io::Result<()> {
+        let mut is_stopping = |cx: &mut Context<'_>| registration.signal.poll(ControlOrder::Drain, cx);
+        while let Some(stream) = listener.accept_until(&mut is_stopping).await? {
+            self.hand_to_core(stream);
         }
         Ok(())
     }
 
-    fn admit(&self, stream: Stream) {
-        let Some(place) = self.0.enter(Kind::Connection) else {
+    fn hand_to_core(&self, stream: Stream) {
+        let Some(registration) = self.0.register(ParticipantKind::Connection) else {
             tracing::debug!(limit = self.0.limits.connections, "a connection above the limit was closed");
             return;
         };
         // A socket that refuses these is on its way out.
         let _ = stream.set_nodelay(true);
         let _ = stream.set_keepalive(Some(KEEPALIVE));
-        match self.0.post(place.number).filter(|post| !post.is_here()) {
-            None => begin(stream, place),
-            Some(post) => {
+        match self.0.core_of(registration.number).filter(|address| !address.is_here()) {
+            None => begin(stream, registration),
+            Some(address) => {
                 let Ok(fd) = stream.into_fd() else {
                     tracing::warn!("a connection was closed, since it could not be handed to its core");
                     return;
                 };
                 // A core that stops takes none, and what it is not given is closed.
-                let _ = post.send(move || match Stream::from_fd(fd) {
-                    Ok(stream) => begin(stream, place),
+                let _ = address.send(move || match Stream::from_fd(fd) {
+                    Ok(stream) => begin(stream, registration),
                     Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
                 });
             }
@@ -132,7 +132,7 @@ impl Server {
 
     /// Takes no more connections and requests, on all cores; what [`Server::serve`] returns tells when it is over.
     pub fn stop(&self) {
-        self.0.order(Signals::Stop);
+        self.0.signal_all(ControlOrder::Drain);
     }
 
     /// Connections that are served now, on all cores, or whose last requests are being carried out.
@@ -146,22 +146,22 @@ impl Server {
     }
 
     /// Waits until every connection is gone; those that take too long are cut off.
-    async fn drained(&self) {
+    async fn wait_drained(&self) {
         let deadline = now() + self.0.limits.drain * 2;
         while self.connections() > 0 && now() < deadline {
-            sleep(DRAIN_REST).await;
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
         if self.connections() == 0 {
             return;
         }
-        self.0.order(Signals::Kill);
-        while self.connections() > 0 && now() < deadline + KILL_REST {
-            sleep(DRAIN_REST).await;
+        self.0.signal_all(ControlOrder::Abort);
+        while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
 }
 
 /// Serves a connection on this core.
-fn begin(stream: Stream, place: ServingCore) {
-    spawn(Connection::new(stream, place).run());
+fn begin(stream: Stream, registration: Registration) {
+    spawn(Connection::new(stream, registration).run());
 }

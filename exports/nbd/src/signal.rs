@@ -9,43 +9,43 @@ use std::task::{Context, Poll, Waker};
 /// What connections and listeners are told. Later ones include earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
-pub(crate) enum Signals {
+pub(crate) enum ControlOrder {
     /// Take nothing more, answer what is being carried out, then end.
-    Stop = 1,
+    Drain = 1,
     /// End at once.
-    Kill = 2,
+    Abort = 2,
 }
 
 #[derive(Default)]
 pub(crate) struct ControlSignal {
     order: AtomicU8,
-    waiter: Mutex<Option<Waker>>,
+    waker: Mutex<Option<Waker>>,
 }
 
 impl ControlSignal {
-    pub(crate) fn order(&self, order: Signals) {
+    pub(crate) fn send(&self, order: ControlOrder) {
         self.order.fetch_max(order as u8, Ordering::SeqCst);
-        let waiter = self.waiter.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(waiter) = waiter {
-            waiter.wake();
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
     /// Whether the order is at least this one.
-    pub(crate) fn is(&self, at_least: Signals) -> bool {
+    pub(crate) fn has(&self, at_least: ControlOrder) -> bool {
         self.order.load(Ordering::SeqCst) >= at_least as u8
     }
 
     /// Has the next order wake this task.
     pub(crate) fn listen(&self, waker: &Waker) {
-        let before = self.waiter.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
+        let before = self.waker.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
         drop(before);
     }
 
     /// Ready once the order is at least this one.
-    pub(crate) fn poll(&self, at_least: Signals, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&self, at_least: ControlOrder, cx: &mut Context<'_>) -> Poll<()> {
         self.listen(cx.waker());
-        if self.is(at_least) { Poll::Ready(()) } else { Poll::Pending }
+        if self.has(at_least) { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -55,12 +55,15 @@ mod tests {
 
     #[test]
     fn orders_stay_and_include_each_other() {
-        let (line, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
-        assert!(line.poll(Signals::Stop, &mut cx).is_pending());
-        line.order(Signals::Stop);
-        assert!(line.poll(Signals::Stop, &mut cx).is_ready() && line.poll(Signals::Kill, &mut cx).is_pending());
-        line.order(Signals::Kill);
-        line.order(Signals::Stop);
-        assert!(line.is(Signals::Kill) && line.is(Signals::Stop));
+        let (signal, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
+        assert!(signal.poll(ControlOrder::Drain, &mut cx).is_pending());
+        signal.send(ControlOrder::Drain);
+        assert!(
+            signal.poll(ControlOrder::Drain, &mut cx).is_ready()
+                && signal.poll(ControlOrder::Abort, &mut cx).is_pending()
+        );
+        signal.send(ControlOrder::Abort);
+        signal.send(ControlOrder::Drain);
+        assert!(signal.has(ControlOrder::Abort) && signal.has(ControlOrder::Drain));
     }
 }

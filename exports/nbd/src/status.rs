@@ -25,26 +25,26 @@ impl OpenExport {
         one: bool,
         is_gone: &Cell<bool>,
     ) -> Result<Reply, FailedRequest> {
-        let most = if one { 1 } else { RUNS };
+        let max_runs = if one { 1 } else { RUNS };
         let (mut at, end) = (offset, offset + length);
         let mut runs: Vec<StatusDescriptor> = Vec::new();
         for _ in 0..WINDOWS {
             // What is one run too many says that the last one is complete.
-            if at == end || runs.len() > most || is_gone.get() {
+            if at == end || runs.len() > max_runs || is_gone.get() {
                 break;
             }
             let window = WINDOW_BYTES.min(end - at);
             self.window(at, window, &mut runs).await?;
             at += window;
         }
-        runs.truncate(most);
+        runs.truncate(max_runs);
         if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
     }
 
     /// Appends the runs of a part.
     async fn window(&self, offset: u64, length: u64, runs: &mut Vec<StatusDescriptor>) -> Result<(), FailedRequest> {
         let extent = self.extent(offset, length)?;
-        let Response::BlockStatus(found) = self.run(Request::BlockStatus { extent }).await? else {
+        let Response::BlockStatus(found) = self.run_request(Request::BlockStatus { extent }).await? else {
             return Err(ErrorCode::Io.into());
         };
         let shift = self.block_shift();

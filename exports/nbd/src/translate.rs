@@ -25,13 +25,13 @@ pub(crate) enum Reply {
 
 /// A request that failed, and what a read may give of the data before.
 pub(crate) struct FailedRequest {
-    pub(crate) failed: ErrorReply,
-    pub(crate) before: Option<Slice>,
+    pub(crate) reply: ErrorReply,
+    pub(crate) data_before: Option<Slice>,
 }
 
 impl From<ErrorReply> for FailedRequest {
-    fn from(failed: ErrorReply) -> FailedRequest {
-        FailedRequest { failed, before: None }
+    fn from(reply: ErrorReply) -> FailedRequest {
+        FailedRequest { reply, data_before: None }
     }
 }
 
@@ -45,36 +45,36 @@ impl From<ErrorCode> for FailedRequest {
 pub(crate) struct OpenExport {
     pub(crate) device: Attached,
     /// Whether a failed read may give the data before what failed.
-    pub(crate) gives_parts: bool,
+    pub(crate) can_return_partial: bool,
 }
 
 /// What is left to do of a request that was not carried out in place.
-pub(crate) enum Work {
+pub(crate) enum RemainingWork {
     /// All of it.
     Command(Command),
     /// This, which answers it.
-    Operation(Request),
+    Request(Request),
 }
 
 impl OpenExport {
     /// Carries a request out in place if its device has nothing to wait for, and otherwise says what is left to do.
-    pub(crate) fn at_once(&self, command: Command) -> Result<Result<Reply, FailedRequest>, Work> {
-        let operation = match self.begin(command) {
-            Ok(operation) => operation,
-            Err(command) => return Err(Work::Command(command)),
+    pub(crate) fn try_execute(&self, command: Command) -> Result<Result<Reply, FailedRequest>, RemainingWork> {
+        let request = match self.translate(command) {
+            Ok(request) => request,
+            Err(command) => return Err(RemainingWork::Command(command)),
         };
-        match self.device.try_execute(&operation) {
-            None => Err(Work::Operation(operation)),
+        match self.device.try_execute(&request) {
+            None => Err(RemainingWork::Request(request)),
             // What lies before the damage is read again, which may take a while.
-            Some(Err(_)) if self.gives_parts && matches!(operation, Request::Read { .. }) => {
-                Err(Work::Operation(operation))
+            Some(Err(_)) if self.can_return_partial && matches!(request, Request::Read { .. }) => {
+                Err(RemainingWork::Request(request))
             }
-            Some(outcome) => Ok(self.reply(operation.kind(), outcome)),
+            Some(outcome) => Ok(self.reply(request.kind(), outcome)),
         }
     }
 
     /// The one operation that carries a request out, if it is one and valid.
-    fn begin(&self, command: Command) -> Result<Request, Command> {
+    fn translate(&self, command: Command) -> Result<Request, Command> {
         let extent = |offset, length| self.extent(offset, length).ok();
         Ok(match command {
             Command::Flush => Request::Flush,
@@ -96,32 +96,32 @@ impl OpenExport {
             // A device that answers a read with anything else is broken.
             Ok(_) if kind == RequestKind::Read => Err(ErrorCode::Io.into()),
             Ok(_) => Ok(Reply::Done),
-            Err(error) => Err(self.failed(&error).into()),
+            Err(error) => Err(self.error_reply(&error).into()),
         }
     }
 
     /// Carries out what is left of a request. A long one ends early once `is_gone`.
-    pub(crate) async fn carry_out(&self, work: Work, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+    pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match work {
-            Work::Operation(Request::Read { extent, .. }) => self.read(extent).await,
-            Work::Operation(operation) => {
-                let kind = operation.kind();
-                self.reply(kind, self.device.execute(operation).await)
+            RemainingWork::Request(Request::Read { extent, .. }) => self.read(extent).await,
+            RemainingWork::Request(request) => {
+                let kind = request.kind();
+                self.reply(kind, self.device.execute(request).await)
             }
-            Work::Command(command) => self.in_steps(command, is_gone).await,
+            RemainingWork::Command(command) => self.execute_steps(command, is_gone).await,
         }
     }
 
-    async fn in_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
+    async fn execute_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match command {
             // Only what has no extent comes here.
             Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
-            Command::Flush => self.run(Request::Flush).await.map(|_| Reply::Done),
+            Command::Flush => self.run_request(Request::Flush).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
                 let discard = |extent| Request::Discard { extents: vec![extent] };
                 self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
                 // Discards have no durability of their own.
-                if fua { self.run(Request::Flush).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
+                if fua { self.run_request(Request::Flush).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
             }
             Command::Cache { offset, length } => {
                 let read = |extent| self.read_of(extent);
@@ -154,12 +154,12 @@ impl OpenExport {
         self.device.geometry().block_size.shift()
     }
 
-    fn failed(&self, error: &Error) -> ErrorReply {
+    fn error_reply(&self, error: &Error) -> ErrorReply {
         of_error(error, self.device.geometry().block_size)
     }
 
-    pub(crate) async fn run(&self, operation: Request) -> Result<Response, FailedRequest> {
-        self.device.execute(operation).await.map_err(|error| self.failed(&error).into())
+    pub(crate) async fn run_request(&self, request: Request) -> Result<Response, FailedRequest> {
+        self.device.execute(request).await.map_err(|error| self.error_reply(&error).into())
     }
 
     /// A read that checks all there is to check.
@@ -171,20 +171,20 @@ impl OpenExport {
     async fn read(&self, extent: Extent) -> Result<Reply, FailedRequest> {
         match self.device.execute(self.read_of(extent)).await {
             Err(error) => {
-                let failed = self.failed(&error);
-                let before = self.before(extent, failed.offset).await;
-                Err(FailedRequest { failed, before })
+                let reply = self.error_reply(&error);
+                let before = self.read_before(extent, reply.offset).await;
+                Err(FailedRequest { reply, data_before: before })
             }
             outcome => self.reply(RequestKind::Read, outcome),
         }
     }
 
     /// The data of a failed read up to the first damaged block, read again. Best effort: the read has failed anyway.
-    async fn before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
+    async fn read_before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
         let size = self.device.geometry().block_size;
         let offset = asked.start().get() << size.shift();
         let length = damaged?.checked_sub(offset).filter(|length| (1..asked.bytes(size)).contains(length))?;
-        if !self.gives_parts {
+        if !self.can_return_partial {
             return None;
         }
         let extent = self.extent(offset, length).ok()?;
@@ -207,13 +207,13 @@ impl OpenExport {
         length: u64,
         piece_bytes: u64,
         is_gone: &Cell<bool>,
-        operation: impl Fn(Extent) -> Request,
+        request: impl Fn(Extent) -> Request,
     ) -> Result<Reply, FailedRequest> {
         let end = offset + length;
         let mut at = offset;
         while at < end && !is_gone.get() {
             let piece = piece_bytes.min(end - at);
-            self.run(operation(self.extent(at, piece)?)).await?;
+            self.run_request(request(self.extent(at, piece)?)).await?;
             at += piece;
         }
         // Nobody reads the answer to what was given up half-way.

@@ -15,42 +15,44 @@ use crate::connection::{Connection, Reply, Role};
 use crate::{connect, features, identify, logs, properties};
 
 /// The admin data that a host may want or bring at once: Identify and the data of features.
-const MOST_DATA_BYTES: usize = 1 << 20;
+const MAX_REPLY_BYTES: usize = 1 << 20;
 
 /// Carries out a command that is no I/O command. `room` is the length of the host's buffer.
 pub(crate) fn run(
     connection: &Rc<Connection>,
     command: &Command,
     data: &[u8],
-    room: usize,
+    host_buffer_bytes: usize,
 ) -> Result<Reply, CommandError> {
     let role = connection.role.borrow().clone();
     if command.opcode == FABRICS_OPCODE {
         return fabrics(connection, &role, command, data).map(Reply::Done);
     }
     let Role::Admin(controller) = role else { return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()) };
-    controller.heard();
+    controller.mark_alive();
     if !controller.is_ready() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
     match AdminCommand::decode(command)? {
-        AdminCommand::Identify(ask) => {
-            cut(&identify::page(&controller, &connection.target.limits, &ask)?, room, Identify::DATA_BYTES as u64)
-        }
-        AdminCommand::GetLogPage(ask) => {
-            let shown = controller.notices.happened();
-            let page = logs::page(connection, &controller, &ask)?;
-            let reply = cut(ask.slice(&page)?, room, ask.length_bytes)?;
-            if !ask.retain_event
-                && let Some(page) = LogPage::from_code(ask.lid)
+        AdminCommand::Identify(args) => cut(
+            &identify::page(&controller, &connection.target.limits, &args)?,
+            host_buffer_bytes,
+            Identify::DATA_BYTES as u64,
+        ),
+        AdminCommand::GetLogPage(args) => {
+            let shown = controller.async_events.counts();
+            let page = logs::page(connection, &controller, &args)?;
+            let reply = cut(args.slice(&page)?, host_buffer_bytes, args.length_bytes)?;
+            if !args.retain_event
+                && let Some(page) = LogPage::from_code(args.lid)
             {
-                controller.notices.page_was_read(page, shown);
+                controller.async_events.page_was_read(page, shown);
             }
             Ok(reply)
         }
-        AdminCommand::GetFeatures(ask) => features::get(&controller, &ask, room),
-        AdminCommand::SetFeatures(ask) => features::set(connection, &controller, &ask, data).map(Reply::Done),
-        AdminCommand::Abort(ask) => Ok(Reply::Done(abort::abort(&controller, &ask))),
+        AdminCommand::GetFeatures(args) => features::get(&controller, &args, host_buffer_bytes),
+        AdminCommand::SetFeatures(args) => features::set(connection, &controller, &args, data).map(Reply::Done),
+        AdminCommand::Abort(args) => Ok(Reply::Done(abort::abort(&controller, &args))),
         AdminCommand::KeepAlive => Ok(Reply::Done(0)),
         // These are taken by `commands/later.rs`.
         AdminCommand::AsynchronousEventRequest | AdminCommand::GetLbaStatus(_) => {
@@ -70,12 +72,12 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         let FabricsCommand::Disconnect = FabricsCommand::decode(command)? else {
             return Err(StatusCode::INVALID_OPCODE.into());
         };
-        connection.stop();
+        connection.begin_drain();
         // Its clock was not watched until now, and a host that sends no more of its data must not hold the end up.
-        connection.watch();
+        connection.rearm_timer();
         return Ok(0);
     };
-    controller.heard();
+    controller.mark_alive();
     match FabricsCommand::decode(command)? {
         FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
         FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),
@@ -84,13 +86,15 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
 }
 
 /// `asked` bytes for the host: `page`, and zeroes behind its end.
-pub(crate) fn cut(page: &[u8], room: usize, asked: u64) -> Result<Reply, CommandError> {
-    let asked = usize::try_from(asked).ok().filter(|&asked| asked <= room && asked <= MOST_DATA_BYTES);
-    let asked = asked.ok_or(StatusCode::DATA_SGL_LENGTH_INVALID)?;
-    let page = &page[..page.len().min(asked)];
+pub(crate) fn cut(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Result<Reply, CommandError> {
+    let requested = usize::try_from(requested)
+        .ok()
+        .filter(|&requested| requested <= host_buffer_bytes && requested <= MAX_REPLY_BYTES);
+    let requested = requested.ok_or(StatusCode::DATA_SGL_LENGTH_INVALID)?;
+    let page = &page[..page.len().min(requested)];
     let mut slices = vec![Slice::copy_from(page)];
     ZEROES.with(|zeroes| {
-        let mut left = asked - page.len();
+        let mut left = requested - page.len();
         while left > 0 {
             let len = left.min(zeroes.len());
             slices.push(zeroes.slice(..len));
@@ -110,8 +114,8 @@ thread_local! {
 mod tests {
     use super::*;
 
-    fn answer(page: &[u8], room: usize, asked: u64) -> Option<Payload> {
-        match cut(page, room, asked) {
+    fn answer(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Option<Payload> {
+        match cut(page, host_buffer_bytes, requested) {
             Ok(Reply::Data(data, 0)) => Some(data),
             Ok(_) => panic!("a page is data"),
             Err(_) => None,

@@ -21,7 +21,7 @@ use sealblock_protocols_nvme::logs::{LogPage, changed_namespaces};
 /// Asynchronous Event Requests outstanding at a time (AERL).
 pub(crate) const EVENT_REQUESTS: u16 = 4;
 /// Changed namespaces that the Changed Attached Namespace List has room for; one more means all of them.
-const MOST_CHANGED: usize = 1024;
+const MAX_CHANGED_NAMESPACES: usize = 1024;
 /// What can happen, with the bit that switches it on.
 const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
     (AsynchronousEvent::NAMESPACE_CHANGED, EventConfiguration::NAMESPACE_ATTRIBUTE),
@@ -31,7 +31,7 @@ const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
 ];
 
 /// OAES: what a controller with namespaces can be asked to report.
-pub(crate) const REPORTED: EventConfiguration =
+pub(crate) const SUPPORTED_EVENTS: EventConfiguration =
     EventConfiguration::NAMESPACE_ATTRIBUTE.with(EventConfiguration::LBA_STATUS);
 
 /// The events of one controller.
@@ -40,20 +40,20 @@ pub(crate) struct AsyncEvents {
     config: AtomicU32,
     /// Feature LBA Status Information Attributes, as its dword.
     interval: AtomicU32,
-    state: Mutex<State>,
+    state: Mutex<EventState>,
 }
 
 #[derive(Default)]
-struct State {
+struct EventState {
     /// How often each happened, by index of `KINDS`.
-    happened: EventCounts,
+    counts: EventCounts,
     /// How much of that was reported, or shown by a page that the host has read.
-    told: [u64; KINDS.len()],
+    reported_counts: [u64; KINDS.len()],
     /// Reported, and the page not read since.
     masked: [bool; KINDS.len()],
     changed: BTreeSet<u32>,
     /// When blocks were last reported.
-    reported: Option<Instant>,
+    last_damage_report: Option<Instant>,
     /// Requests by command identifier.
     requests: HashMap<u16, Option<Waker>>,
 }
@@ -64,7 +64,7 @@ pub(crate) struct EventCounts([u64; KINDS.len()]);
 
 /// How a request goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Next {
+pub(crate) enum EventPoll {
     /// It is answered with this.
     Event(AsynchronousEvent),
     /// It was aborted, or the controller was reset.
@@ -74,7 +74,7 @@ pub(crate) enum Next {
 }
 
 impl AsyncEvents {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EventState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -103,19 +103,19 @@ impl AsyncEvents {
 
     /// Damaged blocks were found that were not known.
     pub(crate) fn damage_found(&self) {
-        self.lock().happened.0[1] += 1;
+        self.lock().counts.0[1] += 1;
         self.wake();
     }
 
     /// The discovery log is another one.
     pub(crate) fn discovery_changed(&self) {
-        self.lock().happened.0[2] += 1;
+        self.lock().counts.0[2] += 1;
         self.wake();
     }
 
     /// Copies of a namespace's blocks are away or out of sync.
     pub(crate) fn reliability_degraded(&self) {
-        self.lock().happened.0[3] += 1;
+        self.lock().counts.0[3] += 1;
         self.wake();
     }
 
@@ -123,8 +123,8 @@ impl AsyncEvents {
     pub(crate) fn namespace_changed(&self, nsid: u32) {
         {
             let mut state = self.lock();
-            state.happened.0[0] += 1;
-            if state.changed.len() <= MOST_CHANGED {
+            state.counts.0[0] += 1;
+            if state.changed.len() <= MAX_CHANGED_NAMESPACES {
                 state.changed.insert(nsid);
             }
         }
@@ -138,8 +138,8 @@ impl AsyncEvents {
     }
 
     /// What has happened until now. Taken before a page is made, which then shows all of it.
-    pub(crate) fn happened(&self) -> EventCounts {
-        self.lock().happened
+    pub(crate) fn counts(&self) -> EventCounts {
+        self.lock().counts
     }
 
     /// The host has read a page that shows what happened until `shown`, and does not want to retain its event.
@@ -148,7 +148,7 @@ impl AsyncEvents {
             let mut state = self.lock();
             for (i, (event, _)) in KINDS.iter().enumerate() {
                 if event.log_page == page.code() {
-                    state.told[i] = state.told[i].max(shown.0[i]);
+                    state.reported_counts[i] = state.reported_counts[i].max(shown.0[i]);
                     state.masked[i] = false;
                 }
             }
@@ -189,27 +189,28 @@ impl AsyncEvents {
     }
 
     /// What becomes of a request.
-    pub(crate) fn poll(&self, cid: u16, now: Instant, cx: &Context<'_>) -> Poll<Next> {
+    pub(crate) fn poll(&self, cid: u16, now: Instant, cx: &Context<'_>) -> Poll<EventPoll> {
         let mut state = self.lock();
         if !state.requests.contains_key(&cid) {
-            return Poll::Ready(Next::Aborted);
+            return Poll::Ready(EventPoll::Aborted);
         }
         let config = EventConfiguration::from_bits(self.config());
         for (i, (event, bit)) in KINDS.into_iter().enumerate() {
-            if state.happened.0[i] <= state.told[i] || state.masked[i] || !config.contains(bit) {
+            if state.counts.0[i] <= state.reported_counts[i] || state.masked[i] || !config.contains(bit) {
                 continue;
             }
             if event == AsynchronousEvent::LBA_STATUS {
-                let rest =
+                let interval =
                     Duration::from_millis(100) * u32::from(LbaStatusInterval::from_bits(self.interval()).report_100ms);
-                if let Some(due) = state.reported.map(|reported| reported + rest).filter(|due| *due > now) {
-                    return Poll::Ready(Next::NotBefore(due));
+                if let Some(due) = state.last_damage_report.map(|reported| reported + interval).filter(|due| *due > now)
+                {
+                    return Poll::Ready(EventPoll::NotBefore(due));
                 }
-                state.reported = Some(now);
+                state.last_damage_report = Some(now);
             }
-            (state.told[i], state.masked[i]) = (state.happened.0[i], true);
+            (state.reported_counts[i], state.masked[i]) = (state.counts.0[i], true);
             state.requests.remove(&cid);
-            return Poll::Ready(Next::Event(event));
+            return Poll::Ready(EventPoll::Event(event));
         }
         state.requests.insert(cid, Some(cx.waker().clone()));
         Poll::Pending
@@ -227,100 +228,100 @@ impl AsyncEvents {
 mod tests {
     use super::*;
 
-    fn poll(notices: &AsyncEvents, cid: u16, now: Instant) -> Poll<Next> {
-        notices.poll(cid, now, &Context::from_waker(Waker::noop()))
+    fn poll(events: &AsyncEvents, cid: u16, now: Instant) -> Poll<EventPoll> {
+        events.poll(cid, now, &Context::from_waker(Waker::noop()))
     }
 
-    fn event(event: AsynchronousEvent) -> Poll<Next> {
-        Poll::Ready(Next::Event(event))
+    fn event(event: AsynchronousEvent) -> Poll<EventPoll> {
+        Poll::Ready(EventPoll::Event(event))
     }
 
     #[test]
     fn an_event_is_reported_once_until_its_page_is_read() {
-        let (notices, now) = (AsyncEvents::default(), Instant::now());
-        notices.configure(REPORTED.bits());
-        notices.request(1).unwrap();
-        assert!(poll(&notices, 1, now).is_pending());
-        notices.damage_found();
-        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS));
-        notices.request(2).unwrap();
-        notices.damage_found();
-        assert!(poll(&notices, 2, now).is_pending(), "masked");
-        notices.page_was_read(LogPage::ErrorInformation, notices.happened());
-        assert!(poll(&notices, 2, now).is_pending(), "another page");
-        notices.page_was_read(LogPage::LbaStatus, notices.happened());
-        assert!(poll(&notices, 2, now).is_pending(), "the page that was read showed it");
-        notices.damage_found();
-        assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::LBA_STATUS));
+        let (events, now) = (AsyncEvents::default(), Instant::now());
+        events.configure(SUPPORTED_EVENTS.bits());
+        events.request(1).unwrap();
+        assert!(poll(&events, 1, now).is_pending());
+        events.damage_found();
+        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS));
+        events.request(2).unwrap();
+        events.damage_found();
+        assert!(poll(&events, 2, now).is_pending(), "masked");
+        events.page_was_read(LogPage::ErrorInformation, events.counts());
+        assert!(poll(&events, 2, now).is_pending(), "another page");
+        events.page_was_read(LogPage::LbaStatus, events.counts());
+        assert!(poll(&events, 2, now).is_pending(), "the page that was read showed it");
+        events.damage_found();
+        assert_eq!(poll(&events, 2, now), event(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
     fn what_happens_while_a_page_is_made_is_reported_and_what_it_shows_is_not() {
-        let (notices, now) = (AsyncEvents::default(), Instant::now());
-        notices.configure(REPORTED.bits());
-        notices.request(1).unwrap();
-        notices.damage_found();
+        let (events, now) = (AsyncEvents::default(), Instant::now());
+        events.configure(SUPPORTED_EVENTS.bits());
+        events.request(1).unwrap();
+        events.damage_found();
         // The page is made, and shows it.
-        let shown = notices.happened();
-        notices.page_was_read(LogPage::LbaStatus, shown);
-        assert!(poll(&notices, 1, now).is_pending());
-        notices.damage_found();
-        let shown = notices.happened();
-        notices.damage_found();
-        notices.page_was_read(LogPage::LbaStatus, shown);
-        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
+        let shown = events.counts();
+        events.page_was_read(LogPage::LbaStatus, shown);
+        assert!(poll(&events, 1, now).is_pending());
+        events.damage_found();
+        let shown = events.counts();
+        events.damage_found();
+        events.page_was_read(LogPage::LbaStatus, shown);
+        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
         // The host reads the page of an event, and another happens meanwhile.
-        notices.request(2).unwrap();
-        let shown = notices.happened();
-        notices.namespace_changed(3);
-        notices.damage_found();
-        notices.page_was_read(LogPage::LbaStatus, shown);
-        notices.page_was_read(LogPage::ChangedNamespaces, shown);
-        assert_eq!(poll(&notices, 2, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
-        notices.request(3).unwrap();
-        assert_eq!(poll(&notices, 3, now), event(AsynchronousEvent::LBA_STATUS));
+        events.request(2).unwrap();
+        let shown = events.counts();
+        events.namespace_changed(3);
+        events.damage_found();
+        events.page_was_read(LogPage::LbaStatus, shown);
+        events.page_was_read(LogPage::ChangedNamespaces, shown);
+        assert_eq!(poll(&events, 2, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        events.request(3).unwrap();
+        assert_eq!(poll(&events, 3, now), event(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
     fn what_is_switched_off_is_kept_until_it_is_switched_on() {
-        let (notices, now) = (AsyncEvents::default(), Instant::now());
-        notices.request(1).unwrap();
-        notices.namespace_changed(7);
-        assert!(poll(&notices, 1, now).is_pending());
-        notices.configure(EventConfiguration::NAMESPACE_ATTRIBUTE.bits());
-        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
-        assert_eq!(notices.take_changed()[..8], [7, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(notices.take_changed()[..4], [0; 4]);
-        (1..=1025).for_each(|nsid| notices.namespace_changed(nsid));
-        assert_eq!(notices.take_changed()[..4], [0xFF; 4]);
+        let (events, now) = (AsyncEvents::default(), Instant::now());
+        events.request(1).unwrap();
+        events.namespace_changed(7);
+        assert!(poll(&events, 1, now).is_pending());
+        events.configure(EventConfiguration::NAMESPACE_ATTRIBUTE.bits());
+        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        assert_eq!(events.take_changed()[..8], [7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(events.take_changed()[..4], [0; 4]);
+        (1..=1025).for_each(|nsid| events.namespace_changed(nsid));
+        assert_eq!(events.take_changed()[..4], [0xFF; 4]);
     }
 
     #[test]
     fn reports_of_damage_keep_their_interval() {
-        let (notices, now) = (AsyncEvents::default(), Instant::now());
-        notices.configure(REPORTED.bits());
-        notices.set_interval(0x0009_0005);
-        assert_eq!(notices.interval(), 5);
-        notices.request(1).unwrap();
-        notices.damage_found();
-        assert_eq!(poll(&notices, 1, now), event(AsynchronousEvent::LBA_STATUS));
-        notices.page_was_read(LogPage::LbaStatus, notices.happened());
-        notices.request(1).unwrap();
-        notices.damage_found();
+        let (events, now) = (AsyncEvents::default(), Instant::now());
+        events.configure(SUPPORTED_EVENTS.bits());
+        events.set_interval(0x0009_0005);
+        assert_eq!(events.interval(), 5);
+        events.request(1).unwrap();
+        events.damage_found();
+        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS));
+        events.page_was_read(LogPage::LbaStatus, events.counts());
+        events.request(1).unwrap();
+        events.damage_found();
         let due = now + Duration::from_millis(500);
-        assert_eq!(poll(&notices, 1, now), Poll::Ready(Next::NotBefore(due)));
-        assert_eq!(poll(&notices, 1, due), event(AsynchronousEvent::LBA_STATUS));
+        assert_eq!(poll(&events, 1, now), Poll::Ready(EventPoll::NotBefore(due)));
+        assert_eq!(poll(&events, 1, due), event(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
     fn requests_are_limited_and_can_be_aborted() {
-        let (notices, now) = (AsyncEvents::default(), Instant::now());
-        (0..EVENT_REQUESTS).for_each(|cid| notices.request(cid).unwrap());
-        assert_eq!(notices.request(9), Err(StatusCode::AER_LIMIT_EXCEEDED));
-        assert!(notices.abort(2) && !notices.abort(2));
-        assert_eq!(poll(&notices, 2, now), Poll::Ready(Next::Aborted));
-        assert!(poll(&notices, 1, now).is_pending());
-        notices.reset();
-        assert_eq!(poll(&notices, 1, now), Poll::Ready(Next::Aborted));
+        let (events, now) = (AsyncEvents::default(), Instant::now());
+        (0..EVENT_REQUESTS).for_each(|cid| events.request(cid).unwrap());
+        assert_eq!(events.request(9), Err(StatusCode::AER_LIMIT_EXCEEDED));
+        assert!(events.abort(2) && !events.abort(2));
+        assert_eq!(poll(&events, 2, now), Poll::Ready(EventPoll::Aborted));
+        assert!(poll(&events, 1, now).is_pending());
+        events.reset();
+        assert_eq!(poll(&events, 1, now), Poll::Ready(EventPoll::Aborted));
     }
 }

@@ -19,29 +19,30 @@ pub(crate) fn check(
     limits: &Limits,
     io: &IoCommand,
     command: &Command,
-    room: TransferLengths,
+    lengths: TransferLengths,
 ) -> Result<(), CommandError> {
     io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
     has_operation(namespace, io, command)?;
-    let is_too_long = |extent, most| namespace.data_bytes(extent) > most;
+    let is_too_long = |extent, max_bytes| namespace.data_bytes(extent) > max_bytes;
     let too_long = Invalid::field("NLB", 12, 0);
     match io {
         IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) => {
             if is_too_long(blocks.extent, u64::from(limits.transfer_bytes)) {
                 return Err(too_long.into());
             }
-            let got_bytes = if matches!(io, IoCommand::Read(_)) { room.wants } else { room.brings };
+            let got_bytes =
+                if matches!(io, IoCommand::Read(_)) { lengths.to_host_bytes } else { lengths.from_host_bytes };
             same(namespace.wire_bytes(blocks), got_bytes)
         }
         IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Err(Invalid::field("NSZ", 12, 23).into()),
         IoCommand::WriteZeroes(zeroes) if is_too_long(zeroes.blocks.extent, WRITE_ZEROES_BYTES) => Err(too_long.into()),
-        IoCommand::DatasetManagement(dsm) => match room.brings {
+        IoCommand::DatasetManagement(dsm) => match lengths.from_host_bytes {
             got_bytes if got_bytes < dsm.data_bytes() as u64 || got_bytes > 4096 => {
                 same(dsm.data_bytes() as u64, got_bytes)
             }
             _ => Ok(()),
         },
-        IoCommand::Copy(copy) => match room.brings {
+        IoCommand::Copy(copy) => match lengths.from_host_bytes {
             got_bytes if got_bytes < copy.data_bytes() as u64 || got_bytes > LIST_BYTES => {
                 same(copy.data_bytes() as u64, got_bytes)
             }

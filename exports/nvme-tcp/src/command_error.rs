@@ -18,18 +18,18 @@ pub(crate) struct CommandError {
 impl CommandError {
     /// The answer to a request of this kind that a device failed.
     pub(crate) fn of_error(error: &Error, kind: RequestKind) -> CommandError {
-        let failure = error.kind();
-        let lba = match failure {
-            ErrorKind::Integrity(faults) => Some(faults.first().lba),
+        let error_kind = error.kind();
+        let lba = match error_kind {
+            ErrorKind::Integrity(bad_blocks) => Some(bad_blocks.first().lba),
             ErrorKind::Miscompare { lba } => Some(*lba),
             ErrorKind::Range { extent, .. } => Some(extent.start()),
             _ => None,
         };
-        let result = match failure {
-            ErrorKind::Integrity(faults) if kind == RequestKind::Verify => faults.coverage().bits().into(),
+        let result = match error_kind {
+            ErrorKind::Integrity(bad_blocks) if kind == RequestKind::Verify => bad_blocks.coverage().bits().into(),
             _ => 0,
         };
-        CommandError { lba, result, ..CommandError::from(to_status(failure, kind)) }
+        CommandError { lba, result, ..CommandError::from(to_status(error_kind, kind)) }
     }
 
     /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.
@@ -45,9 +45,9 @@ impl CommandError {
 }
 
 /// The status of a failed request. Do Not Retry follows the table of `protocols/nvme`, except where a number is shared.
-pub(crate) fn to_status(failure: &ErrorKind, kind: RequestKind) -> Status {
-    match failure {
-        ErrorKind::Integrity(faults) => of_field(faults.first().cause).status(),
+pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
+    match error_kind {
+        ErrorKind::Integrity(bad_blocks) => of_field(bad_blocks.first().cause).status(),
         ErrorKind::Miscompare { .. } => StatusCode::COMPARE_FAILURE.status(),
         ErrorKind::Media { .. } => of_medium(kind).status(),
         ErrorKind::NoSpace { .. } => StatusCode::CAPACITY_EXCEEDED.status(),
@@ -122,8 +122,8 @@ mod tests {
     use super::*;
     use sealblock_block::{BadBlock, BadBlocks};
 
-    fn code(failure: ErrorKind, kind: RequestKind) -> u16 {
-        to_status(&failure, kind).code().get()
+    fn code(error_kind: ErrorKind, kind: RequestKind) -> u16 {
+        to_status(&error_kind, kind).code().get()
     }
 
     #[test]
@@ -135,11 +135,11 @@ mod tests {
             (BadBlockCause::Tag(Field::StorageTag), 0x288),
             (BadBlockCause::Media, 0x281),
         ] {
-            let fault = BadBlock::new(Lba::new(7), field, None, None);
-            let error = Error::from(BadBlocks::new(vec![fault]).unwrap());
-            let refusal = CommandError::of_error(&error, RequestKind::Read);
-            assert_eq!((refusal.status.code().get(), refusal.lba), (status, Some(Lba::new(7))));
-            assert!(refusal.status.do_not_retry());
+            let bad_block = BadBlock::new(Lba::new(7), field, None, None);
+            let error = Error::from(BadBlocks::new(vec![bad_block]).unwrap());
+            let command_error = CommandError::of_error(&error, RequestKind::Read);
+            assert_eq!((command_error.status.code().get(), command_error.lba), (status, Some(Lba::new(7))));
+            assert!(command_error.status.do_not_retry());
         }
     }
 

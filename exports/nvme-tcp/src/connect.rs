@@ -15,28 +15,28 @@ use crate::controller::Controller;
 use crate::member::QueueContext;
 
 pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, CommandError> {
-    let ask = Connect::decode(command)?;
+    let args = Connect::decode(command)?;
     let data = ConnectData::parse(data)?;
-    let outcome = join(connection, &ask, &data);
-    tell(connection, &ask, &data, &outcome);
+    let outcome = join(connection, &args, &data);
+    log_outcome(connection, &args, &data, &outcome);
     outcome
 }
 
 /// Tells the operator who has come, and who was refused that an operator may have meant to let in.
-fn tell(connection: &Connection, ask: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
+fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
     let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
-    let from = connection.from();
+    let from = connection.peer_address();
     match outcome {
-        Ok(_) if ask.queue == 0 => tracing::info!(subsystem, host, from, "a host has connected"),
-        Ok(_) => tracing::debug!(subsystem, host, from, queue = ask.queue, "an I/O queue is connected"),
-        Err(refusal) if refusal.status.code() == StatusCode::CONNECT_INVALID_HOST => {
+        Ok(_) if args.queue == 0 => tracing::info!(subsystem, host, from, "a host has connected"),
+        Ok(_) => tracing::debug!(subsystem, host, from, queue = args.queue, "an I/O queue is connected"),
+        Err(error) if error.status.code() == StatusCode::CONNECT_INVALID_HOST => {
             tracing::warn!(subsystem, host, from, "a host was refused: the subsystem is not for it");
         }
-        Err(refusal) if *refusal == missing(InvalidParameter::SUBNQN) => {
+        Err(error) if *error == missing(InvalidParameter::SUBNQN) => {
             tracing::warn!(subsystem, host, from, "a host was refused: there is no such subsystem");
         }
-        Err(refusal) => {
-            let (queue, status) = (ask.queue, refusal.status);
+        Err(error) => {
+            let (queue, status) = (args.queue, error.status);
             tracing::debug!(subsystem, host, from, queue, ?status, "a Connect was refused");
         }
     }
@@ -47,21 +47,21 @@ pub(crate) fn host_name(host: Option<&Nqn>) -> &str {
     host.map_or("(without a name)", Nqn::as_str)
 }
 
-fn join(connection: &Rc<Connection>, ask: &Connect, data: &ConnectData) -> Result<u64, CommandError> {
-    if ask.entries > u32::from(connection.target.limits.commands) {
+fn join(connection: &Rc<Connection>, args: &Connect, data: &ConnectData) -> Result<u64, CommandError> {
+    if args.entries > u32::from(connection.target.limits.commands) {
         return Err(parameter(InvalidParameter::SQSIZE));
     }
-    let (controller, role) = match ask.queue {
+    let (controller, role) = match args.queue {
         0 => {
-            let controller = admin(connection, ask, data)?;
+            let controller = admin(connection, args, data)?;
             (Arc::clone(&controller), Role::Admin(controller))
         }
         queue => {
-            let member = io(connection, queue, data)?;
-            (Arc::clone(member.controller()), Role::Io(member, queue))
+            let context = io(connection, queue, data)?;
+            (Arc::clone(context.controller()), Role::Io(context, queue))
         }
     };
-    connection.joined(role, ask.entries, ask.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL));
+    connection.set_role(role, args.entries, args.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL));
     Ok(Connect::result(controller.id, AuthenticationRequired::NONE))
 }
 
@@ -72,11 +72,11 @@ fn parameter(parameter: InvalidParameter) -> CommandError {
 /// What the host names is not there, and may be in a moment: a subsystem is added again, or a controller was given up and the
 /// host makes a new one. Without Do Not Retry hosts that had it once go on trying for as long as they were told to.
 fn missing(what: InvalidParameter) -> CommandError {
-    let refusal = parameter(what);
-    CommandError { status: refusal.status.with_dnr(false), ..refusal }
+    let error = parameter(what);
+    CommandError { status: error.status.with_dnr(false), ..error }
 }
 
-fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<Arc<Controller>, CommandError> {
+fn admin(connection: &Connection, args: &Connect, data: &ConnectData) -> Result<Arc<Controller>, CommandError> {
     let target = &connection.target;
     let subsystem = target.subsystem(&data.subnqn).ok_or(missing(InvalidParameter::SUBNQN))?;
     if !subsystem.allows(data.hostnqn.as_ref()) {
@@ -85,16 +85,16 @@ fn admin(connection: &Connection, ask: &Connect, data: &ConnectData) -> Result<A
     if data.cntlid != CNTLID_DYNAMIC {
         return Err(parameter(InvalidParameter::CNTLID));
     }
-    let admin = (&connection.line, connection.from());
-    let make = |id| Controller::new(id, Arc::clone(&subsystem), data, ask.keep_alive_ms, admin);
+    let admin = (&connection.signal, connection.peer_address());
+    let make = |id| Controller::new(id, Arc::clone(&subsystem), data, args.keep_alive_ms, admin);
     let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
     // Whoever took this away meanwhile may have ended the subsystem's controllers before this one was there.
-    let is_gone = subsystem.removed.get();
+    let is_gone = subsystem.is_removed.get();
     if is_gone || !subsystem.allows(data.hostnqn.as_ref()) {
         target.remove_controller(controller.id);
         return Err(if is_gone { missing(InvalidParameter::SUBNQN) } else { StatusCode::CONNECT_INVALID_HOST.into() });
     }
-    controller.watch_namespaces();
+    controller.subscribe_to_namespaces();
     Ok(controller)
 }
 
@@ -112,7 +112,7 @@ fn io(connection: &Rc<Connection>, queue: u16, data: &ConnectData) -> Result<Rc<
     if controller.is_discovery || !controller.has_entry_sizes() || u32::from(queue) > controller.queues_granted.get() {
         return Err(parameter(InvalidParameter::QID));
     }
-    if !controller.enter(queue, &connection.line) {
+    if !controller.add_io_queue(queue, &connection.signal) {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
     Ok(QueueContext::new(controller))

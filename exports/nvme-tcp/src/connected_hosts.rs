@@ -37,7 +37,7 @@ impl Target {
                 subsystem: controller.subsystem.nqn.clone(),
                 controller: controller.id,
                 io_queues: controller.io_queues.lock().values().filter(|queue| Weak::strong_count(queue) > 0).count(),
-                connected: now().saturating_duration_since(controller.since),
+                connected: now().saturating_duration_since(controller.connected_at),
             })
             .collect()
     }

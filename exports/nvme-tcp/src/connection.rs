@@ -23,23 +23,23 @@ use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Notify, Share, now, pool, spawn, timeout};
 
-use crate::commands::fused::Pairs;
+use crate::commands::fused::FusedPairs;
 use crate::connect::host_name;
 use crate::controller::Controller;
-use crate::dispatch::{PreparedCommand, Waiting};
+use crate::dispatch::{PreparedCommand, WaitingCommand};
 use crate::limits::IN_CAPSULE_BYTES;
 use crate::member::QueueContext;
 use crate::parts;
-use crate::registry::{Permit, Shared};
+use crate::registry::{Permit, TargetState};
 use crate::signal::ControlSignal;
 use crate::slots::CommandSlots;
 use crate::subsystem::Subsystem;
-use crate::sums::shape_of;
+use crate::sums::layout_lookup;
 
 /// How long a peer may take to close after it was told that nothing more comes.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGERING_CLOSE: Duration = Duration::from_secs(1);
 /// What is thrown away at once meanwhile.
-const LINGER_BYTES: usize = 4096;
+const LINGERING_CLOSE_BYTES: usize = 4096;
 /// What is received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
 
@@ -63,9 +63,9 @@ pub(crate) enum Reply {
 }
 
 pub(crate) struct Connection {
-    pub(crate) target: Arc<Shared>,
+    pub(crate) target: Arc<TargetState>,
     /// What other cores tell this connection.
-    pub(crate) line: Arc<ControlSignal>,
+    pub(crate) signal: Arc<ControlSignal>,
     pub(crate) core: RefCell<Core>,
     /// What an I/O queue belongs to, for whoever cuts data in capsules into blocks.
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
@@ -76,9 +76,9 @@ pub(crate) struct Connection {
     /// Commands whose data is being fetched, by the place of their token.
     pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
     /// Fused pairs that are not whole yet.
-    pub(crate) pairs: Pairs,
+    pub(crate) pairs: FusedPairs,
     /// Commands that wait for room.
-    pub(crate) waiting: RefCell<VecDeque<Waiting>>,
+    pub(crate) waiting: RefCell<VecDeque<WaitingCommand>>,
     /// Bytes of reads that were started, failed ones taken off again.
     pub(crate) read_bytes: Cell<u64>,
     /// Bytes of reads that the socket is being given, and holds on to until it has taken them all.
@@ -91,27 +91,27 @@ pub(crate) struct Connection {
     pub(crate) running_pairs: Cell<usize>,
     pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
-    pub(crate) head: Cell<Option<(u32, u32)>>,
-    finishing: Cell<bool>,
+    pub(crate) sq_head: Cell<Option<(u32, u32)>>,
+    is_finishing: Cell<bool>,
     /// Set when the connection is to end: until when commands in flight may go on.
-    pub(crate) drain_until: Cell<Option<Instant>>,
+    pub(crate) drain_deadline: Cell<Option<Instant>>,
     /// Nothing more is received.
-    pub(crate) receive_stopped: Cell<bool>,
+    pub(crate) is_receive_stopped: Cell<bool>,
     /// The connection was cut off, and the clock is watched no more.
-    pub(crate) aborted: Cell<bool>,
+    pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
     /// The connection's own task is running, so it need not be woken.
     is_polling: Cell<bool>,
     /// What was received is to be answered before more is.
-    pub(crate) answering: Cell<bool>,
+    pub(crate) sends_first: Cell<bool>,
     permit: Permit,
 }
 
 impl Connection {
     pub(crate) fn new(
-        target: &Arc<Shared>,
+        target: &Arc<TargetState>,
         stream: Stream,
-        line: Arc<ControlSignal>,
+        signal: Arc<ControlSignal>,
         permit: Permit,
     ) -> Rc<Connection> {
         let pool = pool();
@@ -122,64 +122,64 @@ impl Connection {
         config.max_in_capsule_bytes = IN_CAPSULE_BYTES;
         config.max_c2h_data_bytes = target.limits.read_pdu_bytes();
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
-        config.layout_of = Some(shape_of(&subsystem));
-        parts::prepare(&stream, &target.limits);
-        let most_commands = usize::from(config.max_commands.get());
+        config.layout_of = Some(layout_lookup(&subsystem));
+        parts::configure_socket(&stream, &target.limits);
+        let max_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
-            line,
+            signal: signal,
             core: RefCell::new(Core::new(config)),
             subsystem,
             stream,
             role: RefCell::new(Role::New),
             output: Notify::default(),
             fetching: RefCell::default(),
-            pairs: Pairs::default(),
+            pairs: FusedPairs::default(),
             waiting: RefCell::default(),
             read_bytes: Cell::new(0),
             sending_bytes: Cell::new(0),
             share: Share::new(&target.budget),
-            slots: CommandSlots::new(most_commands),
+            slots: CommandSlots::new(max_commands),
             running_pairs: Cell::new(0),
             pool,
-            head: Cell::new(None),
-            finishing: Cell::new(false),
-            drain_until: Cell::new(None),
-            receive_stopped: Cell::new(false),
-            aborted: Cell::new(false),
+            sq_head: Cell::new(None),
+            is_finishing: Cell::new(false),
+            drain_deadline: Cell::new(None),
+            is_receive_stopped: Cell::new(false),
+            is_aborted: Cell::new(false),
             accepted: now(),
             is_polling: Cell::new(false),
-            answering: Cell::new(false),
+            sends_first: Cell::new(false),
             permit,
         })
     }
 
     /// Connect succeeded.
-    pub(crate) fn joined(self: &Rc<Self>, role: Role, entries: u32, no_flow_control: bool) {
+    pub(crate) fn set_role(self: &Rc<Self>, role: Role, entries: u32, no_flow_control: bool) {
         // The Connect command itself has left the queue.
-        self.head.set((!no_flow_control).then_some((1 % entries, entries)));
+        self.sq_head.set((!no_flow_control).then_some((1 % entries, entries)));
         self.core.borrow_mut().set_success_flag(no_flow_control);
         if matches!(role, Role::Admin(_)) {
             self.permit.exclude_from_load();
         }
-        if let Role::Io(member, _) = &role {
+        if let Role::Io(context, _) = &role {
             // A connection is an I/O queue once.
-            let _ = self.subsystem.set(Arc::clone(&member.subsystem));
+            let _ = self.subsystem.set(Arc::clone(&context.subsystem));
         }
         *self.role.borrow_mut() = role;
-        self.watch();
+        self.rearm_timer();
     }
 
     /// Serves the connection until it is over and what its devices had begun has ended.
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
-        let mut flow = pin!(self.flow());
+        let mut flow = pin!(self.transfer());
         let mut is_over = false;
         poll_fn(|cx| {
-            self.slots.belong_to(cx.waker());
+            self.slots.set_task(cx.waker());
             self.is_polling.set(true);
-            while let Some(ended) = self.slots.next() {
-                ended.into_iter().for_each(|ended| self.on_ended(ended));
+            while let Some(result) = self.slots.next() {
+                result.into_iter().for_each(|result| self.on_result(result));
             }
             is_over = is_over || flow.as_mut().poll(cx).is_ready();
             self.is_polling.set(false);
@@ -194,35 +194,35 @@ impl Connection {
         self.slots.busy() + self.running_pairs.get()
     }
 
-    async fn flow(self: &Rc<Self>) {
+    async fn transfer(self: &Rc<Self>) {
         let mut sender = Sender { future: pin!(self.send()), is_over: false };
         let mut receiver = pin!(self.receive());
         poll_fn(|cx| {
             loop {
                 let received = receiver.as_mut().poll(cx);
                 let _ = sender.poll(cx);
-                if received.is_ready() || !self.answering.take() {
+                if received.is_ready() || !self.sends_first.take() {
                     return received;
                 }
             }
         })
         .await;
         if self.is_draining() {
-            sender.beside(self.drain()).await;
+            sender.run_with(self.drain()).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
-        self.finishing.set(true);
-        self.ring();
+        self.is_finishing.set(true);
+        self.wake();
         let sent = timeout(self.target.limits.drain, poll_fn(|cx| sender.poll(cx))).await;
-        self.leave();
+        self.detach();
         if sent.is_ok() {
-            self.linger().await;
+            self.linger_close().await;
         }
     }
 
     /// There is something to send, or to look at.
-    pub(crate) fn ring(&self) {
+    pub(crate) fn wake(&self) {
         match self.is_polling.get() {
             true => self.output.note(),
             false => self.output.ring(),
@@ -251,7 +251,7 @@ impl Connection {
             match core.receive_buffer() {
                 // Room comes when an answer is sent, that is, in a turn of this task.
                 None if core.closed().is_none() => Poll::Pending,
-                lent => Poll::Ready(lent),
+                buffer => Poll::Ready(buffer),
             }
         })
         .await
@@ -283,58 +283,58 @@ impl Connection {
                 self.sending_bytes.set(core.payload_bytes_sent() - before);
                 bytes
             };
-            self.note_sums();
-            self.settle_share();
-            self.admit_waiting();
-            self.settle();
+            self.update_checksum_stats();
+            self.update_share();
+            self.start_waiting();
+            self.stop_receiving_if_drained();
             if bytes == 0 {
-                if self.finishing.get() {
+                if self.is_finishing.get() {
                     return;
                 }
                 self.output.wait().await;
                 continue;
             }
             if self.stream.send_all(slices.drain(..)).await.is_err() {
-                self.kill();
+                self.abort();
                 return;
             }
         }
     }
 
     /// Tells others what was summed so far.
-    fn note_sums(&self) {
-        if let Role::Io(member, _) = &*self.role.borrow() {
-            member.traffic.sums.note(&self.core.borrow().counters());
+    fn update_checksum_stats(&self) {
+        if let Role::Io(context, _) = &*self.role.borrow() {
+            context.traffic.checksums.update(&self.core.borrow().counters());
         }
     }
 
     /// Where the peer is, for a line for the operator.
-    pub(crate) fn from(&self) -> String {
+    pub(crate) fn peer_address(&self) -> String {
         self.stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string())
     }
 
     /// Ends the connection at once.
-    pub(crate) fn kill(&self) {
-        self.aborted.set(true);
+    pub(crate) fn abort(&self) {
+        self.is_aborted.set(true);
         self.core.borrow_mut().close();
         // The peer may be gone already, and then there is nothing to shut down.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.ring();
+        self.wake();
     }
 
     /// Takes the connection off its controller; the admin queue takes its controller along.
-    fn leave(&self) {
+    fn detach(&self) {
         self.waiting.borrow_mut().clear();
         self.fetching.borrow_mut().clear();
         self.pairs.clear();
         let role = self.role.replace(Role::New);
         match role {
             Role::New => {}
-            Role::Io(member, queue) => member.leave(queue, &self.line),
+            Role::Io(context, queue) => context.remove_io_queue(queue, &self.signal),
             Role::Admin(controller) => {
                 let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
                 tracing::info!(subsystem, host, "a host has left");
-                controller.notices.reset();
+                controller.async_events.reset();
                 self.target.remove_controller(controller.id);
                 controller.end();
             }
@@ -342,14 +342,14 @@ impl Connection {
     }
 
     /// Waits for the peer to close, so that it can read the last bytes: a socket closed with unread bytes resets.
-    async fn linger(&self) {
+    async fn linger_close(&self) {
         if self.is_draining() {
             // The peer may be gone already, and then there is nothing to end.
             let _ = self.stream.shutdown(Shutdown::Write);
             return;
         }
         // A peer that does not close in time is reset.
-        let _ = self.stream.busy_poll(LINGER, LINGER_BYTES).await;
+        let _ = self.stream.busy_poll(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
     }
 }
 
@@ -366,7 +366,7 @@ impl<F: Future<Output = ()>> Sender<'_, F> {
     }
 
     /// Goes on sending until `other` is over.
-    async fn beside(&mut self, other: impl Future<Output = ()>) {
+    async fn run_with(&mut self, other: impl Future<Output = ()>) {
         let mut other = pin!(other);
         poll_fn(|cx| {
             let polled = other.as_mut().poll(cx);

@@ -51,29 +51,29 @@ pub(crate) struct Controller {
     pub(crate) hostid: [u8; 16],
     /// Where its admin queue comes from, and since when.
     pub(crate) from: String,
-    pub(crate) since: Instant,
+    pub(crate) connected_at: Instant,
     pub(crate) keep_alive_ms: Locked<u32>,
     pub(crate) queues_granted: Locked<u32>,
-    pub(crate) notices: Arc<AsyncEvents>,
-    pub(crate) values: FeatureValues,
+    pub(crate) async_events: Arc<AsyncEvents>,
+    pub(crate) feature_values: FeatureValues,
     pub(crate) write_cache: Flag,
     pub(crate) timestamp: Locked<(u64, Instant)>,
     pub(crate) behavior: Locked<Vec<u8>>,
     pub(crate) errors: Locked<ErrorLog>,
     pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
     /// What this controller is to each device that its queues use: one asker, whichever queue a command came on.
-    askers: Locked<Vec<Arc<FlushCursor>>>,
-    state: Locked<State>,
+    flush_cursors: Locked<Vec<Arc<FlushCursor>>>,
+    state: Locked<ControllerState>,
     /// CSTS.RDY as commands see it: off at once when a reset begins.
-    ready: Flag,
+    is_ready: Flag,
     /// The admin queue has gone.
-    over: Flag,
-    seen: Locked<Instant>,
+    has_ended: Flag,
+    last_alive: Locked<Instant>,
     admin: Weak<ControlSignal>,
     /// Members: I/O queues that are connected or have commands being carried out, and changes by admin commands.
     queue_refs: AtomicUsize,
     /// Waits until there is no member.
-    emptied: Locked<Option<Waker>>,
+    drain_waker: Locked<Option<Waker>>,
 }
 
 /// An admin command that changes something on a device. While there is one, a reset does not end, and the host's next
@@ -82,22 +82,22 @@ pub(crate) struct DeviceChangeGuard(Arc<Controller>);
 
 impl Drop for DeviceChangeGuard {
     fn drop(&mut self) {
-        self.0.member_left();
+        self.0.release_queue_ref();
     }
 }
 
 #[derive(Default)]
-struct State {
+struct ControllerState {
     cc: u32,
     status: ControllerStatus,
     /// A reset ends when the last member is gone.
-    resetting: bool,
+    is_resetting: bool,
     /// Enabled, and ready once commands of the host's earlier controllers have ended.
-    awaiting_handover: bool,
+    is_awaiting_handover: bool,
     /// Counts the shutdowns that the host asked for.
     shutdowns: u64,
     /// A task flushes for a shutdown; there is one at most.
-    flushing: bool,
+    is_flushing: bool,
 }
 
 impl Controller {
@@ -115,30 +115,30 @@ impl Controller {
             host: data.hostnqn.clone(),
             hostid: data.hostid,
             from,
-            since: now(),
+            connected_at: now(),
             keep_alive_ms: Locked::new(round_keep_alive(keep_alive_ms)),
             queues_granted: Locked::new(1),
-            notices: Arc::default(),
-            values: FeatureValues::default(),
+            async_events: Arc::default(),
+            feature_values: FeatureValues::default(),
             write_cache: Flag::new(true),
             timestamp: Locked::new((0, now())),
             behavior: Locked::new(vec![0; 512]),
             errors: Locked::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Locked::default(),
-            askers: Locked::default(),
+            flush_cursors: Locked::default(),
             state: Locked::default(),
-            ready: Flag::new(false),
-            over: Flag::new(false),
-            seen: Locked::new(now()),
+            is_ready: Flag::new(false),
+            has_ended: Flag::new(false),
+            last_alive: Locked::new(now()),
             admin: Arc::downgrade(admin),
             queue_refs: AtomicUsize::new(0),
-            emptied: Locked::default(),
+            drain_waker: Locked::default(),
         }
     }
 
     /// Whether it processes commands.
     pub(crate) fn is_ready(&self) -> bool {
-        self.ready.get()
+        self.is_ready.get()
     }
 
     /// CC.
@@ -154,7 +154,7 @@ impl Controller {
 
     /// Whether it has I/O queues.
     pub(crate) fn has_io_queues(&self) -> bool {
-        !self.lines().is_empty()
+        !self.io_queue_signals().is_empty()
     }
 
     /// CSTS.
@@ -163,8 +163,8 @@ impl Controller {
     }
 
     /// The host gave a sign of life on the admin queue.
-    pub(crate) fn heard(&self) {
-        self.seen.set(now());
+    pub(crate) fn mark_alive(&self) {
+        self.last_alive.set(now());
     }
 
     /// The namespace of this identifier, which is one namespace's.
@@ -174,27 +174,27 @@ impl Controller {
 
     /// The asker that this controller is to a device. The host's controllers are one client: what one has written another may
     /// be asked to flush, and a controller that is made after one was lost learns what befell the writes of that.
-    pub(crate) fn asker(&self, device: &SharedDevice) -> Arc<FlushCursor> {
-        let mut askers = self.askers.lock();
-        if let Some(known) = askers.iter().find(|asker| device.knows(asker)) {
-            return Arc::clone(known);
+    pub(crate) fn flush_cursor(&self, device: &SharedDevice) -> Arc<FlushCursor> {
+        let mut flush_cursors = self.flush_cursors.lock();
+        if let Some(existing) = flush_cursors.iter().find(|flush_cursor| device.knows(flush_cursor)) {
+            return Arc::clone(existing);
         }
         // Those of namespaces that were taken away.
-        askers.retain(|asker| Arc::strong_count(asker) > 1);
+        flush_cursors.retain(|flush_cursor| Arc::strong_count(flush_cursor) > 1);
         let hostid = u128::from_be_bytes(self.hostid);
         let host = self.host.as_ref().map_or("", Nqn::as_str);
-        let asker = Arc::new(device.asker(&format!("nvme {host} {hostid:032x}")));
-        askers.push(Arc::clone(&asker));
-        asker
+        let flush_cursor = Arc::new(device.asker(&format!("nvme {host} {hostid:032x}")));
+        flush_cursors.push(Arc::clone(&flush_cursor));
+        flush_cursor
     }
 
     /// When the host is given up, unless it is heard of before.
     pub(crate) fn deadline(&self, idle: Duration) -> Instant {
-        let patience = match self.keep_alive_ms.get() {
+        let timeout = match self.keep_alive_ms.get() {
             0 => idle,
             ms => Duration::from_millis(u64::from(ms)),
         };
-        self.seen.get() + patience
+        self.last_alive.get() + timeout
     }
 
     /// Whether the time is up without a sign of life. Commands on I/O queues since the last time it was up are one
@@ -203,31 +203,32 @@ impl Controller {
         if self.deadline(idle) > now() {
             return false;
         }
-        let lines = self.lines();
+        let signals = self.io_queue_signals();
         // Each is asked, so that each begins anew.
-        let had_traffic = lines.iter().filter(|line| line.take_traffic()).count() > 0;
+        let had_traffic = signals.iter().filter(|signal| signal.take_traffic()).count() > 0;
         if had_traffic {
-            self.heard();
+            self.mark_alive();
         }
         !had_traffic
     }
 
     /// Puts a failed command into the error log; the status then says that there is more to know.
-    pub(crate) fn log(&self, queue: u16, command: &Command, refusal: &CommandError) -> Status {
-        let status = refusal.status.with_more(true);
-        let lba = refusal.lba.unwrap_or(Lba::ZERO);
+    pub(crate) fn log_error(&self, queue: u16, command: &Command, error: &CommandError) -> Status {
+        let status = error.status.with_more(true);
+        let lba = error.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
-        let entry = entry.with_location(refusal.location);
+        let entry = entry.with_location(error.location);
         // The damage log says more about blocks that are known to be bad.
-        let is_known = |lba| self.namespace(command.nsid.get()).is_ok_and(|namespace| namespace.state.known.has(lba));
-        let is_listed = queue != 0 && refusal.lba.is_some_and(is_known);
+        let is_known =
+            |lba| self.namespace(command.nsid.get()).is_ok_and(|namespace| namespace.state.damage_list.has(lba));
+        let is_listed = queue != 0 && error.lba.is_some_and(is_known);
         let vendor_information = if is_listed { LogPage::Damage.code() } else { 0 };
         self.errors.lock().push(ErrorEntry { vendor_information, ..entry });
         status
     }
 
     /// Whether it can be enabled so. Entries of 0 bytes are a host's that makes no I/O queues; if it does, these are refused.
-    fn can_be(&self, cc: &Configuration) -> bool {
+    fn is_valid_configuration(&self, cc: &Configuration) -> bool {
         let offers_set = cc.command_set == 0 || cc.command_set == ALL_COMMAND_SETS && !self.is_discovery;
         let has_entries = matches!((cc.iosqes, cc.iocqes), (0 | 6, 0 | 4));
         cc.mps == 0 && cc.ams == 0 && offers_set && (self.is_discovery || has_entries)
@@ -239,37 +240,37 @@ impl Controller {
         let (before, cc) = (Configuration::from_bits(state.cc), Configuration::from_bits(bits));
         state.cc = bits;
         let mut status = state.status;
-        let resets = !cc.enable && before.enable;
+        let is_reset = !cc.enable && before.enable;
         if cc.enable && !before.enable {
-            let legal = self.can_be(&cc);
-            state.awaiting_handover = legal && self.subsystem.succession.must_wait(self);
-            let ready = legal && !state.awaiting_handover;
-            (status.ready, status.fatal, status.shutdown) = (ready, !legal, ShutdownStatus::Normal);
-            state.resetting = false;
-            self.ready.set(ready);
-        } else if resets {
-            self.ready.set(false);
-            state.awaiting_handover = false;
+            let is_valid = self.is_valid_configuration(&cc);
+            state.is_awaiting_handover = is_valid && self.subsystem.handover.must_wait(self);
+            let ready = is_valid && !state.is_awaiting_handover;
+            (status.ready, status.fatal, status.shutdown) = (ready, !is_valid, ShutdownStatus::Normal);
+            state.is_resetting = false;
+            self.is_ready.set(ready);
+        } else if is_reset {
+            self.is_ready.set(false);
+            state.is_awaiting_handover = false;
             // The host may write again to the same blocks once it sees RDY clear, so nothing older may be under way then.
-            state.resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
+            state.is_resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
-                (state.resetting && status.ready, false, ShutdownStatus::Normal);
-            self.notices.reset();
-            self.values.reset();
+                (state.is_resetting && status.ready, false, ShutdownStatus::Normal);
+            self.async_events.reset();
+            self.feature_values.reset();
         }
-        let leaves = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
-        if leaves && status.shutdown == ShutdownStatus::Normal {
+        let is_shutdown = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
+        if is_shutdown && status.shutdown == ShutdownStatus::Normal {
             status.shutdown = ShutdownStatus::InProgress;
             state.shutdowns += 1;
-            if !std::mem::replace(&mut state.flushing, true) {
+            if !std::mem::replace(&mut state.is_flushing, true) {
                 spawn(Arc::clone(self).shut_down());
             }
         }
         state.status = status;
         drop(state);
-        if resets {
+        if is_reset {
             // A reset deletes the I/O queues.
-            self.order_io_queues(Signals::KILL);
+            self.signal_io_queues(Signals::ABORT);
         }
     }
 
@@ -291,7 +292,7 @@ impl Controller {
                 if is_waited_for {
                     state.status.shutdown = ShutdownStatus::Complete;
                 }
-                state.flushing = false;
+                state.is_flushing = false;
                 return;
             }
         }
@@ -299,53 +300,53 @@ impl Controller {
 
     /// Enters an I/O queue, unless its number is taken or the controller takes none. On success there is a member more,
     /// which [`crate::member::QueueContext::new`] is to be made for.
-    pub(crate) fn enter(&self, queue: u16, line: &Arc<ControlSignal>) -> bool {
+    pub(crate) fn add_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) -> bool {
         let mut queues = self.io_queues.lock();
         let is_taken = queues.get(&queue).is_some_and(|other| other.strong_count() > 0);
-        if is_taken || !self.is_ready() || self.over.get() {
+        if is_taken || !self.is_ready() || self.has_ended.get() {
             return false;
         }
-        queues.insert(queue, Arc::downgrade(line));
+        queues.insert(queue, Arc::downgrade(signal));
         self.queue_refs.fetch_add(1, Ordering::SeqCst);
         true
     }
 
     /// Takes an I/O queue off, unless another has its number already, as after a reset.
-    pub(crate) fn leave(&self, queue: u16, line: &Arc<ControlSignal>) {
+    pub(crate) fn remove_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) {
         let mut queues = self.io_queues.lock();
-        if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(line))) {
+        if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(signal))) {
             queues.remove(&queue);
         }
     }
 
     /// A member is gone for good.
-    pub(crate) fn member_left(&self) {
+    pub(crate) fn release_queue_ref(&self) {
         if self.queue_refs.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
         }
         let mut state = self.state.lock();
-        if std::mem::take(&mut state.resetting) {
+        if std::mem::take(&mut state.is_resetting) {
             state.status.ready = false;
         }
         drop(state);
-        let waiting = self.emptied.lock().take();
+        let waiting = self.drain_waker.lock().take();
         if let Some(waker) = waiting {
             waker.wake();
         }
-        if self.over.get() {
-            self.subsystem.succession.left();
+        if self.has_ended.get() {
+            self.subsystem.handover.commands_ended();
         }
     }
 
     /// Whether I/O queues are connected or have commands being carried out.
-    pub(crate) fn has_members(&self) -> bool {
+    pub(crate) fn has_queue_refs(&self) -> bool {
         self.queue_refs.load(Ordering::SeqCst) > 0
     }
 
     /// A member that is no queue: what an admin command changes on a device. `None` if the controller takes no more.
-    pub(crate) fn begin_change(self: &Arc<Self>) -> Option<DeviceChangeGuard> {
+    pub(crate) fn begin_device_change(self: &Arc<Self>) -> Option<DeviceChangeGuard> {
         let _queues = self.io_queues.lock();
-        if !self.is_ready() || self.over.get() {
+        if !self.is_ready() || self.has_ended.get() {
             return None;
         }
         self.queue_refs.fetch_add(1, Ordering::SeqCst);
@@ -353,49 +354,49 @@ impl Controller {
     }
 
     /// One of the host's earlier controllers has carried out its last command.
-    pub(crate) fn predecessor_left(self: &Arc<Self>) {
+    pub(crate) fn on_handover(self: &Arc<Self>) {
         let mut state = self.state.lock();
-        if state.awaiting_handover && !self.subsystem.succession.must_wait(self) {
-            state.awaiting_handover = false;
+        if state.is_awaiting_handover && !self.subsystem.handover.must_wait(self) {
+            state.is_awaiting_handover = false;
             state.status.ready = true;
-            self.ready.set(!self.over.get());
+            self.is_ready.set(!self.has_ended.get());
         }
     }
 
     /// Waits until there is no member. One task waits: the admin queue's.
-    pub(crate) fn poll_emptied(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let before = self.emptied.lock().replace(cx.waker().clone());
+    pub(crate) fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let before = self.drain_waker.lock().replace(cx.waker().clone());
         drop(before);
         if self.queue_refs.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
     /// The admin queue has gone, and so does everything else.
     pub(crate) fn end(self: &Arc<Self>) {
-        self.over.set(true);
-        self.ready.set(false);
-        self.order_io_queues(Signals::KILL);
-        self.subsystem.succession.leaves(self);
+        self.has_ended.set(true);
+        self.is_ready.set(false);
+        self.signal_io_queues(Signals::ABORT);
+        self.subsystem.handover.controller_ended(self);
     }
 
     /// Ends the controller once commands in flight are answered. Its host may connect again if it still may.
-    pub(crate) fn stop(&self) {
-        self.order_io_queues(Signals::STOP);
-        self.tell_admin(Signals::STOP);
+    pub(crate) fn drain(&self) {
+        self.signal_io_queues(Signals::DRAIN);
+        self.signal_admin(Signals::DRAIN);
     }
 
-    pub(crate) fn tell_admin(&self, order: Signals) {
-        if let Some(line) = self.admin.upgrade() {
-            line.order(order);
+    pub(crate) fn signal_admin(&self, signals: Signals) {
+        if let Some(signal) = self.admin.upgrade() {
+            signal.send(signals);
         }
     }
 
-    fn lines(&self) -> Vec<Arc<ControlSignal>> {
+    fn io_queue_signals(&self) -> Vec<Arc<ControlSignal>> {
         self.io_queues.lock().values().filter_map(Weak::upgrade).collect()
     }
 
-    pub(crate) fn order_io_queues(&self, order: Signals) {
-        for line in self.lines() {
-            line.order(order);
+    pub(crate) fn signal_io_queues(&self, signals: Signals) {
+        for signal in self.io_queue_signals() {
+            signal.send(signals);
         }
     }
 }

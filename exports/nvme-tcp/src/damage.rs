@@ -36,12 +36,12 @@ pub struct DamageRun {
     /// The last one.
     pub last: u64,
     /// What is wrong with all of them.
-    pub field: BadBlockCause,
+    pub cause: BadBlockCause,
 }
 
 impl DamageHandle {
-    pub(crate) fn of(known: &Arc<DamageList>) -> DamageHandle {
-        DamageHandle(Arc::clone(known))
+    pub(crate) fn of(list: &Arc<DamageList>) -> DamageHandle {
+        DamageHandle(Arc::clone(list))
     }
 
     /// Learns that a request of another protocol succeeded, which checked all there is to check of what it read: these blocks
@@ -49,7 +49,7 @@ impl DamageHandle {
     pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
             RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.0.clear(extent),
-            RequestKind::Read => self.0.read(extent),
+            RequestKind::Read => self.0.remove_read(extent),
             RequestKind::Verify
             | RequestKind::Checksum
             | RequestKind::Repair
@@ -63,7 +63,7 @@ impl DamageHandle {
     }
 
     /// What is known now, in at most so many runs.
-    pub fn summary(&self, most_runs: usize) -> DamageSummary {
+    pub fn summary(&self, max_runs: usize) -> DamageSummary {
         let mut summary = DamageSummary::default();
         summary.is_complete = self.0.visit(|lba, field, is_made| {
             if is_made {
@@ -71,12 +71,12 @@ impl DamageHandle {
                 return;
             }
             summary.blocks += 1;
-            let is_full = summary.runs.len() == most_runs;
+            let is_full = summary.runs.len() == max_runs;
             match summary.runs.last_mut() {
                 // Behind a run that was left out nothing is joined to the last one that was not.
-                Some(run) if run.last + 1 == lba && run.field == field && summary.unlisted == 0 => run.last = lba,
+                Some(run) if run.last + 1 == lba && run.cause == field && summary.unlisted == 0 => run.last = lba,
                 _ if is_full => summary.unlisted += 1,
-                _ => summary.runs.push(DamageRun { first: lba, last: lba, field }),
+                _ => summary.runs.push(DamageRun { first: lba, last: lba, cause: field }),
             }
         });
         summary
@@ -90,12 +90,12 @@ mod tests {
     use sealblock_integrity::Field;
     use sealblock_units::Lba;
 
-    fn known(bad: &[(u64, BadBlockCause)]) -> DamageHandle {
-        let known = Arc::new(DamageList::default());
-        let faults: Vec<BadBlock> =
+    fn list(bad: &[(u64, BadBlockCause)]) -> DamageHandle {
+        let list = Arc::new(DamageList::default());
+        let bad_blocks: Vec<BadBlock> =
             bad.iter().map(|(lba, field)| BadBlock::new(Lba::new(*lba), *field, None, None)).collect();
-        known.record(&faults);
-        DamageHandle(known)
+        list.record(&bad_blocks);
+        DamageHandle(list)
     }
 
     fn extent(first: u64, blocks: u64) -> Extent {
@@ -106,9 +106,9 @@ mod tests {
 
     #[test]
     fn blocks_of_one_kind_are_runs_and_what_is_left_out_is_counted() {
-        let damage = known(&[(5, GUARD), (6, GUARD), (7, BadBlockCause::Media), (9, GUARD), (10, GUARD)]);
+        let damage = list(&[(5, GUARD), (6, GUARD), (7, BadBlockCause::Media), (9, GUARD), (10, GUARD)]);
         let all = damage.summary(8);
-        let runs: Vec<_> = all.runs.iter().map(|run| (run.first, run.last, run.field)).collect();
+        let runs: Vec<_> = all.runs.iter().map(|run| (run.first, run.last, run.cause)).collect();
         assert_eq!(runs, [(5, 6, GUARD), (7, 7, BadBlockCause::Media), (9, 10, GUARD)]);
         assert_eq!((all.blocks, all.unlisted, all.is_complete), (5, 0, true));
         let few = damage.summary(2);
@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn what_is_written_or_read_well_is_bad_no_more() {
-        let damage = known(&[(5, GUARD), (6, BadBlockCause::Conflict), (7, GUARD)]);
+        let damage = list(&[(5, GUARD), (6, BadBlockCause::Conflict), (7, GUARD)]);
         damage.succeeded(RequestKind::Verify, extent(0, 100));
         damage.succeeded(RequestKind::Read, extent(0, 7));
         let left = |damage: &DamageHandle| damage.summary(8).runs.iter().map(|run| run.first).collect::<Vec<_>>();

@@ -22,7 +22,7 @@ use sealblock_units::{Extent, Lba};
 /// Bad blocks that are remembered of one namespace.
 pub const MAX_BAD_BLOCKS: usize = 16_384;
 /// Runs of checked blocks that are remembered since the set overflowed. Further ones are forgotten, and to be checked again.
-const MOST_SCANNED: usize = 64;
+const MAX_CHECKED_RUNS: usize = 64;
 
 /// The blocks of one namespace that are known to be bad.
 #[derive(Default)]
@@ -30,25 +30,25 @@ pub(crate) struct DamageList {
     /// As many as the set has, and one more while it is not all; a hint for those who only want to know whether there is
     /// anything to do.
     len: AtomicUsize,
-    set: Mutex<Set>,
+    set: Mutex<DamageSet>,
 }
 
 /// What is wrong with a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct DamageInfo {
-    field: BadBlockCause,
+    cause: BadBlockCause,
     values: Option<(u64, u64)>,
     /// It was made so by Write Uncorrectable.
-    written: bool,
+    is_write_uncorrectable: bool,
 }
 
-struct Set {
+struct DamageSet {
     blocks: BTreeMap<u64, DamageInfo>,
     /// Blocks of the device, once it was resized: what was met beyond by requests of before is no damage any more.
     capacity_blocks: u64,
     overflowed: bool,
     /// The blocks that were checked since it overflowed: first and last of runs, in order, none next to another.
-    scanned: Vec<(u64, u64)>,
+    checked: Vec<(u64, u64)>,
     /// Counts every change.
     generation: u64,
     /// Counts the times that blocks were added.
@@ -67,7 +67,7 @@ pub(crate) struct RequestSummary {
 }
 
 /// The set in few words, for the LBA Status Information log.
-pub(crate) struct Summary {
+pub(crate) struct DamageListSummary {
     pub(crate) blocks: usize,
     pub(crate) overflowed: bool,
     pub(crate) additions: u16,
@@ -76,19 +76,19 @@ pub(crate) struct Summary {
 
 impl RequestSummary {
     /// What this operation on a device of this shape is about.
-    pub(crate) fn of(operation: &Request, geometry: &Geometry) -> RequestSummary {
-        let checks = match operation {
+    pub(crate) fn of(request: &Request, geometry: &Geometry) -> RequestSummary {
+        let checks = match request {
             Request::Read { checks, .. }
             | Request::Verify { checks, .. }
             | Request::Checksum { checks, .. }
             | Request::Repair { checks, .. } => *checks,
             _ => Checks::NONE,
         };
-        let own = match (geometry.protection, operation.extent()) {
+        let own = match (geometry.protection, request.extent()) {
             (Some(format), Some(extent)) => Checks::full(format, extent.start()),
             _ => Checks::NONE,
         };
-        let (kind, extent) = (operation.kind(), operation.extent());
+        let (kind, extent) = (request.kind(), request.extent());
         RequestSummary { kind, extent, checks, own, capacity_blocks: geometry.capacity_blocks }
     }
 
@@ -101,8 +101,8 @@ impl RequestSummary {
 
     /// Whether the operation may have failed for what the host expected of tags, and not for what is stored: blocks are known to
     /// be bad then only if they fail the store's own check.
-    pub(crate) fn is_doubtful(&self, outcome: &Outcome) -> bool {
-        let demanded = |fault: &BadBlock| match fault.cause {
+    pub(crate) fn needs_own_check(&self, outcome: &Outcome) -> bool {
+        let expected_by_host = |bad_block: &BadBlock| match bad_block.cause {
             BadBlockCause::Tag(Field::AppTag) => self.checks.app_tag.is_some(),
             BadBlockCause::Tag(Field::StorageTag) => self.checks.storage_tag.is_some(),
             BadBlockCause::Tag(Field::RefTag) => {
@@ -110,12 +110,12 @@ impl RequestSummary {
             }
             _ => false,
         };
-        let faults = outcome.as_ref().err().and_then(Error::bad_blocks);
-        faults.is_some_and(|faults| faults.as_slice().iter().any(demanded))
+        let bad_blocks = outcome.as_ref().err().and_then(Error::bad_blocks);
+        bad_blocks.is_some_and(|bad_blocks| bad_blocks.as_slice().iter().any(expected_by_host))
     }
 
     /// Whether the operation checks every copy of its blocks as the store does.
-    fn is_scan(&self) -> bool {
+    fn checks_all_copies(&self) -> bool {
         use RequestKind::{Checksum, Repair, Verify};
         matches!(self.kind, Verify | Checksum | Repair)
             && (self.checks.guard || !self.own.guard)
@@ -129,12 +129,12 @@ impl DamageList {
     }
 
     /// A panic of another thread cannot leave a map half changed, so its lock is as good as any.
-    fn lock(&self) -> MutexGuard<'_, Set> {
+    fn lock(&self) -> MutexGuard<'_, DamageSet> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the set, and the hint with it.
-    fn change<T>(&self, change: impl FnOnce(&mut Set) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut DamageSet) -> T) -> T {
         let mut set = self.lock();
         let changed = change(&mut set);
         self.len.store(set.blocks.len() + usize::from(set.overflowed), Ordering::Relaxed);
@@ -142,63 +142,63 @@ impl DamageList {
     }
 
     /// Learns from the end of an operation; tells whether blocks were added that were not known.
-    pub(crate) fn update(&self, about: &RequestSummary, outcome: &Outcome) -> bool {
+    pub(crate) fn update(&self, summary: &RequestSummary, outcome: &Outcome) -> bool {
         match outcome {
-            Ok(_) if about.kind == RequestKind::WriteUncorrectable => {
-                about.extent.is_some_and(|extent| self.written_uncorrectable(extent))
+            Ok(_) if summary.kind == RequestKind::WriteUncorrectable => {
+                summary.extent.is_some_and(|extent| self.add_uncorrectable(extent))
             }
             Ok(_) if self.is_empty() => false,
-            Ok(answer) => {
-                if let Some(extent) = about.extent {
-                    self.heal(extent, about);
-                    if is_complete(answer) {
-                        self.scanned(extent, about);
+            Ok(response) => {
+                if let Some(extent) = summary.extent {
+                    self.remove_good(extent, summary);
+                    if is_complete(response) {
+                        self.mark_checked(extent, summary);
                     }
                 }
                 false
             }
-            Err(error) => match (error.bad_blocks(), about.extent) {
-                (Some(faults), Some(extent)) => {
-                    let is_new = self.checked(extent, about, faults.as_slice());
-                    if faults.coverage().is_complete() {
-                        self.scanned(extent, about);
+            Err(error) => match (error.bad_blocks(), summary.extent) {
+                (Some(bad_blocks), Some(extent)) => {
+                    let is_new = self.record_check(extent, summary, bad_blocks.as_slice());
+                    if bad_blocks.coverage().is_complete() {
+                        self.mark_checked(extent, summary);
                     }
                     is_new
                 }
-                (Some(faults), None) => self.record(faults.as_slice()),
-                (None, _) => self.learn_of_one(about, error),
+                (Some(bad_blocks), None) => self.record(bad_blocks.as_slice()),
+                (None, _) => self.record_media_error(summary, error),
             },
         }
     }
 
     /// Learns what a check of an extent has found, in order: those blocks are bad, and the others are good. Tells whether any was
     /// not known.
-    pub(crate) fn checked(&self, extent: Extent, about: &RequestSummary, faults: &[BadBlock]) -> bool {
-        let lasting: Vec<BadBlock> = faults.iter().filter(|fault| !fault.repaired).copied().collect();
+    pub(crate) fn record_check(&self, extent: Extent, summary: &RequestSummary, bad_blocks: &[BadBlock]) -> bool {
+        let unrepaired: Vec<BadBlock> = bad_blocks.iter().filter(|bad_block| !bad_block.repaired).copied().collect();
         if !self.is_empty() {
             self.change(|set| {
-                set.take(extent, &|lba, wrong| {
-                    covers(about, wrong) && lasting.binary_search_by_key(&lba, |bad| bad.lba.get()).is_err()
+                set.remove_if(extent, &|lba, info| {
+                    covers(summary, info) && unrepaired.binary_search_by_key(&lba, |bad| bad.lba.get()).is_err()
                 })
             });
         }
-        self.record(&lasting)
+        self.record(&unrepaired)
     }
 
     /// Remembers that all copies of blocks were checked, since the set overflowed.
-    pub(crate) fn scanned(&self, extent: Extent, about: &RequestSummary) {
-        if !self.is_empty() && about.is_scan() {
-            self.change(|set| set.scan(extent, about.capacity_blocks));
+    pub(crate) fn mark_checked(&self, extent: Extent, summary: &RequestSummary) {
+        if !self.is_empty() && summary.checks_all_copies() {
+            self.change(|set| set.mark_checked(extent, summary.capacity_blocks));
         }
     }
 
     /// A medium that failed does not say where, which is plain if one block was asked for.
-    fn learn_of_one(&self, about: &RequestSummary, error: &Error) -> bool {
+    fn record_media_error(&self, summary: &RequestSummary, error: &Error) -> bool {
         let reads = matches!(
-            about.kind,
+            summary.kind,
             RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Compare
         );
-        match about.extent.filter(|extent| extent.len() == 1) {
+        match summary.extent.filter(|extent| extent.len() == 1) {
             Some(one) if reads && matches!(error.kind(), ErrorKind::Media { .. }) => {
                 self.record(&[BadBlock::media(one.start())])
             }
@@ -212,24 +212,24 @@ impl DamageList {
     }
 
     /// Adds damaged blocks; tells whether any was not known.
-    pub(crate) fn record(&self, faults: &[BadBlock]) -> bool {
-        let lasting = faults.iter().filter(|fault| !fault.repaired);
-        self.change(|set| set.add(lasting.map(|fault| (fault.lba.get(), DamageInfo::of(fault)))))
+    pub(crate) fn record(&self, bad_blocks: &[BadBlock]) -> bool {
+        let unrepaired = bad_blocks.iter().filter(|bad_block| !bad_block.repaired);
+        self.change(|set| set.add(unrepaired.map(|bad_block| (bad_block.lba.get(), DamageInfo::of(bad_block)))))
     }
 
-    fn written_uncorrectable(&self, extent: Extent) -> bool {
-        let wrong = DamageInfo { field: BadBlockCause::Media, values: None, written: true };
+    fn add_uncorrectable(&self, extent: Extent) -> bool {
+        let info = DamageInfo { cause: BadBlockCause::Media, values: None, is_write_uncorrectable: true };
         // Hosts know what they have spoiled themselves, so no event is due.
-        self.change(|set| set.add(extent.iter().map(|lba| (lba.get(), wrong))));
+        self.change(|set| set.add(extent.iter().map(|lba| (lba.get(), info))));
         false
     }
 
     /// Takes out what a successful operation has healed or found good.
-    fn heal(&self, extent: Extent, about: &RequestSummary) {
-        match about.kind {
+    fn remove_good(&self, extent: Extent, summary: &RequestSummary) {
+        match summary.kind {
             RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.clear(extent),
             RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => {
-                self.change(|set| set.take(extent, &|_, wrong| covers(about, wrong)));
+                self.change(|set| set.remove_if(extent, &|_, info| covers(summary, info)));
             }
             RequestKind::Compare
             | RequestKind::Flush
@@ -241,24 +241,24 @@ impl DamageList {
     }
 
     /// Takes out what a read that checked all there is to check has found good.
-    pub(crate) fn read(&self, extent: Extent) {
+    pub(crate) fn remove_read(&self, extent: Extent) {
         if !self.is_empty() {
             // A read asks one of the copies.
-            self.change(|set| set.take(extent, &|_, wrong| wrong.field != BadBlockCause::Conflict));
+            self.change(|set| set.remove_if(extent, &|_, info| info.cause != BadBlockCause::Conflict));
         }
     }
 
     /// Every block with what is wrong with it and whether a host has made it so, in order; and whether these are all.
     pub(crate) fn visit(&self, mut visit: impl FnMut(u64, BadBlockCause, bool)) -> bool {
         let set = self.lock();
-        set.blocks.iter().for_each(|(lba, wrong)| visit(*lba, wrong.field, wrong.written));
+        set.blocks.iter().for_each(|(lba, info)| visit(*lba, info.cause, info.is_write_uncorrectable));
         !set.overflowed
     }
 
     /// Takes blocks out that were written, zeroed or discarded.
     pub(crate) fn clear(&self, extent: Extent) {
         if !self.is_empty() {
-            self.change(|set| set.take(extent, &|_, _| true));
+            self.change(|set| set.remove_if(extent, &|_, _| true));
         }
     }
 
@@ -268,67 +268,75 @@ impl DamageList {
     }
 
     /// The runs of bad blocks within an extent, at most `most` of them, and whether these are all.
-    pub(crate) fn runs(&self, extent: Extent, most: usize) -> (Vec<LbaStatusDescriptor>, bool) {
+    pub(crate) fn runs(&self, extent: Extent, max_runs: usize) -> (Vec<LbaStatusDescriptor>, bool) {
         let set = self.lock();
-        let mut runs = runs_of(set.blocks.range(extent.start().get()..=extent.last().get()), most.saturating_add(1));
-        let complete = runs.len() <= most && !set.overflowed;
-        runs.truncate(most);
+        let mut runs =
+            runs_of(set.blocks.range(extent.start().get()..=extent.last().get()), max_runs.saturating_add(1));
+        let complete = runs.len() <= max_runs && !set.overflowed;
+        runs.truncate(max_runs);
         (runs, complete)
     }
 
     /// The set in few words.
-    pub(crate) fn summary(&self) -> Summary {
+    pub(crate) fn summary(&self) -> DamageListSummary {
         let set = self.lock();
         let (blocks, overflowed, additions) = (set.blocks.len(), set.overflowed, set.additions);
-        Summary { blocks, overflowed, additions, runs: runs_of(set.blocks.iter(), usize::MAX) }
+        DamageListSummary { blocks, overflowed, additions, runs: runs_of(set.blocks.iter(), usize::MAX) }
     }
 
     /// The damage log of namespace `nsid`.
     pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
         let set = self.lock();
-        let entry = |(lba, wrong): (&u64, &DamageInfo)| DamageEntry {
+        let entry = |(lba, info): (&u64, &DamageInfo)| DamageEntry {
             lba: Lba::new(*lba),
-            field: match wrong.field {
+            field: match info.cause {
                 BadBlockCause::Tag(field) => Some(field),
                 BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale => None,
             },
-            values: wrong.values,
-            write_uncorrectable: wrong.written,
+            values: info.values,
+            write_uncorrectable: info.is_write_uncorrectable,
         };
         let (generation, overflowed) = (set.generation, set.overflowed);
         DamageLog { nsid, generation, overflowed, entries: set.blocks.iter().map(entry).collect() }
     }
 }
 
-impl Default for Set {
-    fn default() -> Set {
+impl Default for DamageSet {
+    fn default() -> DamageSet {
         let (blocks, scanned) = (BTreeMap::new(), Vec::new());
-        Set { blocks, capacity_blocks: u64::MAX, overflowed: false, scanned, generation: 0, additions: 0 }
+        DamageSet {
+            blocks,
+            capacity_blocks: u64::MAX,
+            overflowed: false,
+            checked: scanned,
+            generation: 0,
+            additions: 0,
+        }
     }
 }
 
-impl Set {
+impl DamageSet {
     /// Adds or replaces blocks as far as there is room; tells whether any was not known.
     fn add(&mut self, blocks: impl Iterator<Item = (u64, DamageInfo)>) -> bool {
         let (before, mut changed) = (self.blocks.len(), false);
         let capacity_blocks = self.capacity_blocks;
-        for (lba, wrong) in blocks.filter(|(lba, _)| *lba < capacity_blocks) {
+        for (lba, info) in blocks.filter(|(lba, _)| *lba < capacity_blocks) {
             let has_room = self.blocks.len() < MAX_BAD_BLOCKS;
             match self.blocks.get_mut(&lba) {
                 // A block stays marked as written so for as long as it cannot be read.
-                Some(known) if known.written && wrong.field == BadBlockCause::Media => {}
+                Some(known) if known.is_write_uncorrectable && info.cause == BadBlockCause::Media => {}
                 Some(known) => {
-                    changed |= *known != wrong;
-                    *known = wrong;
+                    changed |= *known != info;
+                    *known = info;
                 }
                 None if has_room => {
-                    self.blocks.insert(lba, wrong);
+                    self.blocks.insert(lba, info);
                 }
                 None => {
                     changed |= !self.overflowed;
                     self.overflowed = true;
                     // What was checked before has met blocks that are not remembered.
-                    self.scanned.clear();
+                    self.checked.clear();
                     break;
                 }
             }
@@ -343,17 +351,17 @@ impl Set {
     fn resize(&mut self, capacity_blocks: u64) {
         self.capacity_blocks = capacity_blocks;
         let gone = self.blocks.split_off(&capacity_blocks);
-        self.scanned.retain(|(first, _)| *first < capacity_blocks);
-        if let Some((_, last)) = self.scanned.last_mut() {
+        self.checked.retain(|(first, _)| *first < capacity_blocks);
+        if let Some((_, last)) = self.checked.last_mut() {
             *last = capacity_blocks.saturating_sub(1).min(*last);
         }
         self.generation += u64::from(!gone.is_empty());
     }
 
     /// Takes out the blocks of an extent for which `goes` holds.
-    fn take(&mut self, extent: Extent, goes: &dyn Fn(u64, &DamageInfo) -> bool) {
+    fn remove_if(&mut self, extent: Extent, should_remove: &dyn Fn(u64, &DamageInfo) -> bool) {
         let range = self.blocks.range(extent.start().get()..=extent.last().get());
-        let gone: Vec<u64> = range.filter(|(lba, wrong)| goes(**lba, wrong)).map(|(lba, _)| *lba).collect();
+        let gone: Vec<u64> = range.filter(|(lba, info)| should_remove(**lba, info)).map(|(lba, _)| *lba).collect();
         for lba in &gone {
             self.blocks.remove(lba);
         }
@@ -361,60 +369,64 @@ impl Set {
     }
 }
 
-impl Set {
+impl DamageSet {
     /// Takes in that blocks were checked. Once all were, and none was left out, the set is all there is.
-    fn scan(&mut self, extent: Extent, capacity_blocks: u64) {
+    fn mark_checked(&mut self, extent: Extent, capacity_blocks: u64) {
         if !self.overflowed {
             return;
         }
         let (mut first, mut last) = (extent.start().get(), extent.last().get());
-        self.scanned.retain(|&(from, to)| {
+        self.checked.retain(|&(from, to)| {
             let touches = from <= last.saturating_add(1) && first <= to.saturating_add(1);
             if touches {
                 (first, last) = (first.min(from), last.max(to));
             }
             !touches
         });
-        if self.scanned.len() < MOST_SCANNED {
-            self.scanned.push((first, last));
-            self.scanned.sort_unstable();
+        if self.checked.len() < MAX_CHECKED_RUNS {
+            self.checked.push((first, last));
+            self.checked.sort_unstable();
         }
-        if self.scanned == [(0, capacity_blocks.saturating_sub(1))] {
+        if self.checked == [(0, capacity_blocks.saturating_sub(1))] {
             self.overflowed = false;
-            self.scanned.clear();
+            self.checked.clear();
             self.generation += 1;
         }
     }
 }
 
 impl DamageInfo {
-    fn of(fault: &BadBlock) -> DamageInfo {
-        DamageInfo { field: fault.cause, values: fault.expected.zip(fault.actual), written: false }
+    fn of(bad_block: &BadBlock) -> DamageInfo {
+        DamageInfo {
+            cause: bad_block.cause,
+            values: bad_block.expected.zip(bad_block.actual),
+            is_write_uncorrectable: false,
+        }
     }
 }
 
 /// Whether a check has looked at every copy.
-fn is_complete(answer: &Response) -> bool {
-    match answer {
+fn is_complete(response: &Response) -> bool {
+    match response {
         Response::Verified(verified) => verified.coverage.is_complete(),
-        Response::Checksum(digested) => digested.coverage.is_complete(),
+        Response::Checksum(checksum) => checksum.coverage.is_complete(),
         _ => true,
     }
 }
 
 /// Whether an operation would have met this again, so that its silence means that the block is good.
-fn covers(about: &RequestSummary, wrong: &DamageInfo) -> bool {
+fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     use RequestKind::{Checksum, Read, Repair, Verify};
-    if !matches!(about.kind, Read | Verify | Checksum | Repair) {
+    if !matches!(summary.kind, Read | Verify | Checksum | Repair) {
         return false;
     }
-    match wrong.field {
+    match info.cause {
         BadBlockCause::Media | BadBlockCause::Stale => true,
         // A read asks one of the copies.
-        BadBlockCause::Conflict => about.kind != Read,
-        BadBlockCause::Tag(Field::Guard) => about.checks.guard,
+        BadBlockCause::Conflict => summary.kind != Read,
+        BadBlockCause::Tag(Field::Guard) => summary.checks.guard,
         BadBlockCause::Tag(Field::RefTag) => {
-            about.own.initial_ref_tag.is_none() || about.checks.initial_ref_tag.is_some()
+            summary.own.initial_ref_tag.is_none() || summary.checks.initial_ref_tag.is_some()
         }
         // What the store itself finds wrong with these it finds whatever is demanded of them.
         BadBlockCause::Tag(Field::AppTag | Field::StorageTag) => true,
@@ -422,12 +434,13 @@ fn covers(about: &RequestSummary, wrong: &DamageInfo) -> bool {
 }
 
 /// Blocks put together to runs of one kind.
-fn runs_of<'a>(blocks: impl Iterator<Item = (&'a u64, &'a DamageInfo)>, most: usize) -> Vec<LbaStatusDescriptor> {
+fn runs_of<'a>(blocks: impl Iterator<Item = (&'a u64, &'a DamageInfo)>, max_runs: usize) -> Vec<LbaStatusDescriptor> {
     let mut runs: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
-    for (&lba, wrong) in blocks {
-        let written = if wrong.written { LbaStatusFlags::WRITE_UNCORRECTABLE } else { LbaStatusFlags::NONE };
+    for (&lba, info) in blocks {
+        let written =
+            if info.is_write_uncorrectable { LbaStatusFlags::WRITE_UNCORRECTABLE } else { LbaStatusFlags::NONE };
         let flags = LbaStatusFlags::UNRECOVERED_READ | written;
-        let is_full = runs.len() == most;
+        let is_full = runs.len() == max_runs;
         match runs.last_mut() {
             Some((start, len, known)) if *start + *len == lba && *known == flags => *len += 1,
             _ if is_full => break,

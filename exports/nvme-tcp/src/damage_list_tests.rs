@@ -18,17 +18,17 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn about(kind: RequestKind, at: Extent) -> RequestSummary {
+fn summary(kind: RequestKind, at: Extent) -> RequestSummary {
     RequestSummary { kind, extent: Some(at), checks: FULL, own: FULL, capacity_blocks: MAX_BAD_BLOCKS as u64 * 2 }
 }
 
-fn fault(lba: u64, field: BadBlockCause) -> BadBlock {
+fn bad_block(lba: u64, field: BadBlockCause) -> BadBlock {
     let value = (field != BadBlockCause::Media).then_some(lba);
     BadBlock::new(Lba::new(lba), field, value, value.map(|value| value + 1))
 }
 
-fn failed(faults: Vec<BadBlock>) -> Outcome {
-    Err(BadBlocks::new(faults).unwrap().into())
+fn failed(bad_blocks: Vec<BadBlock>) -> Outcome {
+    Err(BadBlocks::new(bad_blocks).unwrap().into())
 }
 
 fn lbas(known: &DamageList) -> Vec<u64> {
@@ -39,12 +39,12 @@ fn lbas(known: &DamageList) -> Vec<u64> {
 fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
     let known = DamageList::default();
     let bad = vec![
-        fault(3, BadBlockCause::Tag(Field::Guard)),
-        fault(4, BadBlockCause::Tag(Field::RefTag)),
-        fault(9, BadBlockCause::Media),
+        bad_block(3, BadBlockCause::Tag(Field::Guard)),
+        bad_block(4, BadBlockCause::Tag(Field::RefTag)),
+        bad_block(9, BadBlockCause::Media),
     ];
-    assert!(known.update(&about(RequestKind::Verify, extent(0, 16)), &failed(bad.clone())));
-    assert!(!known.update(&about(RequestKind::Verify, extent(0, 16)), &failed(bad)), "nothing new");
+    assert!(known.update(&summary(RequestKind::Verify, extent(0, 16)), &failed(bad.clone())));
+    assert!(!known.update(&summary(RequestKind::Verify, extent(0, 16)), &failed(bad)), "nothing new");
     let log = known.damage_log(7);
     assert_eq!((log.nsid, log.entries.len(), log.overflowed), (7, 3, false));
     assert_eq!((log.entries[0].field, log.entries[0].values), (Some(Field::Guard), Some((3, 4))));
@@ -60,24 +60,24 @@ fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
 fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
     let known = DamageList::default();
     known.record(&[
-        fault(1, BadBlockCause::Tag(Field::Guard)),
-        fault(2, BadBlockCause::Tag(Field::AppTag)),
-        fault(3, BadBlockCause::Media),
+        bad_block(1, BadBlockCause::Tag(Field::Guard)),
+        bad_block(2, BadBlockCause::Tag(Field::AppTag)),
+        bad_block(3, BadBlockCause::Media),
     ]);
-    let unchecked = RequestSummary { checks: Checks::NONE, ..about(RequestKind::Read, extent(0, 3)) };
+    let unchecked = RequestSummary { checks: Checks::NONE, ..summary(RequestKind::Read, extent(0, 3)) };
     known.update(&unchecked, &Ok(Response::Done));
     assert_eq!(
         lbas(&known),
         [1, 3],
         "the store looks at application tags of its own, whatever is asked, and at guards only then"
     );
-    known.update(&about(RequestKind::Verify, extent(0, 8)), &failed(vec![fault(3, BadBlockCause::Media)]));
+    known.update(&summary(RequestKind::Verify, extent(0, 8)), &failed(vec![bad_block(3, BadBlockCause::Media)]));
     assert_eq!(lbas(&known), [3]);
     for kind in [RequestKind::Compare, RequestKind::Flush] {
-        known.update(&about(kind, extent(0, 8)), &Ok(Response::Done));
+        known.update(&summary(kind, extent(0, 8)), &Ok(Response::Done));
     }
     assert_eq!(lbas(&known), [3]);
-    known.update(&about(RequestKind::Verify, extent(0, 8)), &Ok(Response::Verified(VerifyStats::default())));
+    known.update(&summary(RequestKind::Verify, extent(0, 8)), &Ok(Response::Verified(VerifyStats::default())));
     assert_eq!(lbas(&known), [0_u64; 0]);
 }
 
@@ -85,23 +85,23 @@ fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
 fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
     let known = DamageList::default();
     let failed = || -> Outcome { Err(ErrorKind::Media { reason: "no".to_owned() }.into()) };
-    assert!(!known.update(&about(RequestKind::Read, extent(4, 2)), &failed()));
-    assert!(!known.update(&about(RequestKind::Write, extent(4, 1)), &failed()));
-    assert!(known.update(&about(RequestKind::Read, extent(4, 1)), &failed()));
+    assert!(!known.update(&summary(RequestKind::Read, extent(4, 2)), &failed()));
+    assert!(!known.update(&summary(RequestKind::Write, extent(4, 1)), &failed()));
+    assert!(known.update(&summary(RequestKind::Read, extent(4, 1)), &failed()));
     assert!(known.has(Lba::new(4)) && !known.has(Lba::new(5)));
     let away: Outcome = Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
-    assert!(!known.update(&about(RequestKind::Read, extent(5, 1)), &away));
+    assert!(!known.update(&summary(RequestKind::Read, extent(5, 1)), &away));
 }
 
 #[test]
 fn an_overflow_is_confessed() {
     let known = DamageList::default();
-    let most = MAX_BAD_BLOCKS as u64;
-    let spoil = about(RequestKind::WriteUncorrectable, extent(0, most));
+    let max_runs = MAX_BAD_BLOCKS as u64;
+    let spoil = summary(RequestKind::WriteUncorrectable, extent(0, max_runs));
     assert!(!known.update(&spoil, &Ok(Response::Done)), "no event for what a host did itself");
     assert!(!known.summary().overflowed);
     assert!(known.runs(extent(0, 8), 8).1);
-    assert!(!known.record(&[fault(most, BadBlockCause::Media)]), "there is no room");
+    assert!(!known.record(&[bad_block(max_runs, BadBlockCause::Media)]), "there is no room");
     let summary = known.summary();
     assert_eq!((summary.blocks, summary.overflowed, summary.runs.len()), (MAX_BAD_BLOCKS, true, 1));
     assert!(!known.runs(extent(0, 8), 8).1, "nobody knows whether these are all");
@@ -111,57 +111,62 @@ fn an_overflow_is_confessed() {
 #[test]
 fn an_overflow_ends_with_checks_of_all_blocks_that_find_no_more_than_there_is_room_for() {
     let known = DamageList::default();
-    let most = MAX_BAD_BLOCKS as u64;
+    let max_runs = MAX_BAD_BLOCKS as u64;
     let good = || Ok(Response::Verified(VerifyStats::default()));
-    let verify = |known: &DamageList, at| known.update(&about(RequestKind::Verify, at), &good());
-    known.update(&about(RequestKind::WriteUncorrectable, extent(0, most + 1)), &Ok(Response::Done));
+    let verify = |known: &DamageList, at| known.update(&summary(RequestKind::Verify, at), &good());
+    known.update(&summary(RequestKind::WriteUncorrectable, extent(0, max_runs + 1)), &Ok(Response::Done));
     assert!(known.summary().overflowed);
     // A host that writes them anew leaves the mark: nobody knows which one did not fit.
-    known.clear(extent(0, most + 1));
+    known.clear(extent(0, max_runs + 1));
     assert!(known.summary().overflowed && known.summary().blocks == 0);
-    verify(&known, extent(most, most));
-    verify(&known, extent(0, most - 1));
+    verify(&known, extent(max_runs, max_runs));
+    verify(&known, extent(0, max_runs - 1));
     assert!(known.summary().overflowed, "one block is left out");
-    let read = RequestSummary { kind: RequestKind::Read, ..about(RequestKind::Read, extent(most - 1, 1)) };
+    let read = RequestSummary { kind: RequestKind::Read, ..summary(RequestKind::Read, extent(max_runs - 1, 1)) };
     known.update(&read, &Ok(Response::Done));
-    let partial =
-        RequestSummary { checks: Checks { guard: false, ..FULL }, ..about(RequestKind::Verify, extent(most - 1, 1)) };
+    let partial = RequestSummary {
+        checks: Checks { guard: false, ..FULL },
+        ..summary(RequestKind::Verify, extent(max_runs - 1, 1))
+    };
     known.update(&partial, &good());
     let mut coverage = sealblock_block::Coverage::default();
-    let unseen = sealblock_block::Unchecked::new(extent(most - 1, 1), sealblock_block::WhyUnchecked::Absent);
+    let unseen = sealblock_block::Unchecked::new(extent(max_runs - 1, 1), sealblock_block::WhyUnchecked::Absent);
     coverage.add(unseen);
     let incomplete = Ok(Response::Verified(VerifyStats { coverage, ..VerifyStats::default() }));
-    known.update(&about(RequestKind::Verify, extent(most - 1, 1)), &incomplete);
+    known.update(&summary(RequestKind::Verify, extent(max_runs - 1, 1)), &incomplete);
     assert!(
         known.summary().overflowed,
         "a read of one copy, a check of less, and one that did not see all are no scans"
     );
-    verify(&known, extent(most - 1, 1));
+    verify(&known, extent(max_runs - 1, 1));
     assert!(!known.summary().overflowed && known.is_empty());
 
     // A scan that meets more than there is room for does not end it.
-    known.record(&(0..=most).map(|lba| fault(lba, BadBlockCause::Media)).collect::<Vec<_>>());
-    let bad = (most - 4..most).map(|lba| fault(lba, BadBlockCause::Media)).collect();
-    known.update(&about(RequestKind::Verify, extent(0, most)), &failed(bad));
+    known.record(&(0..=max_runs).map(|lba| bad_block(lba, BadBlockCause::Media)).collect::<Vec<_>>());
+    let bad = (max_runs - 4..max_runs).map(|lba| bad_block(lba, BadBlockCause::Media)).collect();
+    known.update(&summary(RequestKind::Verify, extent(0, max_runs)), &failed(bad));
     assert!(known.summary().overflowed);
-    known.update(&about(RequestKind::Verify, extent(most, most)), &failed(vec![fault(most, BadBlockCause::Media)]));
+    known.update(
+        &summary(RequestKind::Verify, extent(max_runs, max_runs)),
+        &failed(vec![bad_block(max_runs, BadBlockCause::Media)]),
+    );
     assert!(!known.summary().overflowed, "now all blocks were looked at, and five are bad");
     assert_eq!(known.summary().blocks, 5);
 }
 
 #[test]
 fn failures_of_what_a_host_expected_are_told_from_damage() {
-    let expects = |checks| RequestSummary { checks, ..about(RequestKind::Read, extent(0, 8)) };
-    let tag = |field| failed(vec![fault(3, BadBlockCause::Tag(field))]);
+    let expects = |checks| RequestSummary { checks, ..summary(RequestKind::Read, extent(0, 8)) };
+    let tag = |field| failed(vec![bad_block(3, BadBlockCause::Tag(field))]);
     let app = Checks { app_tag: Some(sealblock_integrity::Masked { expected: 1, mask: 0xFFFF }), ..FULL };
-    assert!(expects(app).is_doubtful(&tag(Field::AppTag)));
-    assert!(!expects(FULL).is_doubtful(&tag(Field::AppTag)), "nobody expected anything of it but the store");
-    assert!(!expects(app).is_doubtful(&tag(Field::Guard)));
+    assert!(expects(app).needs_own_check(&tag(Field::AppTag)));
+    assert!(!expects(FULL).needs_own_check(&tag(Field::AppTag)), "nobody expected anything of it but the store");
+    assert!(!expects(app).needs_own_check(&tag(Field::Guard)));
     let other = Checks { initial_ref_tag: Some(7), ..FULL };
-    assert!(expects(other).is_doubtful(&tag(Field::RefTag)));
-    assert!(!expects(FULL).is_doubtful(&tag(Field::RefTag)), "the store expects the same");
-    assert!(!expects(app).is_doubtful(&failed(vec![fault(3, BadBlockCause::Media)])));
-    assert!(!expects(app).is_doubtful(&Ok(Response::Done)));
+    assert!(expects(other).needs_own_check(&tag(Field::RefTag)));
+    assert!(!expects(FULL).needs_own_check(&tag(Field::RefTag)), "the store expects the same");
+    assert!(!expects(app).needs_own_check(&failed(vec![bad_block(3, BadBlockCause::Media)])));
+    assert!(!expects(app).needs_own_check(&Ok(Response::Done)));
 }
 
 #[derive(Clone, Debug)]
@@ -184,32 +189,32 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// One step, taken by the set and by a table that says of each block what is wrong with it.
 fn take(known: &DamageList, table: &mut [Option<BadBlockCause>; 64], step: Step) {
-    let covered = |wrong: &Option<BadBlockCause>| {
+    let covered = |info: &Option<BadBlockCause>| {
         // The store finds what is wrong with its own tags whatever it is asked.
-        wrong.is_some()
+        info.is_some()
     };
     let part = |start: u64, len: u64| start as usize..(start + len) as usize;
     match step {
         Step::Bad(start, len, at, field) => {
             let bad = start + at;
-            let outcome = failed(vec![fault(bad, FIELDS[field])]);
+            let outcome = failed(vec![bad_block(bad, FIELDS[field])]);
             let is_new = table[bad as usize].is_none();
-            assert_eq!(known.update(&about(RequestKind::Read, extent(start, len)), &outcome), is_new);
-            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+            assert_eq!(known.update(&summary(RequestKind::Read, extent(start, len)), &outcome), is_new);
+            table[part(start, len)].iter_mut().filter(|info| covered(info)).for_each(|info| *info = None);
             table[bad as usize] = Some(FIELDS[field]);
         }
         Step::Good(start, len) => {
             let good = Ok(Response::Verified(VerifyStats::default()));
-            known.update(&about(RequestKind::Verify, extent(start, len)), &good);
-            table[part(start, len)].iter_mut().filter(|wrong| covered(wrong)).for_each(|wrong| *wrong = None);
+            known.update(&summary(RequestKind::Verify, extent(start, len)), &good);
+            table[part(start, len)].iter_mut().filter(|info| covered(info)).for_each(|info| *info = None);
         }
         Step::Healed(kind, start, len) => {
             let kind = [RequestKind::Write, RequestKind::WriteZeroes, RequestKind::Discard][kind];
-            known.update(&about(kind, extent(start, len)), &Ok(Response::Done));
+            known.update(&summary(kind, extent(start, len)), &Ok(Response::Done));
             table[part(start, len)].fill(None);
         }
         Step::Spoiled(start, len) => {
-            known.update(&about(RequestKind::WriteUncorrectable, extent(start, len)), &Ok(Response::Done));
+            known.update(&summary(RequestKind::WriteUncorrectable, extent(start, len)), &Ok(Response::Done));
             table[part(start, len)].fill(Some(BadBlockCause::Media));
         }
     }
@@ -238,7 +243,7 @@ proptest! {
         let known = shareable(DamageList::default());
         std::thread::scope(|scope| {
             for lba in &lbas {
-                scope.spawn(|| known.record(&[fault(*lba, BadBlockCause::Media)]));
+                scope.spawn(|| known.record(&[bad_block(*lba, BadBlockCause::Media)]));
             }
         });
         let distinct: std::collections::BTreeSet<_> = lbas.iter().collect();

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryLog, SubsystemType};
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::registry::Shared;
+use crate::registry::TargetState;
 
 /// The page for this host. Its generation counts the changes of subsystems and of who may see them.
-pub(crate) fn log(target: &Shared, host: Option<&Nqn>, at: SocketAddr) -> Vec<u8> {
+pub(crate) fn log(target: &TargetState, host: Option<&Nqn>, at: SocketAddr) -> Vec<u8> {
     let entry = |kind, nqn: &Nqn| DiscoveryEntry::tcp(kind, 1, at.ip(), at.port(), nqn);
     let mut entries = vec![entry(SubsystemType::CurrentDiscovery, &Nqn::discovery())];
     let (generation, subsystems) = target.subsystems();

@@ -18,31 +18,31 @@ use crate::io::{IoRequest, TransferLengths};
 use crate::slots::{CommandResult, NoSlot};
 
 /// The most data that a command which is no I/O command may bring, in bytes.
-const CONTROL_BYTES: u64 = 8192;
+const MAX_ADMIN_DATA_BYTES: u64 = 8192;
 
 /// A command that was checked.
 pub(crate) struct PreparedCommand {
     command: Command,
     /// `None` for Fabrics and admin commands.
-    job: Option<IoRequest>,
+    request: Option<IoRequest>,
 }
 
-fn read_bytes(job: &Option<IoRequest>) -> u64 {
-    job.as_ref().map_or(0, IoRequest::read_bytes)
+fn read_bytes(request: &Option<IoRequest>) -> u64 {
+    request.as_ref().map_or(0, IoRequest::read_bytes)
 }
 
 /// A command that waits for room.
-pub(crate) enum Waiting {
+pub(crate) enum WaitingCommand {
     /// Its data is to be fetched.
     Fetch(Token, PreparedCommand, usize),
     /// It reads.
     Read(Token, PreparedCommand),
 }
 
-impl Waiting {
+impl WaitingCommand {
     pub(crate) fn token(&self) -> Token {
         match self {
-            Waiting::Fetch(token, ..) | Waiting::Read(token, _) => *token,
+            WaitingCommand::Fetch(token, ..) | WaitingCommand::Read(token, _) => *token,
         }
     }
 }
@@ -54,44 +54,51 @@ impl Connection {
             return;
         }
         let is_to_controller = direction(&command) == Direction::ToController;
-        let (room, sums, received) = match brought(data, is_to_controller) {
+        let (lengths, crcs, received) = match command_data(data, is_to_controller) {
             Ok(brought) => brought,
-            Err(error) => return self.refuse(token, &command, error.status_code().into()),
+            Err(error) => return self.fail(token, &command, error.status_code().into()),
         };
-        let mut job = match self.prepare(&command, room) {
-            Ok(job) => job,
-            Err(refusal) => return self.refuse(token, &command, refusal),
+        let mut request = match self.prepare(&command, lengths) {
+            Ok(request) => request,
+            Err(error) => return self.fail(token, &command, error),
         };
-        if let (Some(job), Some(sums)) = (&mut job, sums) {
-            job.set_sums(sums);
+        if let (Some(request), Some(crcs)) = (&mut request, crcs) {
+            request.set_crcs(crcs);
         }
-        if is_to_controller && received.is_none() && room.brings > 0 {
-            return self.wait(Waiting::Fetch(token, PreparedCommand { command, job }, room.brings as usize));
+        if is_to_controller && received.is_none() && lengths.from_host_bytes > 0 {
+            return self.start_or_queue(WaitingCommand::Fetch(
+                token,
+                PreparedCommand { command, request: request },
+                lengths.from_host_bytes as usize,
+            ));
         }
-        match read_bytes(&job) {
-            0 => self.carry_out(token, &command, job, received, room.wants),
+        match read_bytes(&request) {
+            0 => self.execute(token, &command, request, received, lengths.to_host_bytes),
             bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => {
-                self.begin_read(token, &command, job, bytes);
+                self.start_read(token, &command, request, bytes);
             }
-            _ => self.waiting.borrow_mut().push_back(Waiting::Read(token, PreparedCommand { command, job })),
+            _ => self
+                .waiting
+                .borrow_mut()
+                .push_back(WaitingCommand::Read(token, PreparedCommand { command, request: request })),
         }
     }
 
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let Some(PreparedCommand { command, mut job }) = self.take_fetching(token) else { return };
+        let Some(PreparedCommand { command, mut request }) = self.take_fetching(token) else { return };
         match data {
-            Ok(Received { buffer, crcs: sums }) => {
-                if let (Some(job), Some(sums)) = (&mut job, sums) {
-                    job.set_sums(sums);
+            Ok(Received { buffer, crcs }) => {
+                if let (Some(request), Some(crcs)) = (&mut request, crcs) {
+                    request.set_crcs(crcs);
                 }
-                self.carry_out(token, &command, job, Some(buffer), 0);
+                self.execute(token, &command, request, Some(buffer), 0);
             }
-            Err(error) => self.refuse(token, &command, error.status_code().into()),
+            Err(error) => self.fail(token, &command, error.status_code().into()),
         }
     }
 
     /// Refuses what cannot be carried out, before any data is fetched.
-    fn prepare(&self, command: &Command, room: TransferLengths) -> Result<Option<IoRequest>, CommandError> {
+    fn prepare(&self, command: &Command, lengths: TransferLengths) -> Result<Option<IoRequest>, CommandError> {
         match &*self.role.borrow() {
             // There are fused pairs of I/O commands only.
             Role::New | Role::Admin(_) if command.fuse() != Fuse::Normal => Err(Invalid::field("FUSE", 0, 8).into()),
@@ -99,57 +106,60 @@ impl Connection {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
                 }
-                self.line.note_traffic();
-                IoRequest::prepare(controller, &self.target.limits, command, room).map(Some)
+                self.signal.note_traffic();
+                IoRequest::prepare(controller, &self.target.limits, command, lengths).map(Some)
             }
-            Role::Admin(controller) if annex::brings(controller, command).is_some_and(|bytes| bytes == room.brings) => {
+            Role::Admin(controller)
+                if annex::reserved_write_bytes(controller, command)
+                    .is_some_and(|bytes| bytes == lengths.from_host_bytes) =>
+            {
                 Ok(None)
             }
-            _ if room.brings > CONTROL_BYTES || !room.brings.is_multiple_of(4) => {
+            _ if lengths.from_host_bytes > MAX_ADMIN_DATA_BYTES || !lengths.from_host_bytes.is_multiple_of(4) => {
                 Err(StatusCode::DATA_SGL_LENGTH_INVALID.into())
             }
             _ => Ok(None),
         }
     }
 
-    fn wait(self: &Rc<Self>, waiting: Waiting) {
+    fn start_or_queue(self: &Rc<Self>, waiting: WaitingCommand) {
         if self.waiting.borrow().is_empty() && self.has_room(&waiting) {
-            return self.admit(waiting);
+            return self.start(waiting);
         }
         self.waiting.borrow_mut().push_back(waiting);
     }
 
     /// Lets commands go on, in order, as far as there is room.
-    pub(crate) fn admit_waiting(self: &Rc<Self>) {
+    pub(crate) fn start_waiting(self: &Rc<Self>) {
         loop {
             let next = self.waiting.borrow().front().is_some_and(|waiting| self.has_room(waiting));
             let next = if next { self.waiting.borrow_mut().pop_front() } else { None };
             match next {
                 None => return,
-                Some(waiting) => self.admit(waiting),
+                Some(waiting) => self.start(waiting),
             }
         }
     }
 
-    fn admit(self: &Rc<Self>, waiting: Waiting) {
+    fn start(self: &Rc<Self>, waiting: WaitingCommand) {
         match waiting {
-            Waiting::Fetch(token, task, len) => self.fetch(token, task, len),
-            Waiting::Read(token, PreparedCommand { command, job }) => {
-                let bytes = read_bytes(&job);
-                self.begin_read(token, &command, job, bytes);
+            WaitingCommand::Fetch(token, prepared, len) => self.fetch(token, prepared, len),
+            WaitingCommand::Read(token, PreparedCommand { command, request }) => {
+                let bytes = read_bytes(&request);
+                self.start_read(token, &command, request, bytes);
             }
         }
     }
 
-    fn begin_read(self: &Rc<Self>, token: Token, command: &Command, job: Option<IoRequest>, bytes: u64) {
+    fn start_read(self: &Rc<Self>, token: Token, command: &Command, request: Option<IoRequest>, bytes: u64) {
         self.read_bytes.set(self.read_bytes.get() + bytes);
-        self.carry_out(token, command, job, None, 0);
+        self.execute(token, command, request, None, 0);
     }
 
-    fn has_room(&self, waiting: &Waiting) -> bool {
+    fn has_room(&self, waiting: &WaitingCommand) -> bool {
         match waiting {
-            Waiting::Fetch(_, _, len) => self.may_fetch(*len),
-            Waiting::Read(_, task) => self.may_read(read_bytes(&task.job)),
+            WaitingCommand::Fetch(_, _, len) => self.may_fetch(*len),
+            WaitingCommand::Read(_, prepared) => self.may_read(read_bytes(&prepared.request)),
         }
     }
 
@@ -176,142 +186,144 @@ impl Connection {
     }
 
     /// Tells the other connections what this one has in flight now.
-    pub(crate) fn settle_share(&self) {
+    pub(crate) fn update_share(&self) {
         let (write_bytes, read_bytes) = self.bytes_in_flight();
         self.share.settle(write_bytes + read_bytes);
     }
 
-    fn fetch(self: &Rc<Self>, token: Token, task: PreparedCommand, len: usize) {
-        let shape = task.job.as_ref().and_then(IoRequest::shape);
+    fn fetch(self: &Rc<Self>, token: Token, prepared: PreparedCommand, len: usize) {
+        let shape = prepared.request.as_ref().and_then(IoRequest::block_layout);
         let accepted = self.core.borrow_mut().fetch_data(token, self.pool.take(len), shape);
         if accepted.is_err() {
-            return self.refuse(token, &task.command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
+            return self.fail(token, &prepared.command, StatusCode::DATA_SGL_LENGTH_INVALID.into());
         }
         let mut fetching = self.fetching.borrow_mut();
         if fetching.len() <= token.place() {
             fetching.resize_with(token.place() + 1, || None);
         }
-        fetching[token.place()] = Some((token, task));
+        fetching[token.place()] = Some((token, prepared));
         drop(fetching);
-        self.ring();
+        self.wake();
     }
 
     pub(crate) fn take_fetching(&self, token: Token) -> Option<PreparedCommand> {
         let mut fetching = self.fetching.borrow_mut();
-        let place = fetching.get_mut(token.place())?;
-        place.take_if(|(of, _)| *of == token).map(|(_, task)| task)
+        let entry = fetching.get_mut(token.place())?;
+        entry.take_if(|(of, _)| *of == token).map(|(_, prepared)| prepared)
     }
 
-    fn carry_out(
+    fn execute(
         self: &Rc<Self>,
         token: Token,
         command: &Command,
-        job: Option<IoRequest>,
+        request: Option<IoRequest>,
         data: Option<Buffer>,
-        room: u64,
+        lengths: u64,
     ) {
-        let Some(job) = job else {
+        let Some(request) = request else {
             let data = data.unwrap_or_default();
-            if later::takes(self, token, command, &data, room as usize) {
+            if later::try_start(self, token, command, &data, lengths as usize) {
                 return;
             }
-            let outcome = admin::run(self, command, &data, room as usize);
-            return self.finish(token, command, outcome);
+            let outcome = admin::run(self, command, &data, lengths as usize);
+            return self.complete(token, command, outcome);
         };
         if self.is_half(command) {
-            return self.fused_ready(token, job, data.unwrap_or_default());
+            return self.half_ready(token, request, data.unwrap_or_default());
         }
-        let work = match job.at_once(data.unwrap_or_default()) {
-            Ok(outcome) => return self.conclude(token, command, job.read_bytes(), outcome),
+        let work = match request.try_execute(data.unwrap_or_default()) {
+            Ok(outcome) => return self.complete_io(token, command, request.read_bytes(), outcome),
             Err(work) => work,
         };
-        match self.slots.begin((token, *command), job, work) {
+        match self.slots.start((token, *command), request, work) {
             Ok(None) => {}
-            Ok(Some(ended)) => self.on_ended(ended),
+            Ok(Some(result)) => self.on_result(result),
             // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
-            Err(NoSlot) => self.finish(token, command, Err(StatusCode::INTERNAL_ERROR.into())),
+            Err(NoSlot) => self.complete(token, command, Err(StatusCode::INTERNAL_ERROR.into())),
         }
     }
 
-    pub(crate) fn on_ended(&self, ended: CommandResult) {
-        self.conclude(ended.token, &ended.command, ended.read_bytes, ended.outcome);
+    pub(crate) fn on_result(&self, result: CommandResult) {
+        self.complete_io(result.token, &result.command, result.read_bytes, result.outcome);
     }
 
-    fn conclude(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, CommandError>) {
+    fn complete_io(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, CommandError>) {
         if outcome.is_err() {
             self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
         }
         // A host counts answers as signs of life as well, so they must count here.
-        self.line.note_traffic();
-        self.finish(token, command, outcome);
+        self.signal.note_traffic();
+        self.complete(token, command, outcome);
     }
 
     /// Answers a command that is not carried out; half of a fused pair is answered with the other.
-    fn refuse(self: &Rc<Self>, token: Token, command: &Command, refusal: CommandError) {
+    fn fail(self: &Rc<Self>, token: Token, command: &Command, error: CommandError) {
         match self.is_half(command) {
-            true => self.fused_refused(token, refusal),
-            false => self.finish(token, command, Err(refusal)),
+            true => self.fail_half(token, error),
+            false => self.complete(token, command, Err(error)),
         }
     }
 
     /// Answers a command. If the connection is over, nobody waits for the answer.
-    pub(crate) fn finish(&self, token: Token, command: &Command, outcome: Result<Reply, CommandError>) {
+    pub(crate) fn complete(&self, token: Token, command: &Command, outcome: Result<Reply, CommandError>) {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
-        let answered = match outcome {
+        let sent = match outcome {
             Ok(Reply::Done(result)) => self.core.borrow_mut().respond(token, complete(Status::SUCCESS, result)),
             Ok(Reply::Data(data, result)) => {
                 let completion = complete(Status::SUCCESS, result);
                 self.core.borrow_mut().send_data(token, data, Some(completion))
             }
-            Err(refusal) => {
-                let status = self.log(command, &refusal);
+            Err(error) => {
+                let status = self.log_error(command, &error);
                 let (opcode, nsid) = (command.opcode, command.nsid.get());
-                tracing::debug!(opcode, nsid, lba = refusal.lba.map(Lba::get), ?status, "a command failed");
-                self.core.borrow_mut().respond(token, complete(status, refusal.result))
+                tracing::debug!(opcode, nsid, lba = error.lba.map(Lba::get), ?status, "a command failed");
+                self.core.borrow_mut().respond(token, complete(status, error.result))
             }
         };
-        if let Err(error) = answered {
+        if let Err(error) = sent {
             tracing::debug!(%error, "a command was not answered");
         }
-        self.ring();
+        self.wake();
     }
 
-    fn log(&self, command: &Command, refusal: &CommandError) -> Status {
+    fn log_error(&self, command: &Command, error: &CommandError) -> Status {
         match &*self.role.borrow() {
-            Role::New => refusal.status,
-            Role::Admin(controller) => controller.log(0, command, refusal),
-            Role::Io(controller, queue) => controller.log(*queue, command, refusal),
+            Role::New => error.status,
+            Role::Admin(controller) => controller.log_error(0, command, error),
+            Role::Io(controller, queue) => controller.log_error(*queue, command, error),
         }
     }
 
     fn advance_head(&self) {
-        if let Some((head, entries)) = self.head.get() {
-            self.head.set(Some(((head + 1) % entries, entries)));
+        if let Some((head, entries)) = self.sq_head.get() {
+            self.sq_head.set(Some(((head + 1) % entries, entries)));
         }
     }
 
     /// SQHD: FFFFh with flow control off.
     fn sqhd(&self) -> u16 {
-        self.head.get().map_or(0xFFFF, |(head, _)| head as u16)
+        self.sq_head.get().map_or(0xFFFF, |(head, _)| head as u16)
     }
 }
 
 /// What a capsule says of its command's data: its length by way, and the data if it came along, with its sums.
-fn brought(
+fn command_data(
     data: CommandData,
     is_to_controller: bool,
 ) -> Result<(TransferLengths, Option<BlockCrcs>, Option<Buffer>), DataError> {
     Ok(match data {
         CommandData::Unusable(error) => return Err(error),
-        CommandData::None => (TransferLengths { brings: 0, wants: 0 }, None, None),
-        CommandData::InCapsule(Received { buffer, crcs: sums }) => {
-            (TransferLengths { brings: buffer.len() as u64, wants: 0 }, sums, Some(buffer))
+        CommandData::None => (TransferLengths { from_host_bytes: 0, to_host_bytes: 0 }, None, None),
+        CommandData::InCapsule(Received { buffer, crcs }) => {
+            (TransferLengths { from_host_bytes: buffer.len() as u64, to_host_bytes: 0 }, crcs, Some(buffer))
         }
         CommandData::Transport { len_bytes } if is_to_controller => {
-            (TransferLengths { brings: len_bytes.into(), wants: 0 }, None, None)
+            (TransferLengths { from_host_bytes: len_bytes.into(), to_host_bytes: 0 }, None, None)
         }
-        CommandData::Transport { len_bytes } => (TransferLengths { brings: 0, wants: len_bytes.into() }, None, None),
+        CommandData::Transport { len_bytes } => {
+            (TransferLengths { from_host_bytes: 0, to_host_bytes: len_bytes.into() }, None, None)
+        }
     })
 }
 

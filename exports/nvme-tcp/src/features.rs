@@ -15,7 +15,7 @@ use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
 
 use crate::admin::cut;
-use crate::async_events::REPORTED;
+use crate::async_events::SUPPORTED_EVENTS;
 use crate::command_error::CommandError;
 use crate::commands::annex;
 use crate::connection::{Connection, Reply};
@@ -54,75 +54,81 @@ impl FeatureValues {
 
     /// The threshold that a dword 11 is about: that of the composite temperature, since there are no sensors.
     fn threshold(&self, dword: u32, all_sensors: bool) -> Result<&AtomicU32, CommandError> {
-        let asked = TemperatureThreshold::from_bits(dword)?;
-        match asked.sensor {
-            0 => Ok(&self.thresholds_kelvins[usize::from(asked.under)]),
-            0xF if all_sensors => Ok(&self.thresholds_kelvins[usize::from(asked.under)]),
+        let requested = TemperatureThreshold::from_bits(dword)?;
+        match requested.sensor {
+            0 => Ok(&self.thresholds_kelvins[usize::from(requested.under)]),
+            0xF if all_sensors => Ok(&self.thresholds_kelvins[usize::from(requested.under)]),
             _ => Err(Invalid::field("TMPSEL", 11, 16).into()),
         }
     }
 }
 
-pub(crate) fn get(controller: &Controller, ask: &GetFeatures, room: usize) -> Result<Reply, CommandError> {
+pub(crate) fn get(
+    controller: &Controller,
+    args: &GetFeatures,
+    host_buffer_bytes: usize,
+) -> Result<Reply, CommandError> {
     let done = |value: u32| Ok(Reply::Done(u64::from(value)));
-    let feature = known(controller, ask.fid)?;
-    if ask.select == FeatureSelect::Capabilities {
+    let feature = supported(controller, args.fid)?;
+    if args.select == FeatureSelect::Capabilities {
         return done(capabilities(feature).bits());
     }
-    if ask.select != FeatureSelect::Current
-        && let Some(value) = default(controller, feature, ask.cdw11)?
+    if args.select != FeatureSelect::Current
+        && let Some(value) = default(controller, feature, args.cdw11)?
     {
         return done(value);
     }
     match feature {
         FeatureId::Arbitration => done(NO_ARBITRATION),
         FeatureId::PowerManagement | FeatureId::ErrorRecovery => done(0),
-        FeatureId::TemperatureThreshold => done(controller.values.threshold(ask.cdw11, false)?.load(Ordering::Relaxed)),
-        FeatureId::WriteAtomicity => done(controller.values.atomicity.load(Ordering::Relaxed)),
-        FeatureId::LbaStatusInterval => done(controller.notices.interval()),
+        FeatureId::TemperatureThreshold => {
+            done(controller.feature_values.threshold(args.cdw11, false)?.load(Ordering::Relaxed))
+        }
+        FeatureId::WriteAtomicity => done(controller.feature_values.atomicity.load(Ordering::Relaxed)),
+        FeatureId::LbaStatusInterval => done(controller.async_events.interval()),
         FeatureId::VolatileWriteCache => done(u32::from(controller.write_cache.get())),
         FeatureId::NumberOfQueues => done(queues(controller.queues_granted.get())),
-        FeatureId::AsynchronousEvents => done(controller.notices.config()),
+        FeatureId::AsynchronousEvents => done(controller.async_events.config()),
         FeatureId::KeepAliveTimer => done(controller.keep_alive_ms.get()),
         FeatureId::Timestamp => {
             let (ms, at) = controller.timestamp.get();
             let elapsed_ms = now().saturating_duration_since(at).as_millis() as u64;
-            cut(&Timestamp::set_by_host(ms.saturating_add(elapsed_ms)).encode(), room, 8)
+            cut(&Timestamp::set_by_host(ms.saturating_add(elapsed_ms)).encode(), host_buffer_bytes, 8)
         }
-        FeatureId::HostBehavior => cut(&controller.behavior.get(), room, 512),
-        FeatureId::HostIdentifier => cut(&controller.hostid, room, 16),
+        FeatureId::HostBehavior => cut(&controller.behavior.get(), host_buffer_bytes, 512),
+        FeatureId::HostIdentifier => cut(&controller.hostid, host_buffer_bytes, 16),
         // What a slot holds is read by `commands/annex.rs`; a new one holds nothing.
         FeatureId::ReservedGroupLabel | FeatureId::ReservedScrubState | FeatureId::ReservedBitmap
-            if ask.select != FeatureSelect::Current =>
+            if args.select != FeatureSelect::Current =>
         {
-            annex::nothing(controller, feature, ask.nsid, ask.cdw11, room)
+            annex::default_reserved(controller, feature, args.nsid, args.cdw11, host_buffer_bytes)
         }
-        _ => Err(Invalid::Feature(ask.fid).into()),
+        _ => Err(Invalid::Feature(args.fid).into()),
     }
 }
 
 pub(crate) fn set(
     connection: &Rc<Connection>,
     controller: &Controller,
-    ask: &SetFeatures,
+    args: &SetFeatures,
     data: &[u8],
 ) -> Result<u64, CommandError> {
-    let feature = known(controller, ask.fid)?;
-    if ask.save {
+    let feature = supported(controller, args.fid)?;
+    if args.save {
         return Err(StatusCode::FEATURE_NOT_SAVEABLE.into());
     }
     let short = |needed: usize| Invalid::DataLength { needed_bytes: needed as u64, got_bytes: data.len() as u64 };
     match feature {
-        FeatureId::LbaStatusInterval => controller.notices.set_interval(ask.cdw11),
-        FeatureId::VolatileWriteCache => controller.write_cache.set(write_cache_enabled(ask.cdw11)),
-        FeatureId::NumberOfQueues => return grant_queues(controller, connection.target.limits.io_queues, ask.cdw11),
-        FeatureId::AsynchronousEvents if ask.cdw11 & !reported(controller) == 0 => {
-            controller.notices.configure(ask.cdw11);
+        FeatureId::LbaStatusInterval => controller.async_events.set_interval(args.cdw11),
+        FeatureId::VolatileWriteCache => controller.write_cache.set(write_cache_enabled(args.cdw11)),
+        FeatureId::NumberOfQueues => return grant_queues(controller, connection.target.limits.io_queues, args.cdw11),
+        FeatureId::AsynchronousEvents if args.cdw11 & !supported_events(controller) == 0 => {
+            controller.async_events.configure(args.cdw11);
         }
         FeatureId::AsynchronousEvents => return Err(Invalid::field("AEC", 11, 8).into()),
         FeatureId::KeepAliveTimer => {
-            controller.keep_alive_ms.set(round_keep_alive(ask.cdw11));
-            connection.watch();
+            controller.keep_alive_ms.set(round_keep_alive(args.cdw11));
+            connection.rearm_timer();
         }
         FeatureId::Timestamp => {
             let stamp = Timestamp::decode(data).map_err(Invalid::from)?;
@@ -132,18 +138,18 @@ pub(crate) fn set(
             controller.behavior.set(data.get(..512).ok_or(short(512))?.to_vec());
         }
         FeatureId::HostIdentifier => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
-        _ => set_neutral(&controller.values, feature, ask.cdw11)?,
+        _ => set_neutral(&controller.feature_values, feature, args.cdw11)?,
     }
     Ok(0)
 }
 
 /// How many I/O queues there may be, which is settled before there are any (Base, "Number of Queues").
-fn grant_queues(controller: &Controller, most: u16, asked: u32) -> Result<u64, CommandError> {
+fn grant_queues(controller: &Controller, max: u16, requested: u32) -> Result<u64, CommandError> {
     if controller.has_io_queues() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
-    let wanted = NumberOfQueues::from_bits(asked)?;
-    controller.queues_granted.set(wanted.submission.min(wanted.completion).min(u32::from(most)));
+    let wanted = NumberOfQueues::from_bits(requested)?;
+    controller.queues_granted.set(wanted.submission.min(wanted.completion).min(u32::from(max)));
     Ok(u64::from(queues(controller.queues_granted.get())))
 }
 
@@ -163,7 +169,7 @@ fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result
 }
 
 /// A discovery controller has no I/O queues and no write cache.
-fn known(controller: &Controller, fid: u8) -> Result<FeatureId, CommandError> {
+fn supported(controller: &Controller, fid: u8) -> Result<FeatureId, CommandError> {
     let feature = FeatureId::from_code(fid).ok_or(Invalid::Feature(fid))?;
     let pages: &[FeatureId] = if controller.is_discovery { &DISCOVERY_FEATURES } else { &FEATURES };
     if pages.contains(&feature) { Ok(feature) } else { Err(Invalid::Feature(fid).into()) }
@@ -225,7 +231,7 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
 fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Option<u32>, CommandError> {
     Ok(match feature {
         FeatureId::TemperatureThreshold => {
-            controller.values.threshold(cdw11, false)?;
+            controller.feature_values.threshold(cdw11, false)?;
             Some(THRESHOLDS_KELVINS[usize::from(TemperatureThreshold::from_bits(cdw11)?.under)])
         }
         FeatureId::WriteAtomicity | FeatureId::AsynchronousEvents | FeatureId::LbaStatusInterval => Some(0),
@@ -236,12 +242,12 @@ fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Op
 
 /// Takes the value that a feature always has, and no other.
 fn unchangeable(feature: FeatureId, value: u32) -> Result<(), CommandError> {
-    let (field, is_it) = match feature {
+    let (field, is_current) = match feature {
         FeatureId::Arbitration => ("AB", value == NO_ARBITRATION),
         FeatureId::PowerManagement => ("PS", value & 0x1F == 0),
         _ => ("TLER", value == 0),
     };
-    match (feature, is_it) {
+    match (feature, is_current) {
         (_, true) => Ok(()),
         // There is no other power state, and blocks that were given up are not told apart.
         (FeatureId::PowerManagement | FeatureId::ErrorRecovery, false) => Err(Invalid::field(field, 11, 0).into()),
@@ -250,11 +256,11 @@ fn unchangeable(feature: FeatureId, value: u32) -> Result<(), CommandError> {
 }
 
 /// The events that a host may switch on.
-fn reported(controller: &Controller) -> u32 {
+fn supported_events(controller: &Controller) -> u32 {
     if controller.is_discovery {
         HEALTH_EVENTS | EventConfiguration::DISCOVERY_LOG_CHANGE.bits()
     } else {
-        HEALTH_EVENTS | REPORTED.bits()
+        HEALTH_EVENTS | SUPPORTED_EVENTS.bits()
     }
 }
 

@@ -14,21 +14,21 @@ use crate::kept::Locked;
 
 /// The controllers of one subsystem that have ended, and those that wait for their last commands.
 #[derive(Default)]
-pub(crate) struct ControllerHandover(Locked<Lists>);
+pub(crate) struct ControllerHandover(Locked<HandoverLists>);
 
 #[derive(Default)]
-struct Lists {
-    leaving: Vec<Weak<Controller>>,
+struct HandoverLists {
+    ended: Vec<Weak<Controller>>,
     waiting: Vec<Weak<Controller>>,
 }
 
 impl ControllerHandover {
     /// A controller has ended, and takes no more members.
-    pub(crate) fn leaves(&self, controller: &Arc<Controller>) {
-        if controller.has_members() {
+    pub(crate) fn controller_ended(&self, controller: &Arc<Controller>) {
+        if controller.has_queue_refs() {
             let mut lists = self.0.lock();
-            lists.leaving.retain(is_busy);
-            lists.leaving.push(Arc::downgrade(controller));
+            lists.ended.retain(is_busy);
+            lists.ended.push(Arc::downgrade(controller));
         }
     }
 
@@ -41,20 +41,20 @@ impl ControllerHandover {
             .retain(|other| other.strong_count() > 0 && !std::ptr::eq(other.as_ptr(), Arc::as_ptr(controller)));
         lists.waiting.push(Arc::downgrade(controller));
         let is_same = |other: Arc<Controller>| other.hostid == controller.hostid && other.host == controller.host;
-        lists.leaving.iter().any(|other| other.upgrade().is_some_and(|other| other.has_members() && is_same(other)))
+        lists.ended.iter().any(|other| other.upgrade().is_some_and(|other| other.has_queue_refs() && is_same(other)))
     }
 
     /// A controller that has ended has carried out its last command.
-    pub(crate) fn left(&self) {
+    pub(crate) fn commands_ended(&self) {
         let waiting = {
             let mut lists = self.0.lock();
-            lists.leaving.retain(is_busy);
+            lists.ended.retain(is_busy);
             std::mem::take(&mut lists.waiting)
         };
-        waiting.iter().filter_map(Weak::upgrade).for_each(|controller| controller.predecessor_left());
+        waiting.iter().filter_map(Weak::upgrade).for_each(|controller| controller.on_handover());
     }
 }
 
 fn is_busy(controller: &Weak<Controller>) -> bool {
-    controller.upgrade().is_some_and(|controller| controller.has_members())
+    controller.upgrade().is_some_and(|controller| controller.has_queue_refs())
 }

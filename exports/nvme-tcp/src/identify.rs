@@ -13,7 +13,7 @@ use sealblock_protocols_nvme::nqn::PaddedText;
 use sealblock_protocols_nvme::registers::Version;
 use sealblock_protocols_nvme::{Ascii, Count8, Invalid, StatusCode};
 
-use crate::async_events::{EVENT_REQUESTS, REPORTED};
+use crate::async_events::{EVENT_REQUESTS, SUPPORTED_EVENTS};
 use crate::command_error::CommandError;
 use crate::commands::{copy, fused};
 use crate::controller::{Controller, ERROR_ENTRIES, KAS};
@@ -36,18 +36,18 @@ const ONCS: Oncs = Oncs::COMPARE
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 
-pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> Result<[u8; 4096], CommandError> {
-    if controller.is_discovery && ask.cns != Cns::Controller {
+pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) -> Result<[u8; 4096], CommandError> {
+    if controller.is_discovery && args.cns != Cns::Controller {
         return Err(Invalid::field("CNS", 10, 0).into());
     }
     let by_set = [Cns::CommandSetNamespace, Cns::CommandSetController, Cns::CommandSetActiveNamespaces];
-    if by_set.contains(&ask.cns) && ask.csi != 0 {
+    if by_set.contains(&args.cns) && args.csi != 0 {
         return Err(Invalid::field("CSI", 11, 24).into());
     }
-    match ask.cns {
+    match args.cns {
         Cns::Controller => Ok(identify_controller(controller, limits).encode()),
         Cns::ActiveNamespaces | Cns::CommandSetActiveNamespaces => {
-            let list = namespace_list(controller.subsystem.namespaces().keys().copied(), ask.nsid);
+            let list = namespace_list(controller.subsystem.namespaces().keys().copied(), args.nsid);
             list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {
@@ -56,7 +56,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
         }
         Cns::CommandSets => Ok(command_sets()),
         Cns::Namespace | Cns::NamespaceDescriptors | Cns::CommandSetNamespace | Cns::IndependentNamespace => {
-            of_namespace(controller, ask)
+            of_namespace(controller, args)
         }
         Cns::AllocatedNamespaces | Cns::AllocatedNamespace | Cns::NamespaceControllers | Cns::Controllers => {
             Err(Invalid::field("CNS", 10, 0).into())
@@ -65,15 +65,15 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, ask: &Identify) -> 
 }
 
 /// A namespace that is not there, but could be, is a page of zeroes; an identifier that cannot be is refused.
-fn of_namespace(controller: &Controller, ask: &Identify) -> Result<[u8; 4096], CommandError> {
-    if ask.nsid == 0 || ask.nsid > MAX_NSID {
+fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], CommandError> {
+    if args.nsid == 0 || args.nsid > MAX_NSID {
         return Err(StatusCode::INVALID_NAMESPACE.into());
     }
-    let Some(namespace) = controller.subsystem.namespaces().get(&ask.nsid).cloned() else { return Ok([0; 4096]) };
+    let Some(namespace) = controller.subsystem.namespaces().get(&args.nsid).cloned() else { return Ok([0; 4096]) };
     let (mut page, mut nvm) = (identify_namespace(&namespace), NvmNamespace::default());
     namespace.wire_format().describe(&mut page, &mut nvm);
     nvm.pic = namespace.format().map_or(Pic::NONE, pic);
-    Ok(match ask.cns {
+    Ok(match args.cns {
         Cns::Namespace => page.encode(),
         Cns::CommandSetNamespace => nvm.encode(),
         Cns::NamespaceDescriptors => {
@@ -154,7 +154,7 @@ fn with_namespaces(controller: &Controller, common: ControllerPage) -> Controlle
         cntrltype: ControllerType::Io.code(),
         frmw: 0b11,
         lpa: common.lpa | Lpa::COMMANDS_SUPPORTED_AND_EFFECTS | Lpa::SUPPORTED_LOG_PAGES,
-        oaes: REPORTED,
+        oaes: SUPPORTED_EVENTS,
         oacs: Oacs::GET_LBA_STATUS,
         sqes: 0x66,
         cqes: 0x44,

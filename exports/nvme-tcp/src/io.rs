@@ -27,15 +27,15 @@ pub(crate) struct IoRequest {
     io: IoCommand,
     /// One namespace, or all of them for a Flush of all.
     namespaces: SmallVec<[Rc<NamespaceHandle>; 1]>,
-    controller: Rc<QueueContext>,
+    queue: Rc<QueueContext>,
     /// Of the data that it brings, where they were made for a data digest.
-    sums: Option<BlockCrcs>,
+    crcs: Option<BlockCrcs>,
 }
 
 /// What is left to do of a command.
-pub(crate) enum Work {
+pub(crate) enum RemainingWork {
     /// Everything, with the data that it brought. Commands that take several steps keep it until their own end.
-    New(Buffer),
+    All(Buffer),
     /// What was made of it is to be asked of the device.
     Request(Request),
 }
@@ -44,33 +44,33 @@ pub(crate) enum Work {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransferLengths {
     /// Data of the host, in the capsule or to be fetched.
-    pub(crate) brings: u64,
+    pub(crate) from_host_bytes: u64,
     /// The host's buffer for data of the controller.
-    pub(crate) wants: u64,
+    pub(crate) to_host_bytes: u64,
 }
 
 impl IoRequest {
     pub(crate) fn prepare(
-        controller: &Rc<QueueContext>,
+        queue: &Rc<QueueContext>,
         limits: &Limits,
         command: &Command,
-        room: TransferLengths,
+        lengths: TransferLengths,
     ) -> Result<IoRequest, CommandError> {
         let io = IoCommand::decode(command)?;
         match (command.fuse(), io) {
             (Fuse::Normal, _) | (Fuse::First, IoCommand::Compare(_)) | (Fuse::Second, IoCommand::Write(_)) => {}
             _ => return Err(Invalid::field("FUSE", 0, 8).into()),
         }
-        let opened = controller.namespaces();
-        let all = &opened.namespaces;
+        let handles = queue.namespaces();
+        let all = &handles.namespaces;
         let namespaces: SmallVec<[Rc<NamespaceHandle>; 1]> = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
             (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
         };
         if let [namespace] = namespaces.as_slice() {
-            check(namespace, limits, &io, command, room)?;
+            check(namespace, limits, &io, command, lengths)?;
         }
-        Ok(IoRequest { io, namespaces, controller: Rc::clone(controller), sums: None })
+        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None })
     }
 
     /// Bytes that a Read hands to the host.
@@ -82,7 +82,7 @@ impl IoRequest {
     }
 
     /// The blocks of a Compare, and the namespace that has them.
-    pub(crate) fn compares(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
+    pub(crate) fn compared_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             _ => None,
@@ -90,7 +90,7 @@ impl IoRequest {
     }
 
     /// The blocks that a command writes, and the namespace that has them. Lists of ranges are not known yet.
-    pub(crate) fn writes(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
+    pub(crate) fn written_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
             IoCommand::WriteZeroes(zeroes) => Some((self.namespaces.first()?, zeroes.blocks.extent)),
@@ -100,78 +100,82 @@ impl IoRequest {
     }
 
     /// Takes the sums of its data, which were made while it came.
-    pub(crate) fn set_sums(&mut self, sums: BlockCrcs) {
-        self.sums = Some(sums);
+    pub(crate) fn set_crcs(&mut self, crcs: BlockCrcs) {
+        self.crcs = Some(crcs);
     }
 
     /// How the data that it brings is cut into blocks, if their sums are of use.
-    pub(crate) fn shape(&self) -> Option<BlockLayout> {
+    pub(crate) fn block_layout(&self) -> Option<BlockLayout> {
         match (&self.io, self.namespaces.first()) {
-            (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.shape(blocks),
+            (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.block_layout(blocks),
             _ => None,
         }
     }
 
     /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
-    pub(crate) fn at_once(&self, data: Buffer) -> Result<Result<Reply, CommandError>, Work> {
-        let Some(namespace) = self.namespaces.first() else { return Err(Work::New(data)) };
-        let operation = match self.begin(namespace, data) {
-            Ok(Work::Request(operation)) => operation,
+    pub(crate) fn try_execute(&self, data: Buffer) -> Result<Result<Reply, CommandError>, RemainingWork> {
+        let Some(namespace) = self.namespaces.first() else { return Err(RemainingWork::All(data)) };
+        let request = match self.translate(namespace, data) {
+            Ok(RemainingWork::Request(request)) => request,
             Ok(steps) => return Err(steps),
-            Err(refusal) => return Ok(self.ended(namespace, Err(refusal))),
+            Err(error) => return Ok(self.finish(namespace, Err(error))),
         };
-        match namespace.device.try_execute(&operation) {
-            None => Err(Work::Request(operation)),
+        match namespace.device.try_execute(&request) {
+            None => Err(RemainingWork::Request(request)),
             Some(outcome) => {
-                let about = RequestSummary::of(&operation, namespace.device.geometry());
-                if about.is_doubtful(&outcome) {
+                let summary = RequestSummary::of(&request, namespace.device.geometry());
+                if summary.needs_own_check(&outcome) {
                     // Asked again, it fails again, and then there is time to find out for whose fault.
-                    return Err(Work::Request(operation));
+                    return Err(RemainingWork::Request(request));
                 }
-                let outcome = learn(namespace, &about, outcome);
-                Ok(self.ended(namespace, outcome.and_then(|answer| self.reply(namespace, answer))))
+                let outcome = record(namespace, &summary, outcome);
+                Ok(self.finish(namespace, outcome.and_then(|response| self.reply(namespace, response))))
             }
         }
     }
 
     /// Carries the command out.
-    pub(crate) async fn run(&self, work: Work) -> Result<Reply, CommandError> {
-        self.run_on(work, None).await
+    pub(crate) async fn execute(&self, work: RemainingWork) -> Result<Reply, CommandError> {
+        self.execute_with_lock(work, None).await
     }
 
     /// Carries the command out, where it is one operation for a caller who may have locked the blocks that it changes.
-    pub(crate) async fn run_on(&self, work: Work, locked: Option<&Locked<'_>>) -> Result<Reply, CommandError> {
+    pub(crate) async fn execute_with_lock(
+        &self,
+        work: RemainingWork,
+        locked: Option<&Locked<'_>>,
+    ) -> Result<Reply, CommandError> {
         let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
         let work = match work {
-            Work::New(data) => self.begin(namespace, data),
+            RemainingWork::All(data) => self.translate(namespace, data),
             begun => Ok(begun),
         };
         let outcome = match work {
-            Ok(Work::Request(operation)) => {
-                let about = RequestSummary::of(&operation, namespace.device.geometry());
+            Ok(RemainingWork::Request(request)) => {
+                let summary = RequestSummary::of(&request, namespace.device.geometry());
                 let outcome = match locked {
-                    Some(locked) => locked.execute(operation).await,
-                    None => namespace.device.execute(operation).await,
+                    Some(locked) => locked.execute(request).await,
+                    None => namespace.device.execute(request).await,
                 };
-                settle(namespace, &about, outcome).await.and_then(|answer| self.reply(namespace, answer))
+                record_checked(namespace, &summary, outcome).await.and_then(|response| self.reply(namespace, response))
             }
-            Ok(Work::New(data)) => self.in_steps(namespace, data).await,
-            Err(refusal) => Err(refusal),
+            Ok(RemainingWork::All(data)) => self.execute_steps(namespace, data).await,
+            Err(error) => Err(error),
         };
-        self.ended(namespace, outcome)
+        self.finish(namespace, outcome)
     }
 
     /// What the device is asked, with the data of a Write sealed or checked. A command that takes several steps stays as it is.
-    fn begin(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Work, CommandError> {
-        let sums = &self.controller.traffic.sums;
-        Ok(Work::Request(match self.io {
+    fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
+        let checksums = &self.queue.traffic.checksums;
+        Ok(RemainingWork::Request(match self.io {
             IoCommand::Read(blocks) => {
-                add(&sums.stored_bytes_checked, namespace.checked_bytes(&blocks));
+                add(&checksums.stored_bytes_checked, namespace.checked_bytes(&blocks));
                 Request::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
             }
             IoCommand::Write(blocks) => {
-                let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.sums.as_ref())?);
-                add(&sums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.sums.as_ref()));
+                let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.crcs.as_ref())?);
+                add(&checksums.guard_bytes_summed, namespace.guard_bytes(&blocks, self.crcs.as_ref()));
                 Request::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
             }
             IoCommand::WriteZeroes(zeroes) => Request::WriteZeroes {
@@ -187,16 +191,16 @@ impl IoRequest {
                 Request::WriteUncorrectable { extent, durability: self.durability(false) }
             }
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
-                return Ok(Work::New(data));
+                return Ok(RemainingWork::All(data));
             }
         }))
     }
 
     /// What the host is told when the device has done as [`IoRequest::begin`] asked.
-    fn reply(&self, namespace: &NamespaceHandle, answer: Response) -> Result<Reply, CommandError> {
-        match (&self.io, answer) {
+    fn reply(&self, namespace: &NamespaceHandle, response: Response) -> Result<Reply, CommandError> {
+        match (&self.io, response) {
             (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
-            (IoCommand::Checksum(_), Response::Checksum(digested)) => Ok(Reply::Done(digested.crc64)),
+            (IoCommand::Checksum(_), Response::Checksum(checksum)) => Ok(Reply::Done(checksum.crc64)),
             // Hosts that do not know what it means ignore it.
             (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Checksum(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
@@ -205,12 +209,12 @@ impl IoRequest {
     }
 
     /// Carries out a command that is more than one request.
-    async fn in_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
+    async fn execute_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
         match self.io {
             IoCommand::Flush => self.flush().await,
-            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.sums.as_ref()).await,
+            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.crcs.as_ref()).await,
             IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
-            IoCommand::Copy(ask) => copy::copy(namespace, &ask, &data, self.durability(ask.force_unit_access)).await,
+            IoCommand::Copy(args) => copy::copy(namespace, &args, &data, self.durability(args.force_unit_access)).await,
             IoCommand::Read(_)
             | IoCommand::Write(_)
             | IoCommand::WriteZeroes(_)
@@ -221,11 +225,11 @@ impl IoRequest {
     }
 
     /// Counts the command and says where it failed.
-    fn ended(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
+    fn finish(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
         self.count(namespace, &outcome);
-        outcome.map_err(|refusal| match extent(&self.io) {
-            Some(extent) => refusal.or_at(extent.start()),
-            None => refusal,
+        outcome.map_err(|error| match extent(&self.io) {
+            Some(extent) => error.or_at(extent.start()),
+            None => error,
         })
     }
 
@@ -238,14 +242,14 @@ impl IoRequest {
 
     /// With the write cache switched off every write is durable before it is answered.
     fn durability(&self, force_unit_access: bool) -> Durability {
-        match force_unit_access || !self.controller.write_cache.get() {
+        match force_unit_access || !self.queue.write_cache.get() {
             true => Durability::ForceUnitAccess,
             false => Durability::Volatile,
         }
     }
 
     fn count(&self, namespace: &Namespace, outcome: &Result<Reply, CommandError>) {
-        let traffic = &self.controller.traffic;
+        let traffic = &self.queue.traffic;
         let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
         match (&self.io, outcome) {
             (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_) | IoCommand::Checksum(_), Ok(_)) => {
@@ -256,7 +260,7 @@ impl IoRequest {
                 add(&traffic.writes, 1);
                 add(&traffic.written_bytes, bytes);
             }
-            (_, Err(refusal)) if refusal.is_damage() => add(&traffic.media_errors, 1),
+            (_, Err(error)) if error.is_damage() => add(&traffic.media_errors, 1),
             _ => {}
         }
     }
@@ -277,32 +281,32 @@ fn extent(io: &IoCommand) -> Option<Extent> {
 }
 
 /// Asks the device, and remembers what that tells of bad blocks.
-pub(crate) async fn execute(namespace: &NamespaceHandle, operation: Request) -> Result<Response, CommandError> {
+pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Result<Response, CommandError> {
     let geometry = namespace.device.geometry();
-    let about = RequestSummary::of(&operation, geometry);
-    let outcome = namespace.device.execute(operation).await;
-    settle(namespace, &about, outcome).await
+    let summary = RequestSummary::of(&request, geometry);
+    let outcome = namespace.device.execute(request).await;
+    record_checked(namespace, &summary, outcome).await
 }
 
 /// Remembers what the end of an operation tells of bad blocks; has the store check its own seals first, where the host's
 /// expectation may be all that failed.
-async fn settle(
+async fn record_checked(
     namespace: &NamespaceHandle,
-    about: &RequestSummary,
+    summary: &RequestSummary,
     outcome: Outcome,
 ) -> Result<Response, CommandError> {
-    let Some(extent) = about.extent.filter(|_| about.is_doubtful(&outcome)) else {
-        return learn(namespace, about, outcome);
+    let Some(extent) = summary.extent.filter(|_| summary.needs_own_check(&outcome)) else {
+        return record(namespace, summary, outcome);
     };
     let (own, check) = RequestSummary::of_check(extent, namespace.device.geometry());
     let found = namespace.device.execute(check).await;
-    namespace.state.learn(&own, &found);
-    outcome.map_err(|error| CommandError::of_error(&error, about.kind))
+    namespace.state.record(&own, &found);
+    outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
 }
 
-fn learn(namespace: &NamespaceHandle, about: &RequestSummary, outcome: Outcome) -> Result<Response, CommandError> {
-    namespace.state.learn(about, &outcome);
-    outcome.map_err(|error| CommandError::of_error(&error, about.kind))
+fn record(namespace: &NamespaceHandle, summary: &RequestSummary, outcome: Outcome) -> Result<Response, CommandError> {
+    namespace.state.record(summary, &outcome);
+    outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
 }
 
 /// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
@@ -310,7 +314,7 @@ async fn compare(
     namespace: &NamespaceHandle,
     blocks: BlockCommand,
     data: Buffer,
-    sums: Option<&BlockCrcs>,
+    crcs: Option<&BlockCrcs>,
 ) -> Result<Reply, CommandError> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
@@ -322,7 +326,7 @@ async fn compare(
     // With PRACT the data comes without tags, and is compared without.
     let wanted = match blocks.protection.pract {
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
-        false => namespace.check_wire(&blocks, &data, sums, &checks)?,
+        false => namespace.verify_wire(&blocks, &data, crcs, &checks)?,
     };
     let Response::Data(stored) = execute(namespace, Request::Read { extent, checks }).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
@@ -355,7 +359,7 @@ async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
         execute(namespace, Request::Discard { extents: extents.clone() }).await?;
-        extents.into_iter().for_each(|extent| namespace.state.known.clear(extent));
+        extents.into_iter().for_each(|extent| namespace.state.damage_list.clear(extent));
     }
     Ok(Reply::Done(0))
 }

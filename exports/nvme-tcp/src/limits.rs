@@ -59,7 +59,7 @@ const READ_PDU_BYTES: u32 = 4 << 20;
 
 impl Limits {
     /// The same limits, brought to what the protocol can say.
-    pub(crate) fn legal(mut self) -> Limits {
+    pub(crate) fn clamped(mut self) -> Limits {
         self.io_queues = self.io_queues.max(1);
         self.commands = self.commands.max(32);
         self.transfer_bytes = 1 << self.transfer_bytes.clamp(8192, 1 << 30).ilog2();
@@ -92,11 +92,11 @@ mod tests {
 
     #[test]
     fn limits_become_what_the_protocol_can_say() {
-        let odd = Limits { commands: 1, transfer_bytes: 3_000_000, bytes_in_flight: 0, ..Limits::default() }.legal();
+        let odd = Limits { commands: 1, transfer_bytes: 3_000_000, bytes_in_flight: 0, ..Limits::default() }.clamped();
         assert_eq!((odd.commands, odd.transfer_bytes, odd.bytes_in_flight), (32, 1 << 21, 1 << 22));
         assert_eq!((odd.mdts(), Limits::default().mdts()), (9, 8));
-        assert_eq!(Limits::default().legal(), Limits::default());
-        let many = Limits { connections: 1000, ..Limits::default() }.legal();
+        assert_eq!(Limits::default().clamped(), Limits::default());
+        let many = Limits { connections: 1000, ..Limits::default() }.clamped();
         assert_eq!(many.total_bytes_in_flight, 1000 * ((1 << 20) + (64 << 10)), "a transfer for each");
     }
 }

@@ -5,28 +5,28 @@ use std::time::{Duration, Instant};
 use crate::kept::Locked;
 
 /// The time between two tellings.
-const REST: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Counts. What a peer can cause at will must not fill anybody's log.
 #[derive(Default)]
-pub(crate) struct LogRateLimit(Locked<State>);
+pub(crate) struct LogRateLimit(Locked<RateState>);
 
 #[derive(Default)]
-struct State {
-    untold: u64,
-    told: Option<Instant>,
+struct RateState {
+    unreported: u64,
+    reported_at: Option<Instant>,
 }
 
 impl LogRateLimit {
     /// Counts one more. The number to tell, this one and those before that were not told, if it is time to tell it.
-    pub(crate) fn note(&self, now: Instant) -> Option<u64> {
+    pub(crate) fn count(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock();
-        state.untold += 1;
-        if state.told.is_some_and(|told| now.saturating_duration_since(told) < REST) {
+        state.unreported += 1;
+        if state.reported_at.is_some_and(|reported_at| now.saturating_duration_since(reported_at) < LOG_INTERVAL) {
             return None;
         }
-        state.told = Some(now);
-        Some(std::mem::take(&mut state.untold))
+        state.reported_at = Some(now);
+        Some(std::mem::take(&mut state.unreported))
     }
 }
 
@@ -36,13 +36,13 @@ mod tests {
 
     #[test]
     fn the_first_is_told_at_once_and_a_flood_as_a_number() {
-        let (flood, start) = (LogRateLimit::default(), Instant::now());
-        assert_eq!(flood.note(start), Some(1));
+        let (limit, start) = (LogRateLimit::default(), Instant::now());
+        assert_eq!(limit.count(start), Some(1));
         for _ in 0..1000 {
-            assert_eq!(flood.note(start + REST / 2), None);
+            assert_eq!(limit.count(start + LOG_INTERVAL / 2), None);
         }
-        assert_eq!(flood.note(start + REST), Some(1001));
-        assert_eq!(flood.note(start + REST), None);
-        assert_eq!(flood.note(start + REST * 3), Some(2));
+        assert_eq!(limit.count(start + LOG_INTERVAL), Some(1001));
+        assert_eq!(limit.count(start + LOG_INTERVAL), None);
+        assert_eq!(limit.count(start + LOG_INTERVAL * 3), Some(2));
     }
 }

@@ -37,41 +37,41 @@ const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::Erro
 pub(crate) fn page(
     connection: &Rc<Connection>,
     controller: &Controller,
-    ask: &GetLogPage,
+    args: &GetLogPage,
 ) -> Result<Vec<u8>, CommandError> {
     let pages: &[LogPage] = if controller.is_discovery { &DISCOVERY_PAGES } else { &NVM_PAGES };
-    let known = LogPage::from_code(ask.lid).filter(|page| pages.contains(page));
-    match known.ok_or(Invalid::LogPage(ask.lid))? {
+    let known = LogPage::from_code(args.lid).filter(|page| pages.contains(page));
+    match known.ok_or(Invalid::LogPage(args.lid))? {
         LogPage::SupportedLogPages => Ok(supported_log_pages(pages).to_vec()),
         LogPage::ErrorInformation => Ok(controller.errors.lock().encode()),
         // LPA says that namespaces have no page of their own.
-        LogPage::Health if ask.nsid != 0 && ask.nsid != NSID_ALL => Err(Invalid::field("NSID", 1, 0).into()),
+        LogPage::Health if args.nsid != 0 && args.nsid != NSID_ALL => Err(Invalid::field("NSID", 1, 0).into()),
         LogPage::Health => Ok(health(controller).encode().to_vec()),
         LogPage::FirmwareSlot => {
             let mut slots = FirmwareSlots { afi: 1, ..FirmwareSlots::default() };
             slots.frs[0] = Ascii::new(env!("CARGO_PKG_VERSION"));
             Ok(slots.encode().to_vec())
         }
-        LogPage::ChangedNamespaces => Ok(controller.notices.take_changed().to_vec()),
+        LogPage::ChangedNamespaces => Ok(controller.async_events.take_changed().to_vec()),
         LogPage::CommandEffects => Ok(effects(controller).encode().to_vec()),
         LogPage::LbaStatus => Ok(lba_status(controller).encode()),
         LogPage::FeatureEffects => Ok(features::effects().to_vec()),
         // No command of NVMe-MI is supported. LPA cannot say that there are the other pages about what is, without this one.
         LogPage::ManagementEffects => Ok(vec![0; 4096]),
         LogPage::Damage => {
-            let namespace = controller.namespace(ask.nsid)?;
-            Ok(namespace.state.known.damage_log(ask.nsid).encode())
+            let namespace = controller.namespace(args.nsid)?;
+            Ok(namespace.state.damage_list.damage_log(args.nsid).encode())
         }
         LogPage::Extensions => {
-            let namespace = controller.namespace(ask.nsid)?;
+            let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().annex_pages;
-            Ok(ExtensionsLog::new(ask.nsid, extensions(&namespace), pages).encode().to_vec())
+            Ok(ExtensionsLog::new(args.nsid, extensions(&namespace), pages).encode().to_vec())
         }
         LogPage::Discovery => {
             let at = connection.stream.local_addr().map_err(|_| StatusCode::INTERNAL_ERROR)?;
             Ok(discovery::log(&connection.target, controller.host.as_ref(), connection.target.advertised(at)))
         }
-        _ => Err(Invalid::LogPage(ask.lid).into()),
+        _ => Err(Invalid::LogPage(args.lid).into()),
     }
 }
 
@@ -108,7 +108,7 @@ fn health(controller: &Controller) -> Health {
 fn lba_status(controller: &Controller) -> LbaStatusLog {
     let (mut elements, mut blocks, mut generation, mut overflowed) = (Vec::new(), 0_usize, 0_u16, false);
     for (nsid, namespace) in controller.subsystem.namespaces().iter() {
-        let known = namespace.state.known.summary();
+        let known = namespace.state.damage_list.summary();
         blocks += known.blocks;
         generation = generation.wrapping_add(known.additions);
         overflowed |= known.overflowed;

@@ -16,13 +16,13 @@ use sealblock_layers_cross_core::Attached;
 
 use crate::controller::Controller;
 use crate::namespace::Namespace;
-use crate::subsystem::Counters;
+use crate::subsystem::QueueCounters;
 
 pub(crate) struct QueueContext {
     controller: Arc<Controller>,
     /// What went through this queue. Only this core counts.
-    pub(crate) traffic: Arc<Counters>,
-    opened: RefCell<Rc<NamespaceHandles>>,
+    pub(crate) traffic: Arc<QueueCounters>,
+    handles: RefCell<Rc<NamespaceHandles>>,
 }
 
 /// The namespaces of a subsystem as they were after so many changes.
@@ -40,8 +40,8 @@ pub(crate) struct NamespaceHandle {
 impl NamespaceHandle {
     /// The namespace, attached to this core for a controller.
     pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> NamespaceHandle {
-        let asker = controller.asker(&namespace.device);
-        NamespaceHandle { device: namespace.device.attach_as(&asker), namespace: Arc::clone(namespace) }
+        let flush_cursor = controller.flush_cursor(&namespace.device);
+        NamespaceHandle { device: namespace.device.attach_as(&flush_cursor), namespace: Arc::clone(namespace) }
     }
 }
 
@@ -63,15 +63,15 @@ impl Deref for QueueContext {
 
 impl NamespaceHandles {
     /// What is there now. Namespaces that `before` had already stay attached.
-    fn now(controller: &Controller, before: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
+    fn now(controller: &Controller, previous: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
         let (changes, namespaces) = controller.subsystem.snapshot();
-        let mount = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
-            let known = before.and_then(|opened| opened.namespaces.get(nsid));
-            let known = known.filter(|mounted| Arc::ptr_eq(&mounted.namespace, namespace)).cloned();
+        let handle_of = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
+            let existing = previous.and_then(|handles| handles.namespaces.get(nsid));
+            let existing = existing.filter(|handle| Arc::ptr_eq(&handle.namespace, namespace)).cloned();
             let attach = || Rc::new(NamespaceHandle::new(namespace, controller));
-            (*nsid, known.unwrap_or_else(attach))
+            (*nsid, existing.unwrap_or_else(attach))
         };
-        Rc::new(NamespaceHandles { changes, namespaces: namespaces.iter().map(mount).collect() })
+        Rc::new(NamespaceHandles { changes, namespaces: namespaces.iter().map(handle_of).collect() })
     }
 }
 
@@ -79,8 +79,8 @@ impl QueueContext {
     /// Joins a controller, which has counted the member already.
     pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
-        let opened = RefCell::new(NamespaceHandles::now(&controller, None));
-        Rc::new(QueueContext { controller, traffic, opened })
+        let handles = RefCell::new(NamespaceHandles::now(&controller, None));
+        Rc::new(QueueContext { controller, traffic, handles: handles })
     }
 
     /// The controller for all cores.
@@ -90,12 +90,12 @@ impl QueueContext {
 
     /// The namespaces, attached to this core.
     pub(crate) fn namespaces(&self) -> Rc<NamespaceHandles> {
-        let opened = Rc::clone(&self.opened.borrow());
-        if opened.changes == self.controller.subsystem.changes() {
-            return opened;
+        let handles = Rc::clone(&self.handles.borrow());
+        if handles.changes == self.controller.subsystem.changes() {
+            return handles;
         }
-        let now = NamespaceHandles::now(&self.controller, Some(&opened));
-        self.opened.replace(Rc::clone(&now));
+        let now = NamespaceHandles::now(&self.controller, Some(&handles));
+        self.handles.replace(Rc::clone(&now));
         now
     }
 }
@@ -103,6 +103,6 @@ impl QueueContext {
 impl Drop for QueueContext {
     fn drop(&mut self) {
         self.controller.subsystem.stop_counting(&self.traffic);
-        self.controller.member_left();
+        self.controller.release_queue_ref();
     }
 }

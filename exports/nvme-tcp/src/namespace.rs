@@ -35,16 +35,16 @@ pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
-    shows: PiVisibility,
+    visibility: PiVisibility,
     /// Where guards and data digests share their sums.
-    pub(crate) shapes: Option<BlockLayouts>,
+    pub(crate) layouts: Option<BlockLayouts>,
 }
 
 impl Namespace {
     /// The namespace of `device`, plain, with a state of its own. `uuid` is its identity, which hosts use to recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
-        let shapes = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid, state: Arc::default(), shows: PiVisibility::Plain, shapes }
+        let layouts = BlockLayouts::of(device.geometry());
+        Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts: layouts }
     }
 
     /// The same namespace with this state. Namespaces of one device, at the same time or one after the other, are to have
@@ -56,8 +56,14 @@ impl Namespace {
 
     /// The same namespace, whose device has another size now.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
-        let shapes = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), shows: self.shows, shapes }
+        let layouts = BlockLayouts::of(device.geometry());
+        Namespace {
+            device,
+            uuid: self.uuid,
+            state: Arc::clone(&self.state),
+            visibility: self.visibility,
+            layouts: layouts,
+        }
     }
 
     /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.
@@ -69,18 +75,18 @@ impl Namespace {
     ///
     /// # Errors
     /// [`SetupError::NotProtected`] if its protection information is to be shown and it has none that NVMe knows.
-    pub fn with_visibility(mut self, shows: PiVisibility) -> Result<Namespace, SetupError> {
+    pub fn with_visibility(mut self, visibility: PiVisibility) -> Result<Namespace, SetupError> {
         let format = self.device.geometry().protection.filter(|format| format.guard() != GuardKind::IpChecksum);
-        if shows == PiVisibility::Protected && format.is_none() {
+        if visibility == PiVisibility::Protected && format.is_none() {
             return Err(SetupError::NotProtected);
         }
-        self.shows = shows;
+        self.visibility = visibility;
         Ok(self)
     }
 
     /// The protection information that commands are about: none on a plain namespace.
     pub(crate) fn format(&self) -> Option<PiFormat> {
-        match self.shows {
+        match self.visibility {
             PiVisibility::Plain => None,
             PiVisibility::Protected => self.device.geometry().protection,
         }
@@ -126,32 +132,32 @@ impl Namespace {
         &self,
         blocks: &BlockCommand,
         data: Buffer,
-        sums: Option<&BlockCrcs>,
+        crcs: Option<&BlockCrcs>,
     ) -> Result<Sealed, CommandError> {
         let geometry = self.device.geometry();
-        let first_ref = blocks.extent.start().get();
+        let initial_ref_tag = blocks.extent.start().get();
         let tags = match self.format() {
-            None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref },
-            Some(_) if !blocks.protection.pract => return self.check_wire(blocks, &data, sums, &self.checks(blocks)),
+            None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag },
+            Some(_) if !blocks.protection.pract => return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)),
             // Type 1 is defined by this reference tag, and hosts that leave the check out also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
-                Tags { initial_ref_tag: first_ref, ..blocks.protection.tags(format) }
+                Tags { initial_ref_tag, ..blocks.protection.tags(format) }
             }
             Some(format) => blocks.protection.tags(format),
         };
         let (data, size) = (data.freeze(), geometry.block_size);
-        Ok(match (geometry.protection, self.guards(sums)) {
+        Ok(match (geometry.protection, self.guards(crcs)) {
             (Some(format), Some(guards)) => Sealed::seal_with_crcs(data, size, format, &tags, guards),
             (protection, _) => Sealed::seal(data, size, protection, &tags),
         })
     }
 
     /// Extended blocks from the wire, taken apart and checked.
-    pub(crate) fn check_wire(
+    pub(crate) fn verify_wire(
         &self,
         blocks: &BlockCommand,
         data: &[u8],
-        sums: Option<&BlockCrcs>,
+        crcs: Option<&BlockCrcs>,
         checks: &Checks,
     ) -> Result<Sealed, CommandError> {
         let size = self.device.geometry().block_size;
@@ -160,20 +166,20 @@ impl Namespace {
             Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
             None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
         };
-        let checked = match self.guards(sums) {
+        let checked = match self.guards(crcs) {
             Some(guards) => unverified.verify_with_crcs(checks, guards),
             None => unverified.verify(checks),
         };
         checked.map_err(|bad| {
-            let faults = bad.iter().map(|bad| BadBlock::of_mismatch(blocks.extent.start(), bad)).collect();
-            let faults = BadBlocks::new(faults).expect("a failed check names a block");
-            CommandError::of_error(&faults.into(), RequestKind::Write)
+            let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(blocks.extent.start(), bad)).collect();
+            let bad_blocks = BadBlocks::new(bad_blocks).expect("a failed check names a block");
+            CommandError::of_error(&bad_blocks.into(), RequestKind::Write)
         })
     }
 
     /// Blocks that were read, as they go to the host: the device's slices, with their tags between them if the host asked.
     pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
-        let sums = self.sums_of(blocks, &read);
+        let crcs = self.verified_crcs(blocks, &read);
         let payload = match self.format() {
             Some(format) if !blocks.protection.pract => {
                 let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
@@ -183,8 +189,8 @@ impl Namespace {
             }
             _ => Payload::from(read.into_parts().0),
         };
-        match sums {
-            Some(sums) => payload.with_crcs(sums),
+        match crcs {
+            Some(crcs) => payload.with_crcs(crcs),
             None => payload,
         }
     }

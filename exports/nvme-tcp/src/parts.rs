@@ -13,8 +13,8 @@ use crate::connection::Connection;
 use crate::limits::Limits;
 
 /// How many commands are carried out at least, and how many bytes they read at most, before what there is of answers is sent.
-const PART_COMMANDS: usize = 16;
-const PART_BYTES: u64 = 256 << 10;
+const BATCH_COMMANDS: usize = 16;
+const BATCH_BYTES: u64 = 256 << 10;
 /// What a command without data takes of what is received.
 const CAPSULE_BYTES: usize = 72;
 
@@ -23,7 +23,7 @@ const CAPSULE_BYTES: usize = 72;
 const SOCKET_BYTES: usize = 2 << 20;
 
 /// Sets a socket up for answers in parts, and for a host that takes none.
-pub(crate) fn prepare(stream: &Stream, limits: &Limits) {
+pub(crate) fn configure_socket(stream: &Stream, limits: &Limits) {
     // Where the system refuses, its own idea of a buffer serves, only with more turns, and its own idea of patience.
     let _ = stream.set_patience(limits.receive);
     let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
@@ -35,33 +35,33 @@ impl Connection {
     /// Carries out what was received, and answers it part by part: reads in two halves. Answers without data are short, so
     /// that writes, whose commands bring more bytes, are answered together.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
-        let part = (received_bytes / CAPSULE_BYTES / 2).max(PART_COMMANDS);
+        let part = (received_bytes / CAPSULE_BYTES / 2).max(BATCH_COMMANDS);
         let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
         let mut events = 0;
         while let Some(event) = self.next_event() {
             self.on_event(event);
             commands += 1;
             events += 1;
-            if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= PART_BYTES {
-                self.answer_first().await;
+            if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= BATCH_BYTES {
+                self.send_first().await;
                 (commands, from_bytes) = (0, self.read_bytes.get());
             }
         }
         // A host that waits for each answer asks again soon, and then waits for this one.
         self.stream.set_lingering(events == 1);
-        self.answer_first().await;
+        self.send_first().await;
     }
 
     /// Lets the sender go first.
-    async fn answer_first(self: &Rc<Self>) {
+    async fn send_first(self: &Rc<Self>) {
         self.output.note();
-        self.settle();
+        self.stop_receiving_if_drained();
         let mut has_waited = false;
         poll_fn(|_| {
             if std::mem::replace(&mut has_waited, true) {
                 return Poll::Ready(());
             }
-            self.answering.set(true);
+            self.sends_first.set(true);
             Poll::Pending
         })
         .await

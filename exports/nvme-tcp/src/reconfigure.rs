@@ -24,7 +24,7 @@ impl Target {
         if subsystem.nqn.is_discovery() {
             return Err(SetupError::Reserved(subsystem.nqn));
         }
-        self.0.offer(|all| {
+        self.0.change_subsystems(|all| {
             if all.iter().any(|other| other.nqn == subsystem.nqn) {
                 return Err(SetupError::DuplicateNqn(subsystem.nqn.clone()));
             }
@@ -39,13 +39,13 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`].
     pub fn remove_subsystem(&self, nqn: &Nqn) -> Result<(), SetupError> {
-        let subsystem = self.offered(nqn)?;
-        self.0.offer(|all| {
+        let subsystem = self.find_subsystem(nqn)?;
+        self.0.change_subsystems(|all| {
             all.retain(|other| !Arc::ptr_eq(other, &subsystem));
             Ok::<(), SetupError>(())
         })?;
-        subsystem.removed.set(true);
-        self.end(&subsystem, |_| true);
+        subsystem.is_removed.set(true);
+        self.drain_controllers(&subsystem, |_| true);
         Ok(())
     }
 
@@ -55,12 +55,12 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`].
     pub fn set_hosts(&self, nqn: &Nqn, hosts: Hosts) -> Result<(), SetupError> {
-        let subsystem = self.offered(nqn)?;
-        self.0.offer(|_| {
+        let subsystem = self.find_subsystem(nqn)?;
+        self.0.change_subsystems(|_| {
             subsystem.set_hosts(hosts);
             Ok::<(), SetupError>(())
         })?;
-        self.end(&subsystem, |controller| !subsystem.allows(controller.host.as_ref()));
+        self.drain_controllers(&subsystem, |controller| !subsystem.allows(controller.host.as_ref()));
         Ok(())
     }
 
@@ -69,9 +69,9 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`], [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
     pub fn add_namespace(&self, nqn: &Nqn, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
-        let subsystem = self.offered(nqn)?;
+        let subsystem = self.find_subsystem(nqn)?;
         subsystem.add(nsid, namespace)?;
-        self.namespace_changed(&subsystem, nsid);
+        self.report_namespace_changed(&subsystem, nsid);
         Ok(())
     }
 
@@ -80,7 +80,7 @@ impl Target {
     pub fn advertise(&self, addresses: Vec<(SocketAddr, SocketAddr)>) {
         self.0.advertised.set(addresses);
         // Nothing is offered anew, but the page is another one.
-        let Ok(()) = self.0.offer(|_| Ok::<(), Infallible>(()));
+        let Ok(()) = self.0.change_subsystems(|_| Ok::<(), Infallible>(()));
     }
 
     /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; the namespace, and with
@@ -90,9 +90,9 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), SetupError> {
-        let subsystem = self.offered(nqn)?;
+        let subsystem = self.find_subsystem(nqn)?;
         let removed = subsystem.remove(nsid)?;
-        for controller in self.of(&subsystem) {
+        for controller in self.controllers_of(&subsystem) {
             controller.namespace_removed(nsid, &removed);
         }
         Ok(())
@@ -106,12 +106,12 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
     pub fn resize_namespace(&self, nqn: &Nqn, nsid: u32, device: SharedDevice) -> Result<(), SetupError> {
-        let subsystem = self.offered(nqn)?;
+        let subsystem = self.find_subsystem(nqn)?;
         subsystem.replace(nsid, |namespace| {
             debug_assert!(namespace.device.is_same(&device), "another device is another namespace");
             namespace.resized(device)
         })?;
-        for controller in self.of(&subsystem) {
+        for controller in self.controllers_of(&subsystem) {
             controller.namespace_resized(nsid);
         }
         Ok(())
@@ -127,28 +127,28 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`].
     pub fn namespaces(&self, nqn: &Nqn) -> Result<Vec<u32>, SetupError> {
-        Ok(self.offered(nqn)?.namespaces().keys().copied().collect())
+        Ok(self.find_subsystem(nqn)?.namespaces().keys().copied().collect())
     }
 
-    fn offered(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, SetupError> {
+    fn find_subsystem(&self, nqn: &Nqn) -> Result<Arc<Subsystem>, SetupError> {
         let (_, all) = self.0.subsystems();
         let found = all.iter().find(|subsystem| subsystem.nqn == *nqn).cloned();
         found.ok_or_else(|| SetupError::UnknownNqn(nqn.clone()))
     }
 
-    fn end(&self, subsystem: &Arc<Subsystem>, which: impl Fn(&Controller) -> bool) {
-        for controller in self.of(subsystem).iter().filter(|controller| which(controller)) {
-            controller.stop();
+    fn drain_controllers(&self, subsystem: &Arc<Subsystem>, which: impl Fn(&Controller) -> bool) {
+        for controller in self.controllers_of(subsystem).iter().filter(|controller| which(controller)) {
+            controller.drain();
         }
     }
 
-    fn namespace_changed(&self, subsystem: &Arc<Subsystem>, nsid: u32) {
-        for controller in self.of(subsystem) {
+    fn report_namespace_changed(&self, subsystem: &Arc<Subsystem>, nsid: u32) {
+        for controller in self.controllers_of(subsystem) {
             controller.namespaces_changed(nsid);
         }
     }
 
-    fn of(&self, subsystem: &Arc<Subsystem>) -> Vec<Arc<Controller>> {
+    fn controllers_of(&self, subsystem: &Arc<Subsystem>) -> Vec<Arc<Controller>> {
         let all = self.0.controllers().into_iter();
         all.filter(|controller| Arc::ptr_eq(&controller.subsystem, subsystem)).collect()
     }

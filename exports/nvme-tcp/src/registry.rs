@@ -20,10 +20,10 @@ use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::Subsystem;
 
 /// The largest controller identifier that is not reserved.
-const MOST_CONTROLLERS: u16 = 0xFFEF;
+const MAX_CONTROLLER_ID: u16 = 0xFFEF;
 
 /// The state of one target.
-pub(crate) struct Shared {
+pub(crate) struct TargetState {
     pub(crate) limits: Limits,
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
@@ -32,7 +32,7 @@ pub(crate) struct Shared {
     /// What the discovery log names instead of addresses that connections come to.
     pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
     /// Connections above the limit.
-    pub(crate) refused: LogRateLimit,
+    pub(crate) over_limit: LogRateLimit,
     pub(crate) cores: Locked<Arc<Vec<ServingCore>>>,
     subsystems: Locked<SubsystemList>,
     discovery: Arc<Subsystem>,
@@ -43,14 +43,14 @@ pub(crate) struct Shared {
 
 /// A core that connections are handed to.
 pub(crate) struct ServingCore {
-    pub(crate) post: CoreAddress,
+    pub(crate) address: CoreAddress,
     /// Connections there, but for admin queues, which cost little.
     load: AtomicUsize,
 }
 
 impl ServingCore {
-    pub(crate) fn new(post: CoreAddress) -> ServingCore {
-        ServingCore { post, load: AtomicUsize::new(0) }
+    pub(crate) fn new(address: CoreAddress) -> ServingCore {
+        ServingCore { address: address, load: AtomicUsize::new(0) }
     }
 }
 
@@ -68,25 +68,25 @@ struct Controllers {
 
 /// A connection's permission to be there, given back when its last task has ended.
 pub(crate) struct Permit {
-    shared: Arc<Shared>,
+    target: Arc<TargetState>,
     number: u64,
     /// The core that carries it.
-    place: Option<(Arc<Vec<ServingCore>>, usize)>,
-    weighs: Cell<bool>,
+    core: Option<(Arc<Vec<ServingCore>>, usize)>,
+    counts_as_load: Cell<bool>,
 }
 
 impl Permit {
     /// Where the connection is to be served, unless where it was accepted.
-    pub(crate) fn post(&self) -> Option<&CoreAddress> {
-        self.place.as_ref().map(|(places, index)| &places[*index].post)
+    pub(crate) fn core_address(&self) -> Option<&CoreAddress> {
+        self.core.as_ref().map(|(cores, index)| &cores[*index].address)
     }
 
     /// The connection turned out to be an admin queue, which is no load.
     pub(crate) fn exclude_from_load(&self) {
-        if let Some((places, index)) = &self.place
-            && self.weighs.replace(false)
+        if let Some((cores, index)) = &self.core
+            && self.counts_as_load.replace(false)
         {
-            places[*index].load.fetch_sub(1, Ordering::Relaxed);
+            cores[*index].load.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -94,20 +94,20 @@ impl Permit {
 impl Drop for Permit {
     fn drop(&mut self) {
         self.exclude_from_load();
-        self.shared.connections.lock().remove(&self.number);
+        self.target.connections.lock().remove(&self.number);
     }
 }
 
-impl Shared {
-    pub(crate) fn new(limits: Limits) -> Shared {
-        let limits = limits.legal();
-        Shared {
+impl TargetState {
+    pub(crate) fn new(limits: Limits) -> TargetState {
+        let limits = limits.clamped();
+        TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
             limits,
             is_stopped: Flag::new(false),
             listeners: Locked::default(),
             advertised: Locked::default(),
-            refused: LogRateLimit::default(),
+            over_limit: LogRateLimit::default(),
             cores: Locked::default(),
             subsystems: Locked::default(),
             discovery: Arc::new(Subsystem::new(Nqn::discovery(), "discovery")),
@@ -119,18 +119,21 @@ impl Shared {
 
     /// The generation of the discovery log, and the subsystems it names.
     pub(crate) fn subsystems(&self) -> (u64, Arc<Vec<Arc<Subsystem>>>) {
-        let offered = self.subsystems.lock();
-        (offered.generation, Arc::clone(&offered.all))
+        let list = self.subsystems.lock();
+        (list.generation, Arc::clone(&list.all))
     }
 
     /// Changes the list of subsystems, or only counts that something about them changed.
-    pub(crate) fn offer<E>(&self, change: impl FnOnce(&mut Vec<Arc<Subsystem>>) -> Result<(), E>) -> Result<(), E> {
-        let mut offered = self.subsystems.lock();
-        let mut all = Vec::clone(&offered.all);
+    pub(crate) fn change_subsystems<E>(
+        &self,
+        change: impl FnOnce(&mut Vec<Arc<Subsystem>>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut list = self.subsystems.lock();
+        let mut all = Vec::clone(&list.all);
         change(&mut all)?;
-        offered.generation += 1;
-        let before = std::mem::replace(&mut offered.all, Arc::new(all));
-        drop(offered);
+        list.generation += 1;
+        let before = std::mem::replace(&mut list.all, Arc::new(all));
+        drop(list);
         drop(before);
         for controller in self.controllers().iter().filter(|controller| controller.is_discovery) {
             controller.discovery_changed();
@@ -168,7 +171,7 @@ impl Shared {
         let mut controllers = self.controllers.lock();
         let last = controllers.last;
         let free = |id: &u16| !controllers.by_id.contains_key(id);
-        let id = (last + 1..=MOST_CONTROLLERS).chain(1..=last).find(free)?;
+        let id = (last + 1..=MAX_CONTROLLER_ID).chain(1..=last).find(free)?;
         controllers.last = id;
         let controller = Arc::new(make(id));
         controllers.by_id.insert(id, Arc::clone(&controller));
@@ -182,29 +185,29 @@ impl Shared {
 
     /// A place for one more connection, and its line; `None` if all are taken.
     pub(crate) fn admit(self: &Arc<Self>) -> Option<(Permit, Arc<ControlSignal>)> {
-        let line = Arc::new(ControlSignal::default());
+        let signal = Arc::new(ControlSignal::default());
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
         let mut connections = self.connections.lock();
         if connections.len() >= self.limits.connections {
             return None;
         }
-        connections.insert(number, Arc::downgrade(&line));
+        connections.insert(number, Arc::downgrade(&signal));
         drop(connections);
         if self.is_stopped.get() {
-            line.order(Signals::STOP);
+            signal.send(Signals::DRAIN);
         }
-        let place = self.place(number);
-        Some((Permit { shared: Arc::clone(self), number, place, weighs: Cell::new(true) }, line))
+        let core = self.pick_core(number);
+        Some((Permit { target: Arc::clone(self), number, core: core, counts_as_load: Cell::new(true) }, signal))
     }
 
     /// The core with the least load, and among those with the same the next in turn.
-    fn place(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
-        let places = self.cores.get();
-        let count = places.len();
+    fn pick_core(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
+        let cores = self.cores.get();
+        let count = cores.len();
         let turn = (0..count).map(|i| (number as usize).wrapping_add(i) % count);
-        let index = turn.min_by_key(|&index| places[index].load.load(Ordering::Relaxed))?;
-        places[index].load.fetch_add(1, Ordering::Relaxed);
-        Some((places, index))
+        let index = turn.min_by_key(|&index| cores[index].load.load(Ordering::Relaxed))?;
+        cores[index].load.fetch_add(1, Ordering::Relaxed);
+        Some((cores, index))
     }
 
     /// How many connections there are.
@@ -213,10 +216,10 @@ impl Shared {
     }
 
     /// Tells all connections.
-    pub(crate) fn order(&self, order: Signals) {
-        let lines: Vec<Arc<ControlSignal>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
-        for line in lines {
-            line.order(order);
+    pub(crate) fn signal_all(&self, signals: Signals) {
+        let connections: Vec<Arc<ControlSignal>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
+        for signal in connections {
+            signal.send(signals);
         }
     }
 }

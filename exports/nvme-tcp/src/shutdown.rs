@@ -17,10 +17,10 @@ use crate::connection::{Connection, Role};
 use crate::signal::Signals;
 
 /// Why the task that controls a connection runs.
-enum Turn {
-    Orders(Signals),
-    Clock,
-    CoreStops,
+enum ControlEvent {
+    Signals(Signals),
+    Timer,
+    CoreStopping,
 }
 
 impl Connection {
@@ -28,49 +28,49 @@ impl Connection {
     pub(crate) async fn control(self: Rc<Self>) {
         let mut stopping = pin!(stopping());
         loop {
-            let mut clock = self.deadline().map(sleep_until);
-            let turn = poll_fn(|cx| {
-                if let Poll::Ready(orders) = self.line.poll_orders(cx) {
-                    return Poll::Ready(Turn::Orders(orders));
+            let mut timer = self.deadline().map(sleep_until);
+            let event = poll_fn(|cx| {
+                if let Poll::Ready(signals) = self.signal.poll(cx) {
+                    return Poll::Ready(ControlEvent::Signals(signals));
                 }
                 if !self.is_draining() && stopping.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Turn::CoreStops);
+                    return Poll::Ready(ControlEvent::CoreStopping);
                 }
-                match &mut clock {
-                    Some(clock) => Pin::new(clock).poll(cx).map(|()| Turn::Clock),
+                match &mut timer {
+                    Some(timer) => Pin::new(timer).poll(cx).map(|()| ControlEvent::Timer),
                     None => Poll::Pending,
                 }
             });
-            match turn.await {
-                Turn::Orders(orders) => self.obey(orders),
-                Turn::CoreStops => self.stop(),
-                Turn::Clock => self.time_is_up(),
+            match event.await {
+                ControlEvent::Signals(signals) => self.handle_signals(signals),
+                ControlEvent::CoreStopping => self.begin_drain(),
+                ControlEvent::Timer => self.on_timer(),
             }
         }
     }
 
-    fn obey(self: &Rc<Self>, orders: Signals) {
-        if orders.has(Signals::KILL) {
-            return self.kill();
+    fn handle_signals(self: &Rc<Self>, signals: Signals) {
+        if signals.has(Signals::ABORT) {
+            return self.abort();
         }
-        if orders.has(Signals::NAMESPACES)
-            && let Role::Io(member, _) = &*self.role.borrow()
+        if signals.has(Signals::NAMESPACES)
+            && let Role::Io(context, _) = &*self.role.borrow()
         {
             // Looking at what is there now lets go what is not.
-            drop(member.namespaces());
+            drop(context.namespaces());
         }
-        if orders.has(Signals::STOP) {
-            self.stop();
+        if signals.has(Signals::DRAIN) {
+            self.begin_drain();
         }
     }
 
     /// When to look at the clock next.
     fn deadline(&self) -> Option<Instant> {
-        if self.aborted.get() {
+        if self.is_aborted.get() {
             return None;
         }
         if self.is_draining() {
-            return self.drain_until.get().filter(|_| !self.receive_stopped.get());
+            return self.drain_deadline.get().filter(|_| !self.is_receive_stopped.get());
         }
         match &*self.role.borrow() {
             Role::New => Some(self.accepted + self.target.limits.connect),
@@ -79,7 +79,7 @@ impl Connection {
         }
     }
 
-    fn time_is_up(&self) {
+    fn on_timer(&self) {
         if self.is_draining() {
             return self.stop_receiving();
         }
@@ -90,30 +90,30 @@ impl Connection {
         };
         if is_silent {
             tracing::debug!("the peer was silent too long");
-            self.kill();
+            self.abort();
         }
     }
 
     /// What the clock is watched for has changed.
-    pub(crate) fn watch(&self) {
-        self.line.order(Signals::CLOCK);
+    pub(crate) fn rearm_timer(&self) {
+        self.signal.send(Signals::TIMER);
     }
 
     /// Whether the connection is to end gracefully.
     pub(crate) fn is_draining(&self) -> bool {
-        self.drain_until.get().is_some()
+        self.drain_deadline.get().is_some()
     }
 
     /// Takes no more commands, answers those in flight, then ends the connection.
-    pub(crate) fn stop(&self) {
+    pub(crate) fn begin_drain(&self) {
         if !self.is_draining() {
-            self.drain_until.set(Some(now() + self.target.limits.drain));
-            self.settle();
+            self.drain_deadline.set(Some(now() + self.target.limits.drain));
+            self.stop_receiving_if_drained();
         }
     }
 
     /// Stops receiving once a connection that is to end expects no more data.
-    pub(crate) fn settle(&self) {
+    pub(crate) fn stop_receiving_if_drained(&self) {
         let fetches = || self.fetching.borrow().iter().any(Option::is_some);
         if self.is_draining() && !fetches() && self.waiting.borrow().is_empty() {
             self.stop_receiving();
@@ -121,7 +121,7 @@ impl Connection {
     }
 
     fn stop_receiving(&self) {
-        if !self.receive_stopped.replace(true) {
+        if !self.is_receive_stopped.replace(true) {
             // A peer that has gone already is as good.
             let _ = self.stream.shutdown(Shutdown::Read);
         }
@@ -129,16 +129,16 @@ impl Connection {
 
     /// Lets the commands in flight come to their ends, for a while.
     pub(crate) async fn drain(&self) {
-        let left =
+        let remaining =
             |until: Option<Instant>| until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now()));
         let done = poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending });
-        if timeout(left(self.drain_until.get()), done).await.is_err() {
+        if timeout(remaining(self.drain_deadline.get()), done).await.is_err() {
             tracing::warn!(commands = self.busy(), "commands were not done when the target stopped");
         }
         let role = self.role.borrow().clone();
         if let Role::Admin(controller) = role {
             // Time is up for the I/O queues as well, so it does not matter how this ends.
-            let _ = timeout(left(self.drain_until.get()), poll_fn(|cx| controller.poll_emptied(cx))).await;
+            let _ = timeout(remaining(self.drain_deadline.get()), poll_fn(|cx| controller.poll_drained(cx))).await;
         }
     }
 }

@@ -14,16 +14,16 @@ pub(crate) struct Signals(u8);
 
 impl Signals {
     /// End at once.
-    pub(crate) const KILL: Signals = Signals(1);
+    pub(crate) const ABORT: Signals = Signals(1);
     /// Take nothing more, answer what is being carried out, then end.
-    pub(crate) const STOP: Signals = Signals(1 << 1);
+    pub(crate) const DRAIN: Signals = Signals(1 << 1);
     /// What the clock is watched for has changed.
-    pub(crate) const CLOCK: Signals = Signals(1 << 2);
+    pub(crate) const TIMER: Signals = Signals(1 << 2);
     /// Namespaces have gone, and are to be let go.
     pub(crate) const NAMESPACES: Signals = Signals(1 << 3);
 
-    pub(crate) fn has(self, order: Signals) -> bool {
-        self.0 & order.0 != 0
+    pub(crate) fn has(self, signals: Signals) -> bool {
+        self.0 & signals.0 != 0
     }
 }
 
@@ -31,27 +31,27 @@ impl Signals {
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct ControlSignal {
-    orders: AtomicU8,
+    pending: AtomicU8,
     had_traffic: AtomicBool,
-    waiter: Locked<Option<Waker>>,
+    waker: Locked<Option<Waker>>,
 }
 
 impl ControlSignal {
-    pub(crate) fn order(&self, order: Signals) {
-        self.orders.fetch_or(order.0, Ordering::SeqCst);
-        let waiter = self.waiter.lock().take();
-        if let Some(waiter) = waiter {
-            waiter.wake();
+    pub(crate) fn send(&self, signals: Signals) {
+        self.pending.fetch_or(signals.0, Ordering::SeqCst);
+        let waker = self.waker.lock().take();
+        if let Some(waker) = waker {
+            waker.wake();
         }
     }
 
     /// Takes the orders, if there are any. One task waits.
-    pub(crate) fn poll_orders(&self, cx: &mut Context<'_>) -> Poll<Signals> {
-        let before = self.waiter.lock().replace(cx.waker().clone());
+    pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Signals> {
+        let before = self.waker.lock().replace(cx.waker().clone());
         drop(before);
-        match self.orders.swap(0, Ordering::SeqCst) {
+        match self.pending.swap(0, Ordering::SeqCst) {
             0 => Poll::Pending,
-            orders => Poll::Ready(Signals(orders)),
+            signals => Poll::Ready(Signals(signals)),
         }
     }
 
@@ -74,22 +74,22 @@ mod tests {
 
     #[test]
     fn orders_gather_until_they_are_taken() {
-        let (line, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
-        assert!(line.poll_orders(&mut cx).is_pending());
-        line.order(Signals::STOP);
-        line.order(Signals::CLOCK);
-        line.order(Signals::STOP);
-        let Poll::Ready(orders) = line.poll_orders(&mut cx) else { panic!("there are orders") };
-        assert!(orders.has(Signals::STOP) && orders.has(Signals::CLOCK) && !orders.has(Signals::KILL));
-        assert!(line.poll_orders(&mut cx).is_pending(), "taken once");
+        let (signal, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
+        assert!(signal.poll(&mut cx).is_pending());
+        signal.send(Signals::DRAIN);
+        signal.send(Signals::TIMER);
+        signal.send(Signals::DRAIN);
+        let Poll::Ready(signals) = signal.poll(&mut cx) else { panic!("there are orders") };
+        assert!(signals.has(Signals::DRAIN) && signals.has(Signals::TIMER) && !signals.has(Signals::ABORT));
+        assert!(signal.poll(&mut cx).is_pending(), "taken once");
     }
 
     #[test]
     fn traffic_is_told_once() {
-        let line = ControlSignal::default();
-        assert!(!line.take_traffic());
-        line.note_traffic();
-        line.note_traffic();
-        assert!(line.take_traffic() && !line.take_traffic());
+        let signal = ControlSignal::default();
+        assert!(!signal.take_traffic());
+        signal.note_traffic();
+        signal.note_traffic();
+        assert!(signal.take_traffic() && !signal.take_traffic());
     }
 }

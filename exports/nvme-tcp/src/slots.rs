@@ -23,7 +23,7 @@ use sealblock_protocols_nvme_tcp::target::Token;
 
 use crate::command_error::CommandError;
 use crate::connection::Reply;
-use crate::io::{IoRequest, Work};
+use crate::io::{IoRequest, RemainingWork};
 
 /// What became of a command.
 pub(crate) struct CommandResult {
@@ -37,7 +37,7 @@ pub(crate) struct CommandResult {
 /// What a slot's future and its owner hand each other.
 #[derive(Default)]
 struct CompletionHandoff {
-    work: Cell<Option<(IoRequest, Work)>>,
+    work: Cell<Option<(IoRequest, RemainingWork)>>,
     outcome: Cell<Option<Result<Reply, CommandError>>>,
 }
 
@@ -45,41 +45,41 @@ impl CompletionHandoff {
     async fn serve(self: Rc<Self>) {
         loop {
             let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
-            let (job, work) = work.await;
-            let outcome = job.run(work).await;
+            let (request, work) = work.await;
+            let outcome = request.execute(work).await;
             self.outcome.set(Some(outcome));
         }
     }
 }
 
 struct Slot {
-    place: usize,
-    desk: Rc<CompletionHandoff>,
+    index: usize,
+    handoff: Rc<CompletionHandoff>,
     future: Pin<Box<dyn Future<Output = ()>>>,
     waker: Waker,
     busy: Option<(Token, Command, u64)>,
 }
 
 impl Slot {
-    fn new(place: usize, ready: &Arc<Ready>) -> Box<Slot> {
-        let desk = Rc::new(CompletionHandoff::default());
-        let future = Box::pin(Rc::clone(&desk).serve());
-        let waker = Arc::new(SlotWaker { place, ready: Arc::clone(ready) }).into();
-        Box::new(Slot { place, desk, future, waker, busy: None })
+    fn new(index: usize, ready: &Arc<ReadySlots>) -> Box<Slot> {
+        let handoff = Rc::new(CompletionHandoff::default());
+        let future = Box::pin(Rc::clone(&handoff).serve());
+        let waker = Arc::new(SlotWaker { index: index, ready: Arc::clone(ready) }).into();
+        Box::new(Slot { index: index, handoff: handoff, future, waker, busy: None })
     }
 
     /// Goes on with the command; its end, if this was it.
     fn poll(&mut self) -> Option<CommandResult> {
         // The future has no end.
         let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
-        let outcome = self.desk.outcome.take()?;
+        let outcome = self.handoff.outcome.take()?;
         let (token, command, read_bytes) = self.busy.take()?;
         Some(CommandResult { token, command, read_bytes, outcome })
     }
 }
 
 /// Which slots are to be polled.
-struct Ready {
+struct ReadySlots {
     words: Box<[AtomicU64]>,
     any: AtomicBool,
     /// The connection's task; there from its first poll on.
@@ -87,8 +87,8 @@ struct Ready {
 }
 
 struct SlotWaker {
-    place: usize,
-    ready: Arc<Ready>,
+    index: usize,
+    ready: Arc<ReadySlots>,
 }
 
 impl Wake for SlotWaker {
@@ -97,7 +97,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.ready.words[self.place / 64].fetch_or(1 << (self.place % 64), Ordering::Release);
+        self.ready.words[self.index / 64].fetch_or(1 << (self.index % 64), Ordering::Release);
         self.ready.any.store(true, Ordering::Release);
         if let Some(task) = self.ready.task.get() {
             task.wake_by_ref();
@@ -113,7 +113,7 @@ pub(crate) struct CommandSlots {
     /// `None` where a slot is being polled.
     all: RefCell<Vec<Option<Box<Slot>>>>,
     free: RefCell<Vec<usize>>,
-    ready: Arc<Ready>,
+    ready: Arc<ReadySlots>,
     limit: usize,
     busy: Cell<usize>,
 }
@@ -122,12 +122,12 @@ impl CommandSlots {
     /// At most `limit` slots, made as they are needed.
     pub(crate) fn new(limit: usize) -> CommandSlots {
         let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
-        let ready = Arc::new(Ready { words, any: AtomicBool::new(false), task: OnceLock::new() });
+        let ready = Arc::new(ReadySlots { words, any: AtomicBool::new(false), task: OnceLock::new() });
         CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
     }
 
     /// Tells which task polls the slots; always the same.
-    pub(crate) fn belong_to(&self, task: &Waker) {
+    pub(crate) fn set_task(&self, task: &Waker) {
         self.ready.task.get_or_init(|| task.clone());
     }
 
@@ -145,17 +145,17 @@ impl CommandSlots {
     ///
     /// # Errors
     /// When all slots are busy.
-    pub(crate) fn begin(
+    pub(crate) fn start(
         &self,
         (token, command): (Token, Command),
-        job: IoRequest,
-        work: Work,
+        request: IoRequest,
+        work: RemainingWork,
     ) -> Result<Option<CommandResult>, NoSlot> {
         let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
-        slot.busy = Some((token, command, job.read_bytes()));
-        slot.desk.work.set(Some((job, work)));
+        slot.busy = Some((token, command, request.read_bytes()));
+        slot.handoff.work.set(Some((request, work)));
         self.busy.set(self.busy.get() + 1);
-        Ok(self.go_on(slot))
+        Ok(self.resume(slot))
     }
 
     /// Polls one slot whose waker was used; its end, if it came. `None` when no such slot is left.
@@ -187,37 +187,37 @@ impl CommandSlots {
     /// A waker that outlived its command finds a free slot, or one that is busy with another.
     fn poll_busy(&self, slot: Box<Slot>) -> Option<CommandResult> {
         if slot.busy.is_some() {
-            return self.go_on(slot);
+            return self.resume(slot);
         }
         self.put_back(slot);
         None
     }
 
-    fn go_on(&self, mut slot: Box<Slot>) -> Option<CommandResult> {
-        let ended = slot.poll();
-        if ended.is_some() {
+    fn resume(&self, mut slot: Box<Slot>) -> Option<CommandResult> {
+        let result = slot.poll();
+        if result.is_some() {
             self.busy.set(self.busy.get() - 1);
-            self.free.borrow_mut().push(slot.place);
+            self.free.borrow_mut().push(slot.index);
         }
         self.put_back(slot);
-        ended
+        result
     }
 
     fn put_back(&self, slot: Box<Slot>) {
-        let place = slot.place;
-        self.all.borrow_mut()[place] = Some(slot);
+        let index = slot.index;
+        self.all.borrow_mut()[index] = Some(slot);
     }
 
     fn take_free(&self) -> Option<Box<Slot>> {
-        if let Some(place) = self.free.borrow_mut().pop() {
-            return self.all.borrow_mut()[place].take();
+        if let Some(index) = self.free.borrow_mut().pop() {
+            return self.all.borrow_mut()[index].take();
         }
         let mut all = self.all.borrow_mut();
-        let place = all.len();
-        if place == self.limit {
+        let index = all.len();
+        if index == self.limit {
             return None;
         }
         all.push(None);
-        Some(Slot::new(place, &self.ready))
+        Some(Slot::new(index, &self.ready))
     }
 }

@@ -16,89 +16,89 @@ use crate::damage_list::{DamageList, RequestSummary};
 /// their commands.
 #[derive(Default)]
 pub struct NamespaceState {
-    pub(crate) known: Arc<DamageList>,
-    degraded: AtomicBool,
-    watchers: Mutex<Vec<(u32, Weak<AsyncEvents>)>>,
+    pub(crate) damage_list: Arc<DamageList>,
+    is_degraded: AtomicBool,
+    subscribers: Mutex<Vec<(u32, Weak<AsyncEvents>)>>,
 }
 
 impl NamespaceState {
     /// The blocks of the device that are known to be bad, as a handle that keeps nothing else alive.
     pub fn damage(&self) -> DamageHandle {
-        DamageHandle::of(&self.known)
+        DamageHandle::of(&self.damage_list)
     }
 
     /// Adds blocks that were found damaged, for example by a scrub, to those that hosts can ask for.
-    pub fn report_damage(&self, faults: &[BadBlock]) {
-        if self.known.record(faults) {
-            self.tell(|_, notices| notices.damage_found());
+    pub fn report_damage(&self, bad_blocks: &[BadBlock]) {
+        if self.damage_list.record(bad_blocks) {
+            self.notify(|_, events| events.damage_found());
         }
     }
 
     /// Takes in what a check of all copies of an extent has found, of a device of this shape: blocks that it has not found bad are
     /// so no more. The faults are in the order of their blocks.
-    pub fn report_check(&self, geometry: &Geometry, extent: Extent, faults: &[BadBlock], is_complete: bool) {
-        let (about, _) = RequestSummary::of_check(extent, geometry);
-        if self.known.checked(extent, &about, faults) {
-            self.tell(|_, notices| notices.damage_found());
+    pub fn report_check(&self, geometry: &Geometry, extent: Extent, bad_blocks: &[BadBlock], is_complete: bool) {
+        let (summary, _) = RequestSummary::of_check(extent, geometry);
+        if self.damage_list.record_check(extent, &summary, bad_blocks) {
+            self.notify(|_, events| events.damage_found());
         }
         if is_complete {
-            self.known.scanned(extent, &about);
+            self.damage_list.mark_checked(extent, &summary);
         }
     }
 
     /// Says whether copies of the device are away or out of sync. Hosts see it in SMART / Health Information.
     pub fn report_degraded(&self, is_degraded: bool) {
-        let was = self.degraded.swap(is_degraded, Ordering::Relaxed);
+        let was = self.is_degraded.swap(is_degraded, Ordering::Relaxed);
         if is_degraded && !was {
-            self.tell(|_, notices| notices.reliability_degraded());
+            self.notify(|_, events| events.reliability_degraded());
         }
     }
 
     /// Whether copies of the device are away or out of sync.
     pub(crate) fn is_degraded(&self) -> bool {
-        self.degraded.load(Ordering::Relaxed)
+        self.is_degraded.load(Ordering::Relaxed)
     }
 
     /// Takes in that the device has so many blocks now: damage beyond its end is known no more. Hosts are told of the new size by
     /// [`crate::Target::resize_namespace`].
     pub fn report_resized(&self, capacity_blocks: u64) {
-        self.known.resize(capacity_blocks);
+        self.damage_list.resize(capacity_blocks);
     }
 
     /// Tells hosts that something changed that Identify says of the namespace.
     pub fn report_changed(&self) {
-        self.tell(|nsid, notices| notices.namespace_changed(nsid));
+        self.notify(|nsid, events| events.namespace_changed(nsid));
     }
 
     /// Learns from the end of an operation on the namespace's device.
-    pub(crate) fn learn(&self, about: &RequestSummary, outcome: &Outcome) {
-        if self.known.update(about, outcome) {
-            self.tell(|_, notices| notices.damage_found());
+    pub(crate) fn record(&self, summary: &RequestSummary, outcome: &Outcome) {
+        if self.damage_list.update(summary, outcome) {
+            self.notify(|_, events| events.damage_found());
         }
     }
 
     /// Tells a controller, to whom the namespace is `nsid`, what happens from now on.
-    pub(crate) fn watch(&self, nsid: u32, notices: &Arc<AsyncEvents>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn subscribe(&self, nsid: u32, events: &Arc<AsyncEvents>) {
+        let mut watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
         // The same controller asks again when namespaces have changed.
-        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
-        watchers.push((nsid, Arc::downgrade(notices)));
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, events)));
+        watchers.push((nsid, Arc::downgrade(events)));
     }
 
     /// Tells a controller, to whom the namespace was `nsid`, nothing more under this number.
-    pub(crate) fn unwatch(&self, nsid: u32, notices: &Arc<AsyncEvents>) {
-        let mut watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner);
-        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, notices)));
+    pub(crate) fn unsubscribe(&self, nsid: u32, events: &Arc<AsyncEvents>) {
+        let mut watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, events)));
     }
 
-    fn tell(&self, tell: impl Fn(u32, &AsyncEvents)) {
-        let watchers = self.watchers.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        for (nsid, notices) in watchers.iter().filter_map(|(nsid, notices)| Some((*nsid, notices.upgrade()?))) {
-            tell(nsid, &notices);
+    fn notify(&self, report: impl Fn(u32, &AsyncEvents)) {
+        let watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (nsid, events) in watchers.iter().filter_map(|(nsid, events)| Some((*nsid, events.upgrade()?))) {
+            report(nsid, &events);
         }
     }
 }
 
-fn is_of(watcher: &Weak<AsyncEvents>, notices: &Arc<AsyncEvents>) -> bool {
-    std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(notices))
+fn is_of(watcher: &Weak<AsyncEvents>, events: &Arc<AsyncEvents>) -> bool {
+    std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(events))
 }

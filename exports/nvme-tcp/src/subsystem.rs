@@ -10,7 +10,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use crate::handover::ControllerHandover;
 use crate::kept::{Counter, Flag, Locked};
 use crate::namespace::Namespace;
-use crate::sums::{ChecksumStats, Summing};
+use crate::sums::{ChecksumCounters, ChecksumStats};
 
 /// Which hosts may connect.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -58,13 +58,13 @@ pub struct Subsystem {
     pub(crate) serial: String,
     pub(crate) model: String,
     /// It is offered no more.
-    pub(crate) removed: Flag,
-    pub(crate) succession: ControllerHandover,
+    pub(crate) is_removed: Flag,
+    pub(crate) handover: ControllerHandover,
     namespaces: Locked<Arc<Namespaces>>,
     /// How often the namespaces changed; read with every command.
     changes: AtomicU64,
     hosts: Locked<Hosts>,
-    traffic: Locked<Tally>,
+    traffic: Locked<TrafficCounts>,
 }
 
 /// The namespaces of a subsystem by their identifiers.
@@ -73,13 +73,13 @@ pub(crate) type Namespaces = BTreeMap<u32, Arc<Namespace>>;
 /// What went through a queue. Its core counts, others read.
 #[repr(align(64))]
 #[derive(Default)]
-pub(crate) struct Counters {
+pub(crate) struct QueueCounters {
     pub(crate) read_bytes: Counter,
     pub(crate) written_bytes: Counter,
     pub(crate) reads: Counter,
     pub(crate) writes: Counter,
     pub(crate) media_errors: Counter,
-    pub(crate) sums: Summing,
+    pub(crate) checksums: ChecksumCounters,
 }
 
 /// Sums over queues.
@@ -90,27 +90,27 @@ pub(crate) struct Traffic {
     pub(crate) reads: u64,
     pub(crate) writes: u64,
     pub(crate) media_errors: u64,
-    pub(crate) sums: ChecksumStats,
+    pub(crate) checksums: ChecksumStats,
 }
 
 impl Traffic {
-    fn with(self, counters: &Counters) -> Traffic {
+    fn with(self, counters: &QueueCounters) -> Traffic {
         Traffic {
             read_bytes: self.read_bytes.saturating_add(counters.read_bytes.get()),
             written_bytes: self.written_bytes.saturating_add(counters.written_bytes.get()),
             reads: self.reads.saturating_add(counters.reads.get()),
             writes: self.writes.saturating_add(counters.writes.get()),
             media_errors: self.media_errors.saturating_add(counters.media_errors.get()),
-            sums: counters.sums.add_to(self.sums),
+            checksums: counters.checksums.add_to(self.checksums),
         }
     }
 }
 
 /// The queues that count now, and the sum of those that are gone.
 #[derive(Default)]
-struct Tally {
-    gone: Traffic,
-    counting: Vec<Arc<Counters>>,
+struct TrafficCounts {
+    ended: Traffic,
+    queues: Vec<Arc<QueueCounters>>,
 }
 
 /// Adds to a counter of this core.
@@ -125,8 +125,8 @@ impl Subsystem {
             nqn,
             serial: serial.into(),
             model: "sealblock".to_owned(),
-            removed: Flag::new(false),
-            succession: ControllerHandover::default(),
+            is_removed: Flag::new(false),
+            handover: ControllerHandover::default(),
             namespaces: Locked::default(),
             changes: AtomicU64::new(0),
             hosts: Locked::new(Hosts::Any),
@@ -182,21 +182,21 @@ impl Subsystem {
     /// Puts a namespace in the place of the one with this number. Commands that have that one already are carried out.
     pub(crate) fn replace(&self, nsid: u32, by: impl FnOnce(&Namespace) -> Namespace) -> Result<(), SetupError> {
         let before = self.change(|namespaces| {
-            let place = namespaces.get_mut(&nsid).ok_or(SetupError::UnknownNsid(nsid))?;
-            let new = Arc::new(by(place));
-            Ok(std::mem::replace(place, new))
+            let entry = namespaces.get_mut(&nsid).ok_or(SetupError::UnknownNsid(nsid))?;
+            let new = Arc::new(by(entry));
+            Ok(std::mem::replace(entry, new))
         })?;
         drop(before);
         Ok(())
     }
 
-    fn change<T>(&self, how: impl FnOnce(&mut Namespaces) -> Result<T, SetupError>) -> Result<T, SetupError> {
-        let mut kept = self.namespaces.lock();
-        let mut namespaces = Namespaces::clone(&kept);
-        let changed = how(&mut namespaces)?;
-        let before = std::mem::replace(&mut *kept, Arc::new(namespaces));
+    fn change<T>(&self, edit: impl FnOnce(&mut Namespaces) -> Result<T, SetupError>) -> Result<T, SetupError> {
+        let mut guard = self.namespaces.lock();
+        let mut namespaces = Namespaces::clone(&guard);
+        let changed = edit(&mut namespaces)?;
+        let before = std::mem::replace(&mut *guard, Arc::new(namespaces));
         self.changes.fetch_add(1, Ordering::Release);
-        drop(kept);
+        drop(guard);
         drop(before);
         Ok(changed)
     }
@@ -238,21 +238,21 @@ impl Subsystem {
     /// What went through it since it was made, for SMART / Health Information.
     pub(crate) fn traffic(&self) -> Traffic {
         let tally = self.traffic.lock();
-        tally.counting.iter().fold(tally.gone, |sum, counters| sum.with(counters))
+        tally.queues.iter().fold(tally.ended, |sum, counters| sum.with(counters))
     }
 
     /// Counters for one more queue.
-    pub(crate) fn start_counting(&self) -> Arc<Counters> {
-        let counters = Arc::new(Counters::default());
-        self.traffic.lock().counting.push(Arc::clone(&counters));
+    pub(crate) fn start_counting(&self) -> Arc<QueueCounters> {
+        let counters = Arc::new(QueueCounters::default());
+        self.traffic.lock().queues.push(Arc::clone(&counters));
         counters
     }
 
     /// The queue with these counters is gone; what it counted stays.
-    pub(crate) fn stop_counting(&self, counters: &Arc<Counters>) {
+    pub(crate) fn stop_counting(&self, counters: &Arc<QueueCounters>) {
         let mut tally = self.traffic.lock();
-        tally.gone = tally.gone.with(counters);
-        tally.counting.retain(|other| !Arc::ptr_eq(other, counters));
+        tally.ended = tally.ended.with(counters);
+        tally.queues.retain(|other| !Arc::ptr_eq(other, counters));
     }
 }
 

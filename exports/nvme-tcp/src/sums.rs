@@ -24,7 +24,7 @@ use crate::subsystem::Subsystem;
 /// How a namespace's blocks lie on the wire, where guard and digest share their sums.
 pub(crate) struct BlockLayouts {
     /// Data alone.
-    bare: BlockLayout,
+    data_only: BlockLayout,
     /// Each block's data, then its tuple.
     tagged: BlockLayout,
 }
@@ -35,43 +35,43 @@ impl BlockLayouts {
         let format = geometry.protection.filter(|format| format.guard() == GuardKind::Crc32c)?;
         let data_bytes = geometry.block_size.bytes();
         let tagged = BlockLayout::new(data_bytes, format.tuple_bytes())?;
-        Some(BlockLayouts { bare: BlockLayout::new(data_bytes, 0)?, tagged })
+        Some(BlockLayouts { data_only: BlockLayout::new(data_bytes, 0)?, tagged })
     }
 }
 
 impl Namespace {
     /// How the data of a command is cut into blocks, if their sums are of use.
-    pub(crate) fn shape(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
-        let shapes = self.shapes.as_ref()?;
+    pub(crate) fn block_layout(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
+        let layouts = self.layouts.as_ref()?;
         let has_tags = self.format().is_some() && !blocks.protection.pract;
-        Some(if has_tags { shapes.tagged.clone() } else { shapes.bare.clone() })
+        Some(if has_tags { layouts.tagged.clone() } else { layouts.data_only.clone() })
     }
 
     /// The same for a command that may be of any kind.
-    pub(crate) fn shape_of(&self, command: &Command) -> Option<BlockLayout> {
-        self.shapes.as_ref()?;
+    pub(crate) fn block_layout_of(&self, command: &Command) -> Option<BlockLayout> {
+        self.layouts.as_ref()?;
         match IoCommand::decode(command) {
-            Ok(IoCommand::Write(blocks) | IoCommand::Compare(blocks)) => self.shape(&blocks),
+            Ok(IoCommand::Write(blocks) | IoCommand::Compare(blocks)) => self.block_layout(&blocks),
             _ => None,
         }
     }
 
     /// The sums of data that was read, where its guards are sums that were compared with it.
-    pub(crate) fn sums_of(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
-        Some(BlockCrcs { layout: self.shape(blocks)?, guards: read.block_crcs()?.collect() })
+    pub(crate) fn verified_crcs(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
+        Some(BlockCrcs { layout: self.block_layout(blocks)?, guards: read.block_crcs()?.collect() })
     }
 
     /// The guards that these sums are.
-    pub(crate) fn guards<'a>(&self, sums: Option<&'a BlockCrcs>) -> Option<&'a [u32]> {
-        self.shapes.as_ref()?;
-        sums.map(|sums| &*sums.guards)
+    pub(crate) fn guards<'a>(&self, crcs: Option<&'a BlockCrcs>) -> Option<&'a [u32]> {
+        self.layouts.as_ref()?;
+        crcs.map(|crcs| &*crcs.guards)
     }
 
     /// Bytes of data that are summed here for the guards of a Write, besides what its digest took.
-    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, sums: Option<&BlockCrcs>) -> u64 {
+    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, crcs: Option<&BlockCrcs>) -> u64 {
         let is_made = self.format().is_none() || blocks.protection.pract;
         let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
-        if is_asked && self.guards(sums).is_none() { self.data_bytes(blocks.extent) } else { 0 }
+        if is_asked && self.guards(crcs).is_none() { self.data_bytes(blocks.extent) } else { 0 }
     }
 
     /// Bytes of data whose guards the device is asked to compare with them for a Read.
@@ -82,9 +82,9 @@ impl Namespace {
 }
 
 /// How data in capsules is cut into blocks, as soon as it is known to which subsystem the commands go.
-pub(crate) fn shape_of(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> LayoutOf {
+pub(crate) fn layout_lookup(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> LayoutOf {
     let subsystem = Arc::clone(subsystem);
-    LayoutOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.shape_of(command))
+    LayoutOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.block_layout_of(command))
 }
 
 /// What the I/O queues of a subsystem have moved, and how much of it they have summed.
@@ -113,7 +113,7 @@ impl ChecksumStats {
 
 /// Cells behind [`ChecksumStats`], for one queue.
 #[derive(Default)]
-pub(crate) struct Summing {
+pub(crate) struct ChecksumCounters {
     received_bytes: Counter,
     received_bytes_summed: Counter,
     sent_bytes: Counter,
@@ -122,9 +122,9 @@ pub(crate) struct Summing {
     pub(crate) stored_bytes_checked: Counter,
 }
 
-impl Summing {
+impl ChecksumCounters {
     /// Takes over what the connection has counted since it was accepted.
-    pub(crate) fn note(&self, counters: &Counters) {
+    pub(crate) fn update(&self, counters: &Counters) {
         self.received_bytes.set(counters.received.payload_bytes);
         self.received_bytes_summed.set(counters.received.payload_bytes_checksummed);
         self.sent_bytes.set(counters.payload_bytes_sent);

@@ -11,19 +11,19 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
 use crate::connection::Connection;
 use crate::limits::Limits;
-use crate::registry::{Permit, ServingCore, Shared};
+use crate::registry::{Permit, ServingCore, TargetState};
 use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::{SetupError, Subsystem};
 use crate::sums::ChecksumStats;
 
 /// How often a target that stops looks whether it is done.
-const DRAIN_REST: Duration = Duration::from_millis(2);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// How long connections get to go after they were cut off.
-const KILL_REST: Duration = Duration::from_secs(1);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An NVMe/TCP target. Clones are the same target, on any core.
 #[derive(Clone)]
-pub struct Target(pub(crate) Arc<Shared>);
+pub struct Target(pub(crate) Arc<TargetState>);
 
 impl Target {
     /// A target for these subsystems, and the discovery subsystem that names them.
@@ -31,7 +31,7 @@ impl Target {
     /// # Errors
     /// [`SetupError::DuplicateNqn`] and [`SetupError::Reserved`].
     pub fn new(subsystems: impl IntoIterator<Item = Subsystem>, limits: Limits) -> Result<Target, SetupError> {
-        let target = Target(Arc::new(Shared::new(limits)));
+        let target = Target(Arc::new(TargetState::new(limits)));
         for subsystem in subsystems {
             target.add_subsystem(subsystem)?;
         }
@@ -41,8 +41,8 @@ impl Target {
     /// The same target, whose connections are from now on spread over these cores, whichever core accepts them: each goes
     /// to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Target {
-        let places = cores.into_iter().map(|core| ServingCore::new(core.post())).collect();
-        self.0.cores.set(Arc::new(places));
+        let cores = cores.into_iter().map(|core| ServingCore::new(core.post())).collect();
+        self.0.cores.set(Arc::new(cores));
         self
     }
 
@@ -53,38 +53,38 @@ impl Target {
     /// # Errors
     /// When the listener fails for good. Only this listener ends then; connections and other listeners go on.
     pub async fn serve(&self, listener: Listener) -> io::Result<()> {
-        let line = self.line();
-        let outcome = self.accept(&listener, &line).await;
+        let signal = self.new_signal();
+        let outcome = self.accept(&listener, &signal).await;
         drop(listener);
         outcome?;
         self.stop();
-        self.drained().await;
+        self.wait_drained().await;
         Ok(())
     }
 
     /// The line to one more listener.
-    fn line(&self) -> Arc<ControlSignal> {
-        let line = Arc::new(ControlSignal::default());
+    fn new_signal(&self) -> Arc<ControlSignal> {
+        let signal = Arc::new(ControlSignal::default());
         let mut listeners = self.0.listeners.lock();
-        listeners.retain(|line| line.strong_count() > 0);
-        listeners.push(Arc::downgrade(&line));
-        line
+        listeners.retain(|signal| signal.strong_count() > 0);
+        listeners.push(Arc::downgrade(&signal));
+        signal
     }
 
-    async fn accept(&self, listener: &Listener, line: &ControlSignal) -> io::Result<()> {
-        let mut is_told = |cx: &mut Context<'_>| match line.poll_orders(cx).is_ready() || self.0.is_stopped.get() {
+    async fn accept(&self, listener: &Listener, signal: &ControlSignal) -> io::Result<()> {
+        let mut is_stopping = |cx: &mut Context<'_>| match signal.poll(cx).is_ready() || self.0.is_stopped.get() {
             true => Poll::Ready(()),
             false => Poll::Pending,
         };
-        while let Some(stream) = listener.accept_until(&mut is_told).await? {
-            self.admit(stream);
+        while let Some(stream) = listener.accept_until(&mut is_stopping).await? {
+            self.hand_to_core(stream);
         }
         Ok(())
     }
 
-    fn admit(&self, stream: Stream) {
-        let Some((permit, line)) = self.0.admit() else {
-            if let Some(connections) = self.0.refused.note(now()) {
+    fn hand_to_core(&self, stream: Stream) {
+        let Some((permit, signal)) = self.0.admit() else {
+            if let Some(connections) = self.0.over_limit.count(now()) {
                 let limit = self.0.limits.connections;
                 tracing::warn!(limit, connections, "connections above the limit were closed");
             }
@@ -92,37 +92,37 @@ impl Target {
         };
         // Without it small answers wait for acknowledgements; a socket that refuses is on its way out.
         let _ = stream.set_nodelay(true);
-        match permit.post().cloned() {
-            Some(post) if !post.is_here() => {
+        match permit.core_address().cloned() {
+            Some(address) if !address.is_here() => {
                 let Ok(fd) = stream.into_fd() else {
                     tracing::warn!("a connection was closed, since it could not be handed to its core");
                     return;
                 };
                 let target = self.clone();
-                let begin = move || match Stream::from_fd(fd) {
-                    Ok(stream) => target.begin(stream, line, permit),
+                let start = move || match Stream::from_fd(fd) {
+                    Ok(stream) => target.start_connection(stream, signal, permit),
                     Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
                 };
                 // A core that stops takes none, and what it is not given is closed.
-                let _ = post.send(begin);
+                let _ = address.send(start);
             }
-            _ => self.begin(stream, line, permit),
+            _ => self.start_connection(stream, signal, permit),
         }
     }
 
     /// Serves a connection on this core.
-    fn begin(&self, stream: Stream, line: Arc<ControlSignal>, permit: Permit) {
-        spawn(Connection::new(&self.0, stream, line, permit).run());
+    fn start_connection(&self, stream: Stream, signal: Arc<ControlSignal>, permit: Permit) {
+        spawn(Connection::new(&self.0, stream, signal, permit).run());
     }
 
     /// Takes no more connections and commands, on all cores; what [`Target::serve`] returns tells when it is over.
     pub fn stop(&self) {
         self.0.is_stopped.set(true);
         let listeners: Vec<Arc<ControlSignal>> = self.0.listeners.lock().iter().filter_map(Weak::upgrade).collect();
-        for line in listeners {
-            line.order(Signals::STOP);
+        for signal in listeners {
+            signal.send(Signals::DRAIN);
         }
-        self.0.order(Signals::STOP);
+        self.0.signal_all(Signals::DRAIN);
     }
 
     /// Connections that are served now, on all cores, or whose last commands are being carried out.
@@ -133,7 +133,7 @@ impl Target {
     /// What went through the I/O queues of a subsystem since it was added, and how much of it was summed. Bytes under way
     /// may be missing.
     pub fn checksum_stats(&self, nqn: &Nqn) -> Option<ChecksumStats> {
-        Some(self.0.subsystem(nqn)?.traffic().sums)
+        Some(self.0.subsystem(nqn)?.traffic().checksums)
     }
 
     /// Controllers of this subsystem, which may be one that was removed and whose controllers have not all ended.
@@ -142,17 +142,17 @@ impl Target {
     }
 
     /// Waits until every connection is gone; those that take too long are cut off.
-    async fn drained(&self) {
+    async fn wait_drained(&self) {
         let deadline = now() + self.0.limits.drain * 2;
         while self.connections() > 0 && now() < deadline {
-            sleep(DRAIN_REST).await;
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
         if self.connections() == 0 {
             return;
         }
-        self.0.order(Signals::KILL);
-        while self.connections() > 0 && now() < deadline + KILL_REST {
-            sleep(DRAIN_REST).await;
+        self.0.signal_all(Signals::ABORT);
+        while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
 }

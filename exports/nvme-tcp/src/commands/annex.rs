@@ -19,83 +19,85 @@ use crate::controller::{Controller, DeviceChangeGuard};
 use crate::member::NamespaceHandle;
 
 /// What is to be done with a slot.
-pub(crate) struct Work {
+pub(crate) struct ReservedAccess {
     namespace: NamespaceHandle,
     frame: Frame,
-    operation: Request,
+    request: Request,
     /// Bytes of the host's buffer.
-    room: usize,
+    host_buffer_bytes: usize,
     /// Of a write.
     _change: Option<DeviceChangeGuard>,
 }
 
 /// Whether a command reads or writes a slot.
-pub(crate) fn is_asked(controller: &Controller, command: &Command) -> bool {
+pub(crate) fn is_reserved_access(controller: &Controller, command: &Command) -> bool {
     match AdminCommand::decode(command) {
-        Ok(AdminCommand::GetFeatures(ask)) => {
-            ask.select == FeatureSelect::Current && frame(controller, ask.fid).is_some()
+        Ok(AdminCommand::GetFeatures(args)) => {
+            args.select == FeatureSelect::Current && frame(controller, args.fid).is_some()
         }
-        Ok(AdminCommand::SetFeatures(ask)) => frame(controller, ask.fid).is_some(),
+        Ok(AdminCommand::SetFeatures(args)) => frame(controller, args.fid).is_some(),
         _ => false,
     }
 }
 
 /// The bytes that a command brings which writes a slot.
-pub(crate) fn brings(controller: &Controller, command: &Command) -> Option<u64> {
+pub(crate) fn reserved_write_bytes(controller: &Controller, command: &Command) -> Option<u64> {
     match AdminCommand::decode(command) {
-        Ok(AdminCommand::SetFeatures(ask)) => frame(controller, ask.fid).map(|frame| frame.frame_bytes() as u64),
+        Ok(AdminCommand::SetFeatures(args)) => frame(controller, args.fid).map(|frame| frame.frame_bytes() as u64),
         _ => None,
     }
 }
 
 /// Checks the command as far as its namespace and its data tell.
-pub(crate) fn begin(
+pub(crate) fn begin_reserved(
     controller: &Arc<Controller>,
     command: &Command,
     data: &[u8],
-    room: usize,
-) -> Result<Work, CommandError> {
+    host_buffer_bytes: usize,
+) -> Result<ReservedAccess, CommandError> {
     let (fid, nsid, page, save, writes) = match AdminCommand::decode(command)? {
-        AdminCommand::GetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, false, false),
-        AdminCommand::SetFeatures(ask) => (ask.fid, ask.nsid, ask.cdw11, ask.save, true),
+        AdminCommand::GetFeatures(args) => (args.fid, args.nsid, args.cdw11, false, false),
+        AdminCommand::SetFeatures(args) => (args.fid, args.nsid, args.cdw11, args.save, true),
         _ => return Err(StatusCode::INVALID_OPCODE.into()),
     };
     let frame = frame(controller, fid).ok_or(Invalid::Feature(fid))?;
-    let (namespace, slot) = with_annex(controller, frame, nsid, page)?;
+    let (namespace, slot) = with_reserved_area(controller, frame, nsid, page)?;
     if save {
         return Err(StatusCode::FEATURE_NOT_SAVEABLE.into());
     }
-    let (operation, change) = match writes {
+    let (request, change) = match writes {
         true => {
             let bytes = Slice::copy_from(frame.decode(data).map_err(Invalid::from)?);
-            let change = controller.begin_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
+            let change = controller.begin_device_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
             (Request::WriteReserved { slot, bytes }, Some(change))
         }
-        false if room < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
+        false if host_buffer_bytes < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
         false => (Request::ReadReserved { slot }, None),
     };
-    Ok(Work { namespace, frame, operation, room, _change: change })
+    Ok(ReservedAccess { namespace, frame, request: request, host_buffer_bytes, _change: change })
 }
 
 /// The answer to a Get Features for the value of a new namespace.
-pub(crate) fn nothing(
+pub(crate) fn default_reserved(
     controller: &Controller,
     feature: FeatureId,
     nsid: u32,
     page: u32,
-    room: usize,
+    host_buffer_bytes: usize,
 ) -> Result<Reply, CommandError> {
     let frame = frame(controller, feature.code()).ok_or(Invalid::Feature(feature.code()))?;
-    with_annex(controller, frame, nsid, page)?;
-    reply(frame, &[], room)
+    with_reserved_area(controller, frame, nsid, page)?;
+    reserved_reply(frame, &[], host_buffer_bytes)
 }
 
-impl Work {
+impl ReservedAccess {
     /// Carries it out.
-    pub(crate) async fn run(self) -> Result<Reply, CommandError> {
-        let kind = self.operation.kind();
-        match (self.namespace.device.execute(self.operation).await, kind) {
-            (Ok(Response::Reserved(bytes)), RequestKind::ReadReserved) => reply(self.frame, &bytes, self.room),
+    pub(crate) async fn execute(self) -> Result<Reply, CommandError> {
+        let kind = self.request.kind();
+        match (self.namespace.device.execute(self.request).await, kind) {
+            (Ok(Response::Reserved(bytes)), RequestKind::ReadReserved) => {
+                reserved_reply(self.frame, &bytes, self.host_buffer_bytes)
+            }
             (Ok(Response::Done), RequestKind::WriteReserved) => Ok(Reply::Done(0)),
             (Ok(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             (Err(error), kind) => Err(CommandError::of_error(&error, kind)),
@@ -103,9 +105,9 @@ impl Work {
     }
 }
 
-fn reply(frame: Frame, bytes: &[u8], room: usize) -> Result<Reply, CommandError> {
+fn reserved_reply(frame: Frame, bytes: &[u8], host_buffer_bytes: usize) -> Result<Reply, CommandError> {
     let data = frame.encode(bytes).ok_or(StatusCode::INTERNAL_ERROR)?;
-    cut(&data, room, data.len() as u64)
+    cut(&data, host_buffer_bytes, data.len() as u64)
 }
 
 /// The slot of a feature. A discovery controller has none.
@@ -114,14 +116,14 @@ fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
 }
 
 /// The namespace, if its device has room beside its blocks, and the slot or bitmap page that is meant.
-fn with_annex(
+fn with_reserved_area(
     controller: &Controller,
     frame: Frame,
     nsid: u32,
     page: u32,
 ) -> Result<(NamespaceHandle, ReservedArea), CommandError> {
     let namespace = NamespaceHandle::new(&controller.namespace(nsid)?, controller);
-    let (abilities, slot) = (namespace.device.abilities(), slot(frame, page));
+    let (abilities, slot) = (namespace.device.abilities(), reserved_area(frame, page));
     if abilities.reserved == Ability::Absent {
         return Err(Invalid::Feature(frame.feature().code()).into());
     }
@@ -131,7 +133,7 @@ fn with_annex(
     Ok((namespace, slot))
 }
 
-const fn slot(frame: Frame, page: u32) -> ReservedArea {
+const fn reserved_area(frame: Frame, page: u32) -> ReservedArea {
     match frame {
         Frame::Group => ReservedArea::GroupLabel,
         Frame::Scrub => ReservedArea::ScrubState,
@@ -146,7 +148,7 @@ mod tests {
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
         for frame in [Frame::Group, Frame::Scrub, Frame::Bitmap] {
-            assert_eq!(frame.max_bytes(), slot(frame, 0).max_bytes());
+            assert_eq!(frame.max_bytes(), reserved_area(frame, 0).max_bytes());
         }
     }
 }

@@ -36,13 +36,13 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
 /// Carries the command out. If it fails, the answer names the first source range that was not copied.
 pub(crate) async fn copy(
     namespace: &NamespaceHandle,
-    ask: &CopyCommand,
+    args: &CopyCommand,
     list: &[u8],
     durability: Durability,
 ) -> Result<Reply, CommandError> {
     let geometry = namespace.device.geometry();
-    let (destination, ranges) = ask.parse(list, geometry.capacity_blocks, &limits(geometry.block_size))?;
-    ask.write.validate(namespace.format(), destination.start())?;
+    let (destination, ranges) = args.parse(list, geometry.capacity_blocks, &limits(geometry.block_size))?;
+    args.write.validate(namespace.format(), destination.start())?;
     for range in &ranges {
         range.protection.validate(namespace.format(), range.extent.start())?;
         if range.extent.overlaps(destination) {
@@ -51,8 +51,8 @@ pub(crate) async fn copy(
     }
     let mut to = destination.start().get();
     for (i, range) in ranges.iter().enumerate() {
-        let failed = |refusal: CommandError| CommandError { result: i as u64, ..refusal };
-        copy_range(namespace, ask, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
+        let failed = |error: CommandError| CommandError { result: i as u64, ..error };
+        copy_range(namespace, args, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
         to += range.extent.len();
     }
     Ok(Reply::Done(0))
@@ -61,7 +61,7 @@ pub(crate) async fn copy(
 /// Copies one source range to the blocks from `to` on, `done` blocks behind the start of the destination.
 async fn copy_range(
     namespace: &NamespaceHandle,
-    ask: &CopyCommand,
+    args: &CopyCommand,
     range: &CopyRange,
     to: u64,
     done: u64,
@@ -78,7 +78,7 @@ async fn copy_range(
             return Err(StatusCode::INTERNAL_ERROR.into());
         };
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
-        let data = resealed(namespace, ask, &read, at, done + first, checks.guard)?;
+        let data = resealed(namespace, args, &read, at, done + first, checks.guard)?;
         execute(namespace, Request::Write { extent: at, data, durability }).await?;
     }
     Ok(())
@@ -87,39 +87,35 @@ async fn copy_range(
 /// Blocks that were read, as they are written `behind` blocks after the start of the destination.
 fn resealed(
     namespace: &NamespaceHandle,
-    ask: &CopyCommand,
+    args: &CopyCommand,
     read: &Sealed,
     at: Extent,
-    behind: u64,
+    offset: u64,
     guard: bool,
 ) -> Result<Sealed, CommandError> {
     let Some(stored) = namespace.device.geometry().protection else { return Ok(read.clone()) };
     let shown = namespace.format();
-    let first_ref = destination_ref(stored, shown.is_some().then_some(ask), at.start(), behind);
-    if let Some(format) = shown.filter(|_| ask.write.pract) {
-        let tags = ask.write.tags(format);
-        let first_ref = first_ref.unwrap_or(tags.initial_ref_tag);
-        return Ok(Sealed::seal(
-            read.data().clone(),
-            read.size(),
-            Some(stored),
-            &Tags { initial_ref_tag: first_ref, ..tags },
-        ));
+    let initial_ref_tag = destination_ref(stored, shown.is_some().then_some(args), at.start(), offset);
+    if let Some(format) = shown.filter(|_| args.write.pract) {
+        let tags = args.write.tags(format);
+        let initial_ref_tag = initial_ref_tag.unwrap_or(tags.initial_ref_tag);
+        return Ok(Sealed::seal(read.data().clone(), read.size(), Some(stored), &Tags { initial_ref_tag, ..tags }));
     }
-    let tags = RebaseTags { initial_ref_tag: first_ref.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
+    let tags =
+        RebaseTags { initial_ref_tag: initial_ref_tag.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
     let mut moved = Buffer::zeroed(read.tags().len());
     rebase(stored, stored, read.size(), read.data(), read.tags(), &mut moved, &Checks::NONE, &tags, &mut |_| {});
     let moved = Unverified::new(read.data().clone(), moved.freeze(), read.size(), Some(stored))
         .map_err(|_| StatusCode::INTERNAL_ERROR)?;
     let checks = match shown {
-        Some(format) => ask.write.checks(format, format.storage_tag_mask()).advance(behind, format),
+        Some(format) => args.write.checks(format, format.storage_tag_mask()).advance(offset, format),
         None => Checks { guard, ..Checks::NONE },
     };
     // The guard was checked, or left alone, when the block was read.
     moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
-        let faults = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
+        let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
         CommandError::of_error(
-            &BadBlocks::new(faults).expect("a failed check names a block").into(),
+            &BadBlocks::new(bad_blocks).expect("a failed check names a block").into(),
             RequestKind::Write,
         )
     })
@@ -127,10 +123,10 @@ fn resealed(
 
 /// The reference tag of the first block of a piece: its address in Type 1, and on plain namespaces; what the command says in
 /// Type 2; that of the source in Type 3.
-fn destination_ref(stored: PiFormat, ask: Option<&CopyCommand>, at: Lba, behind: u64) -> Option<u64> {
-    match (stored.protection(), ask) {
+fn destination_ref(stored: PiFormat, args: Option<&CopyCommand>, at: Lba, offset: u64) -> Option<u64> {
+    match (stored.protection(), args) {
         (ProtectionType::Type3, _) => None,
-        (ProtectionType::Type2, Some(ask)) => Some(stored.reference_tag(ask.write.reference_tag(stored), behind)),
+        (ProtectionType::Type2, Some(args)) => Some(stored.reference_tag(args.write.reference_tag(stored), offset)),
         (ProtectionType::Type1 | ProtectionType::Type2, _) => Some(stored.reference_tag(at.get(), 0)),
     }
 }

@@ -17,7 +17,7 @@ use sealblock_units::Extent;
 
 use crate::command_error::CommandError;
 use crate::connection::{Connection, Reply, Role};
-use crate::io::{IoRequest, Work};
+use crate::io::{IoRequest, RemainingWork};
 use crate::member::NamespaceHandle;
 
 /// ACWU: blocks that are compared and written as one, as a 0's based value.
@@ -25,39 +25,39 @@ pub(crate) const ATOMIC_BLOCKS: u64 = 1;
 
 /// The pairs of one queue that are not whole yet.
 #[derive(Default)]
-pub(crate) struct Pairs(RefCell<Vec<Pair>>);
+pub(crate) struct FusedPairs(RefCell<Vec<FusedPair>>);
 
-struct Pair {
-    first: Half,
+struct FusedPair {
+    first: FusedHalf,
     /// Nothing yet, or for good once another command has come in between.
-    second: Option<Half>,
+    second: Option<FusedHalf>,
     is_orphan: bool,
 }
 
-struct Half {
+struct FusedHalf {
     token: Token,
     command: Command,
-    progress: Progress,
+    progress: HalfProgress,
 }
 
-enum Progress {
+enum HalfProgress {
     /// Its data is on the way.
-    Coming,
+    Fetching,
     Ready(Box<IoRequest>, Buffer),
-    Refused(CommandError),
+    Failed(CommandError),
 }
 
-impl Half {
-    fn new(token: Token, command: &Command) -> Half {
-        Half { token, command: *command, progress: Progress::Coming }
+impl FusedHalf {
+    fn new(token: Token, command: &Command) -> FusedHalf {
+        FusedHalf { token, command: *command, progress: HalfProgress::Fetching }
     }
 
-    fn is_coming(&self) -> bool {
-        matches!(self.progress, Progress::Coming)
+    fn is_fetching(&self) -> bool {
+        matches!(self.progress, HalfProgress::Fetching)
     }
 }
 
-impl Pairs {
+impl FusedPairs {
     /// Forgets halves, and with them their share of the controller: a reset waits for that.
     pub(crate) fn clear(&self) {
         let pairs = self.0.take();
@@ -73,12 +73,12 @@ impl Connection {
             return true;
         }
         let fuse = if is_half { command.fuse() } else { Fuse::Normal };
-        let takes_it = {
+        let is_accepted = {
             let mut pairs = self.pairs.0.borrow_mut();
             let open = pairs.last_mut().filter(|pair| pair.second.is_none() && !pair.is_orphan);
             match (fuse, open) {
                 (Fuse::Second, Some(pair)) => {
-                    pair.second = Some(Half::new(token, command));
+                    pair.second = Some(FusedHalf::new(token, command));
                     true
                 }
                 (Fuse::Second, None) => false,
@@ -87,30 +87,30 @@ impl Connection {
                         pair.is_orphan = true;
                     }
                     if fuse == Fuse::First {
-                        pairs.push(Pair { first: Half::new(token, command), second: None, is_orphan: false });
+                        pairs.push(FusedPair { first: FusedHalf::new(token, command), second: None, is_orphan: false });
                     }
                     true
                 }
             }
         };
-        self.settle_pairs();
-        if !takes_it {
-            self.finish(token, command, Err(StatusCode::ABORTED_MISSING_FUSED.into()));
+        self.complete_pairs();
+        if !is_accepted {
+            self.complete(token, command, Err(StatusCode::ABORTED_MISSING_FUSED.into()));
         }
-        takes_it
+        is_accepted
     }
 
     /// A half that cannot be carried out.
-    pub(crate) fn fused_refused(self: &Rc<Self>, token: Token, refusal: CommandError) {
-        self.half_came(token, Progress::Refused(refusal));
+    pub(crate) fn fail_half(self: &Rc<Self>, token: Token, error: CommandError) {
+        self.set_half_progress(token, HalfProgress::Failed(error));
     }
 
     /// A half whose data is there.
-    pub(crate) fn fused_ready(self: &Rc<Self>, token: Token, job: IoRequest, data: Buffer) {
-        self.half_came(token, Progress::Ready(Box::new(job), data));
+    pub(crate) fn half_ready(self: &Rc<Self>, token: Token, request: IoRequest, data: Buffer) {
+        self.set_half_progress(token, HalfProgress::Ready(Box::new(request), data));
     }
 
-    fn half_came(self: &Rc<Self>, token: Token, progress: Progress) {
+    fn set_half_progress(self: &Rc<Self>, token: Token, progress: HalfProgress) {
         {
             let mut pairs = self.pairs.0.borrow_mut();
             let mut halves = pairs.iter_mut().flat_map(|pair| std::iter::once(&mut pair.first).chain(&mut pair.second));
@@ -119,26 +119,26 @@ impl Connection {
                 None => return,
             }
         }
-        self.settle_pairs();
+        self.complete_pairs();
     }
 
     /// Ends the pairs of which everything is known.
-    fn settle_pairs(self: &Rc<Self>) {
+    fn complete_pairs(self: &Rc<Self>) {
         loop {
             let whole = {
                 let mut pairs = self.pairs.0.borrow_mut();
-                let is_whole = |pair: &Pair| match &pair.second {
-                    Some(second) => !pair.first.is_coming() && !second.is_coming(),
+                let is_whole = |pair: &FusedPair| match &pair.second {
+                    Some(second) => !pair.first.is_fetching() && !second.is_fetching(),
                     None => pair.is_orphan,
                 };
                 pairs.iter().position(is_whole).map(|place| pairs.remove(place))
             };
             match whole {
                 None => return,
-                Some(Pair { first, second: Some(second), .. }) => self.run_pair(first, second),
-                Some(Pair { first, second: None, .. }) => {
-                    self.forget_fetch(first.token);
-                    self.finish(first.token, &first.command, Err(StatusCode::ABORTED_MISSING_FUSED.into()));
+                Some(FusedPair { first, second: Some(second), .. }) => self.run_pair(first, second),
+                Some(FusedPair { first, second: None, .. }) => {
+                    self.cancel_fetch(first.token);
+                    self.complete(first.token, &first.command, Err(StatusCode::ABORTED_MISSING_FUSED.into()));
                 }
             }
         }
@@ -152,75 +152,76 @@ impl Connection {
     }
 
     /// Its data is not waited for any more.
-    fn forget_fetch(&self, token: Token) {
+    fn cancel_fetch(&self, token: Token) {
         self.take_fetching(token);
         self.waiting.borrow_mut().retain(|waiting| waiting.token() != token);
     }
 
-    fn begin(&self) {
+    fn pair_started(&self) {
         self.running_pairs.set(self.running_pairs.get() + 1);
     }
 
-    fn ended(&self) {
+    fn pair_completed(&self) {
         // An answer is a sign of life, as it is of other commands.
-        self.line.note_traffic();
+        self.signal.note_traffic();
         self.running_pairs.set(self.running_pairs.get() - 1);
         self.slots.task().wake_by_ref();
     }
 
-    fn run_pair(self: &Rc<Self>, first: Half, second: Half) {
+    fn run_pair(self: &Rc<Self>, first: FusedHalf, second: FusedHalf) {
         let failed_pair = || Err(StatusCode::ABORTED_FAILED_FUSED.into());
         match (first.progress, second.progress) {
-            (Progress::Ready(compare, old), Progress::Ready(write, new)) => {
+            (HalfProgress::Ready(compare, old), HalfProgress::Ready(write, new)) => {
                 let connection = Rc::clone(self);
                 let (one, two) = ((first.token, first.command), (second.token, second.command));
-                self.begin();
+                self.pair_started();
                 spawn(async move {
-                    let (compared, written) = run(*compare, old, *write, new).await;
-                    connection.finish(one.0, &one.1, compared);
-                    connection.finish(two.0, &two.1, written.unwrap_or_else(failed_pair));
-                    connection.ended();
+                    let (compared, written) = execute_pair(*compare, old, *write, new).await;
+                    connection.complete(one.0, &one.1, compared);
+                    connection.complete(two.0, &two.1, written.unwrap_or_else(failed_pair));
+                    connection.pair_completed();
                 });
             }
-            (Progress::Refused(refusal), second_progress) => {
-                self.finish(first.token, &first.command, Err(refusal));
+            (HalfProgress::Failed(error), second_progress) => {
+                self.complete(first.token, &first.command, Err(error));
                 let outcome = match second_progress {
-                    Progress::Refused(refusal) => Err(refusal),
-                    Progress::Coming | Progress::Ready(..) => failed_pair(),
+                    HalfProgress::Failed(error) => Err(error),
+                    HalfProgress::Fetching | HalfProgress::Ready(..) => failed_pair(),
                 };
-                self.finish(second.token, &second.command, outcome);
+                self.complete(second.token, &second.command, outcome);
             }
-            (_, Progress::Refused(refusal)) => {
-                self.finish(first.token, &first.command, failed_pair());
-                self.finish(second.token, &second.command, Err(refusal));
+            (_, HalfProgress::Failed(error)) => {
+                self.complete(first.token, &first.command, failed_pair());
+                self.complete(second.token, &second.command, Err(error));
             }
-            (Progress::Coming, _) | (_, Progress::Coming) => {
-                self.finish(first.token, &first.command, failed_pair());
-                self.finish(second.token, &second.command, failed_pair());
+            (HalfProgress::Fetching, _) | (_, HalfProgress::Fetching) => {
+                self.complete(first.token, &first.command, failed_pair());
+                self.complete(second.token, &second.command, failed_pair());
             }
         }
     }
 }
 
-type Ends = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
+type PairResults = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
 
 /// Compares and writes; the write's outcome is missing if it was not begun.
-async fn run(compare: IoRequest, old: Buffer, write: IoRequest, new: Buffer) -> Ends {
-    let (extent, namespace) = match fits(&compare, &write) {
+async fn execute_pair(compare: IoRequest, old: Buffer, write: IoRequest, new: Buffer) -> PairResults {
+    let (extent, namespace) = match matched_extent(&compare, &write) {
         Ok(fits) => fits,
-        Err(refusal) => return (Err(refusal), Some(Err(refusal))),
+        Err(error) => return (Err(error), Some(Err(error))),
     };
     let locked = namespace.device.lock(extent).await;
-    let compared = compare.run(Work::New(old)).await;
+    let compared = compare.execute(RemainingWork::All(old)).await;
     if compared.is_err() {
         return (compared, None);
     }
-    (compared, Some(write.run_on(Work::New(new), Some(&locked)).await))
+    (compared, Some(write.execute_with_lock(RemainingWork::All(new), Some(&locked)).await))
 }
 
 /// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.
-fn fits(compare: &IoRequest, write: &IoRequest) -> Result<(Extent, Rc<NamespaceHandle>), CommandError> {
-    let (Some((namespace, compared)), Some((other, written))) = (compare.compares(), write.writes()) else {
+fn matched_extent(compare: &IoRequest, write: &IoRequest) -> Result<(Extent, Rc<NamespaceHandle>), CommandError> {
+    let (Some((namespace, compared)), Some((other, written))) = (compare.compared_extent(), write.written_extent())
+    else {
         return Err(Invalid::field("FUSE", 0, 8).into());
     };
     if !Rc::ptr_eq(namespace, other) {

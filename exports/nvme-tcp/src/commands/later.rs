@@ -8,7 +8,7 @@ use sealblock_protocols_nvme::{AdminOpcode, Command, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
 use sealblock_runtime_reactor::{now, sleep_until, spawn};
 
-use crate::async_events::{AsyncEvents, Next};
+use crate::async_events::{AsyncEvents, EventPoll};
 use crate::command_error::CommandError;
 use crate::commands::{annex, lba_status};
 use crate::connection::{Connection, Reply, Role};
@@ -16,17 +16,23 @@ use crate::controller::Controller;
 use crate::member::NamespaceHandle;
 
 /// Takes the command if it is one of these and its controller is ready to carry it out; then it is answered in its time.
-pub(crate) fn takes(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], room: usize) -> bool {
+pub(crate) fn try_start(
+    connection: &Rc<Connection>,
+    token: Token,
+    command: &Command,
+    data: &[u8],
+    host_buffer_bytes: usize,
+) -> bool {
     let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
     let opcode = AdminOpcode::from_code(command.opcode);
     let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
-    if !(is_later || annex::is_asked(&controller, command)) || !controller.is_ready() {
+    if !(is_later || annex::is_reserved_access(&controller, command)) || !controller.is_ready() {
         return false;
     }
-    controller.heard();
-    match begin(connection, &controller, token, command, data, room) {
+    controller.mark_alive();
+    match begin(connection, &controller, token, command, data, host_buffer_bytes) {
         Ok(()) => {}
-        Err(refusal) => connection.finish(token, command, Err(refusal)),
+        Err(error) => connection.complete(token, command, Err(error)),
     }
     true
 }
@@ -37,31 +43,32 @@ fn begin(
     token: Token,
     command: &Command,
     data: &[u8],
-    room: usize,
+    host_buffer_bytes: usize,
 ) -> Result<(), CommandError> {
     match AdminCommand::decode(command)? {
         AdminCommand::AsynchronousEventRequest => {
-            controller.notices.request(command.cid.get())?;
+            controller.async_events.request(command.cid.get())?;
             connection.core.borrow_mut().allow_unanswered(token);
-            spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.notices), token, *command));
+            spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.async_events), token, *command));
         }
-        AdminCommand::GetLbaStatus(ask) => {
+        AdminCommand::GetLbaStatus(args) => {
             let namespace = NamespaceHandle::new(&controller.namespace(command.nsid.get())?, controller);
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
-                let outcome = lba_status::get(&namespace, &ask, room, &|| connection.strong_count() == 0).await;
+                let outcome =
+                    lba_status::get(&namespace, &args, host_buffer_bytes, &|| connection.strong_count() == 0).await;
                 if let Some(connection) = connection.upgrade() {
-                    connection.finish(token, &command, outcome);
+                    connection.complete(token, &command, outcome);
                 }
             });
         }
         AdminCommand::GetFeatures(_) | AdminCommand::SetFeatures(_) => {
-            let work = annex::begin(controller, command, data, room)?;
+            let work = annex::begin_reserved(controller, command, data, host_buffer_bytes)?;
             let (connection, command) = (Rc::downgrade(connection), *command);
             spawn(async move {
-                let outcome = work.run().await;
+                let outcome = work.execute().await;
                 if let Some(connection) = connection.upgrade() {
-                    connection.finish(token, &command, outcome);
+                    connection.complete(token, &command, outcome);
                 }
             });
         }
@@ -73,18 +80,18 @@ fn begin(
 /// A request must not keep its connection, which may end before anything happens.
 async fn wait_for_event(
     connection: std::rc::Weak<Connection>,
-    notices: Arc<AsyncEvents>,
+    events: Arc<AsyncEvents>,
     token: Token,
     command: Command,
 ) {
     let outcome = loop {
-        match std::future::poll_fn(|cx| notices.poll(command.cid.get(), now(), cx)).await {
-            Next::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),
-            Next::Aborted => break Err(StatusCode::ABORT_REQUESTED.into()),
-            Next::NotBefore(due) => sleep_until(due).await,
+        match std::future::poll_fn(|cx| events.poll(command.cid.get(), now(), cx)).await {
+            EventPoll::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),
+            EventPoll::Aborted => break Err(StatusCode::ABORT_REQUESTED.into()),
+            EventPoll::NotBefore(due) => sleep_until(due).await,
         }
     };
     if let Some(connection) = connection.upgrade() {
-        connection.finish(token, &command, outcome);
+        connection.complete(token, &command, outcome);
     }
 }

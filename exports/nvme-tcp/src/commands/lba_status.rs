@@ -13,24 +13,24 @@ use crate::io::execute;
 use crate::member::NamespaceHandle;
 
 /// The longest answer, in bytes; there are 16 for each run of bad blocks.
-const ANSWER_BYTES: usize = 256 << 10;
+const MAX_REPLY_BYTES: usize = 256 << 10;
 /// Bytes of data that one step of a scan covers, so that other commands get their turn.
 const STEP_BYTES: u64 = 8 << 20;
 
 /// Carries the command out. A scan ends early when the answer is full, or when `is_over` says that nobody waits for it.
 pub(crate) async fn get(
     namespace: &NamespaceHandle,
-    ask: &GetLbaStatus,
-    room: usize,
+    args: &GetLbaStatus,
+    host_buffer_bytes: usize,
     is_over: &dyn Fn() -> bool,
 ) -> Result<Reply, CommandError> {
     let geometry = namespace.device.geometry();
-    let extent = ask.extent(geometry.capacity_blocks)?;
-    let bytes = ask.answer_bytes(ANSWER_BYTES).min(room);
-    let most = bytes.saturating_sub(8) / 16;
-    let known = &namespace.state.known;
+    let extent = args.extent(geometry.capacity_blocks)?;
+    let bytes = args.answer_bytes(MAX_REPLY_BYTES).min(host_buffer_bytes);
+    let max_runs = bytes.saturating_sub(8) / 16;
+    let damage_list = &namespace.state.damage_list;
     let mut scanned = extent.last();
-    match ask.action {
+    match args.action {
         LbaStatusAction::Tracked => {}
         LbaStatusAction::ScanUntracked => {
             let step = (STEP_BYTES >> geometry.block_size.shift()).clamp(1, u64::from(u32::MAX)) as u32;
@@ -39,7 +39,7 @@ pub(crate) async fn get(
                 scanned = piece.last();
                 let so_far = Extent::from_raw(extent.start().get(), piece.last().get() - extent.start().get() + 1)
                     .map_err(Invalid::from)?;
-                if is_over() || known.runs(so_far, most).0.len() > most.saturating_sub(1) {
+                if is_over() || damage_list.runs(so_far, max_runs).0.len() > max_runs.saturating_sub(1) {
                     break;
                 }
             }
@@ -47,9 +47,9 @@ pub(crate) async fn get(
         // Devices do not tell which of their blocks are allocated.
         LbaStatusAction::Allocated => return Err(Invalid::field("ATYPE", 13, 24).into()),
     }
-    let (descriptors, complete) = known.runs(extent, most);
+    let (descriptors, complete) = damage_list.runs(extent, max_runs);
     let page = LbaStatusList { descriptors, complete: complete && scanned == extent.last() }.encode(bytes);
-    cut(&page, room, bytes as u64)
+    cut(&page, host_buffer_bytes, bytes as u64)
 }
 
 /// Looks at blocks; what is bad is remembered on the way. A medium that does not say which block it cannot read is asked
@@ -61,8 +61,8 @@ async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), Command
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         match execute(namespace, Request::Verify { extent, checks }).await {
             Ok(_) => {}
-            Err(refusal) if !refusal.is_damage() => return Err(refusal),
-            Err(refusal) if refusal.lba.is_some() => {}
+            Err(error) if !error.is_damage() => return Err(error),
+            Err(error) if error.lba.is_some() => {}
             Err(_) if extent.len() == 1 => namespace.state.report_damage(&[BadBlock::media(extent.start())]),
             Err(_) => {
                 let half = BlockCount::new(extent.blocks().get() / 2).unwrap_or(BlockCount::ONE);

@@ -110,7 +110,7 @@ impl Insight {
     fn damage(&self) -> DamageStatus {
         let known = self.ties.damage.summary(MOST_RUNS);
         let run =
-            |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.field.as_str().to_owned() };
+            |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
         DamageStatus {
             blocks: known.blocks,
             complete: known.is_complete,
