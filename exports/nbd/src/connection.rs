@@ -1,11 +1,11 @@
-//! A connection: one task that receives, carries requests out where that needs no waiting, and sends.
+//! A connection: one task that receives, executes requests whose device need not wait, and sends.
 //!
-//! It ends when the client goes or breaks the protocol, when it is too slow to choose an export, when its export is taken away,
-//! or when the server stops. Requests in flight get some time then, and their answers are sent as far as the client still
-//! reads.
+//! It ends when the client closes it or violates the protocol, when negotiation takes too long, when its export is
+//! removed, or when the server stops. Requests in flight then get some time, and their replies are sent as far as the
+//! client still receives.
 //!
-//! Shape: each turn of the task looks again at what may have changed: answers were sent, requests ended, bytes that other
-//! connections had in flight came back.
+//! Shape: each poll of the task checks again what may have changed: replies were sent, requests completed, or other
+//! connections released bytes in flight.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -25,14 +25,14 @@ use crate::shared::Registration;
 use crate::signal::ControlOrder;
 use crate::translate::OpenExport;
 
-/// How long a client may take to close after it was told that nothing more comes.
+/// How long a client may take to close after the server has sent its last bytes.
 const LINGERING_CLOSE: Duration = Duration::from_secs(1);
-/// What is thrown away at once meanwhile.
+/// Bytes that are received and discarded at once meanwhile.
 const LINGERING_CLOSE_BYTES: usize = 4096;
-/// What is received at once: many requests, or the data of a middling write.
+/// Bytes that are received at once: many requests, or the data of a medium-sized write.
 const STAGING_BYTES: usize = 256 << 10;
-/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
-/// the client. Sockets grow their buffers by themselves, but only after they were found too small.
+/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
+/// wait for the client. Automatic tuning grows socket buffers only after they were too small.
 const SOCKET_BYTES: usize = 2 << 20;
 
 pub(crate) struct Connection {
@@ -40,30 +40,30 @@ pub(crate) struct Connection {
     pub(crate) core: RefCell<Core>,
     pub(crate) stream: Stream,
     peer: String,
-    /// What can be chosen.
+    /// The exports that the client may choose.
     pub(crate) advertised: Arc<[Told]>,
-    /// The device of the export that was chosen.
+    /// The device of the chosen export.
     pub(crate) open_export: RefCell<Option<Rc<OpenExport>>>,
-    /// What this connection holds of the bytes that all may have in flight.
+    /// This connection's share of the bytes in flight over all connections.
     pub(crate) share: Share,
     /// The connection's task.
     pub(crate) task: RefCell<Waker>,
-    /// Something is to be sent, or sending is to end.
+    /// Notified when there is something to send, or sending must end.
     output: Notify,
-    /// The connection's own task is running, so it need not be woken.
+    /// True while the connection's task is polled, so that it need not be woken.
     is_polling: Cell<bool>,
-    /// What was received is to be answered, or looked at again, before more is.
+    /// Replies are sent, or requests checked again, before more is received.
     pub(crate) sends_first: Cell<bool>,
-    /// Answers were sent since a request had to wait for room.
+    /// Replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
-    /// What is left to be sent is the last; that has been sent, or cannot be.
+    /// The remaining replies are the last ones.
     is_finishing: Cell<bool>,
     is_finished: Cell<bool>,
-    /// Nobody reads answers any more.
+    /// No reply can be sent any more.
     pub(crate) is_gone: Cell<bool>,
 }
 
-/// Where a client is: its address, or its process where it came by a Unix socket.
+/// The peer for log lines: its address, or its process on a Unix socket.
 fn origin(stream: &Stream) -> String {
     match (stream.peer_addr(), stream.peer_process()) {
         (Ok(address), _) => address.to_string(),
@@ -82,9 +82,9 @@ impl Connection {
         config.limits = place.server.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         let mut core = Core::new(config);
-        // What there is to have is asked for as it is needed.
+        // Starts without a share of the budget and grows it on demand.
         core.grant(0);
-        // Where the system refuses, its own idea of a buffer serves, only with more turns.
+        // Where the system refuses, its default buffers apply, at the cost of more system calls.
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         // Unix sockets have no such limit.
@@ -110,7 +110,7 @@ impl Connection {
         })
     }
 
-    /// Serves the connection until it is over.
+    /// Serves the connection until it has ended.
     pub(crate) async fn run(self: Rc<Self>) {
         let signal = Arc::clone(&self.registration.signal);
         let watch = spawn(async move {
@@ -129,7 +129,7 @@ impl Connection {
         let drain = self.registration.server.limits.drain;
         let mut sender = Sender { future: pin!(self.send_all()), is_over: false };
         self.run_with_sender(&mut sender, ControlOrder::Drain, self.receive()).await;
-        // What was received already is refused, and what was begun is answered.
+        // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
         self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.process_batch(0))).await;
         self.core.borrow_mut().close();
@@ -144,7 +144,7 @@ impl Connection {
         }
     }
 
-    /// Runs `work` to its end and sends what there is meanwhile, until this connection is told so.
+    /// Polls `work` to its end and sends meanwhile, until the connection gets this order.
     async fn run_with_sender<F: Future<Output = ()>>(
         &self,
         sender: &mut Sender<'_, F>,
@@ -176,12 +176,12 @@ impl Connection {
         .await
     }
 
-    /// Where the client is, for a line for the operator.
+    /// The client, for log lines.
     pub(crate) fn from(&self) -> &str {
         &self.peer
     }
 
-    /// There is something to send, or to look at.
+    /// Has the connection's task send, or check its state.
     pub(crate) fn wake(&self) {
         self.output.note();
         if !self.is_polling.get() {
@@ -216,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// A buffer to receive into, once there is room for requests; `None` when the connection is over.
+    /// Returns a buffer to receive into, once the budget permits more requests; `None` when the connection has ended.
     async fn receive_buffer(self: &Rc<Self>) -> Option<Buffer> {
         loop {
             let (buffer, is_over) = {
@@ -226,7 +226,7 @@ impl Connection {
             if buffer.is_some() || is_over {
                 return buffer;
             }
-            // Room that came while the last requests were answered is not waited for.
+            // Does not wait for bytes that were released while the last replies were sent.
             if !self.has_room.take() {
                 next_turn().await;
             }
@@ -259,7 +259,7 @@ impl Connection {
         }
     }
 
-    /// Answers were sent: gives bytes back, and lets requests go on that waited for room.
+    /// Releases the bytes of sent replies, and lets waiting requests start.
     fn settle(&self) {
         let mut core = self.core.borrow_mut();
         self.share.settle(core.bytes_in_flight());
@@ -277,24 +277,24 @@ impl Connection {
         }
     }
 
-    /// Waits until all was sent.
+    /// Waits until all replies are sent.
     async fn wait_sent(self: &Rc<Self>) {
         while !self.is_finished.get() {
             next_turn().await;
         }
     }
 
-    /// Nothing is received, sent or begun any more.
+    /// Receives, sends and starts nothing any more.
     pub(crate) fn close(&self) {
         self.is_gone.set(true);
         self.core.borrow_mut().close();
-        // The client may be gone already, and then there is nothing to shut down.
+        // Fails only if the client has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.sends_first.set(true);
     }
 }
 
-/// Ends with the next turn of the task.
+/// Completes at the next poll of the task.
 async fn next_turn() {
     let mut has_waited = false;
     poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await

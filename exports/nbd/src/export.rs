@@ -1,4 +1,4 @@
-//! An export: a device, and what clients are told of it.
+//! An export: a device under a name, what clients see of it, and the limits of the server.
 
 use std::any::Any;
 use std::fmt;
@@ -8,7 +8,7 @@ use sealblock_block::{Ability, RequestKind};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 
-/// A device under a name. Its protection information is made and checked here, so clients see plain blocks.
+/// A device under a name. The server makes and checks its protection information, so clients see plain blocks.
 #[derive(Clone)]
 pub struct Export {
     pub(crate) name: String,
@@ -25,13 +25,13 @@ impl fmt::Debug for Export {
     }
 }
 
-/// Why an export cannot be offered, or taken away.
+/// Why an export cannot be added, removed or resized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// Two exports have one name.
     #[error("two exports are called {0:?}")]
     Duplicate(String),
-    /// The protocol cannot tell clients of it: a name or description of more than 4096 bytes.
+    /// The protocol cannot describe it to clients: a name or description is longer than 4096 bytes.
     #[error("clients cannot be told of the export {0:?}: names and descriptions have at most 4096 bytes")]
     TooLong(String),
     /// No export has this name.
@@ -40,7 +40,7 @@ pub enum SetupError {
 }
 
 impl Export {
-    /// `device` under this name. The empty name is for clients that ask for none.
+    /// Returns `device` under this name. The empty name is for clients that name no export.
     pub fn new(name: impl Into<String>, device: SharedDevice) -> Export {
         Export { name: name.into(), description: String::new(), device, is_read_only: false, _kept: None }
     }
@@ -50,36 +50,36 @@ impl Export {
         &self.name
     }
 
-    /// The same, which keeps `kept` until it was taken away and its last connection has ended: whoever has a clone sees by its
-    /// count of owners when the device may be closed.
+    /// Returns the same, which keeps `kept` until the export was removed and its last connection has ended. The owner
+    /// of a clone sees by its reference count when the device may be closed.
     pub fn with_owner(mut self, kept: Arc<dyn Any + Send + Sync>) -> Export {
         self._kept = Some(kept);
         self
     }
 
-    /// The same with text for people who list exports.
+    /// Returns the same with a description, which clients show in lists of exports.
     pub fn described(mut self, description: impl Into<String>) -> Export {
         self.description = description.into();
         self
     }
 
-    /// The same, which clients cannot write to.
+    /// Returns the same, read-only for clients.
     pub fn read_only(mut self) -> Export {
         self.is_read_only = true;
         self
     }
 
-    /// The same, whose device has another size now.
+    /// Returns the same with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Export {
         Export { device, ..self.clone() }
     }
 
-    /// Whether both are one export, at different times.
+    /// True if both are one export, before and after a resize.
     pub(crate) fn is_same(&self, other: &Export) -> bool {
         self.name == other.name && self.device.is_same(&other.device)
     }
 
-    /// What clients are told.
+    /// Returns what clients see.
     pub(crate) fn advertised(&self) -> core::Export {
         let (geometry, abilities) = (self.device.geometry(), self.device.abilities());
         let is_there = |kind| abilities.of(kind) != Ability::Absent;

@@ -1,17 +1,18 @@
-//! An NBD server, spread over the cores it is given.
+//! An NBD server that serves its connections on the cores it is given.
 //!
-//! A [`Server`] owns [`Export`]s and serves the connections that its listeners accept, each on one core. Bytes of a
-//! connection go through the core of `protocols/nbd`, its requests to the device of the export that it chose.
+//! A [`Server`] owns [`Export`]s and serves the connections that its listeners accept, each on one core.
+//! `protocols/nbd` turns the bytes of a connection into requests, and the device of the chosen export executes them.
 //!
 //! Invariants:
-//! - Every request is answered once, or its connection ends.
-//! - No borrow of shared state is held while a task waits, and no client's input makes anything here panic.
-//! - What a client can make the server hold is bounded by [`Limits`].
-//! - Blocks that do not match their tags are never sent.
-//! - An error is chosen in one place (`refusal.rs`), without a case for "everything else".
+//! - Every request gets one reply, or its connection ends.
+//! - No task holds a borrow of shared state while it waits, and no input of a client makes this crate panic.
+//! - [`Limits`] bounds what a client can make the server hold.
+//! - A block that does not match its tags is never sent.
+//! - One place chooses the error of a failed request (`translate.rs`), without a case for "everything else".
 //!
-//! Shape: a connection is one task on one core, so that its state is in cells. It carries requests out in place where the
-//! device has nothing to wait for; others have a task each. A device stays on the core that opened it, and each connection attaches to it once.
+//! Shape: a connection is one task on one core, so its state is in cells. It executes a request in place if the device
+//! need not wait; other requests have a task each. A device stays on the core that opened it, and each connection
+//! attaches to it once.
 
 mod connection;
 mod export;

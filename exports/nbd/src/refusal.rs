@@ -1,10 +1,10 @@
-//! Why a request fails, as the error that answers it: the one place where failures become NBD errors.
+//! Why a request fails, as its error reply: the one place where errors of devices become NBD errors.
 
 use sealblock_block::{Error, ErrorKind};
 use sealblock_protocols_nbd::{ErrorCode, ErrorReply};
 use sealblock_units::BlockSize;
 
-/// The error for a device's failure. It names the first damaged block, if that is what it is about.
+/// Returns the error reply for a device's error, with the offset of the first bad block if it is about one.
 pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
     let first = error.bad_blocks().map(|bad_blocks| bad_blocks.first().lba.get());
     let offset = first.and_then(|lba| lba.checked_mul(size.bytes() as u64));
@@ -19,7 +19,7 @@ fn code(kind: &ErrorKind) -> ErrorCode {
         | ErrorKind::Unreachable { .. } => ErrorCode::Io,
         ErrorKind::NoSpace { .. } => ErrorCode::NoSpace,
         ErrorKind::ReadOnly => ErrorCode::NotPermitted,
-        // ENOTSUP is kept for zeroes that would not be fast ("Error values").
+        // ENOTSUP is reserved for zeroes that would not be fast ("Error values").
         ErrorKind::Range { .. } | ErrorKind::Limit { .. } | ErrorKind::Absent(_) => ErrorCode::Invalid,
     }
 }

@@ -1,4 +1,4 @@
-//! The way of a request: taken from what was received, carried out, answered.
+//! The path of a request: taken from what was received, executed, replied to.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -11,16 +11,16 @@ use sealblock_runtime_reactor::spawn;
 use crate::connection::Connection;
 use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
 
-/// How many requests are carried out at least, and how many bytes they read at most, before what there is of answers is sent:
-/// if a deep queue were answered with one send, client and server would take turns rather than work at the same time.
-/// Smaller parts cost more system calls than they gain.
+/// The minimum number of requests, and the maximum of bytes that they read, before their replies are sent. With one
+/// send for a deep queue, client and server would take turns instead of working at the same time. Smaller batches cost
+/// more system calls than they save.
 const BATCH_REQUESTS: usize = 16;
 const BATCH_BYTES: u64 = 256 << 10;
-/// What a request without data takes of what is received.
+/// Bytes of a received request without data.
 const REQUEST_BYTES: usize = 28;
 
 impl Connection {
-    /// Carries out what was received, and answers it part by part.
+    /// Executes what was received, and sends replies in batches.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
         let part = (received_bytes / REQUEST_BYTES / 2).max(BATCH_REQUESTS);
         let (mut events, mut in_part, mut read_bytes) = (0, 0, 0);
@@ -33,12 +33,12 @@ impl Connection {
                 (in_part, read_bytes) = (0, 0);
             }
         }
-        // A client that waits for each answer asks again soon, and then waits for this one.
+        // A client with queue depth 1 sends its next request as soon as it has this reply.
         self.stream.set_lingering(events == 1);
         self.send_first().await;
     }
 
-    /// Lets the sender go first.
+    /// Lets the sender run first.
     async fn send_first(self: &Rc<Self>) {
         self.wake();
         let mut has_waited = false;
@@ -52,7 +52,7 @@ impl Connection {
         .await
     }
 
-    /// The next event. A request that needs more of the bytes that all connections share waits until they are there.
+    /// Returns the next event. A request that exceeds this connection's share waits until its share can grow.
     fn next_event(&self) -> Option<Event> {
         let mut core = self.core.borrow_mut();
         loop {
@@ -89,8 +89,8 @@ impl Connection {
         };
         tracing::info!(export = export.name(), from = self.from(), "an NBD client has connected");
         let gives_parts = self.core.borrow().has_chunks();
-        // Which connections are one client's is not known, and a flush on any of those covers what was written on all
-        // (CAN_MULTI_CONN): so all connections of an export are.
+        // The server does not know which connections belong to one client, and a Flush on any of them covers writes on
+        // all (CAN_MULTI_CONN). So all connections of an export share one flush cursor name.
         let flush_cursor = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
         *self.open_export.borrow_mut() = Some(Rc::new(OpenExport {
             device: export.device.attach_as(&flush_cursor),
@@ -100,7 +100,7 @@ impl Connection {
 
     fn begin(self: &Rc<Self>, Request { ticket, command }: Request) {
         let open_export = self.open_export.borrow().clone();
-        // There are no requests before an export was chosen.
+        // No request comes before an export is chosen.
         let Some(open_export) = open_export else { return };
         match open_export.try_execute(command) {
             Ok(outcome) => self.complete(ticket, outcome),

@@ -1,4 +1,4 @@
-//! The server: exports, and the connections of every listener it serves.
+//! The server: its exports, and the connections of every listener that it serves.
 
 use std::io;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use crate::limits::Limits;
 use crate::shared::{Client, ParticipantKind, Registration, ServerState};
 use crate::signal::ControlOrder;
 
-/// How often a server that stops looks whether it is done.
+/// Time between two checks of a stopping server for remaining connections.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How long connections get to go after they were cut off.
+/// Time that connections get to end after they were aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
-/// NBD has no keep alive of its own, and a client may be idle for as long as it likes.
+/// NBD has no keep alive of its own, and a client may be idle for any time.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 };
 
 /// An NBD server. Clones are the same server, on any core.
@@ -27,26 +27,27 @@ const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 }
 pub struct Server(Arc<ServerState>);
 
 impl Server {
-    /// A server for these exports. The first is the default, for clients that name none, unless one has the empty name.
+    /// Returns a server for these exports. The first is the default, for clients that name none, unless one has the
+    /// empty name.
     ///
     /// # Errors
-    /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
+    /// [`SetupError::Duplicate`] and [`SetupError::TooLong`].
     pub fn new(exports: impl IntoIterator<Item = Export>, limits: Limits) -> Result<Server, SetupError> {
         let server = Server(Arc::new(ServerState::new(limits.clamped())));
         exports.into_iter().try_for_each(|export| server.add_export(export))?;
         Ok(server)
     }
 
-    /// Offers one more export, behind the others, to clients that connect from now on.
+    /// Adds an export, after the others, for clients that connect from now on.
     ///
     /// # Errors
-    /// [`SetupError::Duplicate`] and [`SetupError::Untellable`].
+    /// [`SetupError::Duplicate`] and [`SetupError::TooLong`].
     pub fn add_export(&self, export: Export) -> Result<(), SetupError> {
         self.0.add(export)
     }
 
-    /// Offers an export no more. Its connections answer what they are carrying out and close, within [`Limits::drain`];
-    /// what is asked meanwhile is refused with ESHUTDOWN. Another export may take its name at once.
+    /// Removes an export. Its connections complete their requests in flight and close, within [`Limits::drain`]; later
+    /// requests fail with ESHUTDOWN. Another export may take its name at once.
     ///
     /// # Errors
     /// [`SetupError::Unknown`].
@@ -54,40 +55,41 @@ impl Server {
         self.0.remove(name)
     }
 
-    /// Has clients that connect from now on see the geometry of `device`, which is a newer handle for the device that the export
-    /// has already. The protocol has no way to tell the others, who go on with the size that they were told; what of it lies past
-    /// the end now is refused by the device.
+    /// Sets the geometry of an export, for clients that connect from now on, to that of `device`, which is a newer
+    /// handle of the same device. The protocol cannot report it to connected clients, which keep the size that they
+    /// negotiated; the device fails their requests past its end.
     ///
     /// # Errors
-    /// [`SetupError::Unknown`] and [`SetupError::Untellable`].
+    /// [`SetupError::Unknown`] and [`SetupError::TooLong`].
     pub fn resize_export(&self, name: &str, device: SharedDevice) -> Result<(), SetupError> {
         self.0.resize(name, device)
     }
 
-    /// Has clients that name no export and connect from now on get the one of this name, whatever was added before it; as long as
-    /// it is not there they are refused, and get no other one. Without a name the first is theirs.
+    /// Sets the default export, for clients that connect from now on and name none, whatever was added before it. While
+    /// no export has this name, such clients are refused. With `None` the first export is the default.
     pub fn set_default(&self, name: Option<String>) {
         self.0.set_default(name);
     }
 
-    /// The names of the exports, in the order of adding. The first is the default unless another was named.
+    /// The names of the exports, in the order of adding. The first is the default unless another was set.
     pub fn exports(&self) -> Vec<String> {
         self.0.advertised().iter().map(|export| export.name.clone()).collect()
     }
 
-    /// The same server, whose connections are from now on spread over these cores in turn, whichever core accepts them.
-    /// Without cores, connections stay where they are accepted.
+    /// Returns the same server, which from now on gives its connections to these cores in turn, whichever core accepts
+    /// them. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
         self.0.set_cores(cores.into_iter().map(|core| core.post()).collect());
         self
     }
 
-    /// Serves the connections of a listener until [`Server::stop`] or until the reactor's core is told to stop, then lets
-    /// requests in flight end, for [`Limits::drain`], and closes. May run for several listeners at once, on one core or
-    /// on several. A core that is told to stop stops the whole server.
+    /// Serves the connections of a listener until [`Server::stop`] or until the reactor's core stops. Then lets
+    /// requests in flight complete, for [`Limits::drain`], and closes. May run for several listeners at once, on one
+    /// core or on several. A core that stops also stops the whole server.
     ///
     /// # Errors
-    /// When the listener fails for good. Only this listener ends then; connections and other listeners go on.
+    /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
+    /// listeners continue.
     pub async fn serve(&self, listener: Listener) -> io::Result<()> {
         let Some(registration) = self.0.register(ParticipantKind::Listener) else { return Ok(()) };
         let outcome = self.accept(&listener, &registration).await;
@@ -111,7 +113,7 @@ impl Server {
             tracing::debug!(limit = self.0.limits.connections, "a connection above the limit was closed");
             return;
         };
-        // A socket that refuses these is on its way out.
+        // A socket that fails here is about to close.
         let _ = stream.set_nodelay(true);
         let _ = stream.set_keepalive(Some(KEEPALIVE));
         match self.0.core_of(registration.number).filter(|address| !address.is_here()) {
@@ -121,7 +123,7 @@ impl Server {
                     tracing::warn!("a connection was closed, since it could not be handed to its core");
                     return;
                 };
-                // A core that stops takes none, and what it is not given is closed.
+                // A stopping core drops the closure, which closes the connection.
                 let _ = address.send(move || match Stream::from_fd(fd) {
                     Ok(stream) => begin(stream, registration),
                     Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
@@ -130,22 +132,22 @@ impl Server {
         }
     }
 
-    /// Takes no more connections and requests, on all cores; what [`Server::serve`] returns tells when it is over.
+    /// Takes no more connections and requests, on any core. [`Server::serve`] returns when the server has stopped.
     pub fn stop(&self) {
         self.0.signal_all(ControlOrder::Drain);
     }
 
-    /// Connections that are served now, on all cores, or whose last requests are being carried out.
+    /// Connections that are served now, on all cores, or that still have requests in flight.
     pub fn connections(&self) -> usize {
         self.0.connections()
     }
 
-    /// The connections that use an export now, in the order of their coming.
+    /// The connections that use an export now, in the order of their connecting.
     pub fn clients(&self) -> Vec<Client> {
         self.0.clients()
     }
 
-    /// Waits until every connection is gone; those that take too long are cut off.
+    /// Waits until every connection has ended, and aborts those that take too long.
     async fn wait_drained(&self) {
         let deadline = now() + self.0.limits.drain * 2;
         while self.connections() > 0 && now() < deadline {

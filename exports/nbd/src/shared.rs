@@ -1,4 +1,4 @@
-//! What the cores of a server share: what it offers, its connections, and the order to end.
+//! What the cores of a server share: its exports, its connections, and the signal that ends them.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,14 +13,14 @@ use crate::export::{Export, SetupError};
 use crate::limits::Limits;
 use crate::signal::{ControlOrder, ControlSignal};
 
-/// What is offered.
+/// The exports.
 #[derive(Default)]
 struct ExportList {
-    /// Each is there for as long as it is offered or connections use it.
+    /// Each lives until it is removed and its last connection has ended.
     exports: Vec<Arc<Export>>,
-    /// What clients are told of each.
+    /// What clients see of each.
     advertised: Arc<[core::Export]>,
-    /// The name of the export for clients that name none; the first of all unless one is named.
+    /// The name of the default export; `None` for the first.
     default: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) struct ServerState {
     exports: Mutex<ExportList>,
     cores: Mutex<Vec<CoreAddress>>,
     next: AtomicUsize,
-    /// Whoever is to hear of an order, by number. Connections are in it for as long as they live.
+    /// All receivers of signals, by number. Connections are among them for as long as they live.
     participants: Mutex<Participants>,
 }
 
@@ -43,18 +43,18 @@ struct Participants {
 struct Participant {
     kind: ParticipantKind,
     signal: Arc<ControlSignal>,
-    /// What a connection chose, where it comes from, and since when.
+    /// The export that a connection chose, the address of its client, and since when.
     chosen: Option<(Arc<Export>, String, Instant)>,
 }
 
 /// A connection that uses an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Client {
-    /// Which.
+    /// The name of the export.
     pub export: String,
-    /// Where it comes from.
+    /// The address or process of the client.
     pub from: String,
-    /// For how long it has used it.
+    /// Time since it chose the export.
     pub connected: Duration,
 }
 
@@ -64,7 +64,7 @@ pub(crate) enum ParticipantKind {
     Connection,
 }
 
-/// A place among those who hear of orders, given back when it is dropped.
+/// Registers a listener or connection for signals, until it is dropped.
 pub(crate) struct Registration {
     pub(crate) server: Arc<ServerState>,
     pub(crate) number: usize,
@@ -87,17 +87,17 @@ impl ServerState {
         }
     }
 
-    /// What clients are told that connect now.
+    /// Returns what clients see that connect now.
     pub(crate) fn advertised(&self) -> Arc<[core::Export]> {
         Arc::clone(&lock(&self.exports).advertised)
     }
 
-    /// Has clients that name no export get the one of this name, or none as long as it is not there.
+    /// Sets the name of the default export. While no export has it, there is no default.
     pub(crate) fn set_default(&self, name: Option<String>) {
         lock(&self.exports).default = name;
     }
 
-    /// The place of the export for clients that name none, among what they are told.
+    /// The index of the default export among those that a client sees.
     pub(crate) fn default_of(&self, info: &[core::Export]) -> Option<usize> {
         match &lock(&self.exports).default {
             Some(name) => info.iter().position(|export| export.name == *name),
@@ -105,7 +105,7 @@ impl ServerState {
         }
     }
 
-    /// Offers one more export, behind the others.
+    /// Adds an export, after the others.
     pub(crate) fn add(&self, export: Export) -> Result<(), SetupError> {
         let info = export.advertised();
         if !info.is_valid() {
@@ -120,7 +120,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// Offers an export no more, and has its connections end.
+    /// Removes an export, and drains its connections.
     pub(crate) fn remove(&self, name: &str) -> Result<(), SetupError> {
         let removed = {
             let mut offered = lock(&self.exports);
@@ -130,7 +130,7 @@ impl ServerState {
             offered.advertised = others.map(|(_, other)| other.clone()).collect();
             offered.exports.remove(at)
         };
-        // Those who chose it when it had another size, too.
+        // Includes connections that chose it before a resize.
         let uses = |member: &&Participant| member.chosen.as_ref().is_some_and(|(chosen, ..)| chosen.is_same(&removed));
         let signals: Vec<_> =
             lock(&self.participants).all.values().filter(uses).map(|user| Arc::clone(&user.signal)).collect();
@@ -138,7 +138,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// Has an export show another size to those who connect from now on.
+    /// Sets the size of an export for clients that connect from now on.
     pub(crate) fn resize(&self, name: &str, device: SharedDevice) -> Result<(), SetupError> {
         let mut offered = lock(&self.exports);
         let at = offered.advertised.iter().position(|info| info.name == name);
@@ -156,7 +156,7 @@ impl ServerState {
         Ok(())
     }
 
-    /// A place for one more; `None` for a connection above the limit.
+    /// Registers one more; `None` for a connection above the limit.
     pub(crate) fn register(self: &Arc<Self>, kind: ParticipantKind) -> Option<Registration> {
         let mut members = lock(&self.participants);
         if kind == ParticipantKind::Connection && members.connections() >= self.limits.connections {
@@ -175,7 +175,7 @@ impl ServerState {
         lock(&self.participants).connections()
     }
 
-    /// The connections that have chosen an export, in the order of their coming.
+    /// The connections that have chosen an export, in the order of their connecting.
     pub(crate) fn clients(&self) -> Vec<Client> {
         let members = lock(&self.participants);
         let chosen = members.all.values().filter_map(|member| member.chosen.as_ref());
@@ -187,7 +187,7 @@ impl ServerState {
         chosen.map(client).collect()
     }
 
-    /// Tells everybody. An order is never taken back.
+    /// Sends an order to all listeners and connections, now and later. No order is withdrawn.
     pub(crate) fn signal_all(&self, order: ControlOrder) {
         let signals: Vec<Arc<ControlSignal>> = {
             let mut members = lock(&self.participants);
@@ -197,7 +197,7 @@ impl ServerState {
         signals.iter().for_each(|signal| signal.send(order));
     }
 
-    /// The core for a connection of this number, in turn; `None` for the one that accepted it.
+    /// The core for a connection with this number, in turn; `None` for the core that accepted it.
     pub(crate) fn core_of(&self, number: usize) -> Option<CoreAddress> {
         let cores = lock(&self.cores);
         let index = number.checked_rem(cores.len())?;
@@ -216,11 +216,11 @@ impl Participants {
 }
 
 impl Registration {
-    /// Notes that this connection, from there, chose what it was told so, if that is still offered.
+    /// Registers that this connection chose the export that it was shown, if the server still has it.
     pub(crate) fn choose(&self, info: &core::Export, from: &str) -> Option<Arc<Export>> {
-        // Held until the choice is noted, so that whoever takes the export away after that finds its user.
+        // Held until the choice is registered, so that a later removal of the export finds this connection.
         let offered = lock(&self.server.exports);
-        // It may have grown since the client was told; of one that shrank the client would know too much.
+        // The export may have grown since; a client of one that shrank would see too large a size.
         let is_it = |other: &core::Export| {
             other.size_bytes >= info.size_bytes
                 && core::Export { size_bytes: other.size_bytes, ..info.clone() } == *other

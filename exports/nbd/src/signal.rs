@@ -1,16 +1,16 @@
-//! The line to a connection or a listener: what other cores tell the one it lives on.
+//! The signal to a connection or a listener from other cores.
 //!
-//! Invariant: an order is seen by the task that listens, once it next runs; it is never lost and never taken back.
+//! Invariant: the task that listens sees an order once it next runs; no order is lost or withdrawn.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-/// What connections and listeners are told. Later ones include earlier ones.
+/// Orders to connections and listeners. A higher one includes the lower one.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 #[repr(u8)]
 pub(crate) enum ControlOrder {
-    /// Take nothing more, answer what is being carried out, then end.
+    /// Take no more requests, complete those in flight, then end.
     Drain = 1,
     /// End at once.
     Abort = 2,
@@ -31,7 +31,7 @@ impl ControlSignal {
         }
     }
 
-    /// Whether the order is at least this one.
+    /// True if the order is at least this one.
     pub(crate) fn has(&self, at_least: ControlOrder) -> bool {
         self.order.load(Ordering::SeqCst) >= at_least as u8
     }

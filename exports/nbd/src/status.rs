@@ -1,4 +1,4 @@
-//! Block status: what a device says takes space, as runs of `base:allocation`.
+//! Block status: what a device reports as allocated, as runs of `base:allocation`.
 
 use std::cell::Cell;
 
@@ -7,17 +7,17 @@ use sealblock_protocols_nbd::{ErrorCode, StatusDescriptor};
 
 use crate::translate::{FailedRequest, OpenExport, Reply};
 
-/// How much of a device is asked about at once, in bytes.
+/// Bytes of a device in one block status request.
 const WINDOW_BYTES: u64 = 64 << 20;
-/// How many times for one request. Clients ask on behind what they were told.
+/// The maximum number of such requests for one reply. Clients continue after its end.
 const WINDOWS: usize = 64;
-/// Runs of one reply; further ones are left to the next.
+/// The maximum number of runs of one reply.
 const RUNS: usize = 1024;
-/// NBD_STATE_HOLE and NBD_STATE_ZERO. Devices know no hole that is not zeroes, and no zeroes that are none.
+/// NBD_STATE_HOLE and NBD_STATE_ZERO. A hole of a device always reads as zeroes, and a device reports no other zeroes.
 const HOLE: u32 = 3;
 
 impl OpenExport {
-    /// The status of bytes from `offset` on: all that was asked for, or a part of it that is enough for one reply.
+    /// Returns the status of the bytes from `offset` on: of all that was requested, or of enough for one reply.
     pub(crate) async fn status(
         &self,
         offset: u64,
@@ -29,7 +29,7 @@ impl OpenExport {
         let (mut at, end) = (offset, offset + length);
         let mut runs: Vec<StatusDescriptor> = Vec::new();
         for _ in 0..WINDOWS {
-            // What is one run too many says that the last one is complete.
+            // One run more than the limit proves that the last one is complete.
             if at == end || runs.len() > max_runs || is_gone.get() {
                 break;
             }
@@ -41,7 +41,7 @@ impl OpenExport {
         if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
     }
 
-    /// Appends the runs of a part.
+    /// Appends the runs of a window.
     async fn window(&self, offset: u64, length: u64, runs: &mut Vec<StatusDescriptor>) -> Result<(), FailedRequest> {
         let extent = self.extent(offset, length)?;
         let Response::BlockStatus(found) = self.run_request(Request::BlockStatus { extent }).await? else {

@@ -1,4 +1,4 @@
-//! Requests as operations of a device: the one translation, and what of them is more than one operation.
+//! Translates NBD requests to requests of a device, in one place, and executes those that take several.
 
 use std::cell::Cell;
 
@@ -11,19 +11,20 @@ use sealblock_units::Extent;
 
 use crate::refusal::of_error;
 
-/// How much is trimmed or zeroed at once, in bytes: a long request of a client that has left ends after the next piece.
+/// Bytes that are trimmed or zeroed at once: a long request of a client that has disconnected ends after the next
+/// piece.
 const PIECE_BYTES: u64 = 256 << 20;
-/// How much is read at once for CACHE, in bytes.
+/// Bytes that are read at once for CACHE.
 const CACHE_BYTES: u64 = 1 << 20;
 
-/// What a request that succeeded is answered with.
+/// The reply to a request that succeeded.
 pub(crate) enum Reply {
     Done,
     Data(Slice),
     Status(Vec<StatusDescriptor>),
 }
 
-/// A request that failed, and what a read may give of the data before.
+/// The error reply to a request, and the data before the error of a read.
 pub(crate) struct FailedRequest {
     pub(crate) reply: ErrorReply,
     pub(crate) data_before: Option<Slice>,
@@ -41,23 +42,23 @@ impl From<ErrorCode> for FailedRequest {
     }
 }
 
-/// A device as requests reach it.
+/// The device of a chosen export.
 pub(crate) struct OpenExport {
     pub(crate) device: Attached,
-    /// Whether a failed read may give the data before what failed.
+    /// True if a failed read may return the data before the error.
     pub(crate) can_return_partial: bool,
 }
 
-/// What is left to do of a request that was not carried out in place.
+/// What is left to do of a request that was not executed in place.
 pub(crate) enum RemainingWork {
     /// All of it.
     Command(Command),
-    /// This, which answers it.
+    /// To execute this request of the device.
     Request(Request),
 }
 
 impl OpenExport {
-    /// Carries a request out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    /// Executes a request now if its device need not wait; otherwise returns what is left to do.
     pub(crate) fn try_execute(&self, command: Command) -> Result<Result<Reply, FailedRequest>, RemainingWork> {
         let request = match self.translate(command) {
             Ok(request) => request,
@@ -65,7 +66,7 @@ impl OpenExport {
         };
         match self.device.try_execute(&request) {
             None => Err(RemainingWork::Request(request)),
-            // What lies before the damage is read again, which may take a while.
+            // The data before the bad block is read again, which may wait.
             Some(Err(_)) if self.can_return_partial && matches!(request, Request::Read { .. }) => {
                 Err(RemainingWork::Request(request))
             }
@@ -73,7 +74,7 @@ impl OpenExport {
         }
     }
 
-    /// The one operation that carries a request out, if it is one and valid.
+    /// Translates a valid request that is one request of the device.
     fn translate(&self, command: Command) -> Result<Request, Command> {
         let extent = |offset, length| self.extent(offset, length).ok();
         Ok(match command {
@@ -93,14 +94,14 @@ impl OpenExport {
     fn reply(&self, kind: RequestKind, outcome: Outcome) -> Result<Reply, FailedRequest> {
         match outcome {
             Ok(Response::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
-            // A device that answers a read with anything else is broken.
+            // Only a broken device returns another response to a read.
             Ok(_) if kind == RequestKind::Read => Err(ErrorCode::Io.into()),
             Ok(_) => Ok(Reply::Done),
             Err(error) => Err(self.error_reply(&error).into()),
         }
     }
 
-    /// Carries out what is left of a request. A long one ends early once `is_gone`.
+    /// Executes what is left of a request. A long one ends early once `is_gone`.
     pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match work {
             RemainingWork::Request(Request::Read { extent, .. }) => self.read(extent).await,
@@ -114,7 +115,7 @@ impl OpenExport {
 
     async fn execute_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match command {
-            // Only what has no extent comes here.
+            // Only an invalid extent leads here.
             Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
             Command::Flush => self.run_request(Request::Flush).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
@@ -139,7 +140,7 @@ impl OpenExport {
         }
     }
 
-    /// Whether zeroes cost less than writing them: only where the device takes the space back.
+    /// True if zeroes cost less than writing them: only where the device deallocates the blocks.
     fn zeroes_fast(&self) -> bool {
         let abilities = self.device.abilities();
         abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
@@ -162,7 +163,7 @@ impl OpenExport {
         self.device.execute(request).await.map_err(|error| self.error_reply(&error).into())
     }
 
-    /// A read that checks all there is to check.
+    /// Returns a read with all checks.
     fn read_of(&self, extent: Extent) -> Request {
         let format = self.device.geometry().protection;
         Request::Read { extent, checks: format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())) }
@@ -179,7 +180,7 @@ impl OpenExport {
         }
     }
 
-    /// The data of a failed read up to the first damaged block, read again. Best effort: the read has failed anyway.
+    /// Reads the data of a failed read again, up to the first bad block. Best effort: the read has failed anyway.
     async fn read_before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
         let size = self.device.geometry().block_size;
         let offset = asked.start().get() << size.shift();
@@ -216,7 +217,7 @@ impl OpenExport {
             self.run_request(request(self.extent(at, piece)?)).await?;
             at += piece;
         }
-        // Nobody reads the answer to what was given up half-way.
+        // A client that has disconnected gets no reply.
         if at < end { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Done) }
     }
 }

@@ -40,7 +40,7 @@ struct Ask {
     pract: bool,
 }
 
-/// What was done: latencies in steps of 100 ns, the last step being everything longer.
+/// Latencies in steps of 100 ns; the last step counts everything longer.
 struct Tally {
     done: Cell<u64>,
     failed: Cell<u64>,
@@ -208,7 +208,7 @@ async fn all(ask: Ask) -> Result<String, Failure> {
     let cntlid = admin.connect(&ask, 0, CNTLID_DYNAMIC).await?;
     let enable = FabricsCommand::PropertySet(PropertySet { offset: 0x14, bytes: 4, value: 0x0046_0001 });
     admin.call(enable.encode(), HostData::None).await?;
-    // Number of Queues, of which a controller grants one unless it is asked.
+    // A controller grants one I/O queue until the host sets Number of Queues.
     let queues = u32::from(ask.queues) - 1;
     let mut features = Command { opcode: 0x09, ..Command::default() };
     features.cdw10.set(7);

@@ -1,4 +1,4 @@
-//! Commands that are answered at once: Fabrics commands and those of the admin queue.
+//! Fabrics commands and those of the admin queue.
 
 use std::rc::Rc;
 
@@ -14,10 +14,10 @@ use crate::commands::abort;
 use crate::connection::{Connection, Reply, Role};
 use crate::{connect, features, identify, logs, properties};
 
-/// The admin data that a host may want or bring at once: Identify and the data of features.
+/// The maximum length of a reply, in bytes.
 const MAX_REPLY_BYTES: usize = 1 << 20;
 
-/// Carries out a command that is no I/O command. `room` is the length of the host's buffer.
+/// Executes a Fabrics or admin command that completes at once.
 pub(crate) fn run(
     connection: &Rc<Connection>,
     command: &Command,
@@ -54,7 +54,7 @@ pub(crate) fn run(
         AdminCommand::SetFeatures(args) => features::set(connection, &controller, &args, data).map(Reply::Done),
         AdminCommand::Abort(args) => Ok(Reply::Done(abort::abort(&controller, &args))),
         AdminCommand::KeepAlive => Ok(Reply::Done(0)),
-        // These are taken by `commands/later.rs`.
+        // [`try_start`] has started these.
         AdminCommand::AsynchronousEventRequest | AdminCommand::GetLbaStatus(_) => {
             Err(StatusCode::INTERNAL_ERROR.into())
         }
@@ -68,12 +68,12 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
         _ => {}
     }
     let Role::Admin(controller) = role else {
-        // The only Fabrics command of an I/O queue that is connected. What is under way is answered before the queue ends.
+        // Disconnect is the only Fabrics command of a connected I/O queue. Its commands in flight complete first.
         let FabricsCommand::Disconnect = FabricsCommand::decode(command)? else {
             return Err(StatusCode::INVALID_OPCODE.into());
         };
         connection.begin_drain();
-        // Its clock was not watched until now, and a host that sends no more of its data must not hold the end up.
+        // An I/O queue had no timer until now; a host that sends no more of its data must not delay the end.
         connection.rearm_timer();
         return Ok(0);
     };
@@ -85,7 +85,7 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
     }
 }
 
-/// `asked` bytes for the host: `page`, and zeroes behind its end.
+/// Returns `requested` bytes for the host: `page`, and zeroes behind its end.
 pub(crate) fn cut(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Result<Reply, CommandError> {
     let requested = usize::try_from(requested)
         .ok()
@@ -105,8 +105,8 @@ pub(crate) fn cut(page: &[u8], host_buffer_bytes: usize, requested: u64) -> Resu
 }
 
 thread_local! {
-    /// What is sent behind the ends of pages. All answers share it: a host that asks for long pages and takes none of them
-    /// must not make the target hold them.
+    /// The zeroes behind the ends of pages. All replies share it: a host that requests long pages and receives none of
+    /// them must not make the target hold them.
     static ZEROES: Slice = Buffer::zeroed(32 << 10).freeze();
 }
 

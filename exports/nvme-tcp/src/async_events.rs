@@ -1,12 +1,12 @@
-//! Asynchronous events of a controller: what happened, and the requests of the host that wait for it.
+//! Asynchronous events of a controller, and the outstanding requests of its host that wait for them.
 //!
-//! Invariants: an event is reported only if the host has switched it on; once reported it is not again until the host has
-//! read its log page (without Retain Asynchronous Event); events that happen before a request is there are not lost, nor are
-//! those that happen on another core while a page is made: reading it acknowledges only what had been counted before. At
-//! most [`EVENT_REQUESTS`] requests wait.
+//! Invariants: an event is reported only if the host has enabled it, and then not again until the host has read its log
+//! page without Retain Asynchronous Event. No event is lost that occurs before a request arrives, or on another core
+//! while a page is made: reading the page acknowledges only what had been counted before. At most [`EVENT_REQUESTS`]
+//! requests are outstanding.
 //!
-//! Shape: events may be posted from any core, requests wait on that of the admin queue, so the state is behind a lock and
-//! who waits leaves a waker. Nothing here is on the way of an I/O command.
+//! Shape: any core may post events, while requests wait on the admin queue's core, so the state is behind a lock, and a
+//! waiting task leaves a waker. No I/O command takes this lock.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,11 +18,11 @@ use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration, LbaStatusInterval};
 use sealblock_protocols_nvme::logs::{LogPage, changed_namespaces};
 
-/// Asynchronous Event Requests outstanding at a time (AERL).
+/// The maximum number of outstanding Asynchronous Event Requests (AERL).
 pub(crate) const EVENT_REQUESTS: u16 = 4;
-/// Changed namespaces that the Changed Attached Namespace List has room for; one more means all of them.
+/// Entries of the Changed Attached Namespace List; one more means all namespaces.
 const MAX_CHANGED_NAMESPACES: usize = 1024;
-/// What can happen, with the bit that switches it on.
+/// The events, with the bit that enables each.
 const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
     (AsynchronousEvent::NAMESPACE_CHANGED, EventConfiguration::NAMESPACE_ATTRIBUTE),
     (AsynchronousEvent::LBA_STATUS, EventConfiguration::LBA_STATUS),
@@ -30,7 +30,7 @@ const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
     (AsynchronousEvent::RELIABILITY, EventConfiguration::RELIABILITY),
 ];
 
-/// OAES: what a controller with namespaces can be asked to report.
+/// OAES: the events that a controller with namespaces supports.
 pub(crate) const SUPPORTED_EVENTS: EventConfiguration =
     EventConfiguration::NAMESPACE_ATTRIBUTE.with(EventConfiguration::LBA_STATUS);
 
@@ -45,31 +45,31 @@ pub(crate) struct AsyncEvents {
 
 #[derive(Default)]
 struct EventState {
-    /// How often each happened, by index of `KINDS`.
+    /// Occurrences of each event, by index in `KINDS`.
     counts: EventCounts,
-    /// How much of that was reported, or shown by a page that the host has read.
+    /// The occurrences that were reported, or shown by a log page that the host has read.
     reported_counts: [u64; KINDS.len()],
-    /// Reported, and the page not read since.
+    /// True if the event was reported and its log page not read since.
     masked: [bool; KINDS.len()],
     changed: BTreeSet<u32>,
-    /// When blocks were last reported.
+    /// When bad blocks were last reported.
     last_damage_report: Option<Instant>,
     /// Requests by command identifier.
     requests: HashMap<u16, Option<Waker>>,
 }
 
-/// How often each event had happened at some time.
+/// Occurrences of each event at some time.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct EventCounts([u64; KINDS.len()]);
 
-/// How a request goes on.
+/// The state of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum EventPoll {
-    /// It is answered with this.
+    /// Completes with this event.
     Event(AsynchronousEvent),
-    /// It was aborted, or the controller was reset.
+    /// Aborted, or the controller was reset.
     Aborted,
-    /// There is something, but not before this time.
+    /// Waits until this time, because of the reporting interval.
     NotBefore(Instant),
 }
 
@@ -83,7 +83,7 @@ impl AsyncEvents {
         self.config.load(Ordering::Relaxed)
     }
 
-    /// Switches events on and off.
+    /// Enables and disables events.
     pub(crate) fn configure(&self, dword: u32) {
         self.config.store(dword, Ordering::Relaxed);
         self.wake();
@@ -94,32 +94,32 @@ impl AsyncEvents {
         self.interval.load(Ordering::Relaxed)
     }
 
-    /// Sets how long reports of damaged blocks are held back. LSIPI is the controller's to say, and it is 0.
+    /// Sets the minimum time between two reports of bad blocks. The controller owns LSIPI, which is 0.
     pub(crate) fn set_interval(&self, dword: u32) {
         let asked = LbaStatusInterval::from_bits(dword);
         self.interval.store(LbaStatusInterval { poll_100ms: 0, ..asked }.bits(), Ordering::Relaxed);
         self.wake();
     }
 
-    /// Damaged blocks were found that were not known.
+    /// Counts newly found bad blocks.
     pub(crate) fn damage_found(&self) {
         self.lock().counts.0[1] += 1;
         self.wake();
     }
 
-    /// The discovery log is another one.
+    /// Counts a change of the discovery log.
     pub(crate) fn discovery_changed(&self) {
         self.lock().counts.0[2] += 1;
         self.wake();
     }
 
-    /// Copies of a namespace's blocks are away or out of sync.
+    /// Counts that copies of a namespace's blocks went offline or out of sync.
     pub(crate) fn reliability_degraded(&self) {
         self.lock().counts.0[3] += 1;
         self.wake();
     }
 
-    /// Something changed that Identify says of a namespace.
+    /// Counts a change of a namespace's Identify data.
     pub(crate) fn namespace_changed(&self, nsid: u32) {
         {
             let mut state = self.lock();
@@ -131,18 +131,18 @@ impl AsyncEvents {
         self.wake();
     }
 
-    /// The page Changed Attached Namespace List. It is empty afterwards.
+    /// Returns the Changed Attached Namespace List, and empties it.
     pub(crate) fn take_changed(&self) -> [u8; 4096] {
         let changed: Vec<u32> = std::mem::take(&mut self.lock().changed).into_iter().collect();
         changed_namespaces(&changed)
     }
 
-    /// What has happened until now. Taken before a page is made, which then shows all of it.
+    /// The occurrences until now. Read them before making a page, which then shows all of them.
     pub(crate) fn counts(&self) -> EventCounts {
         self.lock().counts
     }
 
-    /// The host has read a page that shows what happened until `shown`, and does not want to retain its event.
+    /// Acknowledges the events up to `shown` of a page that the host has read without Retain Asynchronous Event.
     pub(crate) fn page_was_read(&self, page: LogPage, shown: EventCounts) {
         {
             let mut state = self.lock();
@@ -156,7 +156,7 @@ impl AsyncEvents {
         self.wake();
     }
 
-    /// Takes a request in.
+    /// Adds a request.
     ///
     /// # Errors
     /// Asynchronous Event Request Limit Exceeded.
@@ -169,7 +169,7 @@ impl AsyncEvents {
         Ok(())
     }
 
-    /// Aborts a request; tells whether it was there.
+    /// Aborts a request; true if it was outstanding.
     pub(crate) fn abort(&self, cid: u16) -> bool {
         let request = self.lock().requests.remove(&cid);
         match request {
@@ -180,7 +180,7 @@ impl AsyncEvents {
         true
     }
 
-    /// The controller is reset or gone: requests are aborted, and what happened is forgotten.
+    /// Aborts all requests and drops all events, because the controller is reset or has ended.
     pub(crate) fn reset(&self) {
         self.config.store(0, Ordering::Relaxed);
         self.interval.store(0, Ordering::Relaxed);
@@ -188,7 +188,7 @@ impl AsyncEvents {
         state.requests.into_values().flatten().for_each(Waker::wake);
     }
 
-    /// What becomes of a request.
+    /// Ready when the request completes or must wait for the reporting interval.
     pub(crate) fn poll(&self, cid: u16, now: Instant, cx: &Context<'_>) -> Poll<EventPoll> {
         let mut state = self.lock();
         if !state.requests.contains_key(&cid) {

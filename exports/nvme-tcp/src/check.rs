@@ -1,4 +1,4 @@
-//! What an I/O command must be before its data is fetched.
+//! Checks of I/O commands before their data is fetched.
 
 use sealblock_block::Ability;
 use sealblock_protocols_nvme::nvm::IoCommand;
@@ -10,10 +10,10 @@ use crate::io::TransferLengths;
 use crate::limits::Limits;
 use crate::namespace::Namespace;
 
-/// The longest list of ranges that a command may bring: 256 of the longest ones.
+/// The maximum length of a list of ranges, in bytes: 256 of the longest ranges.
 const LIST_BYTES: u64 = 256 * 40;
 
-/// Refuses what cannot be carried out. Verify and the others without data may carry any length.
+/// Fails a command that cannot be executed. Verify and other commands without data may have any length.
 pub(crate) fn check(
     namespace: &Namespace,
     limits: &Limits,
@@ -56,7 +56,7 @@ pub(crate) fn check(
     }
 }
 
-/// Refuses commands that the device has no operation for.
+/// Fails commands that the device does not support.
 fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), CommandError> {
     let ability = match io {
         IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,

@@ -1,4 +1,4 @@
-//! Why a command fails, as the status that answers it: the one place where failures become NVMe status codes.
+//! Why a command fails, as its completion status: the one place where errors become NVMe status codes.
 
 use sealblock_block::{BadBlockCause, Error, ErrorKind, RequestKind};
 use sealblock_integrity::Field;
@@ -6,7 +6,7 @@ use sealblock_protocols_nvme::fabrics::ConnectError;
 use sealblock_protocols_nvme::{FieldLocation, Invalid, Status, StatusCode};
 use sealblock_units::Lba;
 
-/// A command that fails: its status, and what the Error Information log says about it.
+/// A failed command: its status, and what the Error Information log says about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct CommandError {
     pub(crate) status: Status,
@@ -16,7 +16,7 @@ pub(crate) struct CommandError {
 }
 
 impl CommandError {
-    /// The answer to a request of this kind that a device failed.
+    /// Returns the error of a command whose device failed a request of this kind.
     pub(crate) fn of_error(error: &Error, kind: RequestKind) -> CommandError {
         let error_kind = error.kind();
         let lba = match error_kind {
@@ -32,19 +32,20 @@ impl CommandError {
         CommandError { lba, result, ..CommandError::from(to_status(error_kind, kind)) }
     }
 
-    /// Whether it is about damaged blocks: checks that failed, and media errors, but not differences.
+    /// True if it reports bad blocks: failed checks and media errors, but no miscompare.
     pub(crate) fn is_damage(&self) -> bool {
         matches!(self.status.code().get(), 0x280..=0x284 | 0x288)
     }
 
-    /// The same, said to be about this block unless a block is known already.
+    /// Returns the same with this block, unless it names a block already.
     pub(crate) fn or_at(mut self, lba: Lba) -> CommandError {
         self.lba.get_or_insert(lba);
         self
     }
 }
 
-/// The status of a failed request. Do Not Retry follows the table of `protocols/nvme`, except where a number is shared.
+/// Returns the status of a failed request. Do Not Retry follows the table of `protocols/nvme`, except where two errors
+/// share a status code.
 pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
     match error_kind {
         ErrorKind::Integrity(bad_blocks) => of_field(bad_blocks.first().cause).status(),
@@ -55,7 +56,7 @@ pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
         ErrorKind::Range { .. } => StatusCode::LBA_OUT_OF_RANGE.status(),
         ErrorKind::Limit { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.status().with_dnr(true),
         ErrorKind::Absent(_) => StatusCode::INVALID_OPCODE.status(),
-        // The device may come back, so the host is to try again.
+        // The device may come back, so the host must retry.
         ErrorKind::Unreachable { .. } => StatusCode::NAMESPACE_NOT_READY.status(),
     }
 }

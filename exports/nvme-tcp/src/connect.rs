@@ -22,7 +22,7 @@ pub(crate) fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8
     outcome
 }
 
-/// Tells the operator who has come, and who was refused that an operator may have meant to let in.
+/// Logs the connected hosts, and the refused hosts that an operator may have meant to allow.
 fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
     let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
     let from = connection.peer_address();
@@ -42,7 +42,7 @@ fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outc
     }
 }
 
-/// What a host is called in a line for the operator.
+/// The name of a host in log lines.
 pub(crate) fn host_name(host: Option<&Nqn>) -> &str {
     host.map_or("(without a name)", Nqn::as_str)
 }
@@ -69,8 +69,9 @@ fn parameter(parameter: InvalidParameter) -> CommandError {
     ConnectError::from(parameter).into()
 }
 
-/// What the host names is not there, and may be in a moment: a subsystem is added again, or a controller was given up and the
-/// host makes a new one. Without Do Not Retry hosts that had it once go on trying for as long as they were told to.
+/// The error for a subsystem or controller that does not exist but may exist soon: a subsystem is added again, or the
+/// host makes a new controller. Without Do Not Retry, hosts that had it keep trying for as long as they are configured
+/// to.
 fn missing(what: InvalidParameter) -> CommandError {
     let error = parameter(what);
     CommandError { status: error.status.with_dnr(false), ..error }
@@ -88,7 +89,7 @@ fn admin(connection: &Connection, args: &Connect, data: &ConnectData) -> Result<
     let admin = (&connection.signal, connection.peer_address());
     let make = |id| Controller::new(id, Arc::clone(&subsystem), data, args.keep_alive_ms, admin);
     let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
-    // Whoever took this away meanwhile may have ended the subsystem's controllers before this one was there.
+    // A concurrent removal may have ended the subsystem's controllers before this one was registered.
     let is_gone = subsystem.is_removed.get();
     if is_gone || !subsystem.allows(data.hostnqn.as_ref()) {
         target.remove_controller(controller.id);

@@ -1,4 +1,4 @@
-//! Who is connected, for an operator.
+//! Lists the connected hosts for an operator.
 
 use std::sync::Weak;
 use std::time::Duration;
@@ -11,22 +11,23 @@ use crate::target::Target;
 /// A host that is connected to a subsystem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectedHost {
-    /// What it calls itself; nothing if it said nothing.
+    /// Its NQN; `None` if Connect carried none.
     pub host: Option<Nqn>,
-    /// Where its admin queue comes from.
+    /// The address of its admin queue.
     pub from: String,
-    /// What it is connected to.
+    /// The subsystem.
     pub subsystem: Nqn,
-    /// Its controller.
+    /// Its controller identifier.
     pub controller: u16,
-    /// I/O queues that are connected.
+    /// Number of connected I/O queues.
     pub io_queues: usize,
-    /// For how long it has been connected.
+    /// Time since its admin queue connected.
     pub connected: Duration,
 }
 
 impl Target {
-    /// The hosts that are connected now, in the order of their controllers; those that only look around left out.
+    /// The hosts that are connected now, in the order of their controllers. Leaves out hosts of the discovery
+    /// subsystem.
     pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
         let controllers = self.0.controllers();
         let users = controllers.iter().filter(|controller| !controller.is_discovery);

@@ -1,11 +1,12 @@
-//! A connection: one task receives, carries out and sends, another (`control.rs`) watches the clock and listens to other cores.
+//! A connection: one task receives, executes and sends; another (`shutdown.rs`) handles its timer and the signals of
+//! other cores.
 //!
-//! It ends when the peer goes, violates the protocol or is silent too long, when its controller goes, or when the target
-//! stops. Commands that are being carried out then go on, and unless the target stops their answers are dropped.
+//! It ends when the peer closes it, violates the protocol or is silent too long, when its controller ends, or when the
+//! target stops. Commands in flight complete, and their completions are dropped unless the target drains.
 //!
-//! Shape: a turn of the task carries out what was received together, and only then asks for more, so that answers leave
-//! first. It answers in parts, each sent at once: if a deep queue were answered with one send, target and host would take turns
-//! rather than work at the same time. Smaller parts cost more system calls than they gain.
+//! Shape: one poll of the task executes what was received together before it receives more, so that completions leave
+//! first. It sends them in batches: with one send for a deep queue, target and host would take turns instead of working
+//! at the same time. Smaller batches cost more system calls than they save.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -36,17 +37,17 @@ use crate::slots::CommandSlots;
 use crate::subsystem::Subsystem;
 use crate::sums::layout_lookup;
 
-/// How long a peer may take to close after it was told that nothing more comes.
+/// How long a peer may take to close after the target has sent its last bytes.
 const LINGERING_CLOSE: Duration = Duration::from_secs(1);
-/// What is thrown away at once meanwhile.
+/// Bytes that are received and discarded at once meanwhile.
 const LINGERING_CLOSE_BYTES: usize = 4096;
-/// What is received at once: the commands of a deep queue, with data in their capsules.
+/// Bytes that are received at once: the commands of a deep queue, with data in their capsules.
 const STAGING_BYTES: usize = 256 << 10;
 
 /// What a connection is.
 #[derive(Clone)]
 pub(crate) enum Role {
-    /// Nothing yet: Connect is to come.
+    /// No queue yet: Connect has not completed.
     New,
     /// The admin queue of a controller.
     Admin(Arc<Controller>),
@@ -54,55 +55,55 @@ pub(crate) enum Role {
     Io(Rc<QueueContext>, u16),
 }
 
-/// How a command ends if it does not fail.
+/// The reply to a command that succeeds.
 pub(crate) enum Reply {
-    /// With this result.
+    /// This result.
     Done(u64),
-    /// With data for the host, and this result.
+    /// Data for the host, and this result.
     Data(Payload, u64),
 }
 
 pub(crate) struct Connection {
     pub(crate) target: Arc<TargetState>,
-    /// What other cores tell this connection.
+    /// The signal from other cores.
     pub(crate) signal: Arc<ControlSignal>,
     pub(crate) core: RefCell<Core>,
-    /// What an I/O queue belongs to, for whoever cuts data in capsules into blocks.
+    /// The subsystem of an I/O queue, for the lookup that divides in-capsule data into blocks.
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
-    /// Something is to be sent, or sending is to end.
+    /// Notified when there is something to send, or sending must end.
     pub(crate) output: Notify,
-    /// Commands whose data is being fetched, by the place of their token.
+    /// Commands whose data is being fetched, by the index of their token.
     pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
-    /// Fused pairs that are not whole yet.
+    /// Fused pairs that are not complete yet.
     pub(crate) pairs: FusedPairs,
-    /// Commands that wait for room.
+    /// Commands that wait for their share of bytes in flight.
     pub(crate) waiting: RefCell<VecDeque<WaitingCommand>>,
-    /// Bytes of reads that were started, failed ones taken off again.
+    /// Bytes of all reads that were started, without failed ones.
     pub(crate) read_bytes: Cell<u64>,
-    /// Bytes of reads that the socket is being given, and holds on to until it has taken them all.
+    /// Bytes of reads in the current send, which the socket has not taken completely.
     pub(crate) sending_bytes: Cell<u64>,
-    /// What this connection holds of the bytes that all may have in flight.
+    /// This connection's share of the bytes in flight over all connections.
     pub(crate) share: Share,
-    /// I/O commands being carried out.
+    /// I/O commands in flight.
     pub(crate) slots: CommandSlots,
-    /// Fused pairs being carried out.
+    /// Fused pairs in flight.
     pub(crate) running_pairs: Cell<usize>,
     pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) sq_head: Cell<Option<(u32, u32)>>,
     is_finishing: Cell<bool>,
-    /// Set when the connection is to end: until when commands in flight may go on.
+    /// Set when the connection drains: the time limit of commands in flight.
     pub(crate) drain_deadline: Cell<Option<Instant>>,
     /// Nothing more is received.
     pub(crate) is_receive_stopped: Cell<bool>,
-    /// The connection was cut off, and the clock is watched no more.
+    /// The connection was aborted, and has no timer.
     pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
-    /// The connection's own task is running, so it need not be woken.
+    /// True while the connection's task is polled, so that it need not be woken.
     is_polling: Cell<bool>,
-    /// What was received is to be answered before more is.
+    /// Completions are sent before more is received.
     pub(crate) sends_first: Cell<bool>,
     permit: Permit,
 }
@@ -154,7 +155,7 @@ impl Connection {
         })
     }
 
-    /// Connect succeeded.
+    /// Sets the role of the connection after a successful Connect.
     pub(crate) fn set_role(self: &Rc<Self>, role: Role, entries: u32, no_flow_control: bool) {
         // The Connect command itself has left the queue.
         self.sq_head.set((!no_flow_control).then_some((1 % entries, entries)));
@@ -163,14 +164,14 @@ impl Connection {
             self.permit.exclude_from_load();
         }
         if let Role::Io(context, _) = &role {
-            // A connection is an I/O queue once.
+            // A connection gets a role once.
             let _ = self.subsystem.set(Arc::clone(&context.subsystem));
         }
         *self.role.borrow_mut() = role;
         self.rearm_timer();
     }
 
-    /// Serves the connection until it is over and what its devices had begun has ended.
+    /// Serves the connection until it has ended and its commands at devices have completed.
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
         let mut flow = pin!(self.transfer());
@@ -189,7 +190,7 @@ impl Connection {
         control.abort();
     }
 
-    /// I/O commands being carried out; a pair counts once. Each end of one is a turn of the connection's task.
+    /// Number of I/O commands in flight; a pair counts once. The connection's task polls each completion.
     pub(crate) fn busy(&self) -> usize {
         self.slots.busy() + self.running_pairs.get()
     }
@@ -221,7 +222,7 @@ impl Connection {
         }
     }
 
-    /// There is something to send, or to look at.
+    /// Has the connection's task send, or check its state.
     pub(crate) fn wake(&self) {
         match self.is_polling.get() {
             true => self.output.note(),
@@ -241,7 +242,8 @@ impl Connection {
         }
     }
 
-    /// A buffer to receive into, once there may be more data in capsules; `None` when the connection is closed.
+    /// Returns a buffer to receive into, once the budget permits more in-capsule data; `None` when the connection is
+    /// closed.
     async fn receive_buffer(&self) -> Option<Buffer> {
         poll_fn(|_| {
             let mut core = self.core.borrow_mut();
@@ -249,7 +251,7 @@ impl Connection {
                 return Poll::Pending;
             }
             match core.receive_buffer() {
-                // Room comes when an answer is sent, that is, in a turn of this task.
+                // A completion frees a buffer, and this task sends it.
                 None if core.closed().is_none() => Poll::Pending,
                 buffer => Poll::Ready(buffer),
             }
@@ -257,7 +259,7 @@ impl Connection {
         .await
     }
 
-    /// Apart, so that the core is not borrowed while the event is handled.
+    /// A function of its own, so that the core is not borrowed while the event is handled.
     pub(crate) fn next_event(&self) -> Option<Event> {
         self.core.borrow_mut().next_event()
     }
@@ -265,7 +267,7 @@ impl Connection {
     pub(crate) fn on_event(self: &Rc<Self>, event: Event) {
         match event {
             Event::Established(_) => {}
-            // Not answered: the host asks again where it connects next, while a refusal would reach its users.
+            // Not completed: the host repeats it on its next connection, while an error would reach its users.
             Event::Command { .. } if self.is_draining() => {}
             Event::Command { token, command, data } => self.on_command(token, command, data),
             Event::DataReady { token, data } => self.on_data(token, data),
@@ -301,14 +303,14 @@ impl Connection {
         }
     }
 
-    /// Tells others what was summed so far.
+    /// Publishes the checksum counters.
     fn update_checksum_stats(&self) {
         if let Role::Io(context, _) = &*self.role.borrow() {
             context.traffic.checksums.update(&self.core.borrow().counters());
         }
     }
 
-    /// Where the peer is, for a line for the operator.
+    /// The address of the peer, for log lines.
     pub(crate) fn peer_address(&self) -> String {
         self.stream.peer_addr().map_or_else(|_| "(gone)".to_owned(), |address| address.to_string())
     }
@@ -317,12 +319,12 @@ impl Connection {
     pub(crate) fn abort(&self) {
         self.is_aborted.set(true);
         self.core.borrow_mut().close();
-        // The peer may be gone already, and then there is nothing to shut down.
+        // Fails only if the peer has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.wake();
     }
 
-    /// Takes the connection off its controller; the admin queue takes its controller along.
+    /// Detaches the connection from its controller; the end of the admin queue ends the controller.
     fn detach(&self) {
         self.waiting.borrow_mut().clear();
         self.fetching.borrow_mut().clear();
@@ -341,10 +343,11 @@ impl Connection {
         }
     }
 
-    /// Waits for the peer to close, so that it can read the last bytes: a socket closed with unread bytes resets.
+    /// Waits for the peer to close, so that it can read the last bytes: a socket that is closed with unread bytes sends
+    /// RST, which discards them.
     async fn linger_close(&self) {
         if self.is_draining() {
-            // The peer may be gone already, and then there is nothing to end.
+            // Fails only if the peer has already closed.
             let _ = self.stream.shutdown(Shutdown::Write);
             return;
         }
@@ -353,7 +356,7 @@ impl Connection {
     }
 }
 
-/// The sending half of a connection's flow.
+/// The sending half of a connection.
 struct Sender<'a, F> {
     future: Pin<&'a mut F>,
     is_over: bool,
@@ -365,7 +368,7 @@ impl<F: Future<Output = ()>> Sender<'_, F> {
         if self.is_over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Goes on sending until `other` is over.
+    /// Sends until `other` completes.
     async fn run_with(&mut self, other: impl Future<Output = ()>) {
         let mut other = pin!(other);
         poll_fn(|cx| {

@@ -1,9 +1,11 @@
-//! A controller: what one host's association with a subsystem knows. Made by Connect on an admin queue, gone with it.
+//! A controller: one host's association with a subsystem. Connect on an admin queue makes it, and the end of that queue
+//! ends it.
 //!
-//! Its queues may be on several cores. Commands read flags only; locks are for admin commands and for queues that come and go.
+//! Its queues may be on several cores. I/O commands read flags only; locks are for admin commands, and for queues that
+//! connect or disconnect.
 //!
-//! Invariant: queues are entered under the lock of `io_queues` while the controller is ready and not over, and whoever
-//! changes that takes the lock afterwards, so no queue stays behind.
+//! Invariant: a queue is added under the lock of `io_queues` while the controller is ready and has not ended. A task
+//! that changes either state takes the lock afterwards, so it misses no queue.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,10 +35,10 @@ use crate::subsystem::Subsystem;
 pub(crate) const ERROR_ENTRIES: u16 = 64;
 /// KAS: keep alive timeouts are multiples of 100 ms.
 pub(crate) const KAS: u16 = 1;
-/// The command set that hosts choose by CC.CSS where CAP.CSS has bit 6: all that there are, and there is one.
+/// CC.CSS value 110b, which CAP.CSS bit 6 permits: all supported I/O command sets. There is one.
 const ALL_COMMAND_SETS: u8 = 6;
 
-/// A keep alive timeout as the controller keeps it: rounded up to the granularity (Base, "Keep Alive Timer feature").
+/// Rounds a keep alive timeout up to the granularity (Base, "Keep Alive Timer feature").
 pub(crate) fn round_keep_alive(ms: u32) -> u32 {
     let granularity_ms = u32::from(KAS) * 100;
     ms.checked_next_multiple_of(granularity_ms).unwrap_or(ms / granularity_ms * granularity_ms)
@@ -46,10 +48,10 @@ pub(crate) struct Controller {
     pub(crate) id: u16,
     pub(crate) subsystem: Arc<Subsystem>,
     pub(crate) is_discovery: bool,
-    /// The host, if it said who it is.
+    /// The host's NQN, if Connect carried one.
     pub(crate) host: Option<Nqn>,
     pub(crate) hostid: [u8; 16],
-    /// Where its admin queue comes from, and since when.
+    /// The address of its admin queue.
     pub(crate) from: String,
     pub(crate) connected_at: Instant,
     pub(crate) keep_alive_ms: Locked<u32>,
@@ -61,23 +63,24 @@ pub(crate) struct Controller {
     pub(crate) behavior: Locked<Vec<u8>>,
     pub(crate) errors: Locked<ErrorLog>,
     pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
-    /// What this controller is to each device that its queues use: one asker, whichever queue a command came on.
+    /// The flush cursor of this controller at each device. All its queues share it.
     flush_cursors: Locked<Vec<Arc<FlushCursor>>>,
     state: Locked<ControllerState>,
-    /// CSTS.RDY as commands see it: off at once when a reset begins.
+    /// CSTS.RDY as commands see it: cleared at once when a reset begins.
     is_ready: Flag,
-    /// The admin queue has gone.
+    /// The admin queue has ended.
     has_ended: Flag,
     last_alive: Locked<Instant>,
     admin: Weak<ControlSignal>,
-    /// Members: I/O queues that are connected or have commands being carried out, and changes by admin commands.
+    /// References of I/O queues that are connected or have commands in flight, and of admin commands that change a
+    /// device.
     queue_refs: AtomicUsize,
-    /// Waits until there is no member.
+    /// Woken when `queue_refs` is zero.
     drain_waker: Locked<Option<Waker>>,
 }
 
-/// An admin command that changes something on a device. While there is one, a reset does not end, and the host's next
-/// controller is not ready: what it writes there must not be undone by this one.
+/// An admin command that changes something on a device. While it exists, a reset does not complete, and the host's next
+/// controller is not ready: this command must not overwrite what that controller writes.
 pub(crate) struct DeviceChangeGuard(Arc<Controller>);
 
 impl Drop for DeviceChangeGuard {
@@ -90,13 +93,13 @@ impl Drop for DeviceChangeGuard {
 struct ControllerState {
     cc: u32,
     status: ControllerStatus,
-    /// A reset ends when the last member is gone.
+    /// A reset completes when `queue_refs` is zero.
     is_resetting: bool,
-    /// Enabled, and ready once commands of the host's earlier controllers have ended.
+    /// Enabled, and ready once the commands of the host's ended controllers have completed.
     is_awaiting_handover: bool,
-    /// Counts the shutdowns that the host asked for.
+    /// Number of shutdowns that the host has requested.
     shutdowns: u64,
-    /// A task flushes for a shutdown; there is one at most.
+    /// A task flushes for a shutdown. There is at most one.
     is_flushing: bool,
 }
 
@@ -136,7 +139,7 @@ impl Controller {
         }
     }
 
-    /// Whether it processes commands.
+    /// True if it processes commands.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_ready.get()
     }
@@ -146,13 +149,13 @@ impl Controller {
         self.state.lock().cc
     }
 
-    /// Whether the host has said how large the entries of I/O queues are.
+    /// True if the host has set the entry sizes of I/O queues.
     pub(crate) fn has_entry_sizes(&self) -> bool {
         let cc = Configuration::from_bits(self.configuration());
         (cc.iosqes, cc.iocqes) == (6, 4)
     }
 
-    /// Whether it has I/O queues.
+    /// True if I/O queues are connected.
     pub(crate) fn has_io_queues(&self) -> bool {
         !self.io_queue_signals().is_empty()
     }
@@ -162,24 +165,25 @@ impl Controller {
         self.state.lock().status
     }
 
-    /// The host gave a sign of life on the admin queue.
+    /// Restarts the keep alive time: the host sent a command on the admin queue.
     pub(crate) fn mark_alive(&self) {
         self.last_alive.set(now());
     }
 
-    /// The namespace of this identifier, which is one namespace's.
+    /// Returns the namespace with this identifier; NSID FFFFFFFFh is invalid.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, StatusCode> {
         self.subsystem.namespaces().get(&nsid).cloned().ok_or(StatusCode::INVALID_NAMESPACE)
     }
 
-    /// The asker that this controller is to a device. The host's controllers are one client: what one has written another may
-    /// be asked to flush, and a controller that is made after one was lost learns what befell the writes of that.
+    /// Returns the flush cursor of this controller at a device. The controllers of one host are one client: the host
+    /// may flush on one what it wrote on another. A controller that is made after another one was lost reports the
+    /// failed writes of that one.
     pub(crate) fn flush_cursor(&self, device: &SharedDevice) -> Arc<FlushCursor> {
         let mut flush_cursors = self.flush_cursors.lock();
         if let Some(existing) = flush_cursors.iter().find(|flush_cursor| device.knows(flush_cursor)) {
             return Arc::clone(existing);
         }
-        // Those of namespaces that were taken away.
+        // Drops cursors of removed namespaces.
         flush_cursors.retain(|flush_cursor| Arc::strong_count(flush_cursor) > 1);
         let hostid = u128::from_be_bytes(self.hostid);
         let host = self.host.as_ref().map_or("", Nqn::as_str);
@@ -188,7 +192,7 @@ impl Controller {
         flush_cursor
     }
 
-    /// When the host is given up, unless it is heard of before.
+    /// The time at which the controller ends unless the host sends a command before.
     pub(crate) fn deadline(&self, idle: Duration) -> Instant {
         let timeout = match self.keep_alive_ms.get() {
             0 => idle,
@@ -197,14 +201,14 @@ impl Controller {
         self.last_alive.get() + timeout
     }
 
-    /// Whether the time is up without a sign of life. Commands on I/O queues since the last time it was up are one
-    /// (Traffic Based Keep Alive), and begin the time anew.
+    /// True if the keep alive time has passed without a command. Commands on I/O queues since the time last passed
+    /// restart it (Traffic Based Keep Alive).
     pub(crate) fn is_silent(&self, idle: Duration) -> bool {
         if self.deadline(idle) > now() {
             return false;
         }
         let signals = self.io_queue_signals();
-        // Each is asked, so that each begins anew.
+        // Visits every queue, to clear each traffic flag.
         let had_traffic = signals.iter().filter(|signal| signal.take_traffic()).count() > 0;
         if had_traffic {
             self.mark_alive();
@@ -212,13 +216,13 @@ impl Controller {
         !had_traffic
     }
 
-    /// Puts a failed command into the error log; the status then says that there is more to know.
+    /// Adds a failed command to the Error Information log, and returns its status with the More bit.
     pub(crate) fn log_error(&self, queue: u16, command: &Command, error: &CommandError) -> Status {
         let status = error.status.with_more(true);
         let lba = error.lba.unwrap_or(Lba::ZERO);
         let entry = ErrorEntry::at_block(queue, command.cid.get(), status, command.nsid.get(), lba);
         let entry = entry.with_location(error.location);
-        // The damage log says more about blocks that are known to be bad.
+        // The damage log has details of a known bad block.
         let is_known =
             |lba| self.namespace(command.nsid.get()).is_ok_and(|namespace| namespace.state.damage_list.has(lba));
         let is_listed = queue != 0 && error.lba.is_some_and(is_known);
@@ -227,14 +231,15 @@ impl Controller {
         status
     }
 
-    /// Whether it can be enabled so. Entries of 0 bytes are a host's that makes no I/O queues; if it does, these are refused.
+    /// True if the host may enable the controller with this configuration. Some hosts without I/O queues leave the
+    /// entry sizes 0; Connect refuses an I/O queue of such a host.
     fn is_valid_configuration(&self, cc: &Configuration) -> bool {
         let offers_set = cc.command_set == 0 || cc.command_set == ALL_COMMAND_SETS && !self.is_discovery;
         let has_entries = matches!((cc.iosqes, cc.iocqes), (0 | 6, 0 | 4));
         cc.mps == 0 && cc.ams == 0 && offers_set && (self.is_discovery || has_entries)
     }
 
-    /// Property Set of CC, on the admin queue's core.
+    /// Executes Property Set of CC, on the admin queue's core.
     pub(crate) fn configure(self: &Arc<Self>, bits: u32) {
         let mut state = self.state.lock();
         let (before, cc) = (Configuration::from_bits(state.cc), Configuration::from_bits(bits));
@@ -251,7 +256,7 @@ impl Controller {
         } else if is_reset {
             self.is_ready.set(false);
             state.is_awaiting_handover = false;
-            // The host may write again to the same blocks once it sees RDY clear, so nothing older may be under way then.
+            // The host may write the same blocks again once RDY is clear, so no older write may be in flight then.
             state.is_resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
                 (state.is_resetting && status.ready, false, ShutdownStatus::Normal);
@@ -269,19 +274,20 @@ impl Controller {
         state.status = status;
         drop(state);
         if is_reset {
-            // A reset deletes the I/O queues.
+            // A reset deletes the I/O queues (Base, "Controller Level Reset").
             self.signal_io_queues(Signals::ABORT);
         }
     }
 
-    /// What is in volatile caches goes to the media before the shutdown is said to be complete. A shutdown that the host
-    /// asks for while an earlier one is flushed for has a flush of its own afterwards.
+    /// Flushes all namespaces, and then reports the shutdown as complete. A shutdown that the host requests during the
+    /// flush gets a flush of its own.
     async fn shut_down(self: Arc<Self>) {
         loop {
             let flushed_for = self.state.lock().shutdowns;
             let (_, namespaces) = self.subsystem.snapshot();
             for namespace in namespaces.values() {
-                // Nobody reads the outcome, so it is asked for nobody: the host's next flush still tells of a failure.
+                // The flush has no cursor: its outcome reaches no host, and the host's next Flush must still report a
+                // failure.
                 if let Err(error) = namespace.device.attach().execute(Request::Flush).await {
                     tracing::warn!(%error, "flush on shutdown failed");
                 }
@@ -298,8 +304,8 @@ impl Controller {
         }
     }
 
-    /// Enters an I/O queue, unless its number is taken or the controller takes none. On success there is a member more,
-    /// which [`crate::member::QueueContext::new`] is to be made for.
+    /// Adds an I/O queue; false if its identifier is in use or the controller takes no queues. On success the caller
+    /// must make the [`QueueContext`](crate::command::queue_context::QueueContext) that releases the reference.
     pub(crate) fn add_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) -> bool {
         let mut queues = self.io_queues.lock();
         let is_taken = queues.get(&queue).is_some_and(|other| other.strong_count() > 0);
@@ -311,7 +317,7 @@ impl Controller {
         true
     }
 
-    /// Takes an I/O queue off, unless another has its number already, as after a reset.
+    /// Removes an I/O queue, unless a newer queue has its identifier, as after a reset.
     pub(crate) fn remove_io_queue(&self, queue: u16, signal: &Arc<ControlSignal>) {
         let mut queues = self.io_queues.lock();
         if queues.get(&queue).is_some_and(|other| std::ptr::eq(other.as_ptr(), Arc::as_ptr(signal))) {
@@ -319,7 +325,7 @@ impl Controller {
         }
     }
 
-    /// A member is gone for good.
+    /// Releases the reference of a queue or of a device change.
     pub(crate) fn release_queue_ref(&self) {
         if self.queue_refs.fetch_sub(1, Ordering::SeqCst) > 1 {
             return;
@@ -338,12 +344,12 @@ impl Controller {
         }
     }
 
-    /// Whether I/O queues are connected or have commands being carried out.
+    /// True if I/O queues are connected or have commands in flight.
     pub(crate) fn has_queue_refs(&self) -> bool {
         self.queue_refs.load(Ordering::SeqCst) > 0
     }
 
-    /// A member that is no queue: what an admin command changes on a device. `None` if the controller takes no more.
+    /// Begins an admin command that changes a device; `None` if the controller takes no more.
     pub(crate) fn begin_device_change(self: &Arc<Self>) -> Option<DeviceChangeGuard> {
         let _queues = self.io_queues.lock();
         if !self.is_ready() || self.has_ended.get() {
@@ -353,7 +359,7 @@ impl Controller {
         Some(DeviceChangeGuard(Arc::clone(self)))
     }
 
-    /// One of the host's earlier controllers has carried out its last command.
+    /// Makes the controller ready if the host's ended controllers have no commands in flight.
     pub(crate) fn on_handover(self: &Arc<Self>) {
         let mut state = self.state.lock();
         if state.is_awaiting_handover && !self.subsystem.handover.must_wait(self) {
@@ -363,14 +369,14 @@ impl Controller {
         }
     }
 
-    /// Waits until there is no member. One task waits: the admin queue's.
+    /// Ready when `queue_refs` is zero. Only the admin queue's task waits.
     pub(crate) fn poll_drained(&self, cx: &mut Context<'_>) -> Poll<()> {
         let before = self.drain_waker.lock().replace(cx.waker().clone());
         drop(before);
         if self.queue_refs.load(Ordering::SeqCst) == 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// The admin queue has gone, and so does everything else.
+    /// Ends the controller and its I/O queues, because the admin queue has ended.
     pub(crate) fn end(self: &Arc<Self>) {
         self.has_ended.set(true);
         self.is_ready.set(false);
@@ -378,7 +384,8 @@ impl Controller {
         self.subsystem.handover.controller_ended(self);
     }
 
-    /// Ends the controller once commands in flight are answered. Its host may connect again if it still may.
+    /// Ends the controller once commands in flight have completed. Its host may connect again if the subsystem still
+    /// allows it.
     pub(crate) fn drain(&self) {
         self.signal_io_queues(Signals::DRAIN);
         self.signal_admin(Signals::DRAIN);

@@ -1,6 +1,7 @@
-//! The damage of a device that is known, for those who tell an operator of it, and for what other protocols learn of the device.
+//! A handle to the known bad blocks of a device: for an operator's report, and for another export that learns about the
+//! same device.
 //!
-//! Invariant: while no block is known to be bad, learning that blocks are good costs one relaxed load.
+//! Invariant: while no bad block is known, reporting good blocks costs one relaxed load.
 
 use std::sync::Arc;
 
@@ -9,31 +10,31 @@ use sealblock_units::Extent;
 
 use crate::damage_list::DamageList;
 
-/// The blocks of a device that are known to be bad. Clones are for the same device, which none of them keeps open.
+/// The known bad blocks of a device. Clones are for the same device, and none of them keeps it open.
 #[derive(Clone)]
 pub struct DamageHandle(Arc<DamageList>);
 
-/// How much is known to be bad, and where.
+/// How many blocks are bad, and where.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DamageSummary {
-    /// Blocks that are bad, those that hosts have made unreadable left out.
+    /// Bad blocks, without those that hosts made unreadable.
     pub blocks: u64,
-    /// Blocks that hosts have made unreadable on purpose, by Write Uncorrectable.
+    /// Blocks that hosts made unreadable by Write Uncorrectable.
     pub made_unreadable: u64,
-    /// Whether these are all that were met: at most [`crate::MAX_BAD_BLOCKS`] are remembered.
+    /// True if no more bad blocks were found: at most [`crate::MAX_BAD_BLOCKS`] are listed.
     pub is_complete: bool,
-    /// The bad ones as runs, in order; as many as were asked for.
+    /// The bad blocks as runs, in order, up to the requested number.
     pub runs: Vec<DamageRun>,
-    /// Blocks that are in none of these runs.
+    /// Bad blocks that are in none of these runs.
     pub unlisted: u64,
 }
 
-/// Bad blocks that follow each other.
+/// Consecutive bad blocks with one cause.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DamageRun {
     /// The first block.
     pub first: u64,
-    /// The last one.
+    /// The last block.
     pub last: u64,
     /// What is wrong with all of them.
     pub cause: BadBlockCause,
@@ -44,8 +45,7 @@ impl DamageHandle {
         DamageHandle(Arc::clone(list))
     }
 
-    /// Learns that a request of another protocol succeeded, which checked all there is to check of what it read: these blocks
-    /// are bad no more.
+    /// Removes the blocks that a successful request of another protocol wrote, or read with all checks.
     pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
             RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.0.clear(extent),
@@ -62,7 +62,7 @@ impl DamageHandle {
         }
     }
 
-    /// What is known now, in at most so many runs.
+    /// Returns a summary with at most `max_runs` runs.
     pub fn summary(&self, max_runs: usize) -> DamageSummary {
         let mut summary = DamageSummary::default();
         summary.is_complete = self.0.visit(|lba, field, is_made| {
@@ -73,7 +73,7 @@ impl DamageHandle {
             summary.blocks += 1;
             let is_full = summary.runs.len() == max_runs;
             match summary.runs.last_mut() {
-                // Behind a run that was left out nothing is joined to the last one that was not.
+                // No block is joined to the last run once a run was left out.
                 Some(run) if run.last + 1 == lba && run.cause == field && summary.unlisted == 0 => run.last = lba,
                 _ if is_full => summary.unlisted += 1,
                 _ => summary.runs.push(DamageRun { first: lba, last: lba, cause: field }),

@@ -1,13 +1,13 @@
-//! Blocks that are known to be bad: what Get LBA Status and the logs of damage report.
+//! The known bad blocks of a device, which Get LBA Status and the damage log pages report.
 //!
-//! Invariants: only what fails against the store's own seals gets in, and nothing that a host merely expected; at most
-//! [`MAX_BAD_BLOCKS`] blocks are kept, and what did not fit is confessed as an overflow until checks of all blocks have met no
-//! more than there is room for; a block leaves the set when it is written, zeroed or discarded, and when a check of the field
-//! that was wrong finds it good; while the set is empty a successful command costs one relaxed load.
+//! Invariants: a block is added only if it fails the device's own checks, not if only the host's expected tags differ.
+//! At most [`MAX_BAD_BLOCKS`] blocks are listed; when more are found, the list reports an overflow until checks of all
+//! blocks found no more than fit. A block is removed when it is written, zeroed or discarded, and when a check of the
+//! field that was wrong finds it good. While the list is empty, a successful command costs one relaxed load.
 //!
-//! Shape: one set for a namespace, shared by all controllers and cores, because damage belongs to the blocks and not to
-//! who met it. A read that races with a write of the same block may leave the block in the set although the write has
-//! healed it; the next check takes it out.
+//! Shape: one list for a device, shared by all controllers and cores, because damage belongs to the blocks and not to
+//! the controller that found it. A read that races with a write of the same block may leave the block in the list
+//! although the write repaired it; the next check removes it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,16 +19,17 @@ use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
 use sealblock_units::{Extent, Lba};
 
-/// Bad blocks that are remembered of one namespace.
+/// The maximum number of listed bad blocks of one namespace.
 pub const MAX_BAD_BLOCKS: usize = 16_384;
-/// Runs of checked blocks that are remembered since the set overflowed. Further ones are forgotten, and to be checked again.
+/// The maximum number of runs of blocks that were checked since the list overflowed. Further runs are dropped and must
+/// be checked again.
 const MAX_CHECKED_RUNS: usize = 64;
 
-/// The blocks of one namespace that are known to be bad.
+/// The known bad blocks of one device.
 #[derive(Default)]
 pub(crate) struct DamageList {
-    /// As many as the set has, and one more while it is not all; a hint for those who only want to know whether there is
-    /// anything to do.
+    /// The number of listed blocks, plus one during an overflow: lets a command see without the lock that the list is
+    /// empty.
     len: AtomicUsize,
     set: Mutex<DamageSet>,
 }
@@ -38,35 +39,35 @@ pub(crate) struct DamageList {
 struct DamageInfo {
     cause: BadBlockCause,
     values: Option<(u64, u64)>,
-    /// It was made so by Write Uncorrectable.
+    /// A host made it bad by Write Uncorrectable.
     is_write_uncorrectable: bool,
 }
 
 struct DamageSet {
     blocks: BTreeMap<u64, DamageInfo>,
-    /// Blocks of the device, once it was resized: what was met beyond by requests of before is no damage any more.
+    /// Blocks of the device since its last resize: drops late reports of blocks beyond the end.
     capacity_blocks: u64,
     overflowed: bool,
-    /// The blocks that were checked since it overflowed: first and last of runs, in order, none next to another.
+    /// The blocks that were checked since the overflow: first and last of sorted runs, no two of them adjacent.
     checked: Vec<(u64, u64)>,
-    /// Counts every change.
+    /// Number of changes.
     generation: u64,
-    /// Counts the times that blocks were added.
+    /// Number of changes that added blocks.
     additions: u16,
 }
 
-/// What an operation was about, kept beside it until it ends.
+/// Describes a request while the device executes it, to interpret its outcome.
 pub(crate) struct RequestSummary {
     pub(crate) kind: RequestKind,
     pub(crate) extent: Option<Extent>,
     pub(crate) checks: Checks,
-    /// What is known of the tags of all blocks, whoever asks: the checks of the store itself.
+    /// The device's own checks, independent of the host's expected tags.
     pub(crate) own: Checks,
     /// Blocks of the device.
     pub(crate) capacity_blocks: u64,
 }
 
-/// The set in few words, for the LBA Status Information log.
+/// A summary of the list, for the LBA Status Information log.
 pub(crate) struct DamageListSummary {
     pub(crate) blocks: usize,
     pub(crate) overflowed: bool,
@@ -75,7 +76,7 @@ pub(crate) struct DamageListSummary {
 }
 
 impl RequestSummary {
-    /// What this operation on a device of this shape is about.
+    /// Describes a request on a device with this geometry.
     pub(crate) fn of(request: &Request, geometry: &Geometry) -> RequestSummary {
         let checks = match request {
             Request::Read { checks, .. }
@@ -92,15 +93,15 @@ impl RequestSummary {
         RequestSummary { kind, extent, checks, own, capacity_blocks: geometry.capacity_blocks }
     }
 
-    /// The store's own check of these blocks.
+    /// Returns the device's own check of these blocks, and its description.
     pub(crate) fn of_check(extent: Extent, geometry: &Geometry) -> (RequestSummary, Request) {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         let verify = Request::Verify { extent, checks };
         (RequestSummary::of(&verify, geometry), verify)
     }
 
-    /// Whether the operation may have failed for what the host expected of tags, and not for what is stored: blocks are known to
-    /// be bad then only if they fail the store's own check.
+    /// True if the request may have failed only because of the host's expected tags. Then a block is bad only if it
+    /// also fails the device's own check.
     pub(crate) fn needs_own_check(&self, outcome: &Outcome) -> bool {
         let expected_by_host = |bad_block: &BadBlock| match bad_block.cause {
             BadBlockCause::Tag(Field::AppTag) => self.checks.app_tag.is_some(),
@@ -114,7 +115,7 @@ impl RequestSummary {
         bad_blocks.is_some_and(|bad_blocks| bad_blocks.as_slice().iter().any(expected_by_host))
     }
 
-    /// Whether the operation checks every copy of its blocks as the store does.
+    /// True if the request checks every copy of its blocks at least as the device's own check does.
     fn checks_all_copies(&self) -> bool {
         use RequestKind::{Checksum, Repair, Verify};
         matches!(self.kind, Verify | Checksum | Repair)
@@ -128,12 +129,12 @@ impl DamageList {
         self.len.load(Ordering::Relaxed) == 0
     }
 
-    /// A panic of another thread cannot leave a map half changed, so its lock is as good as any.
+    /// Ignores poisoning: a panic elsewhere cannot leave the map half changed.
     fn lock(&self) -> MutexGuard<'_, DamageSet> {
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the set, and the hint with it.
+    /// Changes the set, and updates `len`.
     fn change<T>(&self, change: impl FnOnce(&mut DamageSet) -> T) -> T {
         let mut set = self.lock();
         let changed = change(&mut set);
@@ -141,7 +142,7 @@ impl DamageList {
         changed
     }
 
-    /// Learns from the end of an operation; tells whether blocks were added that were not known.
+    /// Updates the list with the outcome of a request; true if that added blocks.
     pub(crate) fn update(&self, summary: &RequestSummary, outcome: &Outcome) -> bool {
         match outcome {
             Ok(_) if summary.kind == RequestKind::WriteUncorrectable => {
@@ -171,8 +172,8 @@ impl DamageList {
         }
     }
 
-    /// Learns what a check of an extent has found, in order: those blocks are bad, and the others are good. Tells whether any was
-    /// not known.
+    /// Records the sorted bad blocks that a check of `extent` found, and removes the other blocks of `extent`. True if
+    /// that added blocks.
     pub(crate) fn record_check(&self, extent: Extent, summary: &RequestSummary, bad_blocks: &[BadBlock]) -> bool {
         let unrepaired: Vec<BadBlock> = bad_blocks.iter().filter(|bad_block| !bad_block.repaired).copied().collect();
         if !self.is_empty() {
@@ -185,14 +186,14 @@ impl DamageList {
         self.record(&unrepaired)
     }
 
-    /// Remembers that all copies of blocks were checked, since the set overflowed.
+    /// Records that all copies of these blocks were checked since the list overflowed.
     pub(crate) fn mark_checked(&self, extent: Extent, summary: &RequestSummary) {
         if !self.is_empty() && summary.checks_all_copies() {
             self.change(|set| set.mark_checked(extent, summary.capacity_blocks));
         }
     }
 
-    /// A medium that failed does not say where, which is plain if one block was asked for.
+    /// Records the block of a media error, which names no block: it is certain only if the request read one block.
     fn record_media_error(&self, summary: &RequestSummary, error: &Error) -> bool {
         let reads = matches!(
             summary.kind,
@@ -206,12 +207,12 @@ impl DamageList {
         }
     }
 
-    /// Whether a block is known to be bad.
+    /// True if the block is listed.
     pub(crate) fn has(&self, lba: Lba) -> bool {
         !self.is_empty() && self.lock().blocks.contains_key(&lba.get())
     }
 
-    /// Adds damaged blocks; tells whether any was not known.
+    /// Adds bad blocks; true if any was not listed.
     pub(crate) fn record(&self, bad_blocks: &[BadBlock]) -> bool {
         let unrepaired = bad_blocks.iter().filter(|bad_block| !bad_block.repaired);
         self.change(|set| set.add(unrepaired.map(|bad_block| (bad_block.lba.get(), DamageInfo::of(bad_block)))))
@@ -219,12 +220,12 @@ impl DamageList {
 
     fn add_uncorrectable(&self, extent: Extent) -> bool {
         let info = DamageInfo { cause: BadBlockCause::Media, values: None, is_write_uncorrectable: true };
-        // Hosts know what they have spoiled themselves, so no event is due.
+        // The host made these blocks bad itself, so it needs no event.
         self.change(|set| set.add(extent.iter().map(|lba| (lba.get(), info))));
         false
     }
 
-    /// Takes out what a successful operation has healed or found good.
+    /// Removes the blocks that a successful request repaired or found good.
     fn remove_good(&self, extent: Extent, summary: &RequestSummary) {
         match summary.kind {
             RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.clear(extent),
@@ -240,34 +241,35 @@ impl DamageList {
         }
     }
 
-    /// Takes out what a read that checked all there is to check has found good.
+    /// Removes the blocks that a read with all checks found good.
     pub(crate) fn remove_read(&self, extent: Extent) {
         if !self.is_empty() {
-            // A read asks one of the copies.
+            // A read sees one of the copies.
             self.change(|set| set.remove_if(extent, &|_, info| info.cause != BadBlockCause::Conflict));
         }
     }
 
-    /// Every block with what is wrong with it and whether a host has made it so, in order; and whether these are all.
+    /// Calls `visit` for every block, in order, with its cause and whether a host made it bad; true if the list did not
+    /// overflow.
     pub(crate) fn visit(&self, mut visit: impl FnMut(u64, BadBlockCause, bool)) -> bool {
         let set = self.lock();
         set.blocks.iter().for_each(|(lba, info)| visit(*lba, info.cause, info.is_write_uncorrectable));
         !set.overflowed
     }
 
-    /// Takes blocks out that were written, zeroed or discarded.
+    /// Removes blocks that were written, zeroed or discarded.
     pub(crate) fn clear(&self, extent: Extent) {
         if !self.is_empty() {
             self.change(|set| set.remove_if(extent, &|_, _| true));
         }
     }
 
-    /// The device has so many blocks now.
+    /// Drops blocks beyond the device's new end.
     pub(crate) fn resize(&self, capacity_blocks: u64) {
         self.change(|set| set.resize(capacity_blocks));
     }
 
-    /// The runs of bad blocks within an extent, at most `most` of them, and whether these are all.
+    /// Returns at most `max_runs` runs of bad blocks within an extent, and whether these are all.
     pub(crate) fn runs(&self, extent: Extent, max_runs: usize) -> (Vec<LbaStatusDescriptor>, bool) {
         let set = self.lock();
         let mut runs =
@@ -277,14 +279,14 @@ impl DamageList {
         (runs, complete)
     }
 
-    /// The set in few words.
+    /// Returns a summary of the list.
     pub(crate) fn summary(&self) -> DamageListSummary {
         let set = self.lock();
         let (blocks, overflowed, additions) = (set.blocks.len(), set.overflowed, set.additions);
         DamageListSummary { blocks, overflowed, additions, runs: runs_of(set.blocks.iter(), usize::MAX) }
     }
 
-    /// The damage log of namespace `nsid`.
+    /// Returns the damage log of namespace `nsid`.
     pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
         let set = self.lock();
         let entry = |(lba, info): (&u64, &DamageInfo)| DamageEntry {
@@ -316,14 +318,14 @@ impl Default for DamageSet {
 }
 
 impl DamageSet {
-    /// Adds or replaces blocks as far as there is room; tells whether any was not known.
+    /// Adds or replaces blocks up to the limit; true if any was not listed.
     fn add(&mut self, blocks: impl Iterator<Item = (u64, DamageInfo)>) -> bool {
         let (before, mut changed) = (self.blocks.len(), false);
         let capacity_blocks = self.capacity_blocks;
         for (lba, info) in blocks.filter(|(lba, _)| *lba < capacity_blocks) {
             let has_room = self.blocks.len() < MAX_BAD_BLOCKS;
             match self.blocks.get_mut(&lba) {
-                // A block stays marked as written so for as long as it cannot be read.
+                // Write Uncorrectable stays the cause for as long as the block cannot be read.
                 Some(known) if known.is_write_uncorrectable && info.cause == BadBlockCause::Media => {}
                 Some(known) => {
                     changed |= *known != info;
@@ -335,7 +337,7 @@ impl DamageSet {
                 None => {
                     changed |= !self.overflowed;
                     self.overflowed = true;
-                    // What was checked before has met blocks that are not remembered.
+                    // Earlier checks found blocks that the list has dropped.
                     self.checked.clear();
                     break;
                 }
@@ -347,7 +349,7 @@ impl DamageSet {
         added
     }
 
-    /// Takes in that the device has so many blocks now. Those beyond are gone, and what comes in their place later is new.
+    /// Drops blocks beyond the device's new end; blocks that a later growth puts there are new.
     fn resize(&mut self, capacity_blocks: u64) {
         self.capacity_blocks = capacity_blocks;
         let gone = self.blocks.split_off(&capacity_blocks);
@@ -358,7 +360,7 @@ impl DamageSet {
         self.generation += u64::from(!gone.is_empty());
     }
 
-    /// Takes out the blocks of an extent for which `goes` holds.
+    /// Removes the blocks of an extent for which `should_remove` is true.
     fn remove_if(&mut self, extent: Extent, should_remove: &dyn Fn(u64, &DamageInfo) -> bool) {
         let range = self.blocks.range(extent.start().get()..=extent.last().get());
         let gone: Vec<u64> = range.filter(|(lba, info)| should_remove(**lba, info)).map(|(lba, _)| *lba).collect();
@@ -370,7 +372,7 @@ impl DamageSet {
 }
 
 impl DamageSet {
-    /// Takes in that blocks were checked. Once all were, and none was left out, the set is all there is.
+    /// Records that blocks were checked. Once all blocks were, without a dropped one, the overflow ends.
     fn mark_checked(&mut self, extent: Extent, capacity_blocks: u64) {
         if !self.overflowed {
             return;
@@ -405,7 +407,7 @@ impl DamageInfo {
     }
 }
 
-/// Whether a check has looked at every copy.
+/// True if a check has looked at every copy.
 fn is_complete(response: &Response) -> bool {
     match response {
         Response::Verified(verified) => verified.coverage.is_complete(),
@@ -414,7 +416,7 @@ fn is_complete(response: &Response) -> bool {
     }
 }
 
-/// Whether an operation would have met this again, so that its silence means that the block is good.
+/// True if the request would have failed again on this block, so that its success means that the block is good.
 fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     use RequestKind::{Checksum, Read, Repair, Verify};
     if !matches!(summary.kind, Read | Verify | Checksum | Repair) {
@@ -422,18 +424,18 @@ fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     }
     match info.cause {
         BadBlockCause::Media | BadBlockCause::Stale => true,
-        // A read asks one of the copies.
+        // A read sees one of the copies.
         BadBlockCause::Conflict => summary.kind != Read,
         BadBlockCause::Tag(Field::Guard) => summary.checks.guard,
         BadBlockCause::Tag(Field::RefTag) => {
             summary.own.initial_ref_tag.is_none() || summary.checks.initial_ref_tag.is_some()
         }
-        // What the store itself finds wrong with these it finds whatever is demanded of them.
+        // The device's own check finds these wrong whatever the request expects of them.
         BadBlockCause::Tag(Field::AppTag | Field::StorageTag) => true,
     }
 }
 
-/// Blocks put together to runs of one kind.
+/// Joins blocks to runs with the same flags.
 fn runs_of<'a>(blocks: impl Iterator<Item = (&'a u64, &'a DamageInfo)>, max_runs: usize) -> Vec<LbaStatusDescriptor> {
     let mut runs: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
     for (&lba, info) in blocks {

@@ -1,4 +1,4 @@
-//! The discovery log page: which subsystems this host may connect to, at the address it came to.
+//! The discovery log page: the subsystems that this host may connect to, at the address that it connected to.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,8 @@ use sealblock_protocols_nvme::nqn::Nqn;
 
 use crate::registry::TargetState;
 
-/// The page for this host. Its generation counts the changes of subsystems and of who may see them.
+/// Returns the discovery log page for this host. Its generation counts changes of subsystems and of their allowed
+/// hosts.
 pub(crate) fn log(target: &TargetState, host: Option<&Nqn>, at: SocketAddr) -> Vec<u8> {
     let entry = |kind, nqn: &Nqn| DiscoveryEntry::tcp(kind, 1, at.ip(), at.port(), nqn);
     let mut entries = vec![entry(SubsystemType::CurrentDiscovery, &Nqn::discovery())];

@@ -1,6 +1,6 @@
-//! The way of a command: checked, its data fetched, carried out, answered.
+//! The path of a command: it is checked, its data fetched, executed and completed.
 //!
-//! Commands whose data exceeds the bytes allowed in flight wait in order, and go on when others have left.
+//! Commands whose data exceeds the bytes in flight wait in order, and start when others have completed.
 
 use std::rc::Rc;
 
@@ -17,7 +17,7 @@ use crate::connection::{Connection, Reply, Role};
 use crate::io::{IoRequest, TransferLengths};
 use crate::slots::{CommandResult, NoSlot};
 
-/// The most data that a command which is no I/O command may bring, in bytes.
+/// The maximum data of a Fabrics or admin command, in bytes.
 const MAX_ADMIN_DATA_BYTES: u64 = 8192;
 
 /// A command that was checked.
@@ -31,7 +31,7 @@ fn read_bytes(request: &Option<IoRequest>) -> u64 {
     request.as_ref().map_or(0, IoRequest::read_bytes)
 }
 
-/// A command that waits for room.
+/// A command that waits for bytes in flight.
 pub(crate) enum WaitingCommand {
     /// Its data is to be fetched.
     Fetch(Token, PreparedCommand, usize),
@@ -97,10 +97,10 @@ impl Connection {
         }
     }
 
-    /// Refuses what cannot be carried out, before any data is fetched.
+    /// Checks a command before its data is fetched.
     fn prepare(&self, command: &Command, lengths: TransferLengths) -> Result<Option<IoRequest>, CommandError> {
         match &*self.role.borrow() {
-            // There are fused pairs of I/O commands only.
+            // Only I/O commands form fused pairs.
             Role::New | Role::Admin(_) if command.fuse() != Fuse::Normal => Err(Invalid::field("FUSE", 0, 8).into()),
             Role::Io(controller, _) if command.opcode != FABRICS_OPCODE => {
                 if !controller.is_ready() {
@@ -129,7 +129,7 @@ impl Connection {
         self.waiting.borrow_mut().push_back(waiting);
     }
 
-    /// Lets commands go on, in order, as far as there is room.
+    /// Starts waiting commands, in order, up to the limit of bytes in flight.
     pub(crate) fn start_waiting(self: &Rc<Self>) {
         loop {
             let next = self.waiting.borrow().front().is_some_and(|waiting| self.has_room(waiting));
@@ -177,7 +177,7 @@ impl Connection {
         same_way + more <= self.target.limits.bytes_in_flight && self.share.grow(all, more, self.slots.task())
     }
 
-    /// Bytes of data that came or are fetched, and bytes of data that are read or not sent yet.
+    /// Bytes of write data that were received or are being fetched, and bytes of read data that are not sent yet.
     fn bytes_in_flight(&self) -> (usize, usize) {
         let core = self.core.borrow();
         let sent = core.payload_bytes_sent() - self.sending_bytes.get();
@@ -185,7 +185,7 @@ impl Connection {
         (core.bytes_in_flight(), unsent as usize)
     }
 
-    /// Tells the other connections what this one has in flight now.
+    /// Updates this connection's share of the bytes in flight over all connections.
     pub(crate) fn update_share(&self) {
         let (write_bytes, read_bytes) = self.bytes_in_flight();
         self.share.settle(write_bytes + read_bytes);
@@ -238,7 +238,8 @@ impl Connection {
         match self.slots.start((token, *command), request, work) {
             Ok(None) => {}
             Ok(Some(result)) => self.on_result(result),
-            // As many slots as commands in flight; when the core forgot those of a closed connection, nobody waits.
+            // There are as many slots as commands in flight. Only after a close has the core dropped older commands,
+            // and then no completion is sent.
             Err(NoSlot) => self.complete(token, command, Err(StatusCode::INTERNAL_ERROR.into())),
         }
     }
@@ -251,12 +252,12 @@ impl Connection {
         if outcome.is_err() {
             self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
         }
-        // A host counts answers as signs of life as well, so they must count here.
+        // A host also counts completions as traffic for Keep Alive, so the target must too.
         self.signal.note_traffic();
         self.complete(token, command, outcome);
     }
 
-    /// Answers a command that is not carried out; half of a fused pair is answered with the other.
+    /// Fails a command that is not executed; half of a fused pair completes with its other half.
     fn fail(self: &Rc<Self>, token: Token, command: &Command, error: CommandError) {
         match self.is_half(command) {
             true => self.fail_half(token, error),
@@ -264,7 +265,7 @@ impl Connection {
         }
     }
 
-    /// Answers a command. If the connection is over, nobody waits for the answer.
+    /// Completes a command. After the end of the connection the completion is dropped.
     pub(crate) fn complete(&self, token: Token, command: &Command, outcome: Result<Reply, CommandError>) {
         let cid = command.cid.get();
         let complete = |status, result| Completion::new(cid, status, result).with_sqhd(self.sqhd());
@@ -301,13 +302,13 @@ impl Connection {
         }
     }
 
-    /// SQHD: FFFFh with flow control off.
+    /// SQHD: FFFFh with flow control disabled.
     fn sqhd(&self) -> u16 {
         self.sq_head.get().map_or(0xFFFF, |(head, _)| head as u16)
     }
 }
 
-/// What a capsule says of its command's data: its length by way, and the data if it came along, with its sums.
+/// Returns the lengths of a command's data by direction, and in-capsule data with its CRCs.
 fn command_data(
     data: CommandData,
     is_to_controller: bool,
@@ -327,7 +328,7 @@ fn command_data(
     })
 }
 
-/// Which way a command's data goes.
+/// The direction of a command's data.
 fn direction(command: &Command) -> Direction {
     match command.opcode {
         FABRICS_OPCODE => Direction::of(command.nsid.get() as u8),

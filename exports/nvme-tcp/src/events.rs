@@ -1,4 +1,4 @@
-//! What a controller has to tell its host, from whatever core it happens on.
+//! Events of a controller's namespaces, from any core.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use crate::namespace::Namespace;
 use crate::signal::Signals;
 
 impl Controller {
-    /// Hears of damage in every namespace from now on. Called when others can see the controller, so that of a namespace
-    /// that goes meanwhile either they see to it or this does.
+    /// Subscribes to the events of every namespace. Called after the controller is registered, so that either a
+    /// concurrent removal of a namespace or this function cancels the subscription to it.
     pub(crate) fn subscribe_to_namespaces(&self) {
         let mut watched = self.subsystem.snapshot();
         loop {
@@ -26,21 +26,22 @@ impl Controller {
         }
     }
 
-    /// A namespace has gone; what becomes of its blocks is not this controller's business any more, and its queues let it
-    /// go, each on its core. May be called on any core.
+    /// Cancels the subscription to a removed namespace, has each I/O queue release it on its own core, and reports the
+    /// change. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unsubscribe(nsid, &self.async_events);
         self.signal_io_queues(Signals::NAMESPACES);
         self.async_events.namespace_changed(nsid);
     }
 
-    /// A namespace has another size; queues let what they had of it go, each on its core. May be called on any core.
+    /// Has each I/O queue release the resized namespace on its own core, and reports the change. May be called on any
+    /// core.
     pub(crate) fn namespace_resized(&self, nsid: u32) {
         self.signal_io_queues(Signals::NAMESPACES);
         self.namespaces_changed(nsid);
     }
 
-    /// A namespace came or changed. May be called on any core.
+    /// Subscribes to an added or changed namespace, and reports the change. May be called on any core.
     pub(crate) fn namespaces_changed(&self, nsid: u32) {
         if let Ok(namespace) = self.namespace(nsid) {
             namespace.state.subscribe(nsid, &self.async_events);
@@ -48,7 +49,7 @@ impl Controller {
         self.async_events.namespace_changed(nsid);
     }
 
-    /// The discovery log page changed. May be called on any core.
+    /// Reports a change of the discovery log page. May be called on any core.
     pub(crate) fn discovery_changed(&self) {
         self.async_events.discovery_changed();
     }

@@ -1,7 +1,7 @@
-//! Get and Set Features. Nothing is saved, so a saved value is the default one.
+//! Get Features and Set Features. Nothing is saved, so a saved value is the default value.
 //!
-//! Features that controllers must have and that mean nothing here (arbitration, power, temperature, error recovery) answer with
-//! values that say so, and take no others.
+//! Mandatory features without meaning here (arbitration, power, temperature, error recovery) have constant values, and
+//! accept no others.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -21,20 +21,20 @@ use crate::commands::annex;
 use crate::connection::{Connection, Reply};
 use crate::controller::{Controller, round_keep_alive};
 
-/// Events of SMART / health, which any host may ask for; they never happen here.
+/// SMART / Health critical warnings, which any host may enable. They never occur here.
 const HEALTH_EVENTS: u32 = 0xFF;
-/// Arbitration burst 7h: commands are taken as they come, without a limit.
+/// Arbitration burst 7h: no limit.
 const NO_ARBITRATION: u32 = 7;
 
-/// Values that hosts can set and that change nothing.
+/// Values that hosts can set and that have no effect.
 pub(crate) struct FeatureValues {
-    /// Thresholds of the composite temperature, over and under; there is no sensor that could cross them.
+    /// Thresholds of the composite temperature, over and under, in kelvins. No sensor can cross them.
     thresholds_kelvins: [AtomicU32; 2],
-    /// DN: the host does without the atomicity of Identify, and gets it all the same.
+    /// DN (Disable Normal): the host does not need atomicity across AWUN, and gets it all the same.
     atomicity: AtomicU32,
 }
 
-/// Highest and lowest temperature that can be said, so that nothing is beyond.
+/// Default thresholds, over and under: the highest and the lowest value, which no temperature passes.
 const THRESHOLDS_KELVINS: [u32; 2] = [0xFFFF, 0];
 
 impl Default for FeatureValues {
@@ -44,7 +44,7 @@ impl Default for FeatureValues {
 }
 
 impl FeatureValues {
-    /// As after a reset of the controller.
+    /// Restores the default values, as a controller reset does.
     pub(crate) fn reset(&self) {
         for (value, default) in self.thresholds_kelvins.iter().zip(THRESHOLDS_KELVINS) {
             value.store(default, Ordering::Relaxed);
@@ -52,7 +52,7 @@ impl FeatureValues {
         self.atomicity.store(0, Ordering::Relaxed);
     }
 
-    /// The threshold that a dword 11 is about: that of the composite temperature, since there are no sensors.
+    /// Returns the threshold that dword 11 selects. Only the composite temperature has one.
     fn threshold(&self, dword: u32, all_sensors: bool) -> Result<&AtomicU32, CommandError> {
         let requested = TemperatureThreshold::from_bits(dword)?;
         match requested.sensor {
@@ -97,7 +97,7 @@ pub(crate) fn get(
         }
         FeatureId::HostBehavior => cut(&controller.behavior.get(), host_buffer_bytes, 512),
         FeatureId::HostIdentifier => cut(&controller.hostid, host_buffer_bytes, 16),
-        // What a slot holds is read by `commands/annex.rs`; a new one holds nothing.
+        // `reserved.rs` reads the current value of a reserved area; the default value is empty.
         FeatureId::ReservedGroupLabel | FeatureId::ReservedScrubState | FeatureId::ReservedBitmap
             if args.select != FeatureSelect::Current =>
         {
@@ -143,7 +143,7 @@ pub(crate) fn set(
     Ok(0)
 }
 
-/// How many I/O queues there may be, which is settled before there are any (Base, "Number of Queues").
+/// Grants I/O queues, which a host may request only before it connects any (Base, "Number of Queues").
 fn grant_queues(controller: &Controller, max: u16, requested: u32) -> Result<u64, CommandError> {
     if controller.has_io_queues() {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
@@ -153,7 +153,7 @@ fn grant_queues(controller: &Controller, max: u16, requested: u32) -> Result<u64
     Ok(u64::from(queues(controller.queues_granted.get())))
 }
 
-/// Features whose values change nothing.
+/// Sets a feature whose value has no effect.
 fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result<(), CommandError> {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::ErrorRecovery => {
@@ -168,7 +168,7 @@ fn set_neutral(values: &FeatureValues, feature: FeatureId, value: u32) -> Result
     Ok(())
 }
 
-/// A discovery controller has no I/O queues and no write cache.
+/// Returns the feature if the controller supports it. A discovery controller has no I/O queues and no write cache.
 fn supported(controller: &Controller, fid: u8) -> Result<FeatureId, CommandError> {
     let feature = FeatureId::from_code(fid).ok_or(Invalid::Feature(fid))?;
     let pages: &[FeatureId] = if controller.is_discovery { &DISCOVERY_FEATURES } else { &FEATURES };
@@ -202,7 +202,7 @@ const FEATURES: [FeatureId; 16] = [
     FeatureId::ReservedBitmap,
 ];
 
-/// The page Feature Identifiers Supported and Effects (Base, clause of the same name).
+/// Returns the log page Feature Identifiers Supported and Effects (Base, clause of the same name).
 pub(crate) fn effects() -> [u8; 1024] {
     let scope = |feature| match feature {
         // Each namespace would have its own value.
@@ -215,7 +215,7 @@ pub(crate) fn effects() -> [u8; 1024] {
     feature_effects(FEATURES.into_iter().map(|feature| (feature, scope(feature))))
 }
 
-/// What can be done with a feature; none can be saved.
+/// The capabilities of a feature; none is saveable.
 fn capabilities(feature: FeatureId) -> FeatureCapabilities {
     match feature {
         FeatureId::Arbitration | FeatureId::PowerManagement | FeatureId::HostIdentifier => FeatureCapabilities::NONE,
@@ -227,7 +227,7 @@ fn capabilities(feature: FeatureId) -> FeatureCapabilities {
     }
 }
 
-/// The value of a new controller, for features that fit in a dword and can be changed.
+/// The default value of a changeable feature that fits in a dword.
 fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Option<u32>, CommandError> {
     Ok(match feature {
         FeatureId::TemperatureThreshold => {
@@ -240,7 +240,7 @@ fn default(controller: &Controller, feature: FeatureId, cdw11: u32) -> Result<Op
     })
 }
 
-/// Takes the value that a feature always has, and no other.
+/// Accepts the constant value of a feature, and fails for any other.
 fn unchangeable(feature: FeatureId, value: u32) -> Result<(), CommandError> {
     let (field, is_current) = match feature {
         FeatureId::Arbitration => ("AB", value == NO_ARBITRATION),
@@ -249,13 +249,13 @@ fn unchangeable(feature: FeatureId, value: u32) -> Result<(), CommandError> {
     };
     match (feature, is_current) {
         (_, true) => Ok(()),
-        // There is no other power state, and blocks that were given up are not told apart.
+        // There is no other power state, and DULBE is not supported.
         (FeatureId::PowerManagement | FeatureId::ErrorRecovery, false) => Err(Invalid::field(field, 11, 0).into()),
         _ => Err(StatusCode::FEATURE_NOT_CHANGEABLE.into()),
     }
 }
 
-/// The events that a host may switch on.
+/// The events that a host may enable.
 fn supported_events(controller: &Controller) -> u32 {
     if controller.is_discovery {
         HEALTH_EVENTS | EventConfiguration::DISCOVERY_LOG_CHANGE.bits()

@@ -1,18 +1,18 @@
-//! What a host's new controller waits for: the commands of those that it lost.
+//! Delays a host's new controller until the commands of its ended controllers have completed.
 //!
-//! A host that lost its connections repeats on new ones what was not answered. Commands of the old ones may still be with
-//! a device, and would undo what the new ones have written since. So while there are such commands, a new controller of the
-//! same host is not ready (CSTS.RDY).
+//! A host that lost its connections repeats unanswered commands on new ones. Commands of the old connections may still
+//! be in flight at a device, and would overwrite what the new ones have written since. While there are such commands, a
+//! new controller of the same host is not ready (CSTS.RDY).
 //!
-//! Invariant: who waits is in the list before it is looked whether there is something to wait for, and the list is looked
-//! through after each controller's last command; so nobody waits for nothing.
+//! Invariant: a controller is queued before outstanding commands are checked, and the queue is processed after each
+//! ended controller's last command, so no wake-up is lost.
 
 use std::sync::{Arc, Weak};
 
 use crate::controller::Controller;
 use crate::kept::Locked;
 
-/// The controllers of one subsystem that have ended, and those that wait for their last commands.
+/// The controllers of one subsystem that have ended with commands in flight, and those that wait for them.
 #[derive(Default)]
 pub(crate) struct ControllerHandover(Locked<HandoverLists>);
 
@@ -23,7 +23,7 @@ struct HandoverLists {
 }
 
 impl ControllerHandover {
-    /// A controller has ended, and takes no more members.
+    /// Registers a controller that has ended, if it still has commands in flight. It must take no more queues.
     pub(crate) fn controller_ended(&self, controller: &Arc<Controller>) {
         if controller.has_queue_refs() {
             let mut lists = self.0.lock();
@@ -32,8 +32,8 @@ impl ControllerHandover {
         }
     }
 
-    /// Whether commands of the same host's ended controllers are still under way. If so, the controller is told when one
-    /// of those has carried out its last.
+    /// True if commands of the same host's ended controllers are in flight. Then [`Successor::on_handover`] reports the
+    /// last of them.
     pub(crate) fn must_wait(&self, controller: &Arc<Controller>) -> bool {
         let mut lists = self.0.lock();
         lists
@@ -44,7 +44,7 @@ impl ControllerHandover {
         lists.ended.iter().any(|other| other.upgrade().is_some_and(|other| other.has_queue_refs() && is_same(other)))
     }
 
-    /// A controller that has ended has carried out its last command.
+    /// The last command of an ended controller has completed.
     pub(crate) fn commands_ended(&self) {
         let waiting = {
             let mut lists = self.0.lock();

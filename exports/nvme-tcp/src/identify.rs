@@ -1,4 +1,4 @@
-//! Identify: what a controller and its namespaces say of themselves.
+//! Identify data of a controller and its namespaces.
 
 use sealblock_block::Ability;
 use sealblock_integrity::{GuardKind, PiFormat};
@@ -21,12 +21,12 @@ use crate::limits::{IN_CAPSULE_BYTES, Limits};
 use crate::namespace::Namespace;
 use crate::subsystem::MAX_NSID;
 
-/// WZSL: 32 MiB, which is what the 16-bit block count can say with the smallest blocks.
+/// WZSL: 32 MiB, the maximum of the 16-bit block count with the smallest blocks.
 pub(crate) const WRITE_ZEROES_BYTES: u64 = 4096 << WZSL;
 const WZSL: u8 = 13;
 /// Version 1.1 of the NVM Command Set specification.
 const NVM_1_1: u32 = 0x0001_0100;
-/// What every namespace has, natively or by other commands.
+/// The commands of every namespace.
 const ONCS: Oncs = Oncs::COMPARE
     .with(Oncs::DATASET_MANAGEMENT)
     .with(Oncs::WRITE_ZEROES)
@@ -51,7 +51,7 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
             list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {
-            // Verify, Write Uncorrectable and Dataset Management have no limit but those of their fields.
+            // Verify, Write Uncorrectable and Dataset Management have no limits but those of their fields.
             Ok(NvmController { wzsl: WZSL, ver: NVM_1_1, ..NvmController::default() }.encode())
         }
         Cns::CommandSets => Ok(command_sets()),
@@ -64,7 +64,8 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
     }
 }
 
-/// A namespace that is not there, but could be, is a page of zeroes; an identifier that cannot be is refused.
+/// Returns zeroes for a valid identifier without a namespace (Base, "Identify Namespace data structure"); an invalid
+/// identifier fails.
 fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], CommandError> {
     if args.nsid == 0 || args.nsid > MAX_NSID {
         return Err(StatusCode::INVALID_NAMESPACE.into());
@@ -86,7 +87,7 @@ fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], 
     })
 }
 
-/// What can be done with storage tags: Copy checks them while it reads, and a mask has all bits or none.
+/// The storage tag capabilities: Copy checks storage tags while it reads, and a mask has all bits or none.
 fn pic(format: PiFormat) -> Pic {
     match (format.storage_tag_bits(), format.guard()) {
         (0, _) => Pic::NONE,
@@ -100,7 +101,7 @@ fn pic(format: PiFormat) -> Pic {
 fn identify_namespace(namespace: &Namespace) -> NamespacePage {
     let (geometry, abilities) = (namespace.device.geometry(), namespace.device.abilities());
     let blocks = geometry.capacity_blocks;
-    // Deallocated blocks are said to read as zeroes only if the device promises it.
+    // Deallocated blocks read as zeroes only if the device guarantees it.
     let dlfeat = match abilities.unmap_zeroes && abilities.write_zeroes != Ability::Absent {
         true => Dlfeat::READS_ZEROES | Dlfeat::WRITE_ZEROES_DEALLOCATE,
         false => Dlfeat::NONE,
@@ -145,7 +146,7 @@ fn identify_controller(controller: &Controller, limits: &Limits) -> ControllerPa
     if controller.is_discovery { common } else { with_namespaces(controller, common) }
 }
 
-/// What a controller with namespaces says besides.
+/// Adds the fields of a controller with namespaces.
 fn with_namespaces(controller: &Controller, common: ControllerPage) -> ControllerPage {
     let subsystem = &controller.subsystem;
     ControllerPage {
@@ -162,7 +163,7 @@ fn with_namespaces(controller: &Controller, common: ControllerPage) -> Controlle
         mnan: MAX_NSID,
         oncs: if subsystem.can_write_uncorrectable() { ONCS | Oncs::WRITE_UNCORRECTABLE } else { ONCS },
         fuses: Fuses::COMPARE_AND_WRITE,
-        // A block is written whole or not at all, and more is not promised: AWUN, AWUPF and ACWU are one block.
+        // Only one block is written atomically: AWUN, AWUPF and ACWU are one block.
         acwu: (fused::ATOMIC_BLOCKS - 1) as u16,
         cdfs: 0b11,
         ofcs: Ofcs::DISCONNECT,

@@ -1,4 +1,5 @@
-//! I/O commands: checked before their data is fetched, translated once, carried out by the namespace's device.
+//! I/O commands: checked before their data is fetched, translated to requests in one place, and executed by the
+//! namespace's device.
 
 use std::rc::Rc;
 
@@ -22,30 +23,30 @@ use crate::member::{NamespaceHandle, QueueContext};
 use crate::namespace::{NO_TAGS, Namespace};
 use crate::subsystem::add;
 
-/// A command that was checked as far as its 64 bytes tell.
+/// A command whose 64 bytes are valid.
 pub(crate) struct IoRequest {
     io: IoCommand,
-    /// One namespace, or all of them for a Flush of all.
+    /// One namespace, or all of them for a Flush with NSID FFFFFFFFh.
     namespaces: SmallVec<[Rc<NamespaceHandle>; 1]>,
     queue: Rc<QueueContext>,
-    /// Of the data that it brings, where they were made for a data digest.
+    /// The CRCs of the blocks of its data, if they were computed for a data digest.
     crcs: Option<BlockCrcs>,
 }
 
 /// What is left to do of a command.
 pub(crate) enum RemainingWork {
-    /// Everything, with the data that it brought. Commands that take several steps keep it until their own end.
+    /// All of it, with its data. Commands of several requests stay in this state.
     All(Buffer),
-    /// What was made of it is to be asked of the device.
+    /// To execute its request.
     Request(Request),
 }
 
-/// Data that a command brings or wants, in bytes.
+/// Data that a command transfers, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct TransferLengths {
-    /// Data of the host, in the capsule or to be fetched.
+    /// Data from the host, in the capsule or to be fetched.
     pub(crate) from_host_bytes: u64,
-    /// The host's buffer for data of the controller.
+    /// The host's buffer for data from the controller.
     pub(crate) to_host_bytes: u64,
 }
 
@@ -73,7 +74,7 @@ impl IoRequest {
         Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None })
     }
 
-    /// Bytes that a Read hands to the host.
+    /// Bytes that a Read transfers to the host.
     pub(crate) fn read_bytes(&self) -> u64 {
         match (&self.io, self.namespaces.first()) {
             (IoCommand::Read(blocks), Some(namespace)) => namespace.wire_bytes(blocks),
@@ -81,7 +82,7 @@ impl IoRequest {
         }
     }
 
-    /// The blocks of a Compare, and the namespace that has them.
+    /// The namespace and blocks of a Compare.
     pub(crate) fn compared_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
@@ -89,7 +90,7 @@ impl IoRequest {
         }
     }
 
-    /// The blocks that a command writes, and the namespace that has them. Lists of ranges are not known yet.
+    /// The namespace and blocks that a command writes. Does not decode lists of ranges.
     pub(crate) fn written_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
         match &self.io {
             IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
@@ -99,12 +100,12 @@ impl IoRequest {
         }
     }
 
-    /// Takes the sums of its data, which were made while it came.
+    /// Sets the CRCs of the blocks of its data, which were computed on receipt.
     pub(crate) fn set_crcs(&mut self, crcs: BlockCrcs) {
         self.crcs = Some(crcs);
     }
 
-    /// How the data that it brings is cut into blocks, if their sums are of use.
+    /// How its data divides into blocks, if their CRCs are of use.
     pub(crate) fn block_layout(&self) -> Option<BlockLayout> {
         match (&self.io, self.namespaces.first()) {
             (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.block_layout(blocks),
@@ -112,7 +113,7 @@ impl IoRequest {
         }
     }
 
-    /// Carries the command out in place if its device has nothing to wait for, and otherwise says what is left to do.
+    /// Executes the command now if its device need not wait; otherwise returns what is left to do.
     pub(crate) fn try_execute(&self, data: Buffer) -> Result<Result<Reply, CommandError>, RemainingWork> {
         let Some(namespace) = self.namespaces.first() else { return Err(RemainingWork::All(data)) };
         let request = match self.translate(namespace, data) {
@@ -125,7 +126,7 @@ impl IoRequest {
             Some(outcome) => {
                 let summary = RequestSummary::of(&request, namespace.device.geometry());
                 if summary.needs_own_check(&outcome) {
-                    // Asked again, it fails again, and then there is time to find out for whose fault.
+                    // Executed again, it fails again, and [`record_checked`] can then run the device's own check.
                     return Err(RemainingWork::Request(request));
                 }
                 let outcome = record(namespace, &summary, outcome);
@@ -134,12 +135,12 @@ impl IoRequest {
         }
     }
 
-    /// Carries the command out.
+    /// Executes the command.
     pub(crate) async fn execute(&self, work: RemainingWork) -> Result<Reply, CommandError> {
         self.execute_with_lock(work, None).await
     }
 
-    /// Carries the command out, where it is one operation for a caller who may have locked the blocks that it changes.
+    /// Executes the command; one request may run under a caller's lock of the blocks that it changes.
     pub(crate) async fn execute_with_lock(
         &self,
         work: RemainingWork,
@@ -165,7 +166,8 @@ impl IoRequest {
         self.finish(namespace, outcome)
     }
 
-    /// What the device is asked, with the data of a Write sealed or checked. A command that takes several steps stays as it is.
+    /// Translates the command to a request, with the data of a Write sealed or checked. A command of several requests
+    /// stays as it is.
     fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
         let checksums = &self.queue.traffic.checksums;
         Ok(RemainingWork::Request(match self.io {
@@ -196,19 +198,19 @@ impl IoRequest {
         }))
     }
 
-    /// What the host is told when the device has done as [`IoRequest::begin`] asked.
+    /// Returns the reply to the host for a response to the request of [`IoRequest::translate`].
     fn reply(&self, namespace: &NamespaceHandle, response: Response) -> Result<Reply, CommandError> {
         match (&self.io, response) {
             (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
             (IoCommand::Checksum(_), Response::Checksum(checksum)) => Ok(Reply::Done(checksum.crc64)),
-            // Hosts that do not know what it means ignore it.
+            // Foreign hosts ignore dword 0 of a Verify.
             (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Checksum(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
             _ => Ok(Reply::Done(0)),
         }
     }
 
-    /// Carries out a command that is more than one request.
+    /// Executes a command of several requests.
     async fn execute_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
         match self.io {
             IoCommand::Flush => self.flush().await,
@@ -224,7 +226,7 @@ impl IoRequest {
         }
     }
 
-    /// Counts the command and says where it failed.
+    /// Counts the command, and sets the first block of a failed one.
     fn finish(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
         self.count(namespace, &outcome);
         outcome.map_err(|error| match extent(&self.io) {
@@ -240,7 +242,7 @@ impl IoRequest {
         Ok(Reply::Done(0))
     }
 
-    /// With the write cache switched off every write is durable before it is answered.
+    /// With the write cache disabled, every write is durable before it completes.
     fn durability(&self, force_unit_access: bool) -> Durability {
         match force_unit_access || !self.queue.write_cache.get() {
             true => Durability::ForceUnitAccess,
@@ -266,7 +268,7 @@ impl IoRequest {
     }
 }
 
-/// The blocks of a command that names one run of them.
+/// The blocks of a command with one extent.
 fn extent(io: &IoCommand) -> Option<Extent> {
     match io {
         IoCommand::Write(blocks)
@@ -280,7 +282,7 @@ fn extent(io: &IoCommand) -> Option<Extent> {
     }
 }
 
-/// Asks the device, and remembers what that tells of bad blocks.
+/// Executes a request, and updates the damage list.
 pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Result<Response, CommandError> {
     let geometry = namespace.device.geometry();
     let summary = RequestSummary::of(&request, geometry);
@@ -288,8 +290,8 @@ pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Re
     record_checked(namespace, &summary, outcome).await
 }
 
-/// Remembers what the end of an operation tells of bad blocks; has the store check its own seals first, where the host's
-/// expectation may be all that failed.
+/// Updates the damage list with the outcome of a request. If only the host's expected tags may differ, runs the
+/// device's own check first.
 async fn record_checked(
     namespace: &NamespaceHandle,
     summary: &RequestSummary,
@@ -309,7 +311,7 @@ fn record(namespace: &NamespaceHandle, summary: &RequestSummary, outcome: Outcom
     outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
 }
 
-/// Plain blocks are compared by the device. Protected ones are read, so that tags are compared as well.
+/// Executes Compare. The device compares plain blocks; protected ones are read, so that tags are compared as well.
 async fn compare(
     namespace: &NamespaceHandle,
     blocks: BlockCommand,
@@ -323,7 +325,7 @@ async fn compare(
         return execute(namespace, Request::Compare { extent, data }).await.map(|_| Reply::Done(0));
     };
     let checks = namespace.checks(&blocks);
-    // With PRACT the data comes without tags, and is compared without.
+    // With PRACT the data has no tags, and tags are not compared.
     let wanted = match blocks.protection.pract {
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
         false => namespace.verify_wire(&blocks, &data, crcs, &checks)?,
@@ -347,7 +349,7 @@ async fn compare(
     Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare))
 }
 
-/// Deallocation is advice: a device without it does nothing, and that is no error.
+/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error.
 async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, CommandError> {
     let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
     let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();

@@ -1,9 +1,9 @@
-//! Small values that several cores read and change.
+//! Small values that several cores share, the signal to a connection on another core, and a rate limit for log lines.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A switch; reading it is as cheap as reading a plain one.
+/// A flag, as cheap to read as a plain `bool`.
 #[derive(Debug, Default)]
 pub(crate) struct Flag(AtomicBool);
 
@@ -21,17 +21,17 @@ impl Flag {
     }
 }
 
-/// A counter that one core counts and others read.
+/// A counter that one core writes and others read.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds, on the one core that counts: others' additions at the same time would be lost.
+    /// Adds, on the one core that writes: concurrent additions would be lost.
     pub(crate) fn add(&self, amount: u64) {
         self.0.store(self.get().saturating_add(amount), Ordering::Relaxed);
     }
 
-    /// Puts a new value in place of the old, on the one core that counts.
+    /// Sets a new value, on the one core that writes.
     pub(crate) fn set(&self, value: u64) {
         self.0.store(value, Ordering::Relaxed);
     }
@@ -41,7 +41,7 @@ impl Counter {
     }
 }
 
-/// A value behind a lock, for what is touched at most by admin commands and when connections come and go.
+/// A value behind a lock, for admin commands and for connections that begin or end.
 #[derive(Debug, Default)]
 pub(crate) struct Locked<T>(Mutex<T>);
 
@@ -50,9 +50,9 @@ impl<T> Locked<T> {
         Locked(Mutex::new(value))
     }
 
-    /// Locks the value for a moment: nobody waits, wakes or runs foreign code while holding it.
+    /// Locks the value. The holder must not wait, wake a task or call foreign code.
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
-        // What is done under these locks does not panic half way.
+        // No code under these locks panics half way.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +61,7 @@ impl<T> Locked<T> {
         drop(before);
     }
 
-    /// A copy of the value.
+    /// Returns a copy of the value.
     pub(crate) fn get(&self) -> T
     where
         T: Clone,

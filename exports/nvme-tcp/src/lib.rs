@@ -1,20 +1,20 @@
-//! An NVMe/TCP target, spread over the cores it is given.
+//! An NVMe/TCP target that serves its connections on the cores it is given.
 //!
-//! A [`Target`] owns [`Subsystem`]s and serves the connections that its listeners accept, each on one core. A connection is one
-//! queue: its bytes go through the core of `protocols/nvme-tcp`, its commands to a controller (admin queue) or to a
-//! namespace's device (I/O queue).
+//! A [`Target`] owns [`Subsystem`]s and serves the connections that its listeners accept, each on one core. A
+//! connection is one queue: `protocols/nvme-tcp` turns its bytes into commands, and a controller (admin queue) or the
+//! device of a namespace (I/O queue) executes them.
 //!
 //! Invariants:
-//! - Every command is answered once, or its connection ends; only Asynchronous Event Requests are kept.
-//! - No borrow of shared state is held while a task waits, and no peer's input makes anything here panic.
-//! - What a peer can make the target hold is bounded by [`Limits`].
-//! - A status is chosen in one place (`refusal.rs`), without a case for "everything else".
+//! - Every command is completed once, or its connection ends; only Asynchronous Event Requests stay outstanding.
+//! - No task holds a borrow of shared state while it waits, and no input of a host makes this crate panic.
+//! - [`Limits`] bounds what a host can make the target hold.
+//! - One place chooses the status of a failed command (`command_error.rs`), without a case for "everything else".
 //!
-//! Shape: a connection belongs to one core, so its state is in cells, and it is one task: what was received together is
-//! carried out at once and answered together. A command whose device makes it wait keeps a slot of its own (`slots.rs`), so
-//! a slow command delays no other. What queues of one controller share may be on other cores: flags that commands read, and
-//! locks that only admin commands and coming and going take. A device stays on the core that opened it, and each queue
-//! attaches to it once (`member.rs`).
+//! Shape: a connection belongs to one core, so its state is in cells, and it is one task: it executes what was received
+//! together and sends the completions together. A command that waits for its device has a slot of its own (`slots.rs`),
+//! so a slow command delays no other. Queues of one controller may be on several cores. They share flags that commands
+//! read, and locks that only admin commands and queues that connect or disconnect take. A device stays on the core that
+//! opened it, and each queue attaches to it once (`queue_context.rs`).
 
 mod admin;
 mod async_events;

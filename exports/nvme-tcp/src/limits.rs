@@ -7,34 +7,34 @@ use sealblock_runtime_reactor::Budget;
 /// The limits of one [`crate::Target`], over all of its cores.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Connections at once; further ones are closed as soon as they are accepted.
+    /// Concurrent connections; further ones are closed as soon as they are accepted.
     pub connections: usize,
     /// I/O queues of one controller, at most 65,535.
     pub io_queues: u16,
-    /// Entries of a queue (CAP.MQES); a host has at most one command less in flight. At least 32, which is what hosts ask
-    /// for on the admin queue.
+    /// Entries of a queue (CAP.MQES); a host has at most one command less in flight. At least 32, which hosts request
+    /// for the admin queue.
     pub commands: u16,
-    /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised to
-    /// twice `transfer_bytes` if it is less.
+    /// Bytes of write data, and again of read data, in flight on one connection. Commands that exceed it wait. Raised
+    /// to twice `transfer_bytes` if it is less.
     pub bytes_in_flight: usize,
-    /// The same bytes, write and read data together, over all connections. A transfer of the largest size is set aside for each
-    /// connection; commands that exceed the rest wait. Raised to what is set aside for `connections` if it is less.
+    /// The same bytes, write and read data together, over all connections. Reserves one transfer of the largest size
+    /// for each connection; commands that exceed the rest wait. Raised to the reserve for `connections` if it is less.
     pub total_bytes_in_flight: usize,
     /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
     pub transfer_bytes: u32,
-    /// Time from accepting a connection until its Connect command is answered. Covers the first byte and slow drips.
+    /// Time from accepting a connection until its Connect command completes. Limits slow senders too.
     pub connect: Duration,
     /// Time without any command on a controller that has no keep alive timeout.
     pub idle: Duration,
-    /// Time that a host may take nothing of what was sent to it, in whole milliseconds. Then the connection ends.
+    /// Time that a host may receive nothing of what was sent to it, in whole milliseconds. Then the connection ends.
     pub receive: Duration,
-    /// Time that commands in flight get when the target stops, and that a peer gets to read the last bytes.
+    /// Time that commands in flight get when the target stops, and that a host gets to receive the last bytes.
     pub drain: Duration,
 }
 
 impl Default for Limits {
-    /// 240 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1 MiB, 10 s to connect, 2 min
-    /// idle, 1 min without taking anything, 5 s to drain.
+    /// 240 connections, 64 I/O queues of 256 entries, 8 MiB in flight each way and 256 MiB over all, transfers of 1
+    /// MiB, 10 s to connect, 2 min idle, 1 min without receiving, 5 s to drain.
     fn default() -> Limits {
         Limits {
             connections: 240,
@@ -51,14 +51,14 @@ impl Default for Limits {
     }
 }
 
-/// Data that a capsule on any queue may carry, in bytes: what admin queues must take anyway.
+/// Data that a capsule on any queue may carry, in bytes: the minimum for admin queues.
 pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
 
 /// The longest data of a C2HData PDU without tags, in bytes: a millisecond of a fast network.
 const READ_PDU_BYTES: u32 = 4 << 20;
 
 impl Limits {
-    /// The same limits, brought to what the protocol can say.
+    /// Returns the limits, changed to values that the protocol can express.
     pub(crate) fn clamped(mut self) -> Limits {
         self.io_queues = self.io_queues.max(1);
         self.commands = self.commands.max(32);
@@ -69,18 +69,19 @@ impl Limits {
         self
     }
 
-    /// The largest transfer with its tags, in bytes, rounded to what connections share by: what is set aside for each.
+    /// The largest transfer with its tags, in bytes, rounded up to the unit of the budget: the reserve for each
+    /// connection.
     pub(crate) fn transfer_with_tags(&self) -> usize {
         Budget::whole(self.transfer_bytes as usize / 32 * 33)
     }
 
-    /// The most data of a read in one C2HData PDU: all of it, with tags, up to a bound that keeps others from waiting behind it. Some
-    /// hosts cannot take a read in several.
+    /// The maximum data of one C2HData PDU, in bytes: a whole read with tags, up to a bound so that other commands are
+    /// not delayed. Some hosts fail when the data of a read comes in several PDUs.
     pub(crate) fn read_pdu_bytes(&self) -> u32 {
         self.transfer_bytes.min(READ_PDU_BYTES) / 32 * 33
     }
 
-    /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which would mean no limit.
+    /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which means no limit.
     pub(crate) fn mdts(&self) -> u8 {
         (self.transfer_bytes.ilog2() - 12) as u8
     }

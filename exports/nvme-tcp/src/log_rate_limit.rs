@@ -1,13 +1,13 @@
-//! What happens too often to be told each time: counted, and told once a minute.
+//! Counts frequent events, and logs their number once a minute.
 
 use std::time::{Duration, Instant};
 
 use crate::kept::Locked;
 
-/// The time between two tellings.
+/// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Counts. What a peer can cause at will must not fill anybody's log.
+/// Limits log lines that a peer can cause at will, so that they cannot fill a log.
 #[derive(Default)]
 pub(crate) struct LogRateLimit(Locked<RateState>);
 
@@ -18,7 +18,7 @@ struct RateState {
 }
 
 impl LogRateLimit {
-    /// Counts one more. The number to tell, this one and those before that were not told, if it is time to tell it.
+    /// Counts one event. Returns the number of events since the last log line, if a line is due.
     pub(crate) fn count(&self, now: Instant) -> Option<u64> {
         let mut state = self.0.lock();
         state.unreported += 1;

@@ -33,7 +33,7 @@ const NVM_PAGES: [LogPage; 11] = [
 ];
 const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::ErrorInformation, LogPage::Discovery];
 
-/// The whole page; the caller cuts it.
+/// Returns the whole page; the caller cuts it. `local_address` is the target's side of the connection.
 pub(crate) fn page(
     connection: &Rc<Connection>,
     controller: &Controller,
@@ -56,7 +56,7 @@ pub(crate) fn page(
         LogPage::CommandEffects => Ok(effects(controller).encode().to_vec()),
         LogPage::LbaStatus => Ok(lba_status(controller).encode()),
         LogPage::FeatureEffects => Ok(features::effects().to_vec()),
-        // No command of NVMe-MI is supported. LPA cannot say that there are the other pages about what is, without this one.
+        // No NVMe-MI command is supported, but LPA bit 5 requires this page along with the other effects pages.
         LogPage::ManagementEffects => Ok(vec![0; 4096]),
         LogPage::Damage => {
             let namespace = controller.namespace(args.nsid)?;
@@ -75,7 +75,7 @@ pub(crate) fn page(
     }
 }
 
-/// What the namespace's device has beyond the specification.
+/// The vendor extensions that the namespace's device supports.
 fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
@@ -87,7 +87,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
         | if_so(abilities.copies, Extensions::COPIES)
 }
 
-/// Counters of the subsystem since the target started. There is no sensor and no spare; fields without a source are 0.
+/// Returns the subsystem's counters since the target started. There is no sensor and no spare; fields without a source
+/// are 0.
 fn health(controller: &Controller) -> Health {
     let traffic = controller.subsystem.traffic();
     let is_degraded = controller.subsystem.namespaces().values().any(|namespace| namespace.state.is_degraded());
@@ -104,7 +105,7 @@ fn health(controller: &Controller) -> Health {
     }
 }
 
-/// Where in each namespace a host should ask. What did not fit into the set of bad blocks may be anywhere.
+/// Returns where in each namespace a host should send Get LBA Status. After an overflow, bad blocks may be anywhere.
 fn lba_status(controller: &Controller) -> LbaStatusLog {
     let (mut elements, mut blocks, mut generation, mut overflowed) = (Vec::new(), 0_usize, 0_u16, false);
     for (nsid, namespace) in controller.subsystem.namespaces().iter() {

@@ -1,10 +1,10 @@
-//! An I/O queue's share of its controller, on the queue's own core.
+//! An I/O queue's reference to its controller and to its devices, on the queue's own core.
 //!
-//! Invariant: a controller knows how many there are, and each lives as long as its connection or one of its commands does; so
-//! when there is none, nothing of the controller's touches any block any more.
+//! Invariant: the controller counts these references, and each lives as long as its connection or one of its commands.
+//! When the count is zero, nothing of the controller touches any block any more.
 //!
-//! Shape: commands reach devices, switches and counters through this without an atomic count, a lock or a lookup in anything
-//! that cores share.
+//! Shape: through this, commands reach devices, flags and counters without an atomic count, a lock or a lookup in
+//! anything that cores share.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub(crate) struct QueueContext {
     handles: RefCell<Rc<NamespaceHandles>>,
 }
 
-/// The namespaces of a subsystem as they were after so many changes.
+/// The namespaces of a subsystem after so many changes.
 pub(crate) struct NamespaceHandles {
     changes: u64,
     pub(crate) namespaces: BTreeMap<u32, Rc<NamespaceHandle>>,
@@ -38,7 +38,7 @@ pub(crate) struct NamespaceHandle {
 }
 
 impl NamespaceHandle {
-    /// The namespace, attached to this core for a controller.
+    /// Attaches the namespace's device to this core for a controller.
     pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> NamespaceHandle {
         let flush_cursor = controller.flush_cursor(&namespace.device);
         NamespaceHandle { device: namespace.device.attach_as(&flush_cursor), namespace: Arc::clone(namespace) }
@@ -62,7 +62,7 @@ impl Deref for QueueContext {
 }
 
 impl NamespaceHandles {
-    /// What is there now. Namespaces that `before` had already stay attached.
+    /// Attaches the current namespaces. Those in `previous` stay attached.
     fn now(controller: &Controller, previous: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
         let (changes, namespaces) = controller.subsystem.snapshot();
         let handle_of = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
@@ -76,14 +76,14 @@ impl NamespaceHandles {
 }
 
 impl QueueContext {
-    /// Joins a controller, which has counted the member already.
+    /// Makes the context of a queue that [`Controller::add_io_queue`] has counted already.
     pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
         let handles = RefCell::new(NamespaceHandles::now(&controller, None));
         Rc::new(QueueContext { controller, traffic, handles: handles })
     }
 
-    /// The controller for all cores.
+    /// The controller, which all cores share.
     pub(crate) fn controller(&self) -> &Arc<Controller> {
         &self.controller
     }

@@ -1,4 +1,4 @@
-//! A namespace: a device, how hosts see it, and what its blocks are on the wire.
+//! A namespace: a device, its visibility to hosts, and the wire format of its blocks.
 
 use std::sync::Arc;
 
@@ -25,36 +25,37 @@ pub enum PiVisibility {
     /// Blocks without metadata. The target makes tags on writes and checks them on reads.
     #[default]
     Plain,
-    /// Extended logical blocks in the device's format. Hosts say per command (PRACT) who makes the tags.
+    /// Extended logical blocks in the device's format. PRACT of each command says whether the host or the target makes
+    /// the tags.
     Protected,
 }
 
-/// A namespace of a [`crate::Subsystem`], the same on all cores. Queues reach its device through an attachment of their own
-/// core.
+/// A namespace of a [`crate::Subsystem`], the same on all cores. Each queue attaches to its device on its own core.
 pub struct Namespace {
     pub(crate) device: SharedDevice,
     pub(crate) uuid: [u8; 16],
     pub(crate) state: Arc<NamespaceState>,
     visibility: PiVisibility,
-    /// Where guards and data digests share their sums.
+    /// Set where guards and data digests use the same CRC.
     pub(crate) layouts: Option<BlockLayouts>,
 }
 
 impl Namespace {
-    /// The namespace of `device`, plain, with a state of its own. `uuid` is its identity, which hosts use to recognise it.
+    /// Returns the namespace of `device`, plain, with a state of its own. `uuid` is the identity by which hosts
+    /// recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
         Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts: layouts }
     }
 
-    /// The same namespace with this state. Namespaces of one device, at the same time or one after the other, are to have
-    /// one state: it is where their damage is known.
+    /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
+    /// other, must have one state: it holds the damage list.
     pub fn with_state(mut self, state: Arc<NamespaceState>) -> Namespace {
         self.state = state;
         self
     }
 
-    /// The same namespace, whose device has another size now.
+    /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
         Namespace {
@@ -66,15 +67,16 @@ impl Namespace {
         }
     }
 
-    /// What is shared of the namespace, for those who find or repair damage by other ways than its commands.
+    /// The state that a scrub, a repair or another export reports to.
     pub fn state(&self) -> Arc<NamespaceState> {
         Arc::clone(&self.state)
     }
 
-    /// The same namespace, shown so.
+    /// Returns the same namespace with this visibility.
     ///
     /// # Errors
-    /// [`SetupError::NotProtected`] if its protection information is to be shown and it has none that NVMe knows.
+    /// [`SetupError::NotProtected`] if hosts are to see protection information and the device has none in an NVMe
+    /// format.
     pub fn with_visibility(mut self, visibility: PiVisibility) -> Result<Namespace, SetupError> {
         let format = self.device.geometry().protection.filter(|format| format.guard() != GuardKind::IpChecksum);
         if visibility == PiVisibility::Protected && format.is_none() {
@@ -84,7 +86,7 @@ impl Namespace {
         Ok(self)
     }
 
-    /// The protection information that commands are about: none on a plain namespace.
+    /// The protection information that commands carry; `None` on a plain namespace.
     pub(crate) fn format(&self) -> Option<PiFormat> {
         match self.visibility {
             PiVisibility::Plain => None,
@@ -92,7 +94,7 @@ impl Namespace {
         }
     }
 
-    /// What Identify says of its blocks.
+    /// The format of its blocks, for Identify.
     pub(crate) fn wire_format(&self) -> NamespaceFormat {
         let format = self.format();
         NamespaceFormat {
@@ -104,7 +106,7 @@ impl Namespace {
         }
     }
 
-    /// Bytes on the wire of the blocks of a command that moves them.
+    /// Bytes that a command moves over the wire.
     pub(crate) fn wire_bytes(&self, blocks: &BlockCommand) -> u64 {
         let metadata = match self.format() {
             Some(format) if !blocks.protection.pract => format.tuple_bytes() as u64,
@@ -113,12 +115,12 @@ impl Namespace {
         blocks.extent.bytes(self.device.geometry().block_size) + blocks.extent.len() * metadata
     }
 
-    /// What is checked where the blocks are stored.
+    /// The checks of stored blocks that a command asks for.
     pub(crate) fn checks(&self, blocks: &BlockCommand) -> Checks {
         self.checks_of(&blocks.protection, blocks.extent.start())
     }
 
-    /// What is checked of the blocks from `start` on.
+    /// The checks of stored blocks from `start` on.
     pub(crate) fn checks_of(&self, protection: &ProtectionInfo, start: Lba) -> Checks {
         match (self.format(), self.device.geometry().protection) {
             (Some(format), _) => protection.checks(format, format.storage_tag_mask()),
@@ -127,7 +129,7 @@ impl Namespace {
         }
     }
 
-    /// The blocks of a Write as the device wants them: sealed here, or checked here.
+    /// Returns the sealed blocks of a Write: sealed here, or made by the host and checked here.
     pub(crate) fn seal(
         &self,
         blocks: &BlockCommand,
@@ -139,7 +141,7 @@ impl Namespace {
         let tags = match self.format() {
             None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag },
             Some(_) if !blocks.protection.pract => return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)),
-            // Type 1 is defined by this reference tag, and hosts that leave the check out also leave the field empty.
+            // Type 1 requires this reference tag, and hosts that ask for no check also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
                 Tags { initial_ref_tag, ..blocks.protection.tags(format) }
             }
@@ -152,7 +154,7 @@ impl Namespace {
         })
     }
 
-    /// Extended blocks from the wire, taken apart and checked.
+    /// Separates the data and tuples of extended blocks from the wire, and checks them.
     pub(crate) fn verify_wire(
         &self,
         blocks: &BlockCommand,
@@ -177,7 +179,7 @@ impl Namespace {
         })
     }
 
-    /// Blocks that were read, as they go to the host: the device's slices, with their tags between them if the host asked.
+    /// Returns the payload of a Read: the device's slices, with tuples between them if the host asked for them.
     pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
         let crcs = self.verified_crcs(blocks, &read);
         let payload = match self.format() {
@@ -195,7 +197,7 @@ impl Namespace {
         }
     }
 
-    /// Bytes of data of these blocks, metadata not counted.
+    /// Bytes of data of these blocks, without metadata.
     pub(crate) fn data_bytes(&self, extent: Extent) -> u64 {
         extent.bytes(self.device.geometry().block_size)
     }

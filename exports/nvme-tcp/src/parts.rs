@@ -12,19 +12,19 @@ use sealblock_runtime_reactor::net::Stream;
 use crate::connection::Connection;
 use crate::limits::Limits;
 
-/// How many commands are carried out at least, and how many bytes they read at most, before what there is of answers is sent.
+/// The minimum number of commands, and the maximum of bytes that they read, before their completions are sent.
 const BATCH_COMMANDS: usize = 16;
 const BATCH_BYTES: u64 = 256 << 10;
-/// What a command without data takes of what is received.
+/// Bytes of a received command without data.
 const CAPSULE_BYTES: usize = 72;
 
-/// What a socket may hold each way: the answers to a deep queue of reads, so that a send does not stop half-way and wait for
-/// the peer. Sockets grow their buffers by themselves, but only after they were found too small.
+/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
+/// wait for the peer. Automatic tuning grows socket buffers only after they were too small.
 const SOCKET_BYTES: usize = 2 << 20;
 
-/// Sets a socket up for answers in parts, and for a host that takes none.
+/// Configures a socket for sends in batches, and for a host that receives nothing.
 pub(crate) fn configure_socket(stream: &Stream, limits: &Limits) {
-    // Where the system refuses, its own idea of a buffer serves, only with more turns, and its own idea of patience.
+    // Where the system refuses, its default buffers and timeouts apply, at the cost of more system calls.
     let _ = stream.set_patience(limits.receive);
     let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
     let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
@@ -32,8 +32,8 @@ pub(crate) fn configure_socket(stream: &Stream, limits: &Limits) {
 }
 
 impl Connection {
-    /// Carries out what was received, and answers it part by part: reads in two halves. Answers without data are short, so
-    /// that writes, whose commands bring more bytes, are answered together.
+    /// Executes what was received, and sends completions in batches, at least two for reads. Completions without data
+    /// are short, so that those of writes, whose commands are longer, are sent together.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
         let part = (received_bytes / CAPSULE_BYTES / 2).max(BATCH_COMMANDS);
         let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
@@ -47,12 +47,12 @@ impl Connection {
                 (commands, from_bytes) = (0, self.read_bytes.get());
             }
         }
-        // A host that waits for each answer asks again soon, and then waits for this one.
+        // A host with queue depth 1 sends its next command as soon as it has this completion.
         self.stream.set_lingering(events == 1);
         self.send_first().await;
     }
 
-    /// Lets the sender go first.
+    /// Lets the sender run first.
     async fn send_first(self: &Rc<Self>) {
         self.output.note();
         self.stop_receiving_if_drained();

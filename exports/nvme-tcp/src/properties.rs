@@ -9,8 +9,7 @@ use sealblock_protocols_nvme::registers::{Capabilities, Property, Version};
 use crate::controller::Controller;
 use crate::limits::Limits;
 
-/// The longest wait for CSTS.RDY, in units of 500 ms. Enabling takes no time at all; a reset waits for commands that are
-/// being carried out.
+/// The longest wait for CSTS.RDY, in units of 500 ms. Enabling takes no time; a reset waits for commands in flight.
 const READY_500MS: u8 = 20;
 
 pub(crate) fn get(controller: &Controller, limits: &Limits, get: &PropertyGet) -> Result<u64, Invalid> {
@@ -33,8 +32,8 @@ pub(crate) fn set(controller: &Arc<Controller>, set: &PropertySet) -> Result<u64
     Ok(0)
 }
 
-/// CAP.CSS has bit 6, though there is the NVM command set alone: hosts read the formats with guards of 32 and 64 bits only of
-/// controllers that have Identify pages of command sets.
+/// CAP.CSS has bit 6, though there is the NVM command set alone: hosts read formats with 32- and 64-bit guards only
+/// from controllers with Identify pages of command sets.
 fn capabilities(controller: &Controller, limits: &Limits) -> Capabilities {
     let by_command_set = if controller.is_discovery { 0 } else { Capabilities::SEVERAL_COMMAND_SETS };
     Capabilities {

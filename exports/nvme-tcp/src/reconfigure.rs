@@ -1,6 +1,6 @@
-//! Changes of a target that serves: subsystems, namespaces and hosts come and go.
+//! Changes of a target that serves: adds, removes and resizes subsystems, namespaces and allowed hosts.
 //!
-//! Each change is there when its function returns; controllers that it ends answer what they are carrying out and
+//! Each change is complete when its function returns. Controllers that it ends complete their commands in flight and
 //! close within [`crate::Limits::drain`], on their own cores.
 
 use std::convert::Infallible;
@@ -16,7 +16,7 @@ use crate::subsystem::{Hosts, SetupError, Subsystem};
 use crate::target::Target;
 
 impl Target {
-    /// Offers one more subsystem.
+    /// Adds a subsystem.
     ///
     /// # Errors
     /// [`SetupError::DuplicateNqn`] and [`SetupError::Reserved`].
@@ -33,8 +33,8 @@ impl Target {
         })
     }
 
-    /// Offers a subsystem no more and ends its controllers, once commands in flight are answered. Another one may take its
-    /// name at once. [`Target::controllers`] tells how many are left.
+    /// Removes a subsystem and ends its controllers, once commands in flight have completed. Another subsystem may take
+    /// its name at once. [`Target::controllers`] counts the remaining controllers.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`].
@@ -49,8 +49,8 @@ impl Target {
         Ok(())
     }
 
-    /// Changes which hosts may connect. Controllers of hosts that no longer may are ended, once commands in flight are
-    /// answered.
+    /// Sets which hosts may connect. Controllers of hosts that no longer may are ended, once commands in flight have
+    /// completed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`].
@@ -64,7 +64,7 @@ impl Target {
         Ok(())
     }
 
-    /// Adds a namespace to a subsystem. Its controllers have it with the next command.
+    /// Adds a namespace to a subsystem. Its controllers see it with their next command.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`], [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
@@ -75,17 +75,17 @@ impl Target {
         Ok(())
     }
 
-    /// Has the discovery log name other addresses to hosts that came to these: pairs of a listener's address and of the one
-    /// by which hosts reach it from outside, as through address translation. Replaces what was said before.
+    /// Sets the addresses that the discovery log names: pairs of a listener's address and of the address by which hosts
+    /// reach it from outside, as through address translation. Replaces earlier pairs.
     pub fn advertise(&self, addresses: Vec<(SocketAddr, SocketAddr)>) {
         self.0.advertised.set(addresses);
-        // Nothing is offered anew, but the page is another one.
+        // The subsystems stay, but the page changes.
         let Ok(()) = self.0.change_subsystems(|_| Ok::<(), Infallible>(()));
     }
 
-    /// Takes a namespace from a subsystem. Commands that are being carried out on it are answered; the namespace, and with
-    /// it its share of the device and of [`Namespace::state`], is let go with the last of them: whoever keeps a clone of that
-    /// state sees by its count of owners when the device may be closed.
+    /// Removes a namespace from a subsystem. Commands in flight on it complete; the last of them releases the
+    /// namespace, and with it its share of the device and of [`Namespace::state`]. The owner of a clone of that state
+    /// sees by its reference count when the device may be closed.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
@@ -98,10 +98,10 @@ impl Target {
         Ok(())
     }
 
-    /// Has a namespace show the geometry of `device`, which is a newer handle for the device that it has already. Its controllers have
-    /// it with the next command, and tell their hosts to look (Attached Namespace Attribute Changed); the identity of the
-    /// namespace, its state and who is still to be told of a failed flush stay. Before a device gets smaller hosts are best
-    /// told, but nothing depends on it: what lies past its end is refused by the device.
+    /// Sets the geometry of a namespace to that of `device`, which is a newer handle of the same device. Its
+    /// controllers see it with their next command, and report it to their hosts (Attached Namespace Attribute Changed).
+    /// The identity of the namespace, its state and its flush cursors stay. An operator should shrink the file system
+    /// of a host first, but safety does not depend on it: the device fails requests past its end.
     ///
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
@@ -117,7 +117,7 @@ impl Target {
         Ok(())
     }
 
-    /// The names of the subsystems that are offered, in the order of adding.
+    /// The names of the subsystems, in the order of adding.
     pub fn subsystems(&self) -> Vec<Nqn> {
         self.0.subsystems().1.iter().map(|subsystem| subsystem.nqn.clone()).collect()
     }

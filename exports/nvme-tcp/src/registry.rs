@@ -1,7 +1,8 @@
-//! What a target keeps for all of its cores: subsystems, controllers by identifier, connections and their places.
+//! What all cores of a target share: subsystems, controllers by identifier, connections and the cores that serve them.
 //!
-//! Invariants: locks are taken only when connections come and go and by admin commands. Whoever enters something looks
-//! afterwards whether it is wanted still, and whoever ends things says so first, so nothing slips through between.
+//! Invariants: only admin commands, and connections that begin or end, take locks. A task that registers something
+//! checks afterwards that it is still wanted, and a task that ends things marks that first, so that nothing slips
+//! through between.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,16 +23,16 @@ use crate::subsystem::Subsystem;
 /// The largest controller identifier that is not reserved.
 const MAX_CONTROLLER_ID: u16 = 0xFFEF;
 
-/// The state of one target.
+/// What all cores share of one target.
 pub(crate) struct TargetState {
     pub(crate) limits: Limits,
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
     pub(crate) is_stopped: Flag,
     pub(crate) listeners: Locked<Vec<Weak<ControlSignal>>>,
-    /// What the discovery log names instead of addresses that connections come to.
+    /// Pairs of a local address and of the address that the discovery log names instead.
     pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
-    /// Connections above the limit.
+    /// Rate limit of the log line about connections above the limit.
     pub(crate) over_limit: LogRateLimit,
     pub(crate) cores: Locked<Arc<Vec<ServingCore>>>,
     subsystems: Locked<SubsystemList>,
@@ -41,10 +42,10 @@ pub(crate) struct TargetState {
     accepted: AtomicU64,
 }
 
-/// A core that connections are handed to.
+/// A core that serves connections.
 pub(crate) struct ServingCore {
     pub(crate) address: CoreAddress,
-    /// Connections there, but for admin queues, which cost little.
+    /// Connections on this core, without admin queues, which cost little.
     load: AtomicUsize,
 }
 
@@ -66,22 +67,22 @@ struct Controllers {
     last: u16,
 }
 
-/// A connection's permission to be there, given back when its last task has ended.
+/// Counts a connection against the limit until its last task has ended.
 pub(crate) struct Permit {
     target: Arc<TargetState>,
     number: u64,
-    /// The core that carries it.
+    /// The core that serves it.
     core: Option<(Arc<Vec<ServingCore>>, usize)>,
     counts_as_load: Cell<bool>,
 }
 
 impl Permit {
-    /// Where the connection is to be served, unless where it was accepted.
+    /// The core that serves the connection; `None` for the core that accepted it.
     pub(crate) fn core_address(&self) -> Option<&CoreAddress> {
         self.core.as_ref().map(|(cores, index)| &cores[*index].address)
     }
 
-    /// The connection turned out to be an admin queue, which is no load.
+    /// Counts the connection as no load, because it is an admin queue.
     pub(crate) fn exclude_from_load(&self) {
         if let Some((cores, index)) = &self.core
             && self.counts_as_load.replace(false)
@@ -117,13 +118,14 @@ impl TargetState {
         }
     }
 
-    /// The generation of the discovery log, and the subsystems it names.
+    /// The generation of the discovery log, and the subsystems that it names.
     pub(crate) fn subsystems(&self) -> (u64, Arc<Vec<Arc<Subsystem>>>) {
         let list = self.subsystems.lock();
         (list.generation, Arc::clone(&list.all))
     }
 
-    /// Changes the list of subsystems, or only counts that something about them changed.
+    /// Changes the list of subsystems, and counts a new generation of the discovery log even if `change` leaves the
+    /// list alone.
     pub(crate) fn change_subsystems<E>(
         &self,
         change: impl FnOnce(&mut Vec<Arc<Subsystem>>) -> Result<(), E>,
@@ -141,17 +143,17 @@ impl TargetState {
         Ok(())
     }
 
-    /// The address by which hosts that came to this one are told to come back.
+    /// The address that the discovery log gives to hosts that connected to this one.
     pub(crate) fn advertised(&self, at: SocketAddr) -> SocketAddr {
         let advertised = self.advertised.lock();
         let named =
             |like: &dyn Fn(&SocketAddr) -> bool| advertised.iter().find(|(local, _)| like(local)).map(|named| named.1);
-        // A listener on every address of this machine is meant by each of them.
+        // A listener on the unspecified address serves each address of this machine.
         let any = |local: &SocketAddr| local.ip().is_unspecified() && local.port() == at.port();
         named(&|local| *local == at).or_else(|| named(&any)).unwrap_or(at)
     }
 
-    /// The subsystem of this name, the discovery subsystem among them.
+    /// The subsystem of this name, or the discovery subsystem.
     pub(crate) fn subsystem(&self, nqn: &Nqn) -> Option<Arc<Subsystem>> {
         let (_, all) = self.subsystems();
         all.iter().chain([&self.discovery]).find(|subsystem| subsystem.nqn == *nqn).cloned()
@@ -161,12 +163,12 @@ impl TargetState {
         self.controllers.lock().by_id.get(&id).cloned()
     }
 
-    /// All controllers there are now.
+    /// All controllers that exist now.
     pub(crate) fn controllers(&self) -> Vec<Arc<Controller>> {
         self.controllers.lock().by_id.values().cloned().collect()
     }
 
-    /// Makes a controller with an identifier that was not used for as long as possible; `None` if all are in use.
+    /// Makes a controller with the identifier that was unused for the longest time; `None` if all are in use.
     pub(crate) fn new_controller(&self, make: impl FnOnce(u16) -> Controller) -> Option<Arc<Controller>> {
         let mut controllers = self.controllers.lock();
         let last = controllers.last;
@@ -183,7 +185,7 @@ impl TargetState {
         drop(controller);
     }
 
-    /// A place for one more connection, and its line; `None` if all are taken.
+    /// Registers one more connection, with its signal; `None` at the limit.
     pub(crate) fn admit(self: &Arc<Self>) -> Option<(Permit, Arc<ControlSignal>)> {
         let signal = Arc::new(ControlSignal::default());
         let number = self.accepted.fetch_add(1, Ordering::Relaxed);
@@ -200,7 +202,7 @@ impl TargetState {
         Some((Permit { target: Arc::clone(self), number, core: core, counts_as_load: Cell::new(true) }, signal))
     }
 
-    /// The core with the least load, and among those with the same the next in turn.
+    /// The core with the least load; among equals they take turns.
     fn pick_core(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
         let cores = self.cores.get();
         let count = cores.len();
@@ -210,12 +212,12 @@ impl TargetState {
         Some((cores, index))
     }
 
-    /// How many connections there are.
+    /// Number of connections.
     pub(crate) fn connections(&self) -> usize {
         self.connections.lock().len()
     }
 
-    /// Tells all connections.
+    /// Sends signals to all connections.
     pub(crate) fn signal_all(&self, signals: Signals) {
         let connections: Vec<Arc<ControlSignal>> = self.connections.lock().values().filter_map(Weak::upgrade).collect();
         for signal in connections {

@@ -1,8 +1,8 @@
-//! How a connection is ended from without: by the clock, by another core, by its own core when that stops.
+//! Ends a connection: on a timer, on a signal of another core, or because its own core stops.
 //!
-//! A graceful end: no further command is taken; Writes whose data the host was asked for get their data, commands that
-//! were taken are carried out and answered, for [`crate::Limits::drain`] at most. The admin queue waits for the I/O queues
-//! of its controller, which would otherwise be cut off with it.
+//! A drain takes no further command. Writes whose data was requested get their data, and commands in flight complete,
+//! for [`crate::Limits::drain`] at most. The admin queue waits for the I/O queues of its controller, which would
+//! otherwise be aborted with it.
 
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
@@ -16,7 +16,7 @@ use sealblock_runtime_reactor::{now, sleep_until, stopping, timeout};
 use crate::connection::{Connection, Role};
 use crate::signal::Signals;
 
-/// Why the task that controls a connection runs.
+/// Why the control task of a connection runs.
 enum ControlEvent {
     Signals(Signals),
     Timer,
@@ -24,7 +24,7 @@ enum ControlEvent {
 }
 
 impl Connection {
-    /// Obeys the clock and other cores until it is aborted.
+    /// Handles the timer and the signals of other cores until the task is aborted.
     pub(crate) async fn control(self: Rc<Self>) {
         let mut stopping = pin!(stopping());
         loop {
@@ -56,7 +56,7 @@ impl Connection {
         if signals.has(Signals::NAMESPACES)
             && let Role::Io(context, _) = &*self.role.borrow()
         {
-            // Looking at what is there now lets go what is not.
+            // Resolving the namespaces releases the removed ones.
             drop(context.namespaces());
         }
         if signals.has(Signals::DRAIN) {
@@ -64,7 +64,7 @@ impl Connection {
         }
     }
 
-    /// When to look at the clock next.
+    /// When the timer fires next.
     fn deadline(&self) -> Option<Instant> {
         if self.is_aborted.get() {
             return None;
@@ -94,17 +94,17 @@ impl Connection {
         }
     }
 
-    /// What the clock is watched for has changed.
+    /// Has the control task set its timer anew.
     pub(crate) fn rearm_timer(&self) {
         self.signal.send(Signals::TIMER);
     }
 
-    /// Whether the connection is to end gracefully.
+    /// True if the connection drains.
     pub(crate) fn is_draining(&self) -> bool {
         self.drain_deadline.get().is_some()
     }
 
-    /// Takes no more commands, answers those in flight, then ends the connection.
+    /// Takes no more commands, completes those in flight, then ends the connection.
     pub(crate) fn begin_drain(&self) {
         if !self.is_draining() {
             self.drain_deadline.set(Some(now() + self.target.limits.drain));
@@ -112,7 +112,7 @@ impl Connection {
         }
     }
 
-    /// Stops receiving once a connection that is to end expects no more data.
+    /// Stops receiving once a draining connection expects no more data.
     pub(crate) fn stop_receiving_if_drained(&self) {
         let fetches = || self.fetching.borrow().iter().any(Option::is_some);
         if self.is_draining() && !fetches() && self.waiting.borrow().is_empty() {
@@ -122,12 +122,12 @@ impl Connection {
 
     fn stop_receiving(&self) {
         if !self.is_receive_stopped.replace(true) {
-            // A peer that has gone already is as good.
+            // Fails only if the peer has already closed.
             let _ = self.stream.shutdown(Shutdown::Read);
         }
     }
 
-    /// Lets the commands in flight come to their ends, for a while.
+    /// Waits until the commands in flight have completed, or the drain time has passed.
     pub(crate) async fn drain(&self) {
         let remaining =
             |until: Option<Instant>| until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now()));
@@ -137,7 +137,7 @@ impl Connection {
         }
         let role = self.role.borrow().clone();
         if let Role::Admin(controller) = role {
-            // Time is up for the I/O queues as well, so it does not matter how this ends.
+            // The I/O queues have the same drain time, so the outcome does not matter.
             let _ = timeout(remaining(self.drain_deadline.get()), poll_fn(|cx| controller.poll_drained(cx))).await;
         }
     }

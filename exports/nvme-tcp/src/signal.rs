@@ -1,25 +1,25 @@
-//! The line to a connection or a listener: what other cores tell the one it lives on, and what they may ask about it.
+//! The signal to a connection or a listener from other cores, and its traffic flag.
 //!
-//! Invariant: what was ordered is carried out by the task that waits on the line, once it next runs; orders never get lost,
-//! and the same order twice is the same as once.
+//! Invariant: the task that polls a signal sees every flag that was sent, once it next runs; sending a flag twice
+//! before is the same as once.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::task::{Context, Poll, Waker};
 
 use crate::kept::Locked;
 
-/// What a connection is told.
+/// The flags of a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Signals(u8);
 
 impl Signals {
     /// End at once.
     pub(crate) const ABORT: Signals = Signals(1);
-    /// Take nothing more, answer what is being carried out, then end.
+    /// Take no more commands, complete those in flight, then end.
     pub(crate) const DRAIN: Signals = Signals(1 << 1);
-    /// What the clock is watched for has changed.
+    /// Set the timer anew.
     pub(crate) const TIMER: Signals = Signals(1 << 2);
-    /// Namespaces have gone, and are to be let go.
+    /// Release removed or resized namespaces.
     pub(crate) const NAMESPACES: Signals = Signals(1 << 3);
 
     pub(crate) fn has(self, signals: Signals) -> bool {
@@ -27,7 +27,7 @@ impl Signals {
     }
 }
 
-// A cache line of its own: the owner writes to it with every command, and the others must not be slowed down by that.
+// A cache line of its own: the owner writes to it with every command, which must not slow other cores down.
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct ControlSignal {
@@ -45,7 +45,7 @@ impl ControlSignal {
         }
     }
 
-    /// Takes the orders, if there are any. One task waits.
+    /// Takes the flags that were sent. Only one task polls.
     pub(crate) fn poll(&self, cx: &mut Context<'_>) -> Poll<Signals> {
         let before = self.waker.lock().replace(cx.waker().clone());
         drop(before);
@@ -55,14 +55,14 @@ impl ControlSignal {
         }
     }
 
-    /// Notes a command. Written only when nobody has noted one since the last look, so it mostly stays a read.
+    /// Marks traffic. Writes only if the flag is clear, so that it mostly stays a read.
     pub(crate) fn note_traffic(&self) {
         if !self.had_traffic.load(Ordering::Relaxed) {
             self.had_traffic.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether there was a command since the last call.
+    /// True if there was a command since the last call.
     pub(crate) fn take_traffic(&self) -> bool {
         self.had_traffic.swap(false, Ordering::Relaxed)
     }

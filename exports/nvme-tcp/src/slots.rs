@@ -1,14 +1,14 @@
-//! Where commands are carried out: futures that are used again and again.
+//! The slots in which commands wait for their devices: futures that are reused.
 //!
-//! A slot's future takes a command from its desk, carries it out, lays the outcome back, and waits for the next. A device
-//! that answers at once makes it come back with the outcome from its first poll; otherwise it stays busy, and the
-//! connection's task polls it when its waker was used.
+//! A slot's future takes a command from its handoff, executes it, puts the result back, and waits for the next. A
+//! device that completes at once yields the result from the first poll; otherwise the slot stays busy, and the
+//! connection's task polls it after its waker was used.
 //!
-//! Invariants: a slot is free, or busy with one command; a busy one is dropped only together with the reactor, because
-//! what a device has begun is to come to its end; in the long run a command allocates nothing here.
+//! Invariants: a slot is free, or busy with one command. A busy slot is dropped only with the reactor, because a
+//! request that a device has started must complete. In the long run a command allocates nothing here.
 //!
-//! Shape: one waker for each slot, made once, which notes the slot in a bitmap and wakes the connection's task, so that a
-//! device that ends one of many commands costs one poll. No slot is borrowed while it is polled.
+//! Shape: each slot has one waker for its lifetime, which marks the slot in a bitmap and wakes the connection's task,
+//! so that the completion of one of many commands costs one poll. No slot is borrowed while it is polled.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -25,16 +25,16 @@ use crate::command_error::CommandError;
 use crate::connection::Reply;
 use crate::io::{IoRequest, RemainingWork};
 
-/// What became of a command.
+/// The result of a command.
 pub(crate) struct CommandResult {
     pub(crate) token: Token,
     pub(crate) command: Command,
-    /// Bytes that it was to hand to the host.
+    /// Bytes that it transfers to the host on success.
     pub(crate) read_bytes: u64,
     pub(crate) outcome: Result<Reply, CommandError>,
 }
 
-/// What a slot's future and its owner hand each other.
+/// Passes a command to a slot's future, and its result back.
 #[derive(Default)]
 struct CompletionHandoff {
     work: Cell<Option<(IoRequest, RemainingWork)>>,
@@ -68,9 +68,9 @@ impl Slot {
         Box::new(Slot { index: index, handoff: handoff, future, waker, busy: None })
     }
 
-    /// Goes on with the command; its end, if this was it.
+    /// Polls the command; returns its result if it completed.
     fn poll(&mut self) -> Option<CommandResult> {
-        // The future has no end.
+        // The future never completes.
         let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
         let outcome = self.handoff.outcome.take()?;
         let (token, command, read_bytes) = self.busy.take()?;
@@ -78,11 +78,11 @@ impl Slot {
     }
 }
 
-/// Which slots are to be polled.
+/// The slots that must be polled.
 struct ReadySlots {
     words: Box<[AtomicU64]>,
     any: AtomicBool,
-    /// The connection's task; there from its first poll on.
+    /// The connection's task; set at its first poll.
     task: OnceLock<Waker>,
 }
 
@@ -119,32 +119,32 @@ pub(crate) struct CommandSlots {
 }
 
 impl CommandSlots {
-    /// At most `limit` slots, made as they are needed.
+    /// Returns at most `limit` slots, made on demand.
     pub(crate) fn new(limit: usize) -> CommandSlots {
         let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
         let ready = Arc::new(ReadySlots { words, any: AtomicBool::new(false), task: OnceLock::new() });
         CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
     }
 
-    /// Tells which task polls the slots; always the same.
+    /// Sets the task that polls the slots; always the same.
     pub(crate) fn set_task(&self, task: &Waker) {
         self.ready.task.get_or_init(|| task.clone());
     }
 
-    /// The waker of that task; one that does nothing before its first poll.
+    /// The waker of that task; a no-op waker before its first poll.
     pub(crate) fn task(&self) -> &Waker {
         self.ready.task.get().unwrap_or(Waker::noop())
     }
 
-    /// Commands being carried out.
+    /// Number of commands in flight.
     pub(crate) fn busy(&self) -> usize {
         self.busy.get()
     }
 
-    /// Begins a command, and returns its end if it comes at once.
+    /// Starts a command, and returns its result if it completes at once.
     ///
     /// # Errors
-    /// When all slots are busy.
+    /// [`NoSlot`] when all slots are busy.
     pub(crate) fn start(
         &self,
         (token, command): (Token, Command),
@@ -158,7 +158,7 @@ impl CommandSlots {
         Ok(self.resume(slot))
     }
 
-    /// Polls one slot whose waker was used; its end, if it came. `None` when no such slot is left.
+    /// Polls one slot whose waker was used, and returns its result if it completed. `None` when no such slot is left.
     pub(crate) fn next(&self) -> Option<Option<CommandResult>> {
         if !self.ready.any.load(Ordering::Acquire) {
             return None;
@@ -172,7 +172,7 @@ impl CommandSlots {
                 return Some(slot.and_then(|slot| self.poll_busy(slot)));
             }
         }
-        // Bits that are set from here on come with a new sign.
+        // A waker that sets a bit from here on also sets `any`.
         if self.ready.any.swap(false, Ordering::AcqRel) && self.has_bits() {
             self.ready.any.store(true, Ordering::Release);
             return Some(None);
@@ -184,7 +184,7 @@ impl CommandSlots {
         self.ready.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
     }
 
-    /// A waker that outlived its command finds a free slot, or one that is busy with another.
+    /// Ignores a stale waker, whose slot is free, and polls a busy slot.
     fn poll_busy(&self, slot: Box<Slot>) -> Option<CommandResult> {
         if slot.busy.is_some() {
             return self.resume(slot);

@@ -1,4 +1,5 @@
-//! A subsystem: a name, namespaces, and who may see them. All cores share it; namespaces and hosts may change while it serves.
+//! A subsystem: a name, namespaces, and the hosts that may connect. All cores share it; namespaces and hosts may change
+//! while it serves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,15 +19,15 @@ pub enum Hosts {
     /// Every host.
     #[default]
     Any,
-    /// These, by name. A name is a claim: without authentication it keeps out mistakes, not attackers.
+    /// The hosts with these NQNs. Without authentication an NQN is a claim, which keeps out mistakes and not attackers.
     Only(Vec<Nqn>),
 }
 
-/// The largest namespace identifier (NN), and how many there may be (MNAN). The same for every subsystem at all times: hosts read
-/// it once, and must find namespaces that are added later.
+/// The largest namespace identifier (NN), and the maximum number of namespaces (MNAN). The same for every subsystem at
+/// all times: hosts read it once, and must find namespaces that are added later.
 pub const MAX_NSID: u32 = 1024;
 
-/// What cannot be set up.
+/// Why a subsystem or namespace is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
     /// The identifier is 0, or beyond [`MAX_NSID`].
@@ -35,10 +36,10 @@ pub enum SetupError {
     /// The identifier is taken.
     #[error("there are two namespaces {0}")]
     DuplicateNsid(u32),
-    /// The device has no protection information that could be shown.
+    /// The device has no protection information in an NVMe format.
     #[error("the device has no protection information in an NVMe format")]
     NotProtected,
-    /// The name is that of the discovery subsystem, which every target has by itself.
+    /// The name is that of the discovery subsystem, which every target has.
     #[error("{0} is the name of the discovery subsystem")]
     Reserved(Nqn),
     /// The name is taken.
@@ -57,11 +58,11 @@ pub struct Subsystem {
     pub(crate) nqn: Nqn,
     pub(crate) serial: String,
     pub(crate) model: String,
-    /// It is offered no more.
+    /// The target has removed it.
     pub(crate) is_removed: Flag,
     pub(crate) handover: ControllerHandover,
     namespaces: Locked<Arc<Namespaces>>,
-    /// How often the namespaces changed; read with every command.
+    /// Number of changes of the namespaces; every command reads it.
     changes: AtomicU64,
     hosts: Locked<Hosts>,
     traffic: Locked<TrafficCounts>,
@@ -70,7 +71,7 @@ pub struct Subsystem {
 /// The namespaces of a subsystem by their identifiers.
 pub(crate) type Namespaces = BTreeMap<u32, Arc<Namespace>>;
 
-/// What went through a queue. Its core counts, others read.
+/// What went through a queue. Its core counts, other cores read.
 #[repr(align(64))]
 #[derive(Default)]
 pub(crate) struct QueueCounters {
@@ -82,7 +83,7 @@ pub(crate) struct QueueCounters {
     pub(crate) checksums: ChecksumCounters,
 }
 
-/// Sums over queues.
+/// Totals over queues.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Traffic {
     pub(crate) read_bytes: u64,
@@ -106,7 +107,7 @@ impl Traffic {
     }
 }
 
-/// The queues that count now, and the sum of those that are gone.
+/// The counters of the queues that exist, and the totals of those that have ended.
 #[derive(Default)]
 struct TrafficCounts {
     ended: Traffic,
@@ -119,7 +120,7 @@ pub(crate) fn add(counter: &Counter, amount: u64) {
 }
 
 impl Subsystem {
-    /// A subsystem without namespaces, for any host. `serial` is cut to 20 ASCII characters on the wire.
+    /// Returns a subsystem without namespaces, for any host. `serial` is cut to 20 ASCII characters on the wire.
     pub fn new(nqn: Nqn, serial: impl Into<String>) -> Subsystem {
         Subsystem {
             nqn,
@@ -134,19 +135,19 @@ impl Subsystem {
         }
     }
 
-    /// The same with this model number, cut to 40 ASCII characters on the wire.
+    /// Returns the same with this model number, cut to 40 ASCII characters on the wire.
     pub fn with_model(mut self, model: impl Into<String>) -> Subsystem {
         self.model = model.into();
         self
     }
 
-    /// The same for these hosts.
+    /// Returns the same for these hosts.
     pub fn with_hosts(self, hosts: Hosts) -> Subsystem {
         self.hosts.set(hosts);
         self
     }
 
-    /// The same with this namespace.
+    /// Returns the same with this namespace.
     ///
     /// # Errors
     /// [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
@@ -160,7 +161,7 @@ impl Subsystem {
         &self.nqn
     }
 
-    /// Adds a namespace for whoever looks from now on.
+    /// Adds a namespace for all commands from now on.
     pub(crate) fn add(&self, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
         if nsid == 0 || nsid > MAX_NSID {
             return Err(SetupError::Nsid(nsid));
@@ -174,12 +175,12 @@ impl Subsystem {
         })
     }
 
-    /// Takes a namespace away. Commands that have it already are carried out.
+    /// Removes a namespace. Commands that have resolved it already complete.
     pub(crate) fn remove(&self, nsid: u32) -> Result<Arc<Namespace>, SetupError> {
         self.change(|namespaces| namespaces.remove(&nsid).ok_or(SetupError::UnknownNsid(nsid)))
     }
 
-    /// Puts a namespace in the place of the one with this number. Commands that have that one already are carried out.
+    /// Replaces the namespace with this identifier. Commands that have resolved the old one already complete.
     pub(crate) fn replace(&self, nsid: u32, by: impl FnOnce(&Namespace) -> Namespace) -> Result<(), SetupError> {
         let before = self.change(|namespaces| {
             let entry = namespaces.get_mut(&nsid).ok_or(SetupError::UnknownNsid(nsid))?;
@@ -206,18 +207,18 @@ impl Subsystem {
         self.namespaces.get()
     }
 
-    /// How often the namespaces have changed.
+    /// Number of changes of the namespaces.
     pub(crate) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// The namespaces and the number of changes that made them.
+    /// The namespaces, and the number of changes that led to them.
     pub(crate) fn snapshot(&self) -> (u64, Arc<Namespaces>) {
         let namespaces = self.namespaces.lock();
         (self.changes(), Arc::clone(&namespaces))
     }
 
-    /// Whether this host may connect; one without a name only where any host may.
+    /// True if this host may connect. A host without an NQN may connect only where any host may.
     pub(crate) fn allows(&self, host: Option<&Nqn>) -> bool {
         match &*self.hosts.lock() {
             Hosts::Any => true,
@@ -225,7 +226,7 @@ impl Subsystem {
         }
     }
 
-    /// Whether any namespace has blocks that can be made unreadable.
+    /// True if any namespace supports Write Uncorrectable.
     pub(crate) fn can_write_uncorrectable(&self) -> bool {
         let can = |namespace: &Arc<Namespace>| namespace.device.abilities().of(RequestKind::WriteUncorrectable);
         self.namespaces().values().any(|namespace| can(namespace) != Ability::Absent)
@@ -235,20 +236,20 @@ impl Subsystem {
         self.hosts.set(hosts);
     }
 
-    /// What went through it since it was made, for SMART / Health Information.
+    /// Totals since the subsystem was made, for SMART / Health Information.
     pub(crate) fn traffic(&self) -> Traffic {
         let tally = self.traffic.lock();
         tally.queues.iter().fold(tally.ended, |sum, counters| sum.with(counters))
     }
 
-    /// Counters for one more queue.
+    /// Registers the counters of one more queue.
     pub(crate) fn start_counting(&self) -> Arc<QueueCounters> {
         let counters = Arc::new(QueueCounters::default());
         self.traffic.lock().queues.push(Arc::clone(&counters));
         counters
     }
 
-    /// The queue with these counters is gone; what it counted stays.
+    /// Adds the counters of an ended queue to the totals.
     pub(crate) fn stop_counting(&self, counters: &Arc<QueueCounters>) {
         let mut tally = self.traffic.lock();
         tally.ended = tally.ended.with(counters);

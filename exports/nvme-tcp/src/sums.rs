@@ -1,11 +1,12 @@
-//! Guards and data digests from the same sums.
+//! CRCs that serve both as guards and in data digests, and the counters of bytes whose CRC was computed.
 //!
-//! On a device with the 32-bit guard the CRC-32C of each block is its guard and, joined with those of its neighbours and of the
-//! tags between them, the data digest. Sums that came with a digest make or check the guards of a Write; guards that the
-//! device compared with the data make the digest of a Read.
+//! On a device with the 32-bit guard, the CRC-32C of each block is its guard, and combined with those of other blocks
+//! and of the tuples between them it is the data digest. CRCs that were computed for a digest make or check the guards
+//! of a Write; guards that the device compared with the data make the digest of a Read.
 //!
-//! Invariant: a sum stands for data only where somebody has summed that data: what arrives, in the pass that checked its
-//! digest, and what is read, where every guard was compared ([`Sealed::sums`]). Everything else is summed anew.
+//! Invariant: a CRC is reused only if it was computed from this data: on receipt, in the pass that checked the digest,
+//! or by the device that compared every guard ([`Sealed::block_crcs`](sealblock_integrity::Sealed::block_crcs)). Any
+//! other CRC is computed anew.
 
 use std::sync::{Arc, OnceLock};
 
@@ -21,7 +22,7 @@ use crate::kept::Counter;
 use crate::namespace::Namespace;
 use crate::subsystem::Subsystem;
 
-/// How a namespace's blocks lie on the wire, where guard and digest share their sums.
+/// The layouts of a namespace's blocks on the wire, where guard and digest use the same CRC.
 pub(crate) struct BlockLayouts {
     /// Data alone.
     data_only: BlockLayout,
@@ -30,7 +31,7 @@ pub(crate) struct BlockLayouts {
 }
 
 impl BlockLayouts {
-    /// None where the guard is another sum than the digest, or there is none.
+    /// Returns `None` if there is no guard, or it is another CRC than the digest.
     pub(crate) fn of(geometry: &Geometry) -> Option<BlockLayouts> {
         let format = geometry.protection.filter(|format| format.guard() == GuardKind::Crc32c)?;
         let data_bytes = geometry.block_size.bytes();
@@ -40,14 +41,14 @@ impl BlockLayouts {
 }
 
 impl Namespace {
-    /// How the data of a command is cut into blocks, if their sums are of use.
+    /// Returns how the data of a command divides into blocks, if their CRCs are of use.
     pub(crate) fn block_layout(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
         let layouts = self.layouts.as_ref()?;
         let has_tags = self.format().is_some() && !blocks.protection.pract;
         Some(if has_tags { layouts.tagged.clone() } else { layouts.data_only.clone() })
     }
 
-    /// The same for a command that may be of any kind.
+    /// The same for a command of any kind.
     pub(crate) fn block_layout_of(&self, command: &Command) -> Option<BlockLayout> {
         self.layouts.as_ref()?;
         match IoCommand::decode(command) {
@@ -56,62 +57,62 @@ impl Namespace {
         }
     }
 
-    /// The sums of data that was read, where its guards are sums that were compared with it.
+    /// Returns the CRCs of the blocks that were read, if their guards are CRCs that the device compared with them.
     pub(crate) fn verified_crcs(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
         Some(BlockCrcs { layout: self.block_layout(blocks)?, guards: read.block_crcs()?.collect() })
     }
 
-    /// The guards that these sums are.
+    /// Returns these CRCs as guards, if this namespace's guards are such CRCs.
     pub(crate) fn guards<'a>(&self, crcs: Option<&'a BlockCrcs>) -> Option<&'a [u32]> {
         self.layouts.as_ref()?;
         crcs.map(|crcs| &*crcs.guards)
     }
 
-    /// Bytes of data that are summed here for the guards of a Write, besides what its digest took.
+    /// Bytes of data of a Write whose guards are computed here, in addition to its digest.
     pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, crcs: Option<&BlockCrcs>) -> u64 {
         let is_made = self.format().is_none() || blocks.protection.pract;
         let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
         if is_asked && self.guards(crcs).is_none() { self.data_bytes(blocks.extent) } else { 0 }
     }
 
-    /// Bytes of data whose guards the device is asked to compare with them for a Read.
+    /// Bytes of data of a Read whose guards the device compares.
     pub(crate) fn checked_bytes(&self, blocks: &BlockCommand) -> u64 {
         let is_asked = self.device.geometry().protection.is_some() && self.checks(blocks).guard;
         if is_asked { self.data_bytes(blocks.extent) } else { 0 }
     }
 }
 
-/// How data in capsules is cut into blocks, as soon as it is known to which subsystem the commands go.
+/// Returns the function that looks up how in-capsule data divides into blocks, once the subsystem of the queue is set.
 pub(crate) fn layout_lookup(subsystem: &Arc<OnceLock<Arc<Subsystem>>>) -> LayoutOf {
     let subsystem = Arc::clone(subsystem);
     LayoutOf::new(move |command| subsystem.get()?.namespaces().get(&command.nsid.get())?.block_layout_of(command))
 }
 
-/// What the I/O queues of a subsystem have moved, and how much of it they have summed.
+/// Bytes that the I/O queues of a subsystem moved, and bytes whose CRC was computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ChecksumStats {
-    /// Payload bytes that came: data, and tags that travel with it.
+    /// Payload bytes that were received: data, and tags that travel with it.
     pub received_bytes: u64,
-    /// Of those, bytes summed for data digests; guards may come from the same pass.
+    /// Of those, bytes whose CRC was computed for data digests; guards may come from the same pass.
     pub received_bytes_summed: u64,
     /// Payload bytes that were sent.
     pub sent_bytes: u64,
-    /// Of those, bytes summed for data digests; not those whose guards were known.
+    /// Of those, bytes whose CRC was computed for data digests, without those whose guards were known.
     pub sent_bytes_summed: u64,
-    /// Bytes of data that were summed for guards of Writes, apart from data digests.
+    /// Bytes of data whose guards were computed for Writes, apart from data digests.
     pub guard_bytes_summed: u64,
-    /// Bytes of data whose guards devices were asked to compare for Reads, which takes a pass of theirs.
+    /// Bytes of data whose guards devices compared for Reads, which takes a pass of theirs.
     pub stored_bytes_checked: u64,
 }
 
 impl ChecksumStats {
-    /// Bytes summed for whatever purpose, at the target and by its devices for Reads.
+    /// Bytes whose CRC was computed for any purpose, at the target and by its devices for Reads.
     pub fn bytes_summed(&self) -> u64 {
         self.received_bytes_summed + self.sent_bytes_summed + self.guard_bytes_summed + self.stored_bytes_checked
     }
 }
 
-/// Cells behind [`ChecksumStats`], for one queue.
+/// The counters of one queue for [`ChecksumStats`].
 #[derive(Default)]
 pub(crate) struct ChecksumCounters {
     received_bytes: Counter,
@@ -123,7 +124,7 @@ pub(crate) struct ChecksumCounters {
 }
 
 impl ChecksumCounters {
-    /// Takes over what the connection has counted since it was accepted.
+    /// Copies the counters of the connection.
     pub(crate) fn update(&self, counters: &Counters) {
         self.received_bytes.set(counters.received.payload_bytes);
         self.received_bytes_summed.set(counters.received.payload_bytes_checksummed);
@@ -131,7 +132,7 @@ impl ChecksumCounters {
         self.sent_bytes_summed.set(counters.payload_bytes_sent_checksummed);
     }
 
-    /// What was counted until now, and before.
+    /// Adds these counters to earlier totals.
     pub(crate) fn add_to(&self, before: ChecksumStats) -> ChecksumStats {
         ChecksumStats {
             received_bytes: before.received_bytes + self.received_bytes.get(),

@@ -1,4 +1,4 @@
-//! The target: subsystems, and the connections of every listener it serves.
+//! The target: its subsystems, and the connections of every listener that it serves.
 
 use std::io;
 use std::sync::{Arc, Weak};
@@ -16,9 +16,9 @@ use crate::signal::{ControlSignal, Signals};
 use crate::subsystem::{SetupError, Subsystem};
 use crate::sums::ChecksumStats;
 
-/// How often a target that stops looks whether it is done.
+/// Time between two checks of a stopping target for remaining connections.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// How long connections get to go after they were cut off.
+/// Time that connections get to end after they were aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An NVMe/TCP target. Clones are the same target, on any core.
@@ -26,7 +26,7 @@ const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 pub struct Target(pub(crate) Arc<TargetState>);
 
 impl Target {
-    /// A target for these subsystems, and the discovery subsystem that names them.
+    /// Returns a target for these subsystems, and for the discovery subsystem that names them.
     ///
     /// # Errors
     /// [`SetupError::DuplicateNqn`] and [`SetupError::Reserved`].
@@ -38,20 +38,21 @@ impl Target {
         Ok(target)
     }
 
-    /// The same target, whose connections are from now on spread over these cores, whichever core accepts them: each goes
-    /// to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
+    /// Returns the same target, which from now on spreads its connections over these cores, whichever core accepts
+    /// them: each goes to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Target {
         let cores = cores.into_iter().map(|core| ServingCore::new(core.post())).collect();
         self.0.cores.set(Arc::new(cores));
         self
     }
 
-    /// Serves the connections of a listener until [`Target::stop`] or until the reactor's core is told to stop, then lets
-    /// commands in flight end, for [`Limits::drain`], and closes. May run for several listeners at once, on one core or
-    /// on several. A core that is told to stop stops the whole target.
+    /// Serves the connections of a listener until [`Target::stop`] or until the reactor's core stops. Then lets
+    /// commands in flight complete, for [`Limits::drain`], and closes. May run for several listeners at once, on one
+    /// core or on several. A core that stops also stops the whole target.
     ///
     /// # Errors
-    /// When the listener fails for good. Only this listener ends then; connections and other listeners go on.
+    /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
+    /// listeners continue.
     pub async fn serve(&self, listener: Listener) -> io::Result<()> {
         let signal = self.new_signal();
         let outcome = self.accept(&listener, &signal).await;
@@ -62,7 +63,7 @@ impl Target {
         Ok(())
     }
 
-    /// The line to one more listener.
+    /// Returns the signal of one more listener.
     fn new_signal(&self) -> Arc<ControlSignal> {
         let signal = Arc::new(ControlSignal::default());
         let mut listeners = self.0.listeners.lock();
@@ -90,7 +91,7 @@ impl Target {
             }
             return;
         };
-        // Without it small answers wait for acknowledgements; a socket that refuses is on its way out.
+        // Without it a small completion waits for an acknowledgement. A socket that fails here is about to close.
         let _ = stream.set_nodelay(true);
         match permit.core_address().cloned() {
             Some(address) if !address.is_here() => {
@@ -103,7 +104,7 @@ impl Target {
                     Ok(stream) => target.start_connection(stream, signal, permit),
                     Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
                 };
-                // A core that stops takes none, and what it is not given is closed.
+                // A stopping core drops the closure, which closes the connection.
                 let _ = address.send(start);
             }
             _ => self.start_connection(stream, signal, permit),
@@ -115,7 +116,7 @@ impl Target {
         spawn(Connection::new(&self.0, stream, signal, permit).run());
     }
 
-    /// Takes no more connections and commands, on all cores; what [`Target::serve`] returns tells when it is over.
+    /// Takes no more connections and commands, on any core. [`Target::serve`] returns when the target has stopped.
     pub fn stop(&self) {
         self.0.is_stopped.set(true);
         let listeners: Vec<Arc<ControlSignal>> = self.0.listeners.lock().iter().filter_map(Weak::upgrade).collect();
@@ -125,23 +126,23 @@ impl Target {
         self.0.signal_all(Signals::DRAIN);
     }
 
-    /// Connections that are served now, on all cores, or whose last commands are being carried out.
+    /// Connections that are served now, on all cores, or that still have commands in flight.
     pub fn connections(&self) -> usize {
         self.0.connections()
     }
 
-    /// What went through the I/O queues of a subsystem since it was added, and how much of it was summed. Bytes under way
-    /// may be missing.
+    /// Returns what the I/O queues of a subsystem moved since it was added, and how much of it had its CRC computed.
+    /// `None` if there is no such subsystem. Bytes in flight may be missing.
     pub fn checksum_stats(&self, nqn: &Nqn) -> Option<ChecksumStats> {
         Some(self.0.subsystem(nqn)?.traffic().checksums)
     }
 
-    /// Controllers of this subsystem, which may be one that was removed and whose controllers have not all ended.
+    /// Controllers of this subsystem. The subsystem may be removed already, with controllers that have not all ended.
     pub fn controllers(&self, nqn: &Nqn) -> usize {
         self.0.controllers().iter().filter(|controller| controller.subsystem.nqn == *nqn).count()
     }
 
-    /// Waits until every connection is gone; those that take too long are cut off.
+    /// Waits until every connection has ended, and aborts those that take too long.
     async fn wait_drained(&self) {
         let deadline = now() + self.0.limits.drain * 2;
         while self.connections() > 0 && now() < deadline {

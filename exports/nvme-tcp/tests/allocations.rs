@@ -22,7 +22,7 @@ use common::{BARE, Data, PLAIN, Queue, SUBNQN, blocks};
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Serves a null device and one in memory whose tags the target makes, on the core that this runs on.
+/// Serves a null device and a memory device whose tags the target makes, on this core.
 async fn serve() -> SocketAddr {
     let namespace = |stack, id| Namespace::new(SharedDevice::publish(Rc::new(Gate::new("device", stack))), [id; 16]);
     let null = DynDevice::new(NullDevice::new(BlockSize::B4096, 4096, None));
@@ -37,7 +37,7 @@ async fn serve() -> SocketAddr {
     address
 }
 
-/// Allocations of the target's core in the second hundred of rounds.
+/// Counts allocations of the target's core in the second hundred rounds.
 async fn rounds(core: &CoreHandle, io: &mut Queue, nsid: u32, digests: bool) -> u64 {
     let mut counted = Vec::new();
     for round in 0..=200 {
@@ -67,7 +67,7 @@ fn commands_allocate_nothing_in_the_long_run() {
     assert_eq!(allocations(), before + 1, "the premise: allocations are counted");
     let cores = match Cores::start(Placement::Count(1), Config { runtime: BackendChoice::Uring, ..Config::default() }) {
         Ok(cores) => cores,
-        // Without io_uring the reactor itself allocates for each operation.
+        // Without io_uring the reactor itself allocates for each I/O operation.
         Err(_refused) => return,
     };
     let core = cores.handle(0).unwrap();
@@ -77,7 +77,7 @@ fn commands_allocate_nothing_in_the_long_run() {
             let (_admin, mut io) = Queue::pair(address, digests).await;
             for nsid in [PLAIN, BARE] {
                 let count = rounds(&core, &mut io, nsid, digests).await;
-                // Each of the two questions is a call from another thread, which allocates a little.
+                // Each of the two counts is a call from another thread, which allocates a little.
                 assert!(count <= 8, "namespace {nsid}, digests {digests}: {count} allocations in 1800 commands");
             }
         }

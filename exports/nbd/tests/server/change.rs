@@ -1,4 +1,4 @@
-//! Exports that come and go, and bytes that connections share.
+//! Exports that are added and removed, and the budget of bytes that connections share.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use crate::common::*;
 use sealblock_exports_nbd::{Export, Limits, SetupError};
 use sealblock_protocols_nbd::wire::{chunk, command as c};
 
-/// Waits for something that other cores do.
+/// Waits for a condition that other cores bring about.
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !is_so() {
@@ -60,7 +60,7 @@ fn what_is_in_flight_is_answered_before_an_export_goes() {
     let (first, chunks) = client.receive();
     assert_eq!(chunks, [(chunk::NONE, vec![])]);
     served.server.remove_export("late").unwrap();
-    // Each of the others is done, or refused because the server ends, or was never read.
+    // Each of the others succeeds, fails because the server stops, or was never read.
     let mut rest = Vec::new();
     client.stream.read_to_end(&mut rest).expect("closed in good order, or after all was read");
     let mut other = Client::open(served.address, "protected", false);
@@ -105,7 +105,7 @@ fn clients_that_connect_later_see_another_size_and_the_others_what_they_were_tol
     let mut after = Client::open(served.address, "late", true);
     assert_eq!((before.size, after.size), (large, half));
     assert_eq!(after.read(0, BLOCK), pattern(BLOCK, 1));
-    // Past its own end a client is refused at once; past that of the device by the device, whatever the client was told.
+    // The server fails requests past the end that the client negotiated; the device fails those past its own end.
     for client in [&mut before, &mut after] {
         for (kind, data) in
             [(c::READ, vec![]), (c::WRITE, pattern(BLOCK, 3)), (c::TRIM, vec![]), (c::WRITE_ZEROES, vec![])]
@@ -118,7 +118,7 @@ fn clients_that_connect_later_see_another_size_and_the_others_what_they_were_tol
     assert_eq!(before.read(last, BLOCK), pattern(BLOCK, 2), "nobody has written there since");
     assert_ne!(after.errno(0, c::READ, half, BLOCK, &[]), 0, "the size that it negotiated");
     assert_eq!(Client::open(served.address, "late", false).size, large);
-    // Whoever chose it when it had another size goes with it.
+    // Connections that chose it before a resize end too.
     served.server.remove_export("late").unwrap();
     for mut client in [before, after] {
         assert!(client.stream.read_to_end(&mut Vec::new()).is_ok());

@@ -1,4 +1,4 @@
-//! How connections and servers end, and what they do not hold.
+//! How connections and servers end, and what they release.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use crate::common::*;
 use sealblock_exports_nbd::{Limits, Server, SetupError};
 use sealblock_protocols_nbd::wire::command as c;
 
-/// Whether the server has closed this connection.
+/// True if the server has closed this connection.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(LATE)).unwrap();
     // A reset is an end too.

@@ -1,4 +1,5 @@
-//! libnbd's own calls, by its Python module: each option, command and flag. Without the module this says that it is skipped.
+//! libnbd's own calls, through its Python module: each option, command and flag. Reports that it is skipped without the
+//! module.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -15,7 +16,7 @@ fn python() -> Option<&'static str> {
     };
     let found = ["python3", "/usr/bin/python3"].into_iter().find(has_module);
     if found.is_none() {
-        // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.
+        // Writes past the capture of test output, so that it is seen without `--nocapture`.
         let _ = writeln!(std::io::stderr(), "skipped: there is no Python with the module nbd (python3-libnbd) here");
     }
     found

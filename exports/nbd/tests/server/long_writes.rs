@@ -1,4 +1,4 @@
-//! Writes whose data comes in pieces, as a whole or not.
+//! Writes whose data arrives in pieces, complete or not.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,10 +8,10 @@ use crate::common::*;
 use sealblock_exports_nbd::Limits;
 use sealblock_protocols_nbd::wire::command as c;
 
-/// Long enough that its data is received in its place.
+/// Long enough that its data is received into its final buffer.
 const LONG: u64 = 256 << 10;
 
-/// A client whose server has just seen a long write, so that it expects another.
+/// A client whose server has just received a long write, so that it expects another.
 fn after_a_long_write(served: &Served, is_extended: bool) -> Client {
     let mut client = Client::open(served.address, "protected", is_extended);
     client.write(0, &pattern(LONG, 1));
@@ -19,14 +19,14 @@ fn after_a_long_write(served: &Served, is_extended: bool) -> Client {
     client
 }
 
-/// Begins a long write to the beginning, and sends `half` of its data.
+/// Starts a long write at offset 0, and sends `half` of its data.
 fn begin(client: &mut Client, half: &[u8]) {
     client.send(0, c::WRITE, 0, LONG, half);
-    // Time to receive it; whether it was received makes no difference to what must come of it.
+    // Time to receive it; the result must be the same if it was not received.
     std::thread::sleep(Duration::from_millis(50));
 }
 
-/// All that still comes, however it ends.
+/// Reads until the connection ends in any way.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
     // A reset is an end too.
@@ -79,7 +79,7 @@ fn long_writes_and_short_requests_in_one_stream_are_told_apart() {
 #[test]
 fn a_write_that_is_cut_off_half_way_writes_nothing() {
     let served = serve(Limits::default());
-    // What is cut off: nothing of the data, a part, all but a byte.
+    // Cuts after none of the data, a part of it, and all but a byte.
     for part in [0, 5, LONG / 2, LONG - 1] {
         for is_reset in [false, true] {
             let mut client = after_a_long_write(&served, false);

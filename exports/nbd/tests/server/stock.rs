@@ -1,4 +1,4 @@
-//! Stock clients: libnbd's tools and those of QEMU. Without them these tests say that they are skipped.
+//! Stock clients: the tools of libnbd and QEMU. Each test reports that it is skipped where a tool is missing.
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -6,11 +6,11 @@ use std::process::{Command, Output, Stdio};
 use crate::common::*;
 use sealblock_exports_nbd::Limits;
 
-/// Whether a program is there; says where everybody sees it when it is not.
+/// True if a program is installed; otherwise reports the skip.
 fn has(program: &str) -> bool {
     let found = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !found {
-        // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.
+        // Writes past the capture of test output, so that it is seen without `--nocapture`.
         let _ = writeln!(std::io::stderr(), "skipped: there is no {program} here");
     }
     found
@@ -20,7 +20,7 @@ fn run(program: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs a program that is to succeed, and gives what it says.
+/// Runs a program that must succeed, and returns its output.
 fn good(program: &str, arguments: &[&str]) -> String {
     let output = run(program, arguments);
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -28,7 +28,7 @@ fn good(program: &str, arguments: &[&str]) -> String {
     out.into_owned()
 }
 
-/// A file that goes with the test.
+/// A file that is removed with the test.
 struct Scratch(std::path::PathBuf);
 
 impl Scratch {
@@ -190,7 +190,7 @@ fn qemu_copies_there_and_back() {
     assert!(same.contains("identical"), "{same}");
 }
 
-/// Whether fio is there and has an engine for NBD.
+/// True if fio is installed and has an engine for NBD.
 fn has_engine() -> bool {
     has("fio") && {
         let found = run("fio", &["--enghelp=nbd"]).status.success();
@@ -216,7 +216,7 @@ fn fio_writes_and_checks_what_it_wrote() {
         let said = good("fio", &[&words[..], &state].concat());
         assert!(said.contains("err= 0"), "{said}");
     }
-    // What lies there is not what the next job wrote.
+    // The blocks do not hold what the next job wrote.
     let uri = format!("--uri=nbd://{}/protected", served.address);
     let words = ["--name=nbd", "--ioengine=nbd", &uri, "--rw=read", "--bs=4k", "--size=2M", "--verify=md5"];
     assert!(!run("fio", &[&words[..], &["--verify_state_save=0", "--verify_fatal=1"]].concat()).status.success());

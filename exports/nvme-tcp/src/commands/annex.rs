@@ -1,7 +1,8 @@
-//! Room beside the blocks of a namespace, as features of sealblock: Get Features reads a slot, Set Features replaces it.
+//! The reserved area beside the blocks of a namespace, as vendor features: Get Features reads an area, Set Features
+//! replaces it.
 //!
-//! What is written is durable when it is answered, and nothing is saved apart from it: the bit SV is refused as for every
-//! other feature, and the default value is an empty slot.
+//! A write is durable when it completes, and no other value is saved: bit SV fails as for every other feature, and the
+//! default value is empty.
 
 use std::sync::Arc;
 
@@ -18,18 +19,18 @@ use crate::connection::Reply;
 use crate::controller::{Controller, DeviceChangeGuard};
 use crate::member::NamespaceHandle;
 
-/// What is to be done with a slot.
+/// A read or write of a reserved area.
 pub(crate) struct ReservedAccess {
     namespace: NamespaceHandle,
     frame: Frame,
     request: Request,
     /// Bytes of the host's buffer.
     host_buffer_bytes: usize,
-    /// Of a write.
+    /// Held by a write until it completes.
     _change: Option<DeviceChangeGuard>,
 }
 
-/// Whether a command reads or writes a slot.
+/// True if a command reads or writes a reserved area.
 pub(crate) fn is_reserved_access(controller: &Controller, command: &Command) -> bool {
     match AdminCommand::decode(command) {
         Ok(AdminCommand::GetFeatures(args)) => {
@@ -40,7 +41,7 @@ pub(crate) fn is_reserved_access(controller: &Controller, command: &Command) -> 
     }
 }
 
-/// The bytes that a command brings which writes a slot.
+/// The length of the data of a command that writes a reserved area.
 pub(crate) fn reserved_write_bytes(controller: &Controller, command: &Command) -> Option<u64> {
     match AdminCommand::decode(command) {
         Ok(AdminCommand::SetFeatures(args)) => frame(controller, args.fid).map(|frame| frame.frame_bytes() as u64),
@@ -48,7 +49,7 @@ pub(crate) fn reserved_write_bytes(controller: &Controller, command: &Command) -
     }
 }
 
-/// Checks the command as far as its namespace and its data tell.
+/// Checks the command and its data.
 pub(crate) fn begin_reserved(
     controller: &Arc<Controller>,
     command: &Command,
@@ -77,7 +78,7 @@ pub(crate) fn begin_reserved(
     Ok(ReservedAccess { namespace, frame, request: request, host_buffer_bytes, _change: change })
 }
 
-/// The answer to a Get Features for the value of a new namespace.
+/// Returns the reply to Get Features for the default value, which is empty.
 pub(crate) fn default_reserved(
     controller: &Controller,
     feature: FeatureId,
@@ -91,7 +92,7 @@ pub(crate) fn default_reserved(
 }
 
 impl ReservedAccess {
-    /// Carries it out.
+    /// Executes the request.
     pub(crate) async fn execute(self) -> Result<Reply, CommandError> {
         let kind = self.request.kind();
         match (self.namespace.device.execute(self.request).await, kind) {
@@ -110,12 +111,12 @@ fn reserved_reply(frame: Frame, bytes: &[u8], host_buffer_bytes: usize) -> Resul
     cut(&data, host_buffer_bytes, data.len() as u64)
 }
 
-/// The slot of a feature. A discovery controller has none.
+/// Returns the frame of a feature; `None` for other features, and on discovery controllers.
 fn frame(controller: &Controller, fid: u8) -> Option<Frame> {
     FeatureId::from_code(fid).and_then(Frame::of_feature).filter(|_| !controller.is_discovery)
 }
 
-/// The namespace, if its device has room beside its blocks, and the slot or bitmap page that is meant.
+/// Returns the namespace and the reserved area, if the namespace's device has that area.
 fn with_reserved_area(
     controller: &Controller,
     frame: Frame,

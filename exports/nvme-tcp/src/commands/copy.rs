@@ -1,8 +1,8 @@
-//! Copy: source ranges to one destination, within a namespace, as bounded reads and writes.
+//! Copy: source ranges to one destination within a namespace, as reads and writes of bounded size.
 //!
-//! What is read is checked as PRINFOR says (all of it on a plain namespace). Tags that the write does not make anew
-//! (PRACT of PRINFOW) travel along with the guard they have; only the reference tag becomes that of the destination. A guard is
-//! never computed from data that was read, so damage that nobody asked to check for stays visible.
+//! Reads are checked as PRINFOR says, and completely on a plain namespace. Unless PRACT of PRINFOW makes new tags, a
+//! block keeps its guard and its application and storage tags; only the reference tag becomes that of the destination.
+//! No guard is computed from data that was read, so damage in an unchecked block stays detectable.
 
 use sealblock_block::{BadBlock, BadBlocks, Device, Durability, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
@@ -16,14 +16,14 @@ use crate::connection::Reply;
 use crate::io::execute;
 use crate::member::NamespaceHandle;
 
-/// Bytes of data that one Copy moves at most.
+/// The maximum data of one Copy, in bytes.
 const COPY_BYTES: u64 = 64 << 20;
 /// Bytes of data that it holds at a time.
 const PIECE_BYTES: u64 = 1 << 20;
 /// MSRC: source ranges of one Copy.
 const RANGES: u16 = 128;
 
-/// What one Copy may ask of a namespace with blocks of this size.
+/// The limits of one Copy on a namespace with this block size.
 pub(crate) fn limits(size: BlockSize) -> CopyLimits {
     let total = COPY_BYTES >> size.shift();
     CopyLimits {
@@ -33,7 +33,7 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
     }
 }
 
-/// Carries the command out. If it fails, the answer names the first source range that was not copied.
+/// Executes Copy. The result of a failed one is the first source range that was not copied.
 pub(crate) async fn copy(
     namespace: &NamespaceHandle,
     args: &CopyCommand,
@@ -58,7 +58,7 @@ pub(crate) async fn copy(
     Ok(Reply::Done(0))
 }
 
-/// Copies one source range to the blocks from `to` on, `done` blocks behind the start of the destination.
+/// Copies one source range to the blocks from `to` on, `done` blocks after the start of the destination.
 async fn copy_range(
     namespace: &NamespaceHandle,
     args: &CopyCommand,
@@ -84,7 +84,7 @@ async fn copy_range(
     Ok(())
 }
 
-/// Blocks that were read, as they are written `behind` blocks after the start of the destination.
+/// Returns the blocks that were read as they are written, `offset` blocks after the start of the destination.
 fn resealed(
     namespace: &NamespaceHandle,
     args: &CopyCommand,
@@ -111,7 +111,7 @@ fn resealed(
         Some(format) => args.write.checks(format, format.storage_tag_mask()).advance(offset, format),
         None => Checks { guard, ..Checks::NONE },
     };
-    // The guard was checked, or left alone, when the block was read.
+    // The read has checked the guard, or was asked not to.
     moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
         let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
         CommandError::of_error(
@@ -121,8 +121,8 @@ fn resealed(
     })
 }
 
-/// The reference tag of the first block of a piece: its address in Type 1, and on plain namespaces; what the command says in
-/// Type 2; that of the source in Type 3.
+/// Returns the reference tag of the first block of a piece: its address in Type 1 and on plain namespaces, the value of
+/// the command in Type 2, and that of the source (`None`) in Type 3.
 fn destination_ref(stored: PiFormat, args: Option<&CopyCommand>, at: Lba, offset: u64) -> Option<u64> {
     match (stored.protection(), args) {
         (ProtectionType::Type3, _) => None,

@@ -1,10 +1,10 @@
-//! Fused Compare and Write: two commands that are one (Base, "Fused Operations"; NVM, "Compare and Write").
+//! Fused Compare and Write: two commands that execute as one (Base, "Fused Operations"; NVM, "Compare and Write").
 //!
-//! Invariants: the second command of a pair is the one right behind the first on its queue, and both are answered; the write
-//! is carried out only if the compare found its blocks equal, and between the two no other change of these blocks is, whoever asks
-//! for it by whichever export.
+//! Invariants: the second command of a pair directly follows the first on its queue, and both complete. The write
+//! executes only if the compare found its blocks equal, and no other change of these blocks, from any export, executes
+//! between the two.
 //!
-//! Shape: the data of each half comes in its own time, so halves are put side by side here until both are ready.
+//! Shape: the data of the two halves arrives independently, so a half waits here until both are ready.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,16 +20,16 @@ use crate::connection::{Connection, Reply, Role};
 use crate::io::{IoRequest, RemainingWork};
 use crate::member::NamespaceHandle;
 
-/// ACWU: blocks that are compared and written as one, as a 0's based value.
+/// The blocks that Compare and Write changes atomically (ACWU, as a 1's based value).
 pub(crate) const ATOMIC_BLOCKS: u64 = 1;
 
-/// The pairs of one queue that are not whole yet.
+/// The pairs of one queue that are not complete yet.
 #[derive(Default)]
 pub(crate) struct FusedPairs(RefCell<Vec<FusedPair>>);
 
 struct FusedPair {
     first: FusedHalf,
-    /// Nothing yet, or for good once another command has come in between.
+    /// `None` until the second half arrives, and for good if another command came between.
     second: Option<FusedHalf>,
     is_orphan: bool,
 }
@@ -41,7 +41,7 @@ struct FusedHalf {
 }
 
 enum HalfProgress {
-    /// Its data is on the way.
+    /// Its data is being fetched.
     Fetching,
     Ready(Box<IoRequest>, Buffer),
     Failed(CommandError),
@@ -66,7 +66,7 @@ impl FusedPairs {
 }
 
 impl Connection {
-    /// Sees every command as it comes. A second half without its first is answered here, and `false` returned.
+    /// Takes every command in order. Fails a second half without its first, and returns `false`.
     pub(crate) fn fuse(self: &Rc<Self>, token: Token, command: &Command) -> bool {
         let is_half = self.is_half(command);
         if !is_half && self.pairs.0.borrow().is_empty() {
@@ -100,12 +100,12 @@ impl Connection {
         is_accepted
     }
 
-    /// A half that cannot be carried out.
+    /// Records that a half failed.
     pub(crate) fn fail_half(self: &Rc<Self>, token: Token, error: CommandError) {
         self.set_half_progress(token, HalfProgress::Failed(error));
     }
 
-    /// A half whose data is there.
+    /// Records that a half has its data.
     pub(crate) fn half_ready(self: &Rc<Self>, token: Token, request: IoRequest, data: Buffer) {
         self.set_half_progress(token, HalfProgress::Ready(Box::new(request), data));
     }
@@ -122,7 +122,7 @@ impl Connection {
         self.complete_pairs();
     }
 
-    /// Ends the pairs of which everything is known.
+    /// Executes or fails the pairs whose halves are both known.
     fn complete_pairs(self: &Rc<Self>) {
         loop {
             let whole = {
@@ -144,14 +144,14 @@ impl Connection {
         }
     }
 
-    /// Whether the command is half of a pair on this queue.
+    /// True if the command is half of a pair on this queue.
     pub(crate) fn is_half(&self, command: &Command) -> bool {
         matches!(command.fuse(), Fuse::First | Fuse::Second)
             && command.opcode != FABRICS_OPCODE
             && matches!(&*self.role.borrow(), Role::Io(..))
     }
 
-    /// Its data is not waited for any more.
+    /// Stops waiting for its data.
     fn cancel_fetch(&self, token: Token) {
         self.take_fetching(token);
         self.waiting.borrow_mut().retain(|waiting| waiting.token() != token);
@@ -162,7 +162,7 @@ impl Connection {
     }
 
     fn pair_completed(&self) {
-        // An answer is a sign of life, as it is of other commands.
+        // A completion counts as traffic for Keep Alive, as for other commands.
         self.signal.note_traffic();
         self.running_pairs.set(self.running_pairs.get() - 1);
         self.slots.task().wake_by_ref();
@@ -204,7 +204,7 @@ impl Connection {
 
 type PairResults = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
 
-/// Compares and writes; the write's outcome is missing if it was not begun.
+/// Compares and writes; the outcome of the write is `None` if it did not start.
 async fn execute_pair(compare: IoRequest, old: Buffer, write: IoRequest, new: Buffer) -> PairResults {
     let (extent, namespace) = match matched_extent(&compare, &write) {
         Ok(fits) => fits,
@@ -218,7 +218,7 @@ async fn execute_pair(compare: IoRequest, old: Buffer, write: IoRequest, new: Bu
     (compared, Some(write.execute_with_lock(RemainingWork::All(new), Some(&locked)).await))
 }
 
-/// The blocks of a pair, if it is a Compare and a Write of the same ones, and of no more than are one.
+/// Returns the blocks of a pair, if it is a Compare and a Write of the same blocks, and within the atomic limit.
 fn matched_extent(compare: &IoRequest, write: &IoRequest) -> Result<(Extent, Rc<NamespaceHandle>), CommandError> {
     let (Some((namespace, compared)), Some((other, written))) = (compare.compared_extent(), write.written_extent())
     else {

@@ -1,4 +1,4 @@
-//! Admin commands that are not answered at once: Asynchronous Event Request, Get LBA Status, and those of the annex.
+//! Admin commands that wait: Asynchronous Event Request, Get LBA Status, and those of the reserved area.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::connection::{Connection, Reply, Role};
 use crate::controller::Controller;
 use crate::member::NamespaceHandle;
 
-/// Takes the command if it is one of these and its controller is ready to carry it out; then it is answered in its time.
+/// Starts a command that does not complete at once, if its controller is ready; `false` for any other command.
 pub(crate) fn try_start(
     connection: &Rc<Connection>,
     token: Token,
@@ -77,7 +77,7 @@ fn begin(
     Ok(())
 }
 
-/// A request must not keep its connection, which may end before anything happens.
+/// Waits without keeping the connection alive, which may end before an event occurs.
 async fn wait_for_event(
     connection: std::rc::Weak<Connection>,
     events: Arc<AsyncEvents>,

@@ -1,4 +1,4 @@
-//! Get LBA Status: known bad blocks of a range, after a scan of it if that is asked for.
+//! Get LBA Status: the known bad blocks of a range, after a scan of it if the host requests one.
 
 use sealblock_block::{BadBlock, Device, Request};
 use sealblock_integrity::Checks;
@@ -12,12 +12,13 @@ use crate::connection::Reply;
 use crate::io::execute;
 use crate::member::NamespaceHandle;
 
-/// The longest answer, in bytes; there are 16 for each run of bad blocks.
+/// The longest reply, in bytes; each run of bad blocks takes 16.
 const MAX_REPLY_BYTES: usize = 256 << 10;
-/// Bytes of data that one step of a scan covers, so that other commands get their turn.
+/// Bytes of data of one step of a scan, so that other commands are not delayed.
 const STEP_BYTES: u64 = 8 << 20;
 
-/// Carries the command out. A scan ends early when the answer is full, or when `is_over` says that nobody waits for it.
+/// Executes the command. A scan ends early when the reply is full, or when `is_over` says that the connection has
+/// ended.
 pub(crate) async fn get(
     namespace: &NamespaceHandle,
     args: &GetLbaStatus,
@@ -44,7 +45,7 @@ pub(crate) async fn get(
                 }
             }
         }
-        // Devices do not tell which of their blocks are allocated.
+        // This action is not supported.
         LbaStatusAction::Allocated => return Err(Invalid::field("ATYPE", 13, 24).into()),
     }
     let (descriptors, complete) = damage_list.runs(extent, max_runs);
@@ -52,8 +53,8 @@ pub(crate) async fn get(
     cut(&page, host_buffer_bytes, bytes as u64)
 }
 
-/// Looks at blocks; what is bad is remembered on the way. A medium that does not say which block it cannot read is asked
-/// for ever smaller parts.
+/// Verifies blocks, which updates the damage list. If a medium does not name the block that it cannot read, halves the
+/// extent until a step has one block.
 async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), CommandError> {
     let format = namespace.device.geometry().protection;
     let mut parts = vec![extent];

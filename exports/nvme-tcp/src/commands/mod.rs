@@ -1,4 +1,4 @@
-//! Commands that are more than one operation on a device, or that wait for something: one file each.
+//! Commands of several requests, and commands that wait: one file each.
 
 pub(crate) mod abort;
 pub(crate) mod annex;

@@ -66,7 +66,7 @@ fn zeroes_and_deallocated_blocks_read_as_zeroes() {
         let held = served.plain.allocated_bytes();
         io.io(PLAIN, IoCommand::Write(blocks(256, 64)), Data::Write(pattern(262_144, 2))).await.ok();
         assert!(served.plain.allocated_bytes() > held);
-        // As Linux: a list of 4096 bytes whatever NR says.
+        // As Linux does: a list of 4096 bytes for any NR.
         let range = DsmRange::new(Extent::from_raw(256, 64).unwrap());
         let mut list = vec![0; 4096];
         list[4..8].copy_from_slice(&range.length_blocks.get().to_le_bytes());
@@ -131,7 +131,7 @@ fn the_target_makes_and_strips_tags_on_request() {
         let read = io.io(PROTECTED, IoCommand::Read(tags), Data::Read(2 * 4104)).await.ok();
         assert!(read.data[..4096] == data[..4096] && read.data[4104..8200] == data[4096..]);
         io.io(PROTECTED, IoCommand::Verify(tags), Data::None).await.ok();
-        // Hosts that set PRACT everywhere mean data without tags.
+        // Hosts that set PRACT on every command send data without tags.
         io.io(PROTECTED, IoCommand::Verify(range), Data::None).await.ok();
         io.io(PROTECTED, IoCommand::Compare(range), Data::Write(data.clone())).await.ok();
         let mut other = data.clone();
@@ -139,7 +139,7 @@ fn the_target_makes_and_strips_tags_on_request() {
         assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other)).await.status(), 0x285);
         served.protected.damage(Lba::new(7), Corruption::Data { at: 0, mask: 8 });
         assert_eq!(io.io(PROTECTED, IoCommand::Read(range), Data::Read(8192)).await.status(), 0x282);
-        // Nothing asked, nothing checked.
+        // No check requested, none executed.
         let unchecked = BlockCommand { protection: blocks(6, 2).protection, ..tags };
         io.io(PROTECTED, IoCommand::Read(unchecked), Data::Read(2 * 4104)).await.ok();
     });
@@ -166,7 +166,7 @@ fn tags_of_the_host_are_checked_before_anything_is_written() {
         other_tag[4104 + 4096 + 2] ^= 1;
         assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other_tag)).await.status(), 0x285);
         assert_eq!(admin.newest_error().await.lba, 21);
-        // Plain data where extended blocks are due.
+        // Plain data where extended blocks are required.
         let short = io.io(PROTECTED, IoCommand::Write(range), Data::Write(pattern(8192, 1))).await;
         assert_eq!(short.status(), 0x00F);
     });
@@ -187,7 +187,8 @@ fn what_cannot_be_is_refused_before_data_is_fetched() {
         let uncorrectable = IoCommand::WriteUncorrectable(Extent::one(Lba::new(BLOCKS)));
         assert_eq!(io.io(PLAIN, uncorrectable, Data::None).await.status(), 0x080);
         assert_eq!(io.call(sealblock_protocols_nvme::Command::new(0x0D, 1), Data::None).await.status(), 0x001);
-        // fio sets PRACT everywhere, and lengths on commands without data; without protection neither counts.
+        // fio sets PRACT on every command, and lengths on commands without data; without protection neither has an
+        // effect.
         let mut pract = blocks(0, 1);
         pract.protection.pract = true;
         io.io(BARE, IoCommand::Verify(pract), Data::Read(4096)).await.ok();

@@ -1,4 +1,4 @@
-//! Subsystems, namespaces and hosts that come and go while a target serves on several cores.
+//! Subsystems, namespaces and hosts that are added and removed while a target serves on several cores.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,7 +61,7 @@ fn a_removed_namespace_is_held_by_commands_in_flight_and_by_no_idle_queue() {
         }
         spread.latch.open();
         io[0].done(cid).await.ok();
-        // Queues without a command give it up without being asked for anything, on whatever core.
+        // Idle queues release it without a command, on any core.
         while Arc::strong_count(&state) > 1 {
             sleep(Duration::from_millis(1)).await;
         }

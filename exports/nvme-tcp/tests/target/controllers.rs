@@ -213,7 +213,7 @@ fn only_what_is_offered_can_be_configured() {
             queue.configure(0x0046_0001 | set << 4).await;
             assert_eq!(queue.property(0x1C, 4).await, csts, "{name} {set}");
         }
-        // A host that makes no I/O queues need not say how long their entries are.
+        // A host without I/O queues need not set their entry sizes.
         for (sizes, csts, io) in [(0x46, 1, 0), (0, 1, 0x182), (0x45, 2, 0x182), (0x06, 1, 0x182)] {
             let mut admin = Queue::open(served.address, false).await;
             admin.connect(SUBNQN, 0, CNTLID_DYNAMIC, 0).await.ok();
@@ -252,7 +252,7 @@ fn noise_and_premature_ends_leave_the_others_served() {
             })
             .take(len)
             .collect();
-            // The target may have closed already.
+            // Fails only if the target has closed already.
             let _ = stream.send_all([sealblock_runtime_memory::Slice::copy_from(&bytes)]).await;
         }
         let (admin, mut broken) = Queue::pair(served.address, false).await;

@@ -50,7 +50,7 @@ fn copies_are_resealed_for_their_place() {
                 io.io(nsid, IoCommand::Verify(blocks(1000, 253)), Data::None).await.ok();
             }
         }
-        // Tags travel along, all but the reference tag.
+        // All tags but the reference tag are copied.
         let mut tagged = with_checks(blocks(50, 1));
         tagged.protection.lbat = 0x1234;
         io.io(PROTECTED, IoCommand::Write(tagged), Data::Write(pattern(4096, 3))).await.ok();
@@ -63,7 +63,7 @@ fn copies_are_resealed_for_their_place() {
     });
 }
 
-/// Namespaces with other guards and types, their tags shown.
+/// Namespaces with other guards and types, with visible tags.
 #[test]
 fn copies_keep_their_guard_in_every_format() {
     for (guard, bits) in [(GuardKind::Crc16, 8), (GuardKind::Crc32c, 16), (GuardKind::Crc64, 8)] {
@@ -74,7 +74,7 @@ fn copies_keep_their_guard_in_every_format() {
     }
 }
 
-/// What a host says about tags of this format.
+/// The protection fields of a command for this format.
 #[derive(Clone, Copy)]
 struct Host(PiFormat);
 
@@ -95,7 +95,7 @@ impl Host {
         BlockCommand { protection: self.protection(start, storage, true), ..blocks(start, 3) }
     }
 
-    /// Three blocks from 4 on to 40, with this storage tag expected of the source and wanted at the destination.
+    /// Copies three blocks from 4 to 40, with this storage tag expected of the source and written at the destination.
     fn copy(self, source: u64, pract: bool, storage: u64) -> (CopyCommand, CopyRange) {
         let range = CopyRange { extent: extent(4, 3), protection: self.protection(4, source, false) };
         let copy = CopyCommand {
@@ -137,7 +137,7 @@ async fn copy_within(format: PiFormat) {
     }
     assert_eq!(send(&mut io, host.copy(8, false, 9)).await.status(), 0x288, "another storage tag");
     assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "it was expected, and is not stored: no damage");
-    // A wrong guard that nobody asked to check stays wrong.
+    // A wrong guard that no check covers stays wrong.
     assert!(device.damage(Lba::new(5), Corruption::Data { at: 3, mask: 4 }));
     let (copy, range) = host.copy(9, false, 9);
     let blind = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..copy };
@@ -177,7 +177,7 @@ fn a_copy_of_damage_or_beyond_its_limits_is_refused() {
         }
         let (command, _) = copy(100, &[(0, 1), (1, 1)], ProtectionInfo::NONE);
         assert_eq!(io.io(PLAIN, command, Data::Write(vec![0; 32])).await.status(), 0x00F);
-        // A source of which the command says another reference tag than its address.
+        // A source for which the command expects another reference tag than its address.
         write(&mut io, PROTECTED, 0, 1, 1).await;
         let IoCommand::Copy(mut ask) = copy(100, &[(0, 1)], checked(true)).0 else { unreachable!() };
         let range = CopyRange { extent: extent(0, 1), protection: checked(true).with_tags(format(), 0, 7) };

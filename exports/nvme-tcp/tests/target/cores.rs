@@ -1,5 +1,5 @@
-//! One target on several cores: controllers whose queues are apart, and their ends. The host of these tests runs on a reactor
-//! of its own.
+//! One target on several cores: controllers with queues on different cores, and their ends. The host of these tests
+//! runs on a reactor of its own.
 
 use std::time::{Duration, Instant};
 
@@ -116,8 +116,8 @@ fn the_end_of_the_admin_connection_ends_queues_on_other_cores() {
 #[test]
 fn a_silent_host_is_given_up_on_all_cores_and_traffic_keeps_another_alive() {
     run(|| async {
-        // A machine that lets the busy host stand still for as long as the timeout shows nothing, so then it is asked
-        // again with a longer one.
+        // A machine that suspends the busy host for the timeout proves nothing, so the test then repeats with a longer
+        // one.
         for keep_alive in [1500, 6000, 24_000].map(Duration::from_millis) {
             if traffic_keeps_alive(keep_alive).await {
                 return;
@@ -127,8 +127,8 @@ fn a_silent_host_is_given_up_on_all_cores_and_traffic_keeps_another_alive() {
     });
 }
 
-/// A silent host goes, and one that sends I/O commands alone outlives this timeout twice; `false` if its pauses were too long
-/// to tell.
+/// A silent host's controller ends, and one that sends only I/O commands outlives this timeout twice; `false` if its
+/// pauses were too long to prove it.
 async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
     let spread = spread(short());
     let (mut silent, _silent_io) = host(spread.address, 3).await;
@@ -202,7 +202,7 @@ fn a_target_that_stops_answers_commands_on_every_core() {
         for queue in &mut io {
             let write = IoCommand::Write(blocks(SLOW, 1)).encode(1).unwrap();
             cids.push(queue.submit(write, Data::Write(pattern(4096, 2))).await);
-            // Answered after the slow one was taken.
+            // Completes after the slow one was taken.
         }
         spread.latch.holds(6).await;
         spread.target.stop();
@@ -244,19 +244,19 @@ fn cores_that_stop_answer_commands_first() {
 #[test]
 fn data_that_was_asked_for_before_the_stop_is_still_written_and_later_commands_are_not() {
     run(|| async {
-        // However slow the machine is, the drain is not what ends this.
+        // Longer than any delay of a slow machine, so the drain time does not end this.
         let spread = spread(Limits { drain: LATE, ..Limits::default() });
         let (_admin, mut io) = host(spread.address, 6).await;
         let (io, idle) = io.split_at_mut(1);
-        // More than a capsule holds, so the target asks for it; the host's answer waits until the target stops.
+        // More than a capsule holds, so the target sends an R2T; the host sends the data only after the target stops.
         let write = IoCommand::Write(blocks(0, 64)).encode(1).unwrap();
         let cid = io[0].submit_and_hold(write, pattern(64 << 12, 7)).await;
         spread.target.stop();
-        // Queues with nothing to do are on every core, and their ends show that the stop has come there.
+        // Idle queues are on every core, and their ends prove that the stop has reached it.
         for queue in idle {
             while queue.receive().await {}
         }
-        // Sends the data along.
+        // Sends the data.
         let late = io[0].submit(IoCommand::Flush.encode(1).unwrap(), Data::None).await;
         io[0].done(cid).await.ok();
         while io[0].receive().await {}

@@ -1,4 +1,4 @@
-//! Write Uncorrectable, and what hosts can ask about damaged blocks, over loopback sockets.
+//! Write Uncorrectable, and the commands and logs that report bad blocks, over loopback sockets.
 
 use crate::common::requests::*;
 use crate::common::*;
@@ -63,7 +63,7 @@ fn unreadable_blocks_stay_so_until_they_are_written_zeroed_or_discarded() {
     });
 }
 
-/// A command over eight blocks whose host expects these tags of them.
+/// A command over eight blocks that expects these tags.
 fn expecting(app_tag: u16, first_ref: u64) -> BlockCommand {
     let prchk = Prchk::GUARD | Prchk::APPLICATION_TAG | Prchk::REFERENCE_TAG;
     let protection = ProtectionInfo { pract: true, prchk, lbat: app_tag, lbatm: u16::MAX, ..ProtectionInfo::NONE };
@@ -86,7 +86,7 @@ fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_i
             let tracked = status(&mut admin, PROTECTED, LbaStatusAction::Tracked, 0, 0, 4096).await;
             assert_eq!(runs(tracked), (vec![], true));
         }
-        // The same expectation, and damage besides: a guard, and a reference tag of Type 1, which is the address.
+        // The same expectation with real damage: a guard, and a reference tag of Type 1, which is the address.
         let tuple = format().tuple_bytes();
         assert!(served.protected.damage(Lba::new(3), Corruption::Data { at: 7, mask: 1 }));
         assert!(served.protected.damage(Lba::new(5), Corruption::Tag { at: tuple - 1, mask: 1 }));
@@ -145,7 +145,7 @@ fn one_verify_names_all_bad_blocks_in_the_logs() {
         let page = LbaStatusLog::decode(&admin.log(0x0E, 4096).await.ok().data).unwrap();
         assert_eq!((page.estimate_blocks, page.generation, page.elements.len()), (Some(3), 1, 1));
         assert_eq!(page.elements[0].ranges, LbaStatusRanges::Ranges(vec![extent(3, 2), extent(40, 1)]));
-        // A failure of another kind has no more in the damage log.
+        // An error of another kind has no entry in the damage log.
         assert_eq!(io.io(PLAIN, IoCommand::Read(blocks(BLOCKS, 1)), Data::Read(4096)).await.status(), 0x080);
         assert_eq!(admin.newest_error().await.vendor_information, 0);
     });
@@ -193,7 +193,7 @@ fn a_scan_finds_what_nobody_has_read() {
             runs(status(&mut admin, PROTECTED, scan, 0, 0, 4096).await),
             (vec![(7, 1), (9, 1), (3001, 1)], true)
         );
-        // Undone behind its back, and looked at again.
+        // Repairs the block below the target, and verifies it again.
         served.protected.damage(Lba::new(9), Corruption::Data { at: 1, mask: 1 });
         assert_eq!(runs(status(&mut admin, PROTECTED, scan, 0, 0, 4096).await), (vec![(7, 1), (3001, 1)], true));
         assert_eq!(status(&mut admin, PROTECTED, scan, BLOCKS, 1, 64).await.status(), 0x080);

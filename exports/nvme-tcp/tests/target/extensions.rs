@@ -1,4 +1,4 @@
-//! What sealblock has besides the specification, over loopback sockets: the command Digest, the annex, the page that tells.
+//! Vendor extensions of sealblock, over loopback sockets: the command Digest, the reserved area, and their log page.
 
 use std::rc::Rc;
 
@@ -19,9 +19,9 @@ use sealblock_protocols_nvme::logs::{EffectsLog, lists_log_page};
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_units::{BlockSize, Lba};
 
-/// A namespace whose device has no annex, and sums by reading.
+/// A namespace whose device has no reserved area, and computes checksums by reading.
 const SMALL: u32 = 6;
-/// One that takes no writes.
+/// A read-only one.
 const FIXED: u32 = 7;
 
 fn published(device: impl Device + 'static) -> SharedDevice {
@@ -71,7 +71,7 @@ fn a_digest_is_the_sum_of_the_data_on_every_kind_of_namespace() {
                 assert_eq!(done.completion.result.get(), guard::crc64(&data), "namespace {nsid}");
                 assert!(done.data.is_empty());
             }
-            // The gate stands in for a device that has none.
+            // The gate emulates it for a device without it.
             let sum = digest(&mut io, SMALL, blocks(0, 64)).await.ok().completion.result.get();
             assert_eq!(sum, guard::crc64(&vec![0; 64 << 12]));
         });
@@ -113,7 +113,7 @@ fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
         assert_eq!(digest(&mut io, PLAIN, blocks(BLOCKS - 1, 1)).await.status(), 0);
         assert_eq!(digest(&mut io, PLAIN, blocks(BLOCKS - 1, 2)).await.status(), 0x080);
         assert_eq!(digest(&mut io, 3, blocks(0, 1)).await.status(), 0x00B);
-        // A length that nothing is done with, as of Verify.
+        // A data length that has no effect, as with Verify.
         io.io(PLAIN, IoCommand::Checksum(blocks(0, 1)), Data::Read(4096)).await.ok();
     });
 }

@@ -38,7 +38,7 @@ fn a_fused_write_is_done_only_if_the_compare_finds_its_blocks() {
         let two = pattern(8192, 2);
         assert_eq!(compare_and_write(&mut io, 3, 2, two.clone(), two).await, (0x014, 0x014), "more than ACWU");
         assert_eq!(compare_and_write(&mut io, BLOCKS, 1, old.clone(), new.clone()).await, (0x080, 0x080));
-        // A first half that fails takes the second along, and the other way round.
+        // A first half that fails also fails the second, and the other way round.
         served.plain.damage(Lba::new(3), Corruption::Data { at: 0, mask: 1 });
         assert_eq!(compare_and_write(&mut io, 3, 1, new.clone(), old.clone()).await, (0x282, 0x009));
         let compare = fused(IoCommand::Compare(blocks(4, 1)), PLAIN, Fuse::First);
@@ -118,7 +118,7 @@ impl Device for Held {
     }
 }
 
-/// Whoever else uses the device, over another protocol or for a repair, waits for the pair as well.
+/// Other users of the device, such as another protocol or a repair, also wait for the pair.
 #[test]
 fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
     run(|| async {
@@ -155,7 +155,7 @@ fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
     });
 }
 
-/// Two hosts count in one block with Compare and Write, as clusters do; no step may be lost.
+/// Two hosts increment one block with Compare and Write, as clusters do; no increment may be lost.
 #[test]
 fn counting_with_compare_and_write_loses_nothing() {
     run(|| async {

@@ -1,4 +1,4 @@
-//! A command of a connection that is gone must not be carried out after newer ones of the same host's next connection.
+//! A command of an ended connection must not execute after newer ones of the same host's next connection.
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_units::BlockSize;
 
-/// Holds the first write back until it is let go.
+/// Delays the first write until a test releases it.
 struct FirstLate(MemoryDevice, Arc<(AtomicUsize, AtomicBool)>);
 
 impl Device for FirstLate {
@@ -63,7 +63,7 @@ fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
         while latch.0.load(Ordering::SeqCst) == 0 {
             sleep(Duration::from_millis(1)).await;
         }
-        // The connections are lost, and the host comes again, as it must: it repeats its write, and then writes anew.
+        // The connections are lost and the host reconnects: it repeats its write, and then writes again.
         drop((admin, io));
         let next = spawn(async move { Queue::pair(address, false).await });
         let mut other = Queue::open(address, false).await;
@@ -96,7 +96,7 @@ fn a_slot_of_the_annex_is_not_written_by_a_lost_connection_either() {
         let set = SetFeatures { fid, save: false, nsid: 1, cdw11: 0 }.encode();
         let mut admin = Queue::admin(address, SUBNQN, false).await;
         admin.submit(set, Data::Write(slot.encode(b"old").unwrap())).await;
-        // Longer than a capsule has room for, so the target asks for it.
+        // Longer than a capsule holds, so the target sends an R2T.
         while latch.0.load(Ordering::SeqCst) == 0 {
             assert!(admin.receive().await, "the target asks for the data");
             sleep(Duration::from_millis(1)).await;

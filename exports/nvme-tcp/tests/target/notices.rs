@@ -1,4 +1,4 @@
-//! Asynchronous events, Abort, Disconnect and the features that must be there, over loopback sockets.
+//! Asynchronous events, Abort, Disconnect and the mandatory features, over loopback sockets.
 
 use crate::common::requests::*;
 use crate::common::*;
@@ -17,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One namespace in memory, and what all controllers of it share.
+/// One namespace in memory, and its state.
 fn serve_with_state() -> (Served, Arc<NamespaceState>) {
     let mut states = Vec::new();
     let served = serve_with(short(), |_| {
@@ -30,7 +30,7 @@ fn serve_with_state() -> (Served, Arc<NamespaceState>) {
     (served, states.remove(0))
 }
 
-/// The event that a waiting request is answered with.
+/// The event that completes a waiting request.
 async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
     AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0())
 }
@@ -54,7 +54,7 @@ fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
         assert_eq!(told(&mut admin, waiting).await, AsynchronousEvent::NAMESPACE_CHANGED);
         assert_eq!(admin.log(4, 4096).await.ok().data[..8], [PLAIN as u8, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(admin.log(4, 4096).await.ok().data[..4], [0; 4], "read once");
-        // Damage that a command meets is reported once the page was read.
+        // Damage that a command finds is reported once the page was read.
         let waiting = admin.submit(ask, Data::None).await;
         admin.log(0x0E, 64).await.ok();
         let device = MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format()));
@@ -132,7 +132,7 @@ fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
         assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::NAMESPACE_CHANGED);
         let next = admin.submit(ask, Data::None).await;
         states[0].report_damage(&[sealblock_block::BadBlock::media(Lba::new(9))]);
-        // An event would be told before the answer to this.
+        // An event would arrive before this completion.
         admin.identify(Cns::Controller, 0).await.ok();
         admin.identify(Cns::Controller, 0).await.ok();
         assert!(!admin.is_done(next), "nobody here has these blocks any more");

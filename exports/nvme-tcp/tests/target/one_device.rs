@@ -1,4 +1,4 @@
-//! One device for many: queues on several cores, and namespaces that share it.
+//! One device with many users: queues on several cores, and namespaces that share it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::spawn;
 
-/// Counts with all queues at once, each in one of the namespaces; gives the sum that is to be there.
+/// Increments with all queues at once, each in one of the namespaces; returns the expected sum.
 async fn count_at_once(queues: Vec<Queue>, nsids: &[u32]) -> u64 {
     const STEPS: usize = 8;
     let sum = (queues.len() * STEPS) as u64;

@@ -1,4 +1,4 @@
-//! Namespaces whose devices take no changes: hosts are told, and what would change a block is refused by its own status.
+//! Namespaces of read-only devices: Identify reports them, and every change of a block fails with its own status.
 
 use std::rc::Rc;
 

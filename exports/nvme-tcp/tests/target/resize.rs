@@ -22,7 +22,7 @@ use sealblock_units::{BlockSize, Lba};
 const NSID: u32 = 7;
 /// Bytes of a block, which the pattern of each fills.
 const BLOCK: usize = 4096;
-/// Requests of each queue that have to succeed between two changes.
+/// Requests of each queue that must succeed between two resizes.
 const STEPS: u64 = 40;
 
 /// The first blocks of a memory.
@@ -38,7 +38,7 @@ impl Device for Part {
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
-        // Requests are under way for a while, as on a disk, so that there are some to wait for.
+        // Each request takes a while, as on a disk, so that a resize has requests to wait for.
         yield_now().await;
         self.0.execute(operation).await
     }
@@ -49,7 +49,7 @@ fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> Rc<Gate<DynDevice>> 
     Rc::new(Gate::new("part", DynDevice::new(Part(Rc::clone(memory), geometry))))
 }
 
-/// A namespace that can be resized, beside others.
+/// A namespace that can be resized, next to others.
 struct Rig {
     spread: Spread,
     home: CoreHandle,
@@ -73,7 +73,7 @@ impl Rig {
         Rig { spread, home, memory, shared, state }
     }
 
-    /// What a server does whose volume was closed, resized and opened anew.
+    /// Does what a server does whose volume was closed, resized and reopened.
     async fn resize(&self, capacity_blocks: u64) {
         let (memory, shared) = (self.memory.clone(), self.shared.clone());
         let resized = self.home.call(move || async move {
@@ -113,7 +113,7 @@ impl Load {
         io
     }
 
-    /// Waits until each queue has got on.
+    /// Waits until each queue has made progress.
     async fn goes_on(&self) {
         let from: Vec<u64> = self.done.iter().map(Cell::get).collect();
         while self.done.iter().zip(&from).any(|(done, from)| done.get() < from + STEPS) {
@@ -122,12 +122,12 @@ impl Load {
     }
 }
 
-/// Asks for an event, which comes when something has changed.
+/// Sends an Asynchronous Event Request.
 async fn ask(admin: &mut Queue) -> u16 {
     admin.submit(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), Data::None).await
 }
 
-/// The host hears of the change, and looks at the namespace.
+/// The host receives the event, and identifies the namespace.
 async fn hears_of(admin: &mut Queue, waiting: u16, capacity_blocks: u64) {
     let event = AsynchronousEvent::from_dword0(admin.done(waiting).await.ok().completion.dword0());
     assert_eq!(event, AsynchronousEvent::NAMESPACE_CHANGED);
@@ -158,7 +158,7 @@ fn it_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
             hears_of(&mut admin, waiting, capacity_blocks).await;
             load.capacity_blocks.set(used);
             load.goes_on().await;
-            // The load keeps within what is left before that becomes smaller.
+            // The load restricts itself to the smaller size before the resize.
             load.goes_on().await;
         }
         load.is_over.set(true);
@@ -189,7 +189,7 @@ fn damage_beyond_the_end_of_a_smaller_device_is_known_no_more() {
         assert_eq!(known(&mut admin).await, [3, 50, 90]);
         rig.resize(50).await;
         assert_eq!(known(&mut admin).await, [3]);
-        // A request from before, which is answered late.
+        // A request from before the resize that completes late.
         rig.state.report_damage(&[bad(49), bad(50)]);
         assert_eq!(known(&mut admin).await, [3, 49]);
         rig.resize(96).await;

@@ -16,11 +16,11 @@ use sealblock_units::BlockSize;
 /// CC with EN, and with SHN for a normal shutdown.
 const ENABLED: u64 = 0x0046_0001;
 const SHUT_DOWN: u64 = 0x0046_4001;
-/// CSTS: ready, and how far the shutdown is.
+/// CSTS: ready, and the shutdown status.
 const IN_PROGRESS: u64 = 1 | 1 << 2;
 const COMPLETE: u64 = 1 | 2 << 2;
 
-/// Flushes that have begun, and how many may end.
+/// Flushes that have started, and how many may complete.
 #[derive(Default)]
 struct Flushes {
     begun: AtomicUsize,
@@ -79,7 +79,7 @@ fn a_shutdown_is_complete_after_a_flush_of_its_own_and_many_make_no_crowd() {
         }
         assert_eq!(admin.property(0x1C, 4).await, IN_PROGRESS);
         assert_eq!(flushes.begun.load(Ordering::SeqCst), 1, "one at a time");
-        // The first flush began before the last shutdown was asked for, so it is no answer to that.
+        // The first flush started before the host requested the last shutdown, so it does not cover that.
         flushes.allowed.store(1, Ordering::SeqCst);
         begun(&flushes, 2).await;
         assert_eq!(admin.property(0x1C, 4).await, IN_PROGRESS);

@@ -1,4 +1,4 @@
-//! Hosts that ask for data and never take it: what they can make the target hold, and for how long.
+//! Hosts that read and never receive the data: what they can make the target hold, and for how long.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const READ_BYTES: usize = 1 << 20;
 /// Commands over Fabrics have SGLs (Base, "Command Dword 0").
 const PSDT_SGL: u8 = 0x40;
 
-/// Memory of this process that is no file's, in bytes.
+/// Anonymous memory of this process, in bytes.
 fn resident_bytes() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -29,7 +29,7 @@ async fn ask(io: &mut Queue) -> u16 {
     io.submit(read(), Data::Read(READ_BYTES)).await
 }
 
-/// Asks for the same, on a queue that has no place for the answers.
+/// Requests the same, on a queue whose socket buffers are full.
 async fn ask_without_receiving(io: &mut Queue, cid: u16) {
     let mut command = read();
     (command.flags, command.cid) = (PSDT_SGL, cid.into());
@@ -40,7 +40,7 @@ async fn ask_without_receiving(io: &mut Queue, cid: u16) {
 #[test]
 fn many_hosts_that_never_receive_stay_within_the_limit_and_hold_up_nobody() {
     run(|| async {
-        // A share of its own for each connection, and little more.
+        // The reserve of each connection, and little more.
         let limits = Limits { connections: 2 * HOSTS + 2, total_bytes_in_flight: 0, ..short() };
         let most_bytes = limits.connections * (READ_BYTES + (64 << 10));
         let served = serve(limits);

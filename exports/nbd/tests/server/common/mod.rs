@@ -18,7 +18,7 @@ use sealblock_units::{BlockSize, Lba};
 
 pub const BLOCK: u64 = 4096;
 pub const BLOCKS: u64 = 4096;
-/// Longer than anything takes.
+/// Longer than any step of a test takes.
 pub const LATE: Duration = Duration::from_secs(60);
 
 /// Exports `protected` (with protection information), `bare` (blocks of 512 bytes without), and `fixed` (the first, to be
@@ -33,7 +33,7 @@ pub struct Served {
     cores: Cores,
 }
 
-/// Has a core make something.
+/// Runs a function on a core.
 fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     core.post().send(move || send.send(make()).expect("the test waits")).expect("the core runs");
@@ -64,13 +64,13 @@ pub fn serve(limits: Limits) -> Served {
     Served { server, address, served, protected, shared, cores }
 }
 
-/// Has a core serve; gives how that ends, and the address.
+/// Has a core serve; returns its outcome and its address.
 fn listen(core: &CoreHandle, server: Server) -> (mpsc::Receiver<std::io::Result<()>>, SocketAddr) {
     let (send, served) = mpsc::channel();
     let address = on(core, move || {
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 64).unwrap();
         let address = listener.local_addr().unwrap();
-        // The test may have ended before.
+        // Fails only if the test has ended.
         drop(spawn(async move { drop(send.send(server.serve(listener).await)) }));
         address
     });
@@ -87,7 +87,7 @@ impl Served {
         assert!(damaged, "there is something to damage");
     }
 
-    /// Has an export of the device of `protected` have another size, as a server does whose volume was resized.
+    /// Resizes an export of the device of `protected`, as a server does whose volume was resized.
     pub fn resize(&self, export: &str, bytes: u64) {
         let (protected, shared) = (self.protected.clone(), self.shared.clone());
         let resized = on(&self.cores.handle(0).unwrap(), move || {
@@ -99,13 +99,13 @@ impl Served {
         self.server.resize_export(export, resized).unwrap();
     }
 
-    /// Serves the device of `protected` once more, as `again`.
+    /// Serves the device of `protected` a second time, as `again`.
     pub fn serve_again(&self) -> SocketAddr {
         let server = Server::new([Export::new("again", self.shared.clone())], Limits::default()).unwrap();
         listen(&self.cores.handle(0).unwrap(), server).1
     }
 
-    /// Stops the cores, as a process does that is told to end.
+    /// Stops the cores, as a process does on SIGTERM.
     pub fn shutdown(self, drain: Duration) -> Stopped {
         self.cores.shutdown(drain)
     }
@@ -160,7 +160,7 @@ impl Client {
         client
     }
 
-    /// Whether the server has such an export.
+    /// True if the server has this export.
     pub fn can_open(address: SocketAddr, export: &str) -> bool {
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LATE)).unwrap();
@@ -199,7 +199,7 @@ impl Client {
         }
     }
 
-    /// Sends a request, and gives its cookie.
+    /// Sends a request, and returns its cookie.
     pub fn send(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> u64 {
         self.cookie += 1;
         let flags = if self.is_extended && !data.is_empty() { flags | flag::PAYLOAD_LEN } else { flags };
@@ -229,7 +229,7 @@ impl Client {
         (cookie, flags_and_kind >> 16 & u32::from(chunk::DONE) != 0, (flags_and_kind as u16, self.bytes(len)))
     }
 
-    /// The reply to whatever is answered next.
+    /// Receives the next reply.
     pub fn receive(&mut self) -> (u64, Vec<Chunk>) {
         let mut chunks = Vec::new();
         loop {
@@ -249,7 +249,7 @@ impl Client {
         chunks
     }
 
-    /// The errno of a request without data in its answer; 0 when it succeeded.
+    /// Returns the errno of a request without data in its reply; 0 when it succeeded.
     pub fn errno(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> u32 {
         let chunks = self.ask(flags, kind, offset, length, data);
         match &chunks[..] {

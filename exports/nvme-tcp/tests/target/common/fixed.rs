@@ -1,10 +1,10 @@
-//! A device that takes no changes.
+//! A read-only device.
 
 use sealblock_block::{Abilities, Device, Geometry, Outcome, Request};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_units::BlockSize;
 
-/// Memory that says it is read only. It refuses nothing itself: that is for its gate and for whoever exports it.
+/// Memory that reports itself read-only. It executes writes all the same: its gate and the export must fail them.
 pub struct Fixed(MemoryDevice);
 
 impl Fixed {

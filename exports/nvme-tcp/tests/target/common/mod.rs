@@ -36,7 +36,7 @@ pub const PROTECTED: u32 = 2;
 pub const BARE: u32 = 4;
 pub const BLOCKS: u64 = 4096;
 
-/// A target that is being served, and the devices behind it.
+/// A running target, and its devices.
 pub struct Served {
     pub target: Target,
     pub address: SocketAddr,
@@ -86,7 +86,7 @@ pub fn serve_with(limits: Limits, change: impl FnOnce(Subsystem) -> Subsystem) -
     Served { target, address, serving, plain, protected }
 }
 
-/// What hosts call themselves unless a test says otherwise.
+/// The NQN of hosts unless a test sets another.
 pub const HOSTNQN: &str = "nqn.2026-11.org.example:host";
 
 /// One queue, seen from the host.
@@ -95,11 +95,11 @@ pub struct Queue {
     stream: Stream,
     done: HashMap<u16, (Completion, Vec<u8>)>,
     pub cntlid: u16,
-    /// What the host calls itself; nothing at all if this is empty.
+    /// The NQN of the host; Connect carries none if it is empty.
     pub hostnqn: &'static str,
 }
 
-/// What became of a command.
+/// The result of a command.
 pub struct Done {
     pub completion: Completion,
     pub data: Vec<u8>,
@@ -140,7 +140,7 @@ impl Queue {
         assert!(self.try_send().await, "the connection takes what is sent");
     }
 
-    /// Sends what there is; tells whether the connection lives on.
+    /// Sends pending bytes; true if the connection is still open.
     async fn try_send(&mut self) -> bool {
         let mut out = Vec::new();
         while self.host.transmit(&mut out, TransmitLimit::default()) > 0 {
@@ -151,7 +151,7 @@ impl Queue {
         true
     }
 
-    /// Receives once; tells whether the connection lives on.
+    /// Receives once; true if the connection is still open.
     pub async fn receive(&mut self) -> bool {
         let Some(buffer) = self.host.receive_buffer() else { return false };
         let (result, buffer) = self.stream.recv(buffer).await;
@@ -178,7 +178,7 @@ impl Queue {
         cid
     }
 
-    /// Receives once while nothing is expected but the start of a PDU: its type and PLEN (NVMe/TCP, "Common Header").
+    /// Receives once while only the start of a PDU is expected: its type and PLEN (NVMe/TCP, "Common Header").
     pub async fn receive_header(&mut self) -> (u8, usize) {
         let buffer = self.host.receive_buffer().unwrap();
         let (result, buffer) = self.stream.recv(buffer).await;
@@ -188,7 +188,7 @@ impl Queue {
         (header[0], u32::from_le_bytes(header[4..].try_into().unwrap()) as usize)
     }
 
-    /// Whether a command without data is answered, by a target that may have ended the connection.
+    /// True if a command without data completes, at a target that may have ended the connection.
     pub async fn tries(&mut self, command: Command) -> bool {
         let Ok(cid) = self.host.submit(command, HostData::None) else { return false };
         let mut lives = self.try_send().await;
@@ -198,7 +198,7 @@ impl Queue {
         lives
     }
 
-    /// Submits a Write and waits until the target asks for its data, which is sent with whatever is sent next.
+    /// Submits a Write and waits for its R2T. The data is sent with the next send.
     pub async fn submit_and_hold(&mut self, command: Command, data: Vec<u8>) -> u16 {
         let cid = self.submit(command, Data::Write(data)).await;
         let buffer = self.host.receive_buffer().unwrap();
@@ -209,7 +209,7 @@ impl Queue {
         cid
     }
 
-    /// Whether this command was answered.
+    /// True if this command has completed.
     pub fn is_done(&self, cid: u16) -> bool {
         self.done.contains_key(&cid)
     }
@@ -285,7 +285,7 @@ impl Queue {
         self.call(command.encode(nsid).unwrap(), data).await
     }
 
-    /// Sends bytes that are no PDU of this host.
+    /// Sends raw bytes, which this host's core did not make.
     pub async fn send_raw(&mut self, bytes: &[u8]) {
         self.stream.send_all([Slice::copy_from(bytes)]).await.unwrap();
     }

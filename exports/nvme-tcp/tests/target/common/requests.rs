@@ -67,7 +67,7 @@ pub async fn count(io: &mut Queue, nsid: u32) -> u64 {
     u64::from_le_bytes(read(io, nsid, 0, 1).await.ok().data[..8].try_into().unwrap())
 }
 
-/// Counts there with Compare and Write, as clusters do, until so many steps were its own.
+/// Increments it with Compare and Write, as clusters do, until so many increments succeeded.
 pub async fn count_up(mut io: Queue, nsid: u32, steps: usize) {
     let mut done = 0;
     while done < steps {

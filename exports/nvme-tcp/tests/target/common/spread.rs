@@ -22,7 +22,7 @@ pub const LATE: Duration = Duration::from_secs(30);
 /// Commands on this block wait for the latch.
 pub const SLOW: u64 = 4000;
 
-/// Holds back whatever touches the slow block until a test lets it go.
+/// Delays requests of the slow block until a test releases them.
 #[derive(Default)]
 pub struct Latch {
     pub begun: AtomicUsize,
@@ -30,7 +30,7 @@ pub struct Latch {
 }
 
 impl Latch {
-    /// Waits until so many are held back.
+    /// Waits until so many are delayed.
     pub async fn holds(&self, count: usize) {
         while self.begun.load(Ordering::SeqCst) < count {
             sleep(Duration::from_millis(1)).await;
@@ -73,7 +73,7 @@ pub struct Spread {
     pub latch: Arc<Latch>,
 }
 
-/// Has a core make something.
+/// Runs a function on a core.
 pub fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     core.post().send(move || send.send(make()).expect("the test waits")).expect("the core runs");
@@ -109,7 +109,7 @@ pub fn listen(target: &Target, cores: &Cores, core: usize) -> (SocketAddr, mpsc:
     let address = on(&cores.handle(core).unwrap(), move || {
         let listener = Listener::bind((std::net::Ipv4Addr::LOCALHOST, 0).into(), 64).unwrap();
         let address = listener.local_addr().unwrap();
-        // The test may have ended before.
+        // Fails only if the test has ended.
         drop(spawn(async move { drop(send.send(target.serve(listener).await)) }));
         address
     });
