@@ -84,9 +84,9 @@ impl<M> Counted<M> {
         if offset_bytes < self.layout.log_offset() {
             return Part::Superblock;
         }
-        let Some(within) = offset_bytes.checked_sub(self.layout.zones_offset()) else { return Part::Log };
-        match self.layout.zone(within / self.layout.zone_stride()) {
-            Some(zone) if offset_bytes >= zone.slots_offset => Part::Slots,
+        let Some(within) = offset_bytes.checked_sub(self.layout.groups_offset()) else { return Part::Log };
+        match self.layout.block_group(within / self.layout.group_stride()) {
+            Some(zone) if offset_bytes >= zone.data_offset => Part::Slots,
             _ => Part::Tables,
         }
     }

@@ -89,9 +89,9 @@ fn one(
 /// Reads the slots of every zone's own blocks.
 fn plain(path: &Path, layout: &Layout, threads: usize) -> anyhow::Result<Sample> {
     let file = File::open(path)?;
-    let pieces: Vec<u64> = (0..layout.zones())
-        .filter_map(|zone| layout.zone(zone))
-        .flat_map(|zone| (0..zone.blocks << 12).step_by(PIECE_BYTES).map(move |at| zone.slots_offset + at))
+    let pieces: Vec<u64> = (0..layout.block_groups())
+        .filter_map(|zone| layout.block_group(zone))
+        .flat_map(|zone| (0..zone.blocks << 12).step_by(PIECE_BYTES).map(move |at| zone.data_offset + at))
         .collect();
     let share = pieces.len().div_ceil(threads);
     let watch = Stopwatch::start();

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use sealblock_block::{Clock, Condition, Error, ErrorKind, Medium, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, BITMAP_PAGE_BYTES};
+use crate::format::{BITMAP_PAGE_BYTES, RESERVED_HEAD_BYTES, ReservedCopy};
 use crate::volume::Volume;
 
 /// What is known of the slots, and who may write them: one at a time.
@@ -58,9 +58,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(held.clone());
         }
         let (mut serials, mut failed) = ([None; 4], [0; 2]);
-        let mut newest: Option<AnnexCopy> = None;
-        for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.annex_offsets(slot, turn)).enumerate() {
-            let room = self.medium.buffer(slot.max_bytes() + ANNEX_HEAD_BYTES);
+        let mut newest: Option<ReservedCopy> = None;
+        for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(slot, turn)).enumerate() {
+            let room = self.medium.buffer(slot.max_bytes() + RESERVED_HEAD_BYTES);
             let (read, bytes) = self.medium.read(offset, room).await;
             // An unreadable copy is no more than a damaged one. Of two that hold the same nobody knows whether they are the newest.
             failed[at / 2] += usize::from(read.is_err());
@@ -68,20 +68,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 let reason = format!("neither copy of what the annex holds can be read: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
-            let found = read.ok().and_then(|()| AnnexCopy::decode(&bytes, slot, self.seed));
+            let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, slot, self.seed));
             // One in the other turn's place was misplaced, or put there by somebody else.
-            let Some(found) = found.filter(|found| found.serial % 2 == at as u64 / 2) else { continue };
-            serials[at] = Some(found.serial);
-            if newest.as_ref().is_none_or(|newest| newest.serial < found.serial) {
+            let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
+            serials[at] = Some(found.write_seq);
+            if newest.as_ref().is_none_or(|newest| newest.write_seq < found.write_seq) {
                 newest = Some(found);
             }
         }
         if let Some(newest) = &newest {
             // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
-            let twins = &serials[(newest.serial % 2 * 2) as usize..][..2];
-            self.table.zones.lost_copies().add(twins.iter().filter(|serial| serial.is_none()).count() as u64);
+            let twins = &serials[(newest.write_seq % 2 * 2) as usize..][..2];
+            self.block_map.groups.lost_copies().add(twins.iter().filter(|serial| serial.is_none()).count() as u64);
         }
-        self.annex.serials[slot.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.serial)));
+        self.annex.serials[slot.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
         self.annex.held.borrow_mut()[slot.index()] = Some(held.clone());
         Ok(held)
@@ -118,13 +118,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.load_annex(slot).await?;
         }
         let serial = self.annex.serials[slot.index()].get().unwrap_or(0) + 1;
-        let copy = AnnexCopy { serial, bytes: bytes.to_vec() };
+        let copy = ReservedCopy { write_seq: serial, bytes: bytes.to_vec() };
         let encoded = copy.encode(slot, self.seed);
         let sector = self.layout.sector_bytes() as usize;
         let mut buffer = self.medium.buffer(encoded.len().next_multiple_of(sector));
         buffer.fill(0);
         buffer[..encoded.len()].copy_from_slice(&encoded);
-        let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.annex_offsets(slot, serial));
+        let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.reserved_offsets(slot, serial));
         self.medium.write(start, bytes_written.clone()).await?;
         if let Err(error) = self.medium.write(tail, bytes_written).await {
             tracing::warn!(%error, "a second copy of what the annex holds could not be written");

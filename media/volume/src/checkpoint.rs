@@ -79,7 +79,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Waits until there is room for so many sectors in the log, and for their records in memory.
     pub(crate) async fn make_room(&self, sectors: u64) -> Result<(), Error> {
         let of = &self.checkpoints;
-        while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors() || self.table.overfull() {
+        while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors()
+            || self.block_map.is_full()
+        {
             let since = of.ended.get();
             of.want();
             of.changed.wait_until(|| of.ended.get() != since || self.state.get() == State::Failed).await;
@@ -105,10 +107,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.mutation == Mutation::TailEarly {
             target = self.log.take_applied();
         }
-        let zones_made = self.table.zones.made();
-        self.change_superblock(|before| Superblock { clean, log_tail: target, zones_made, ..before }).await?;
+        let zones_made = self.block_map.groups.initialized_count();
+        self.change_superblock(|before| Superblock {
+            is_clean: clean,
+            log_tail: target,
+            initialized_groups: zones_made,
+            ..before
+        })
+        .await?;
         self.log.tail.set(target);
-        self.table.patches.end();
+        self.block_map.patches.end();
         Ok(())
     }
 
@@ -120,19 +128,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn drain_patches(&self) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
         self.write_tables().await?;
-        self.table.patches.end();
+        self.block_map.patches.end();
         Ok(())
     }
 
     /// Takes all records that wait for the tables, and writes their pages; durable in the end. Gives the sector up to which the pages
     /// have the log.
     async fn write_tables(&self) -> Result<u64, Error> {
-        self.table.patches.take();
+        self.block_map.patches.take();
         let target = self.log.take_applied();
-        let pages = self.table.to_write();
+        let pages = self.block_map.to_write();
         self.make_tables(&pages).await?;
         for numbers in pages.chunks(PAGES_IN_FLIGHT) {
-            let writes = numbers.iter().map(|&number| self.table.write(&self.medium, number, target));
+            let writes = numbers.iter().map(|&number| self.block_map.write(&self.medium, number, target));
             join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         }
         if self.mutation != Mutation::UnsyncedTables {
@@ -144,26 +152,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives the zones of these pages tables, where they have none: all generations of the zone first, both copies, and only
     /// when they are durable the bit in the zone map that has them read.
     async fn make_tables(&self, pages: &[u64]) -> Result<(), Error> {
-        let mut zones: Vec<u64> = pages.iter().map(|page| self.table.zone_of(*page)).collect();
+        let mut zones: Vec<u64> = pages.iter().map(|page| self.block_map.group_of(*page)).collect();
         zones.dedup();
-        zones.retain(|zone| !self.table.zones.has_tables(*zone));
+        zones.retain(|zone| !self.block_map.groups.is_initialized(*zone));
         if zones.is_empty() {
             return Ok(());
         }
         if self.mutation == Mutation::MapFirst {
-            self.table.zones.set(&self.medium, &zones).await.map_err(|error| self.fail(&error))?;
+            self.block_map.groups.set_initialized(&self.medium, &zones).await.map_err(|error| self.fail(&error))?;
         }
-        let sectors = zones.iter().flat_map(|zone| self.layout.pages_of_zone(*zone)).map(|page| self.write_blank(page));
+        let sectors =
+            zones.iter().flat_map(|zone| self.layout.pages_of_group(*zone)).map(|page| self.write_blank(page));
         stream::iter(sectors).buffer_unordered(SECTORS_IN_FLIGHT).try_collect::<()>().await?;
         self.sync_or_fail().await?;
-        self.table.zones.set(&self.medium, &zones).await.map_err(|error| self.fail(&error))
+        self.block_map.groups.set_initialized(&self.medium, &zones).await.map_err(|error| self.fail(&error))
     }
 
     /// Writes both copies of the generations of a page none of whose blocks has a record.
     async fn write_blank(&self, page: u64) -> Result<(), MediumError> {
-        let place = self.table.place(page);
+        let place = self.block_map.offsets(page);
         let mut buffer = self.medium.buffer(self.layout.sector_bytes() as usize);
-        Generations::blank(place.first, self.layout.page_blocks()).encode(&mut buffer, self.seed);
+        Generations::unwritten(place.first, self.layout.page_blocks()).encode(&mut buffer, self.seed);
         let bytes = buffer.freeze();
         self.medium.write(place.offset, bytes.clone()).await?;
         self.medium.write(place.second_offset, bytes).await
@@ -174,17 +183,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn announce(&self) -> Result<(), Error> {
         let before = self.superblock.get();
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        if !before.clean && uncorrectable == before.uncorrectable {
+        if !before.is_clean && uncorrectable == before.uncorrectable {
             return Ok(());
         }
-        self.change_superblock(|before| Superblock { clean: false, uncorrectable, ..before }).await
+        self.change_superblock(|before| Superblock { is_clean: false, uncorrectable, ..before }).await
     }
 
     /// Writes the next superblock; durable in the end.
     async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
         let before = self.superblock.get();
-        let superblock = Superblock { serial: before.serial + 1, ..change(before) };
+        let superblock = Superblock { write_seq: before.write_seq + 1, ..change(before) };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
@@ -205,6 +214,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Whether the log or what waits for the tables is so full that a checkpoint should not wait. The more records there are,
     /// the more of them share a page; what is left of the log is for commits while the checkpoint runs.
     pub(crate) fn checkpoint_due(&self) -> bool {
-        (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3 || self.table.crowded()
+        (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3
+            || self.block_map.is_dirty_limit_reached()
     }
 }

@@ -6,9 +6,9 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Condition, Error, Medium, MediumError, Outcome, Response};
 
-use crate::format::{Kind, Layout, RECORD_BYTES, RecordRun};
+use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntryKind, MapEntryRun};
+use crate::map_page::MapLookup;
 use crate::open::Mutation;
-use crate::page::MapLookup;
 use crate::patches::Patch;
 use crate::volume::{State, Volume};
 
@@ -18,12 +18,12 @@ const MOST_OPEN: usize = 32 << 10;
 const PAGES_AT_ONCE: usize = 64;
 
 /// A record of a block or a run of blocks, and its bytes in the log.
-pub(crate) type Encoded = (RecordRun, [u8; RECORD_BYTES]);
+pub(crate) type Encoded = (MapEntryRun, [u8; MAP_ENTRY_BYTES]);
 
 /// A record, or a part of one, about blocks of one page.
 struct Piece {
     page: u64,
-    run: RecordRun,
+    run: MapEntryRun,
     patch: Patch,
 }
 
@@ -69,7 +69,7 @@ impl CommitQueue {
     /// For a volume laid out like this, whose worker waits for `wanted`.
     pub fn new(layout: &Layout, wanted: Rc<Condition>) -> CommitQueue {
         // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
-        let quarter = (layout.log_sectors() / 4 * layout.log_sector_records()) as usize;
+        let quarter = (layout.log_sectors() / 4 * layout.log_sector_entries()) as usize;
         CommitQueue {
             wanted,
             ended: Cell::new(0),
@@ -141,7 +141,7 @@ impl CommitQueue {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Waits until everything written before is durable.
     pub(crate) async fn flush(&self) -> Outcome {
-        if self.read_only || (self.overlay.is_empty() && self.state.get() != State::Failed) {
+        if self.read_only || (self.memtable.is_empty() && self.state.get() != State::Failed) {
             return Ok(Response::Done);
         }
         if self.state.get() != State::Closing {
@@ -161,7 +161,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn commit(&self, answer: impl FnOnce(Result<(), Error>)) -> Result<(), Error> {
         let mut answer = Some(answer);
         let result = loop {
-            if self.overlay.open_len() == 0 {
+            if self.memtable.active_len() == 0 {
                 break Ok(());
             }
             let (records, is_last) = match self.commit_once().await {
@@ -173,7 +173,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             self.apply(&records, true).await;
             self.log.end_commit();
-            self.overlay.end_commit();
+            self.memtable.end_commit();
             if is_last {
                 break Ok(());
             }
@@ -188,7 +188,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn commit_once(&self) -> Result<(Vec<Encoded>, bool), Error> {
         self.announce().await?;
         let quarter = self.log_records_in(self.layout.log_sectors() / 4);
-        let needed = || self.log_sectors_for(self.overlay.open_log_records().min(quarter));
+        let needed = || self.log_sectors_for(self.memtable.active_log_entries().min(quarter));
         let mut due = 0;
         // While it waits for room, more may be put in.
         while due < needed() {
@@ -196,11 +196,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.make_room(due).await?;
         }
         let most = quarter.min(self.log_records_in(due));
-        let mut runs = self.overlay.begin_commit(most);
+        let mut runs = self.memtable.begin_commit(most);
         let place = self.log.place(&runs, &self.layout, self.mutation);
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
         let records = self.encode(&runs);
-        let is_all = self.overlay.open_len() == 0;
+        let is_all = self.memtable.active_len() == 0;
         match self.write_log(place, &records).await {
             Ok(()) => Ok((records, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
@@ -209,8 +209,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The bytes of records in the log.
-    pub(crate) fn encode(&self, records: &[RecordRun]) -> Vec<Encoded> {
-        let said = |run: &RecordRun| match self.mutation {
+    pub(crate) fn encode(&self, records: &[MapEntryRun]) -> Vec<Encoded> {
+        let said = |run: &MapEntryRun| match self.mutation {
             // A fault put in on purpose: after a crash the last block of the run is as it was before.
             Mutation::ShortRun if run.blocks > 1 => run.part(run.start(), run.end() - 1),
             _ => *run,
@@ -233,7 +233,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 join_all(groups.iter().map(|group| self.retire_replaced(group))).await;
             }
             for group in groups {
-                self.table.patches.put(group[0].page, group.iter().map(|piece| piece.patch));
+                self.block_map.patches.put(group[0].page, group.iter().map(|piece| piece.patch));
             }
         }
     }
@@ -242,7 +242,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = Piece> + 'a {
         self.layout.page_pieces(run.extent()).map(move |(page, piece)| {
             let part = run.part(piece.start().get(), piece.last().get() + 1);
-            let index = self.table.locate(piece.start()).1 as u16;
+            let index = self.block_map.locate(piece.start()).1 as u16;
             let patch = match run.blocks {
                 1 => Patch { index, blocks: 1, bytes: *bytes },
                 _ => Patch::new(index, &part, self.seed),
@@ -255,13 +255,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// read the next time.
     async fn retire_replaced(&self, group: &[Piece]) {
         let number = group[0].page;
-        let mut page = self.table.cached(number);
-        for record in group.iter().flat_map(|piece| piece.run.records()) {
+        let mut page = self.block_map.cached(number);
+        for record in group.iter().flat_map(|piece| piece.run.entries()) {
             let old = loop {
                 if let Some(old) = self.entry_with(record.lba, |_| page.as_deref()) {
                     break old;
                 }
-                match self.table.page(&self.medium, number).await {
+                match self.block_map.page(&self.medium, number).await {
                     Ok(found) => page = Some(found),
                     Err(error) => {
                         tracing::warn!(%error, "slots of replaced blocks stay in use: their records cannot be read");
@@ -270,11 +270,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
             };
             // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
-            if let MapLookup::Record(old) = old
-                && old.kind == Kind::Stored
+            if let MapLookup::Mapped(old) = old
+                && old.kind == MapEntryKind::Stored
                 && self.plausible(&old)
             {
-                self.slots.defer_free(self.layout.zone_of(old.lba), old.slot, record.kind != Kind::Stored);
+                self.slots.defer_free(self.layout.group_of(old.lba), old.pbn, record.kind != MapEntryKind::Stored);
             }
         }
     }

@@ -9,8 +9,8 @@ use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
-use crate::format::{Kind, Record};
-use crate::page::{MapLookup, Page};
+use crate::format::{MapEntry, MapEntryKind};
+use crate::map_page::{MapLookup, MapPage};
 use crate::volume::Volume;
 
 /// A kind of damage.
@@ -96,67 +96,67 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    async fn stored(&self, lba: Lba) -> Result<Record, DamageError> {
+    async fn stored(&self, lba: Lba) -> Result<MapEntry, DamageError> {
         match self.held(lba).await?.1 {
-            MapLookup::Record(record) if record.kind == Kind::Stored && self.plausible(&record) => Ok(record),
-            MapLookup::Record(_) | MapLookup::Blank => Err(DamageError::Empty(lba)),
+            MapLookup::Mapped(record) if record.kind == MapEntryKind::Stored && self.plausible(&record) => Ok(record),
+            MapLookup::Mapped(_) | MapLookup::Unwritten => Err(DamageError::Empty(lba)),
             MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable => Err(DamageError::Damaged(lba)),
         }
     }
 
     /// The page of a block, and what it says of the block.
-    async fn held(&self, lba: Lba) -> Result<(Rc<Page>, MapLookup), DamageError> {
-        let (number, index) = self.table.locate(lba);
-        let page = self.table.page(&self.medium, number).await.map_err(Error::from)?;
-        let entry = page.entry(index, lba, self.seed);
+    async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), DamageError> {
+        let (number, index) = self.block_map.locate(lba);
+        let page = self.block_map.page(&self.medium, number).await.map_err(Error::from)?;
+        let entry = page.lookup(index, lba, self.seed);
         Ok((page, entry))
     }
 
-    async fn slot_data(&self, record: &Record) -> Result<Buffer, DamageError> {
-        let offset = self.slot_offset(self.layout.zone_of(record.lba), record.slot);
+    async fn slot_data(&self, record: &MapEntry) -> Result<Buffer, DamageError> {
+        let offset = self.slot_offset(self.layout.group_of(record.lba), record.pbn);
         let buffer = self.medium.buffer(self.geometry.block_size.bytes());
         let (read, data) = self.medium.read(offset, buffer).await;
         read.map_err(Error::from)?;
         Ok(data)
     }
 
-    async fn put_slot_data(&self, record: &Record, data: Buffer) -> Result<(), DamageError> {
-        let offset = self.slot_offset(self.layout.zone_of(record.lba), record.slot);
+    async fn put_slot_data(&self, record: &MapEntry, data: Buffer) -> Result<(), DamageError> {
+        let offset = self.slot_offset(self.layout.group_of(record.lba), record.pbn);
         Ok(self.medium.write(offset, data.freeze()).await.map_err(Error::from)?)
     }
 
     /// Changes the tuple and not the record's own checksum, as a bit that fell over would.
     async fn damage_tuple(
         &self,
-        record: &Record,
+        record: &MapEntry,
         format: PiFormat,
         change: impl FnOnce(&mut Tuple),
     ) -> Result<(), DamageError> {
         let (page, _) = self.held(record.lba).await?;
-        let mut raw = page.raw(self.table.locate(record.lba).1);
+        let mut raw = page.raw(self.block_map.locate(record.lba).1);
         let mut tuple = Tuple::read(format, &raw[..format.tuple_bytes()]);
         change(&mut tuple);
         tuple.write(format, &mut raw[..format.tuple_bytes()]);
-        Ok(self.table.write_raw(&self.medium, record.lba, raw).await.map_err(Error::from)?)
+        Ok(self.block_map.write_raw(&self.medium, record.lba, raw).await.map_err(Error::from)?)
     }
 
     /// Puts a record in place of a block's that is whole and right in itself, under the block's present generation.
-    async fn put_entry(&self, lba: Lba, planted: &Record) -> Result<(), DamageError> {
+    async fn put_entry(&self, lba: Lba, planted: &MapEntry) -> Result<(), DamageError> {
         let bytes = planted.encode(self.seed);
-        Ok(self.table.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
+        Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
-    async fn lose_write(&self, record: &Record) -> Result<(), DamageError> {
+    async fn lose_write(&self, record: &MapEntry) -> Result<(), DamageError> {
         let mut data = self.slot_data(record).await?;
         // What the block held before is gone, so the older block is one that differs from the present one.
         data.iter_mut().for_each(|byte| *byte = !*byte);
         let generation = if record.generation > 1 { record.generation - 1 } else { u16::MAX };
-        let older = self.sealed_record(record.lba, record.lba, record.slot, generation, &data);
+        let older = self.sealed_record(record.lba, record.lba, record.pbn, generation, &data);
         self.put_slot_data(record, data).await?;
         self.put_entry(record.lba, &older).await
     }
 
-    async fn misdirect(&self, record: &Record) -> Result<(), DamageError> {
+    async fn misdirect(&self, record: &MapEntry) -> Result<(), DamageError> {
         let lba = record.lba;
         let other = if lba.get() > 0 { lba.get() - 1 } else { 1 };
         if other >= self.geometry.capacity_blocks {
@@ -164,17 +164,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let mut data = self.slot_data(record).await?;
         data.iter_mut().for_each(|byte| *byte = byte.rotate_left(1) ^ 0x5a);
-        let landed = self.sealed_record(Lba::new(other), Lba::new(other), record.slot, record.generation, &data);
+        let landed = self.sealed_record(Lba::new(other), Lba::new(other), record.pbn, record.generation, &data);
         self.put_slot_data(record, data).await?;
         self.put_entry(lba, &landed).await
     }
 
     /// A record as a write of `data` to `lba` would have made it.
-    fn sealed_record(&self, lba: Lba, reference: Lba, slot: u32, generation: u16, data: &Buffer) -> Record {
+    fn sealed_record(&self, lba: Lba, reference: Lba, slot: u32, generation: u16, data: &Buffer) -> MapEntry {
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: reference.get() };
         let data = Buffer::copy_from(data).freeze();
         let sealed = Sealed::seal(data, self.geometry.block_size, self.geometry.protection, &tags);
-        let mut record = Record { lba, kind: Kind::Stored, slot, generation, tuple: [0; 16], loose: false };
+        let mut record = MapEntry {
+            lba,
+            kind: MapEntryKind::Stored,
+            pbn: slot,
+            generation,
+            tuple: [0; 16],
+            guard_unverified: false,
+        };
         self.fill_tuple(&mut record, &sealed, 0);
         record
     }

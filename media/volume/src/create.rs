@@ -5,10 +5,10 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::BlockSize;
 
+use crate::block_groups::BlockGroups;
 use crate::error::VolumeError;
 use crate::format::{Layout, Seed, Superblock};
 use crate::superblocks;
-use crate::zones::Zones;
 
 /// Bytes written at once where zeroes are written.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -47,19 +47,19 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
     write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
     // Nothing but the zone map says that nothing was written; what lies where the tables go does not matter.
-    Zones::blank(layout, Seed::of(&options.uuid)).create(medium).await?;
+    BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
     for serial in [0, 1] {
         let superblock = Superblock {
             uuid: options.uuid,
-            serial,
+            write_seq: serial,
             layout,
             protection: options.protection,
-            clean: true,
+            is_clean: true,
             uncorrectable: false,
             keeps_space: options.preallocate,
             log_tail: 0,
-            zones_made: 0,
+            initialized_groups: 0,
         };
         superblocks::write(medium, &superblock).await?;
     }

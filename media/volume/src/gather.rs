@@ -10,7 +10,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
-use crate::format::Record;
+use crate::format::MapEntry;
 use crate::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
@@ -45,8 +45,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let slot = match block {
                 BlockLocation::Stored { slot, .. } => Some(*slot),
                 BlockLocation::Damaged(raw) => {
-                    let record = Record::decode_unchecked(raw);
-                    self.plausible(&Record { lba, ..record }).then_some(record.slot)
+                    let record = MapEntry::decode_unchecked(raw);
+                    self.plausible(&MapEntry { lba, ..record }).then_some(record.pbn)
                 }
                 BlockLocation::Zeroes | BlockLocation::Bad(_) => None,
             };
@@ -89,7 +89,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return buffer;
         };
         let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
-        let offset = self.slot_offset(self.layout.zone_of(first), slot);
+        let offset = self.slot_offset(self.layout.group_of(first), slot);
         let (result, mut buffer) = self.medium.read(offset, buffer).await;
         if result.is_ok() {
             return buffer;
@@ -129,7 +129,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Where a piece lies on the medium.
     fn place_of(&self, extent: Extent, piece: &Piece) -> Option<u64> {
         let first = extent.start().checked_add(piece.first as u64)?;
-        piece.slot.map(|slot| self.slot_offset(self.layout.zone_of(first), slot))
+        piece.slot.map(|slot| self.slot_offset(self.layout.group_of(first), slot))
     }
 
     /// Puts pieces together that lie close to one another.

@@ -18,7 +18,7 @@ use sealblock_block::{Clock, Error, Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
 use crate::commit::Encoded;
-use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, RECORD_BYTES, RecordRun};
+use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun};
 use crate::open::Mutation;
 use crate::volume::Volume;
 
@@ -55,15 +55,15 @@ struct Last {
 }
 
 /// Where the records of a commit go.
-pub(crate) struct PageOffsets {
+pub(crate) struct LogPlacement {
     /// The first sector.
     pub first: u64,
     /// The region that the only sector is written to; both if none.
     region: Option<u64>,
     /// What the sector has already.
-    earlier: Vec<[u8; RECORD_BYTES]>,
+    earlier: Vec<[u8; MAP_ENTRY_BYTES]>,
     /// What the first sector repeats of the one before.
-    repeats: Vec<[u8; RECORD_BYTES]>,
+    repeats: Vec<[u8; MAP_ENTRY_BYTES]>,
     left_out: u16,
     /// The blocks of all own records of a sector that is written to one place.
     blocks: Vec<(u64, u64)>,
@@ -96,7 +96,7 @@ impl Log {
     }
 
     /// Where these records go, for which there is room in the log. From here on the sector that they join is not wholly in the tables.
-    pub fn place(&self, records: &[RecordRun], layout: &Layout, mutation: Mutation) -> PageOffsets {
+    pub fn place(&self, records: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
         // A long run is one record, and yet more than may hang on a single sector.
         let is_small = records.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL;
         let small = if is_small { records } else { &[] };
@@ -113,22 +113,22 @@ impl Log {
             }
             let sector = LogSector::of_encoded(&last.bytes);
             let region = if mutation == Mutation::JoinInPlace { region } else { region + 1 };
-            let (earlier, repeats) = (sector.records().to_vec(), sector.repeats().to_vec());
+            let (earlier, repeats) = (sector.entries().to_vec(), sector.repeats().to_vec());
             let blocks = last.blocks.iter().copied().chain(blocks).collect();
             let (first, left_out) = (last.sequence, sector.header.left_out);
-            return PageOffsets { first, region: Some(region), earlier, repeats, left_out, blocks };
+            return LogPlacement { first, region: Some(region), earlier, repeats, left_out, blocks };
         }
         let first = self.next.get();
         let (mut repeats, mut left_out) = (Vec::new(), 0);
         if let Some((last, _)) = single.filter(|_| mutation != Mutation::RepeatNothing) {
             let sector = LogSector::of_encoded(&last.bytes);
             left_out = sector.header.earlier;
-            repeats = sector.records()[usize::from(left_out)..].to_vec();
+            repeats = sector.entries()[usize::from(left_out)..].to_vec();
         }
         let region = is_small.then(|| single.map_or(first, |(_, region)| region + 1));
         // The last place of the first region and the first one of the second lie side by side.
         let region = region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(layout.log_sectors()));
-        PageOffsets { first, region, earlier: Vec::new(), repeats, left_out, blocks }
+        LogPlacement { first, region, earlier: Vec::new(), repeats, left_out, blocks }
     }
 }
 
@@ -136,10 +136,10 @@ impl Last {
     /// Whether records of these blocks may be added. Two of one block would have the same generation.
     fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
         let sector = LogSector::of_encoded(&self.bytes);
-        let records = (sector.records().len() + sector.repeats().len() + blocks.len()) as u64;
+        let records = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
         let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
         (!self.is_closed || mutation == Mutation::JoinTaken)
-            && records <= layout.log_sector_records()
+            && records <= layout.log_sector_entries()
             && !blocks.iter().any(meets)
     }
 }
@@ -147,22 +147,22 @@ impl Last {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Sectors that a commit of so many records may take.
     pub(crate) fn log_sectors_for(&self, records: usize) -> u64 {
-        (records + SMALL).div_ceil(self.layout.log_sector_records() as usize) as u64
+        (records + SMALL).div_ceil(self.layout.log_sector_entries() as usize) as u64
     }
 
     /// Records that one commit may have in so many sectors.
     pub(crate) fn log_records_in(&self, sectors: u64) -> usize {
-        ((sectors * self.layout.log_sector_records()) as usize).saturating_sub(SMALL)
+        ((sectors * self.layout.log_sector_entries()) as usize).saturating_sub(SMALL)
     }
 
     /// Writes records to their place in the log and makes them durable, with all data written before.
-    pub(crate) async fn write_log(&self, place: PageOffsets, records: &[Encoded]) -> Result<(), MediumError> {
-        if records.iter().any(|(run, _)| run.first.loose) {
+    pub(crate) async fn write_log(&self, place: LogPlacement, records: &[Encoded]) -> Result<(), MediumError> {
+        if records.iter().any(|(run, _)| run.first.guard_unverified) {
             // Recovery cannot tell such data by their guard, so they must be durable before their records.
             self.medium.sync().await?;
         }
         let bytes = self.encode_sectors(&place, records);
-        let PageOffsets { first, region, blocks, .. } = place;
+        let LogPlacement { first, region, blocks, .. } = place;
         let regions = region.map_or(0..LOG_REGIONS, |region| region..region + 1);
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
         let writes = writes.map(|(offset, piece)| self.medium.write(offset, piece));
@@ -181,11 +181,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The sectors of a commit, the first of which repeats what is in one place only.
-    fn encode_sectors(&self, place: &PageOffsets, records: &[Encoded]) -> Slice {
+    fn encode_sectors(&self, place: &LogPlacement, records: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
-        let per_sector = self.layout.log_sector_records() as usize;
-        let PageOffsets { first, earlier, repeats, left_out, .. } = place;
-        let own: Vec<&[u8; RECORD_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
+        let per_sector = self.layout.log_sector_entries() as usize;
+        let LogPlacement { first, earlier, repeats, left_out, .. } = place;
+        let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
         // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector before.
         let durable = first - u64::from(!repeats.is_empty());
@@ -207,7 +207,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let before_end = (self.layout.log_sectors() - first % self.layout.log_sectors()) * sector;
         let head = bytes.len().min(before_end as usize);
         let pieces = [(first, bytes.slice(..head)), (first + head as u64 / sector, bytes.slice(head..))];
-        let places = pieces.map(|(sequence, piece)| (self.layout.log_place(sequence, region), piece));
+        let places = pieces.map(|(sequence, piece)| (self.layout.log_sector_offset(sequence, region), piece));
         places.into_iter().filter(|(_, piece)| !piece.is_empty())
     }
 
@@ -219,10 +219,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// When a sync fails: the volume takes no more writes. A write that fails costs nothing that was there before.
     pub(crate) async fn settle_log(&self) -> Result<(), Error> {
         let Some(mut last) = self.log.last.borrow().clone().filter(|_| self.log.is_unsettled()) else { return Ok(()) };
-        LogSector::set_durable(&mut last.bytes, self.seed, last.sequence + 1);
+        LogSector::set_durable_seq(&mut last.bytes, self.seed, last.sequence + 1);
         let mut buffer = self.medium.buffer(last.bytes.len());
         buffer.copy_from_slice(&last.bytes);
-        let place = self.layout.log_place(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
+        let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
         if let Err(error) = self.medium.write(place, buffer.freeze()).await {
             tracing::warn!(%error, "the second copy of the last log sector could not be written");
             self.log.last.borrow_mut().iter_mut().for_each(|last| last.is_given_up = true);

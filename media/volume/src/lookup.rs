@@ -8,8 +8,8 @@ use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::block_allocator::Reading;
-use crate::format::{Kind, RECORD_BYTES, Record, Seed};
-use crate::page::{MapLookup, Page};
+use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed};
+use crate::map_page::{MapLookup, MapPage};
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a record's checksum is off.
@@ -25,7 +25,7 @@ pub(crate) enum BlockLocation {
     /// The block is known to be bad without looking at its data.
     Bad(BadBlock),
     /// The record does not check; what is wrong may show against the data.
-    Damaged([u8; RECORD_BYTES]),
+    Damaged([u8; MAP_ENTRY_BYTES]),
 }
 
 /// Blocks of one request; one is the usual number.
@@ -43,32 +43,32 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok((located, self.slots.read()));
             }
             for (page, _) in self.layout.page_pieces(extent) {
-                held.push(self.table.page(&self.medium, page).await?);
+                held.push(self.block_map.page(&self.medium, page).await?);
             }
         }
     }
 
     /// Has the medium asked once more for what it did not give of the tables of these blocks.
     pub(crate) fn retry_tables(&self, extent: Extent) {
-        self.layout.page_pieces(extent).for_each(|(page, _)| self.table.retry(page));
+        self.layout.page_pieces(extent).for_each(|(page, _)| self.block_map.retry(page));
     }
 
     /// The same from memory alone; nothing when a page is not there.
     pub(crate) fn locate_cached(&self, extent: Extent) -> Option<LocatedBlocks> {
         let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
         for (number, piece) in self.layout.page_pieces(extent) {
-            let page = self.table.cached(number);
-            let is_patched = piece.len() == 1 || self.table.patches.has_page(number);
-            let first = self.table.locate(piece.start()).1;
+            let page = self.block_map.cached(number);
+            let is_patched = piece.len() == 1 || self.block_map.patches.has_page(number);
+            let first = self.block_map.locate(piece.start()).1;
             for (index, lba) in (first..).zip(piece.iter()) {
-                if let Some(record) = self.overlay.get(lba) {
+                if let Some(record) = self.memtable.get(lba) {
                     located.push(self.of_record(record));
                     continue;
                 }
-                let patch = if is_patched { self.table.patches.get(number, index) } else { None };
+                let patch = if is_patched { self.block_map.patches.get(number, index) } else { None };
                 let entry = match patch {
                     Some(bytes) => of_patch(bytes, self.seed),
-                    None => page.as_ref()?.entry(index, lba, self.seed),
+                    None => page.as_ref()?.lookup(index, lba, self.seed),
                 };
                 located.push(self.of_entry(lba, entry));
             }
@@ -78,40 +78,40 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// What the tables have of a block, or will have; nothing when its page is not in memory.
     pub(crate) fn entry_now(&self, lba: Lba) -> Option<MapLookup> {
-        self.entry_with(lba, |number| self.table.cached(number))
+        self.entry_with(lba, |number| self.block_map.cached(number))
     }
 
     /// The same, with the block's page, which is asked for by its number where there is no patch.
-    pub(crate) fn entry_with<P: Deref<Target = Page>>(
+    pub(crate) fn entry_with<P: Deref<Target = MapPage>>(
         &self,
         lba: Lba,
         page: impl FnOnce(u64) -> Option<P>,
     ) -> Option<MapLookup> {
-        let (number, index) = self.table.locate(lba);
-        match self.table.patches.get(number, index) {
+        let (number, index) = self.block_map.locate(lba);
+        match self.block_map.patches.get(number, index) {
             Some(bytes) => Some(of_patch(bytes, self.seed)),
-            None => Some(page(number)?.entry(index, lba, self.seed)),
+            None => Some(page(number)?.lookup(index, lba, self.seed)),
         }
     }
 
-    fn of_record(&self, record: Record) -> BlockLocation {
+    fn of_record(&self, record: MapEntry) -> BlockLocation {
         match record.kind {
-            Kind::Deallocated => BlockLocation::Zeroes,
-            Kind::Uncorrectable => BlockLocation::Bad(BadBlock::media(record.lba)),
-            Kind::Stored => BlockLocation::Stored { slot: record.slot, tuple: record.tuple },
+            MapEntryKind::Deallocated => BlockLocation::Zeroes,
+            MapEntryKind::Uncorrectable => BlockLocation::Bad(BadBlock::media(record.lba)),
+            MapEntryKind::Stored => BlockLocation::Stored { slot: record.pbn, tuple: record.tuple },
         }
     }
 
     fn of_entry(&self, lba: Lba, entry: MapLookup) -> BlockLocation {
         match entry {
-            MapLookup::Blank => BlockLocation::Zeroes,
-            MapLookup::Record(record) if !self.plausible(&record) => BlockLocation::Bad(BadBlock::media(lba)),
-            MapLookup::Record(record) => self.of_record(record),
-            MapLookup::Stale { record, expected } => {
+            MapLookup::Unwritten => BlockLocation::Zeroes,
+            MapLookup::Mapped(record) if !self.plausible(&record) => BlockLocation::Bad(BadBlock::media(lba)),
+            MapLookup::Mapped(record) => self.of_record(record),
+            MapLookup::Stale { entry: record, expected } => {
                 BlockLocation::Bad(tag_fault(lba, Field::StorageTag, u64::from(expected), u64::from(record.generation)))
             }
             MapLookup::Unreadable => BlockLocation::Bad(BadBlock::media(lba)),
-            MapLookup::Damaged(raw) => match Record::decode(&raw, self.seed) {
+            MapLookup::Damaged(raw) => match MapEntry::decode(&raw, self.seed) {
                 // Whole and good, and of another block: it was written to the wrong place.
                 Ok(other) => BlockLocation::Bad(tag_fault(lba, Field::RefTag, lba.get(), other.lba.get())),
                 Err(_) => BlockLocation::Damaged(raw),
@@ -124,8 +124,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// The record's own checksum tells that something is wrong; the data, the address, and the checksum again tell what. The
     /// guard is compared with the data. Other tags are searched for a value that makes the checksum right: among 2^16
     /// values of a tag that is not at fault, one does so by chance once in 2^16 damaged records.
-    pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; RECORD_BYTES], data: Option<&[u8]>) -> BadBlock {
-        let record = Record::decode_unchecked(raw);
+    pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; MAP_ENTRY_BYTES], data: Option<&[u8]>) -> BadBlock {
+        let record = MapEntry::decode_unchecked(raw);
         let (Some(format), Some(data)) = (self.geometry.protection, data) else { return BadBlock::media(lba) };
         if record.lba != lba {
             return BadBlock::media(lba);
@@ -147,16 +147,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Whether the record would check with this tuple.
-    fn holds(&self, raw: &[u8; RECORD_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
+    fn holds(&self, raw: &[u8; MAP_ENTRY_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
         let mut bytes = *raw;
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
-        Record::decode(&bytes, self.seed).is_ok()
+        MapEntry::decode(&bytes, self.seed).is_ok()
     }
 }
 
 /// What a record says that the tables do not have yet.
-fn of_patch(bytes: [u8; RECORD_BYTES], seed: Seed) -> MapLookup {
-    Record::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Record)
+fn of_patch(bytes: [u8; MAP_ENTRY_BYTES], seed: Seed) -> MapLookup {
+    MapEntry::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Mapped)
 }
 
 /// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:
@@ -183,10 +183,11 @@ pub(crate) fn tag_fault(lba: Lba, field: Field, expected: u64, actual: u64) -> B
 ///
 /// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the record
 /// has: the CRC-32C beside a 16-bit guard, or the guard itself.
-pub(crate) fn data_match(record: &Record, format: Option<PiFormat>, data: &[u8]) -> bool {
+pub(crate) fn data_match(record: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
     match format {
         Some(format) if matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64) => {
-            record.loose || Tuple::read(format, record.tags(format)).guard == guard::compute(format.guard(), data)
+            record.guard_unverified
+                || Tuple::read(format, record.tags(format)).guard == guard::compute(format.guard(), data)
         }
         _ => record.data_crc() == guard::crc32c(data),
     }

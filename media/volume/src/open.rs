@@ -9,21 +9,21 @@ use sealblock_units::BlockCount;
 
 use crate::annex::Annex;
 use crate::block_allocator::BlockAllocator;
+use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_map::BlockMap;
 use crate::checkpoint::Checkpoints;
 use crate::commit::CommitQueue;
 use crate::error::VolumeError;
 use crate::format::Superblock;
 use crate::log::Log;
+use crate::memtable::Memtable;
 use crate::one_sync::OneSync;
-use crate::overlay::Overlay;
 use crate::recovery::{self, Recovered};
 use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
-use crate::table::Table;
 use crate::turns::Turns;
 use crate::upkeep::Upkeep;
-use crate::volume::{Description, State, Volume, transfer_blocks};
+use crate::volume::{State, Volume, VolumeInfo, transfer_blocks};
 use crate::worker::Worker;
-use crate::zones::{LostCopies, Zones};
 
 /// Memory for pages of the tables unless told otherwise: the tables of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
@@ -122,13 +122,13 @@ pub enum Mutation {
 }
 
 /// A volume and the worker that must run beside it.
-pub struct Opened<M, C> {
+pub struct OpenVolume<M, C> {
     /// The volume.
     pub volume: Rc<Volume<M, C>>,
     /// Its background work; spawn [`Worker::run`].
     pub worker: Worker<M, C>,
     /// What was found.
-    pub description: Description,
+    pub description: VolumeInfo,
 }
 
 /// Reads a volume's superblock.
@@ -147,7 +147,7 @@ pub async fn open<M: Medium, C: Clock>(
     medium: M,
     clock: C,
     options: &OpenOptions,
-) -> Result<Opened<M, C>, VolumeError> {
+) -> Result<OpenVolume<M, C>, VolumeError> {
     let Found { superblock, copies, all_serve } = superblocks::read(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
@@ -165,12 +165,12 @@ pub async fn open<M: Medium, C: Clock>(
         medium.sync().await?;
     }
     let recovered = recovery::replay(&medium, &superblock, options).await?;
-    let zones = Zones::read(&medium, &superblock).await?;
+    let zones = BlockGroups::read(&medium, &superblock).await?;
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
     if !options.read_only {
-        zones.mend(&medium).await?;
+        zones.repair(&medium).await?;
     }
     let records = recovered.records.in_order();
     let taken = records.iter().map(|run| u64::from(run.blocks)).sum();
@@ -181,7 +181,7 @@ pub async fn open<M: Medium, C: Clock>(
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         volume.take_over(&records).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
-    Ok(Opened { worker: Worker { volume: volume.clone() }, volume, description })
+    Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
 fn describe(
@@ -190,13 +190,13 @@ fn describe(
     taken: u64,
     copies: [SuperblockCopy; COPIES],
     lost_copies: LostCopies,
-) -> Description {
-    Description {
+) -> VolumeInfo {
+    VolumeInfo {
         uuid: superblock.uuid,
-        clean: superblock.clean && taken + recovered.discarded + recovered.lost == 0,
+        clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,
-        discarded: recovered.discarded,
+        dropped: recovered.discarded,
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
@@ -229,7 +229,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
-    zones: Zones,
+    zones: BlockGroups,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
     let wanted = Rc::new(Condition::default());
@@ -244,11 +244,11 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         seed: superblock.seed(),
         read_only: options.read_only,
         mutation: options.mutation,
-        table: Table::new(&superblock, zones, options),
+        block_map: BlockMap::new(&superblock, zones, options),
         slots: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
-        overlay: if options.read_only { Overlay::recovered(recovered.records) } else { Overlay::default() },
+        memtable: if options.read_only { Memtable::recovered(recovered.records) } else { Memtable::default() },
         log: Log::new(next, tail),
         log_lost: recovered.lost,
         commits,

@@ -14,7 +14,7 @@ use std::mem::size_of;
 use rustc_hash::FxHashMap;
 use sealblock_units::Lba;
 
-use crate::format::{RECORD_BYTES, Record, RecordRun, Seed};
+use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
 
 /// The record of a block, or those of several in a row that say the same.
 #[derive(Clone, Copy, Debug)]
@@ -24,12 +24,12 @@ pub(crate) struct Patch {
     /// Number of blocks.
     pub blocks: u16,
     /// The first block's record, as it is to be in the page.
-    pub bytes: [u8; RECORD_BYTES],
+    pub bytes: [u8; MAP_ENTRY_BYTES],
 }
 
 impl Patch {
     /// The patch of blocks of one page, of which this is the index of the first.
-    pub fn new(index: u16, run: &RecordRun, seed: Seed) -> Patch {
+    pub fn new(index: u16, run: &MapEntryRun, seed: Seed) -> Patch {
         Patch { index, blocks: run.blocks as u16, bytes: run.first.encode(seed) }
     }
 
@@ -38,13 +38,13 @@ impl Patch {
     }
 
     /// The record of a block that it is about.
-    fn at(&self, index: u16, seed: Seed) -> [u8; RECORD_BYTES] {
+    fn at(&self, index: u16, seed: Seed) -> [u8; MAP_ENTRY_BYTES] {
         if index == self.index {
             return self.bytes;
         }
-        let first = Record::decode_unchecked(&self.bytes);
+        let first = MapEntry::decode_unchecked(&self.bytes);
         let lba = Lba::new(first.lba.get() + u64::from(index - self.index));
-        Record { lba, ..first }.encode(seed)
+        MapEntry { lba, ..first }.encode(seed)
     }
 
     /// The part from one block up to another, or nothing where that is none.
@@ -66,7 +66,7 @@ struct Span {
 #[derive(Default)]
 struct PagePatches {
     spans: Vec<Span>,
-    records: Vec<[u8; RECORD_BYTES]>,
+    entries: Vec<[u8; MAP_ENTRY_BYTES]>,
     /// Records that no span has any more.
     free: Vec<u16>,
 }
@@ -74,7 +74,7 @@ struct PagePatches {
 impl PagePatches {
     /// None, and memory for so many.
     fn for_patches(count: usize) -> PagePatches {
-        PagePatches { spans: Vec::with_capacity(count), records: Vec::with_capacity(count), free: Vec::new() }
+        PagePatches { spans: Vec::with_capacity(count), entries: Vec::with_capacity(count), free: Vec::new() }
     }
 
     fn put(&mut self, patch: Patch, seed: Seed) {
@@ -89,7 +89,7 @@ impl PagePatches {
         if let [same] = old
             && (same.start, same.end) == (patch.index, patch.end())
         {
-            self.records[usize::from(same.at)] = patch.bytes;
+            self.entries[usize::from(same.at)] = patch.bytes;
             return;
         }
         let left = old.first().and_then(|old| self.patch(*old).part(old.start, patch.index, seed));
@@ -102,18 +102,18 @@ impl PagePatches {
     /// Keeps the record of a patch.
     fn span(&mut self, patch: &Patch) -> Span {
         let at = self.free.pop().unwrap_or_else(|| {
-            self.records.push(patch.bytes);
-            (self.records.len() - 1) as u16
+            self.entries.push(patch.bytes);
+            (self.entries.len() - 1) as u16
         });
-        self.records[usize::from(at)] = patch.bytes;
+        self.entries[usize::from(at)] = patch.bytes;
         Span { start: patch.index, end: patch.end(), at }
     }
 
     fn patch(&self, span: Span) -> Patch {
-        Patch { index: span.start, blocks: span.end - span.start, bytes: self.records[usize::from(span.at)] }
+        Patch { index: span.start, blocks: span.end - span.start, bytes: self.entries[usize::from(span.at)] }
     }
 
-    fn get(&self, index: u16, seed: Seed) -> Option<[u8; RECORD_BYTES]> {
+    fn get(&self, index: u16, seed: Seed) -> Option<[u8; MAP_ENTRY_BYTES]> {
         let at = self.spans.partition_point(|span| span.end <= index);
         self.spans.get(at).filter(|span| span.start <= index).map(|span| self.patch(*span).at(index, seed))
     }
@@ -125,7 +125,7 @@ impl PagePatches {
     /// Memory in use, in bytes.
     fn bytes(&self) -> usize {
         self.spans.capacity() * size_of::<Span>()
-            + self.records.capacity() * RECORD_BYTES
+            + self.entries.capacity() * MAP_ENTRY_BYTES
             + self.free.capacity() * size_of::<u16>()
     }
 }
@@ -158,7 +158,7 @@ impl Patched {
         self.bytes += page.bytes() - before;
     }
 
-    fn get(&self, number: u64, index: u16, seed: Seed) -> Option<[u8; RECORD_BYTES]> {
+    fn get(&self, number: u64, index: u16, seed: Seed) -> Option<[u8; MAP_ENTRY_BYTES]> {
         self.pages.get(&number)?.get(index, seed)
     }
 }
@@ -166,55 +166,55 @@ impl Patched {
 /// Records that the tables do not have yet.
 pub(crate) struct Patches {
     seed: Seed,
-    open: RefCell<Patched>,
+    active: RefCell<Patched>,
     taken: RefCell<Patched>,
 }
 
 impl Patches {
     /// None, of a volume with this salt.
     pub fn new(seed: Seed) -> Patches {
-        Patches { seed, open: RefCell::default(), taken: RefCell::default() }
+        Patches { seed, active: RefCell::default(), taken: RefCell::default() }
     }
 
     /// Puts in records of one page, which are durable.
     pub fn put(&self, number: u64, patches: impl Iterator<Item = Patch>) {
-        self.open.borrow_mut().put(number, patches, self.seed);
+        self.active.borrow_mut().put(number, patches, self.seed);
     }
 
     /// The newest record of a block, if it is here.
-    pub fn get(&self, number: u64, index: usize) -> Option<[u8; RECORD_BYTES]> {
+    pub fn get(&self, number: u64, index: usize) -> Option<[u8; MAP_ENTRY_BYTES]> {
         let index = index as u16;
-        let open = self.open.borrow().get(number, index, self.seed);
+        let open = self.active.borrow().get(number, index, self.seed);
         open.or_else(|| self.taken.borrow().get(number, index, self.seed))
     }
 
     /// Whether there is anything of a page.
     pub fn has_page(&self, number: u64) -> bool {
-        self.open.borrow().pages.contains_key(&number) || self.taken.borrow().pages.contains_key(&number)
+        self.active.borrow().pages.contains_key(&number) || self.taken.borrow().pages.contains_key(&number)
     }
 
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
-        self.open.borrow().pages.is_empty() && self.taken.borrow().pages.is_empty()
+        self.active.borrow().pages.is_empty() && self.taken.borrow().pages.is_empty()
     }
 
     /// Memory in use, in bytes.
     pub fn bytes(&self) -> usize {
-        self.open.borrow().bytes + self.taken.borrow().bytes
+        self.active.borrow().bytes + self.taken.borrow().bytes
     }
 
     /// Memory in use by what no checkpoint has taken, in bytes.
-    pub fn open_bytes(&self) -> usize {
-        self.open.borrow().bytes
+    pub fn active_bytes(&self) -> usize {
+        self.active.borrow().bytes
     }
 
     /// Takes everything for a checkpoint, what one before has left too.
     pub fn take(&self) {
         let mut left = self.taken.take();
         if left.pages.is_empty() {
-            left = self.open.take();
+            left = self.active.take();
         } else {
-            for (number, patches) in self.open.take().pages {
+            for (number, patches) in self.active.take().pages {
                 left.put(number, patches.patches(), self.seed);
             }
         }
@@ -227,7 +227,7 @@ impl Patches {
     }
 
     /// What a checkpoint has taken for a page: the index and the record of each block, in order.
-    pub fn taken(&self, number: u64) -> Vec<(usize, [u8; RECORD_BYTES])> {
+    pub fn taken(&self, number: u64) -> Vec<(usize, [u8; MAP_ENTRY_BYTES])> {
         let taken = self.taken.borrow();
         let patches = taken.pages.get(&number).into_iter().flat_map(PagePatches::patches);
         let records = |patch: Patch| {
@@ -250,8 +250,8 @@ mod tests {
 
     /// A patch of some blocks of page 0, and what makes it: its generation.
     fn run(index: u16, blocks: u16, generation: u16) -> Patch {
-        let first = Record { generation, ..Record::deallocated(Lba::new(u64::from(index))) };
-        Patch::new(index, &RecordRun { first, blocks: u32::from(blocks) }, SEED)
+        let first = MapEntry { generation, ..MapEntry::deallocated(Lba::new(u64::from(index))) };
+        Patch::new(index, &MapEntryRun { first, blocks: u32::from(blocks) }, SEED)
     }
 
     fn patch(index: u16, generation: u16) -> Patch {
@@ -259,15 +259,15 @@ mod tests {
     }
 
     fn found(patches: &Patches, number: u64, index: usize) -> Option<u16> {
-        let record = Record::decode(&patches.get(number, index)?, SEED).unwrap();
+        let record = MapEntry::decode(&patches.get(number, index)?, SEED).unwrap();
         assert_eq!(record.lba.get(), index as u64);
         Some(record.generation)
     }
 
     /// The index and generation of each block that a checkpoint has taken.
     fn taken(patches: &Patches, number: u64) -> Vec<(usize, u16)> {
-        let of = |(index, bytes): (usize, [u8; RECORD_BYTES])| {
-            let record = Record::decode(&bytes, SEED).unwrap();
+        let of = |(index, bytes): (usize, [u8; MAP_ENTRY_BYTES])| {
+            let record = MapEntry::decode(&bytes, SEED).unwrap();
             assert_eq!(record.lba.get(), index as u64);
             (index, record.generation)
         };

@@ -57,7 +57,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether nothing was ever written to the zones of these blocks, as far as that is known without looking.
     pub(crate) fn is_blank(&self, extent: Extent) -> bool {
-        let mut zones = self.layout.zone_of(extent.start())..=self.layout.zone_of(extent.last());
+        let mut zones = self.layout.group_of(extent.start())..=self.layout.group_of(extent.last());
         zones.all(|zone| self.zone_is_blank(zone))
     }
 

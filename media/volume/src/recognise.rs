@@ -14,21 +14,21 @@ use sealblock_units::{BlockSize, Lba};
 
 use crate::error::VolumeError;
 use crate::format::{
-    AnnexCopy, Generations, Layout, LogSector, RECORD_BYTES, Record, SUPERBLOCK_OFFSETS, Superblock, SuperblockError,
-    ZoneMapSector, annex_offset,
+    Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
+    Superblock, SuperblockError, reserved_offset,
 };
 use crate::superblocks;
 
 /// Bytes looked at in one place.
-const LOOK_BYTES: u64 = 64 << 10;
+const PROBE_BYTES: u64 = 64 << 10;
 /// Where every log begins.
 const LOG_OFFSET: u64 = 64 << 10;
 /// Blocks of a volume whose log is as long as logs get.
 const LONGEST_LOG_BLOCKS: u64 = 1 << 30;
 /// Records of one salt that make a table: one could be chance.
-const RECORDS_OF_A_TABLE: usize = 2;
+const MIN_ENTRIES_OF_MAP: usize = 2;
 /// The shapes that volumes have: sizes of blocks and sectors.
-pub(crate) const SHAPES: [(BlockSize, u32); 3] =
+pub(crate) const PROFILES: [(BlockSize, u32); 3] =
     [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
 
 /// The sectors that volumes have.
@@ -51,13 +51,13 @@ pub enum Trace {
     /// A damaged superblock.
     Superblock(u64),
     /// Notes of the annex.
-    Annex(u64),
+    ReservedArea(u64),
     /// A sector of the log.
     Log(u64),
     /// The map of zones that have tables.
-    ZoneMap(u64),
+    GroupMap(u64),
     /// Records of blocks, or their generations.
-    Records(u64),
+    MapEntries(u64),
 }
 
 impl fmt::Display for Trace {
@@ -65,10 +65,10 @@ impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
-            Trace::Annex(at) => write!(f, "notes beside the blocks at byte {at}"),
+            Trace::ReservedArea(at) => write!(f, "notes beside the blocks at byte {at}"),
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
-            Trace::ZoneMap(at) => write!(f, "a map of zones at byte {at}"),
-            Trace::Records(at) => write!(f, "records of blocks at byte {at}"),
+            Trace::GroupMap(at) => write!(f, "a map of zones at byte {at}"),
+            Trace::MapEntries(at) => write!(f, "records of blocks at byte {at}"),
         }
     }
 }
@@ -86,16 +86,16 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
         Err(VolumeError::Medium(error)) => Some(error),
         Err(_) => return Ok(Recognised::Volume),
     };
-    let mut traces = at_start(&look(medium, 0).await);
-    traces.extend(in_log(&look(medium, LOG_OFFSET).await));
-    for offset in zone_maps(medium.len_bytes()) {
-        traces.extend(in_zone_map(offset, &look(medium, offset).await));
+    let mut traces = at_start(&read_probe(medium, 0).await);
+    traces.extend(in_log(&read_probe(medium, LOG_OFFSET).await));
+    for offset in group_maps(medium.len_bytes()) {
+        traces.extend(in_group_map(offset, &read_probe(medium, offset).await));
     }
-    for offset in tables(medium.len_bytes()) {
-        traces.extend(in_table(offset, &look(medium, offset).await));
+    for offset in block_maps(medium.len_bytes()) {
+        traces.extend(in_block_map(offset, &read_probe(medium, offset).await));
     }
     if let Some(offset) = superblocks::tail_offset(medium).filter(|&offset| offset >= LOG_OFFSET) {
-        let sector = &look(medium, offset).await;
+        let sector = &read_probe(medium, offset).await;
         traces.extend(Superblock::is_trace_at(sector, offset).then_some(Trace::Superblock(offset)));
     }
     match (traces.is_empty(), unreadable) {
@@ -106,9 +106,9 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
 }
 
 /// Up to [`LOOK_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
-pub(crate) async fn look<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
+pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
     let sector = u64::from(medium.sector_bytes());
-    let length = medium.len_bytes().saturating_sub(offset).min(LOOK_BYTES);
+    let length = medium.len_bytes().saturating_sub(offset).min(PROBE_BYTES);
     let (read, bytes) = medium.read(offset, medium.buffer(length as usize)).await;
     if read.is_ok() {
         return bytes.to_vec();
@@ -131,8 +131,8 @@ fn at_start(bytes: &[u8]) -> Vec<Trace> {
         .into_iter()
         .flat_map(|slot| [0, 1].map(|copy| (slot, copy)));
     let annex = places.filter_map(|(slot, copy)| {
-        let at = annex_offset(slot, copy);
-        AnnexCopy::is_trace(from(at), slot, copy).then_some(Trace::Annex(at))
+        let at = reserved_offset(slot, copy);
+        ReservedCopy::is_trace(from(at), slot, copy).then_some(Trace::ReservedArea(at))
     });
     superblocks.chain(annex).collect()
 }
@@ -140,7 +140,7 @@ fn at_start(bytes: &[u8]) -> Vec<Trace> {
 /// The first sector of the log that lies where its number says.
 fn in_log(bytes: &[u8]) -> Option<Trace> {
     [512, 4096].into_iter().find_map(|sector| {
-        let places = LOOK_BYTES / sector as u64;
+        let places = PROBE_BYTES / sector as u64;
         let mut sectors = (0_u64..).zip(bytes.chunks_exact(sector));
         // Every log has a multiple of so many sectors.
         let found = sectors.find(|(place, bytes)| LogSector::trace(bytes).is_some_and(|at| at % places == *place));
@@ -149,13 +149,13 @@ fn in_log(bytes: &[u8]) -> Option<Trace> {
 }
 
 /// The first sector of a zone map.
-fn in_zone_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
-    ZoneMapSector::trace(bytes).then_some(Trace::ZoneMap(offset))
+fn in_group_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
+    GroupMapSector::trace(bytes).then_some(Trace::GroupMap(offset))
 }
 
 /// The first pages of the tables: the head of one, or records of the first blocks, if so many have one salt that they are no
 /// chance.
-fn in_table(offset: u64, bytes: &[u8]) -> Option<Trace> {
+fn in_block_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
     // A log has records, too; that of a volume further in may lie here.
     if bytes.chunks_exact(512).any(|sector| LogSector::trace(sector).is_some()) {
         return None;
@@ -167,31 +167,31 @@ fn in_table(offset: u64, bytes: &[u8]) -> Option<Trace> {
         let firsts = (0_u64..).map(|page| Lba::new(page * layout.page_blocks()));
         let pages = || firsts.clone().zip(bytes.chunks_exact(page_bytes));
         let mut salts: Vec<u32> = pages()
-            .flat_map(|(first, page)| (first.get()..).zip(page[sector..].as_chunks::<RECORD_BYTES>().0))
-            .filter_map(|(lba, bytes)| Record::trace(bytes, Lba::new(lba)))
+            .flat_map(|(first, page)| (first.get()..).zip(page[sector..].as_chunks::<MAP_ENTRY_BYTES>().0))
+            .filter_map(|(lba, bytes)| MapEntry::trace(bytes, Lba::new(lba)))
             .collect();
         salts.sort_unstable();
-        salts.chunk_by(|a, b| a == b).any(|same| same.len() >= RECORDS_OF_A_TABLE)
+        salts.chunk_by(|a, b| a == b).any(|same| same.len() >= MIN_ENTRIES_OF_MAP)
             || pages().any(|(first, page)| Generations::trace(&page[..sector]) == Some(first))
     });
-    is_table.then_some(Trace::Records(offset))
+    is_table.then_some(Trace::MapEntries(offset))
 }
 
 /// The smallest volumes, and those that fill a medium of this length, of every shape.
 fn likely(len_bytes: u64) -> impl Iterator<Item = Layout> {
-    let smallest = SHAPES.into_iter().filter_map(|(block_size, sector)| Layout::new(block_size, sector, 1).ok());
-    smallest.chain(SHAPES.into_iter().filter_map(move |(block_size, sector)| filling(block_size, sector, len_bytes)))
+    let smallest = PROFILES.into_iter().filter_map(|(block_size, sector)| Layout::new(block_size, sector, 1).ok());
+    smallest.chain(PROFILES.into_iter().filter_map(move |(block_size, sector)| filling(block_size, sector, len_bytes)))
 }
 
 /// Where the tables can begin.
-fn tables(len_bytes: u64) -> Vec<u64> {
-    in_order(likely(len_bytes).map(|layout| layout.zones_offset()), len_bytes)
+fn block_maps(len_bytes: u64) -> Vec<u64> {
+    in_order(likely(len_bytes).map(|layout| layout.groups_offset()), len_bytes)
 }
 
 /// Where the zone map can begin: behind the logs of those volumes, and behind the longest log there is.
-fn zone_maps(len_bytes: u64) -> Vec<u64> {
+fn group_maps(len_bytes: u64) -> Vec<u64> {
     let longest = Layout::new(BlockSize::B4096, 512, LONGEST_LOG_BLOCKS).ok();
-    in_order(likely(len_bytes).chain(longest).map(|layout| layout.zone_map_offset(0)), len_bytes)
+    in_order(likely(len_bytes).chain(longest).map(|layout| layout.group_map_offset(0)), len_bytes)
 }
 
 fn in_order(offsets: impl Iterator<Item = u64>, len_bytes: u64) -> Vec<u64> {

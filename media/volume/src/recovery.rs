@@ -14,10 +14,10 @@ use sealblock_block::{Clock, Error, Medium};
 use sealblock_units::Lba;
 
 use crate::error::VolumeError;
-use crate::format::{Kind, LOG_REGIONS, LogSector, RECORD_BYTES, Record, RecordRun, Superblock};
+use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock};
 use crate::lookup::data_match;
+use crate::map_entries::MapEntries;
 use crate::open::{Mutation, OpenOptions};
-use crate::records::Records;
 use crate::sectors::read_sectors;
 use crate::volume::Volume;
 
@@ -30,7 +30,7 @@ const PORTION_BLOCKS: u64 = 1024;
 #[derive(Default)]
 pub(crate) struct Recovered {
     /// The records to be taken over, by block.
-    pub records: Records,
+    pub records: MapEntries,
     /// Records that were not taken over because their data are not there.
     pub discarded: u64,
     /// The blocks of records that were taken over though their slots cannot be read.
@@ -47,11 +47,11 @@ pub(crate) struct Recovered {
 #[derive(Default)]
 struct Group {
     /// Its own records.
-    own: Vec<RecordRun>,
+    own: Vec<MapEntryRun>,
     /// How many of them, the first ones, were durable when it was written.
     earlier: usize,
     /// Those of the sector before, which were durable when this one was written.
-    repeats: Vec<RecordRun>,
+    repeats: Vec<MapEntryRun>,
     /// They are all that the sector before has.
     repeats_all: bool,
 }
@@ -107,7 +107,7 @@ pub(crate) async fn replay<M: Medium>(
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Writes what recovery has found to the tables, and gives up the log that said so. A few records may say more than there is
     /// memory for, so what waits for the tables goes there bit by bit.
-    pub(crate) async fn take_over(&self, records: &[RecordRun]) -> Result<(), Error> {
+    pub(crate) async fn take_over(&self, records: &[MapEntryRun]) -> Result<(), Error> {
         let (mut first, mut blocks) = (0, 0_u64);
         for (at, run) in records.iter().enumerate() {
             blocks += u64::from(run.blocks);
@@ -115,7 +115,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 continue;
             }
             self.apply(&self.encode(&records[first..=at]), false).await;
-            if self.table.crowded() {
+            if self.block_map.is_dirty_limit_reached() {
                 self.drain_patches().await?;
             }
             (first, blocks) = (at + 1, 0);
@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
 impl Recovered {
     /// Takes records over whose data were durable.
-    fn take_all(&mut self, records: &[RecordRun]) {
+    fn take_all(&mut self, records: &[MapEntryRun]) {
         records.iter().for_each(|run| drop(self.records.insert_older(*run)));
     }
 
@@ -135,7 +135,7 @@ impl Recovered {
         &mut self,
         medium: &M,
         superblock: &Superblock,
-        run: &RecordRun,
+        run: &MapEntryRun,
     ) -> Result<(), VolumeError> {
         let record = &run.first;
         if run.blocks == 1 && self.records.get(record.lba).is_some() {
@@ -180,7 +180,7 @@ impl Scan<'_> {
         let in_a_row = known.iter().zip(durable.clone()).take_while(|(known, sequence)| **known == *sequence).count();
         let first = Some(durable.start + in_a_row as u64).filter(|first| durable.contains(first));
         let unseen = || {
-            let may_be = |sequence: &u64| !self.superblock.clean && !durable.contains(sequence);
+            let may_be = |sequence: &u64| !self.superblock.is_clean && !durable.contains(sequence);
             self.unseen.iter().copied().filter(may_be).filter(|sequence| !self.is_known(*sequence))
         };
         let count = durable.end - durable.start - known.len() as u64 + unseen().count() as u64;
@@ -216,10 +216,10 @@ impl Scan<'_> {
         }
         // The sector's checksum is right, so a record that is not, or several of one block, were made so: by another program, or on
         // purpose. Such a sector says nothing.
-        let (Some(own), Some(repeats)) = (self.records(sector.records()), self.records(sector.repeats())) else {
+        let (Some(own), Some(repeats)) = (self.records(sector.entries()), self.records(sector.repeats())) else {
             return;
         };
-        self.durable = self.durable.max(sector.header.durable);
+        self.durable = self.durable.max(sector.header.durable_seq);
         let repeats_all = !repeats.is_empty() && sector.header.left_out == 0;
         let found = Group { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
         // Of two copies, one may lack what the last commits have added. They say the same otherwise, unless one was made on purpose.
@@ -235,9 +235,10 @@ impl Scan<'_> {
     }
 
     /// The own or the repeated records of a sector; nothing unless all can be, and no two are about one block.
-    fn records(&self, raw: &[[u8; RECORD_BYTES]]) -> Option<Vec<RecordRun>> {
-        let decode = |raw| RecordRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
-        let records: Vec<RecordRun> = raw.iter().map(decode).collect::<Option<_>>()?;
+    fn records(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
+        let decode =
+            |raw| MapEntryRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
+        let records: Vec<MapEntryRun> = raw.iter().map(decode).collect::<Option<_>>()?;
         let mut blocks: Vec<(u64, u64)> = records.iter().map(|run| (run.start(), run.end())).collect();
         blocks.sort_unstable();
         blocks.windows(2).all(|pair| pair[0].1 <= pair[1].0).then_some(records)
@@ -257,7 +258,8 @@ async fn read_log<'a, M: Medium>(
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {
         let length = chunk.min(layout.log_sectors() - first) as usize * sector_bytes;
-        let [a, b] = [0, 1].map(|region| read_sectors(medium, layout.log_place(first, region), length, sector_bytes));
+        let [a, b] =
+            [0, 1].map(|region| read_sectors(medium, layout.log_sector_offset(first, region), length, sector_bytes));
         let (a, b) = join(a, b).await;
         let regions = if options.mutation == Mutation::OneRegion { 1 } else { LOG_REGIONS as usize };
         let parts = [a?, b?];
@@ -273,10 +275,11 @@ async fn read_log<'a, M: Medium>(
 }
 
 /// Whether a record can be one of this volume.
-pub(crate) fn fits(superblock: &Superblock, run: &RecordRun) -> bool {
+pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
     let (layout, record) = (&superblock.layout, &run.first);
-    let zone = (run.end() <= layout.capacity_blocks()).then(|| layout.zone(layout.zone_of(record.lba))).flatten();
-    zone.is_some_and(|zone| record.kind != Kind::Stored || record.slot < zone.slots)
+    let zone =
+        (run.end() <= layout.capacity_blocks()).then(|| layout.block_group(layout.group_of(record.lba))).flatten();
+    zone.is_some_and(|zone| record.kind != MapEntryKind::Stored || record.pbn < zone.physical_blocks)
 }
 
 /// Whether the data of a record are on the medium.
@@ -293,14 +296,14 @@ pub(crate) enum Arrived {
 pub(crate) async fn has_data<M: Medium>(
     medium: &M,
     superblock: &Superblock,
-    record: &Record,
+    record: &MapEntry,
 ) -> Result<Arrived, VolumeError> {
-    if record.kind != Kind::Stored || record.loose {
+    if record.kind != MapEntryKind::Stored || record.guard_unverified {
         return Ok(Arrived::Yes);
     }
     let layout = &superblock.layout;
-    let zone = layout.zone(layout.zone_of(record.lba)).expect("the record was found to fit the volume");
-    let offset = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
+    let zone = layout.block_group(layout.group_of(record.lba)).expect("the record was found to fit the volume");
+    let offset = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
     let length = layout.block_size().bytes();
     let (data, missing) = read_sectors(medium, offset, length, length).await?;
     Ok(match missing.is_empty() {
@@ -321,7 +324,17 @@ mod tests {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let (uuid, serial, protection) = ([7; 16], 1, None);
         let (keeps_space, uncorrectable, zones_made) = (true, false, 0);
-        Superblock { uuid, serial, layout, protection, clean, keeps_space, uncorrectable, log_tail, zones_made }
+        Superblock {
+            uuid,
+            write_seq: serial,
+            layout,
+            protection,
+            is_clean: clean,
+            keeps_space,
+            uncorrectable,
+            log_tail,
+            initialized_groups: zones_made,
+        }
     }
 
     /// What is lost where these sectors were found, of which the second repeat all of the one before.

@@ -13,16 +13,16 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
 use crate::block_allocator::Taken;
-use crate::format::{Kind, Record};
+use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::FreeMap;
 use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
+use crate::map_page::MapLookup;
 use crate::open::Mutation;
-use crate::page::MapLookup;
 use crate::upkeep::Quiet;
 use crate::volume::{State, Volume};
 
 /// A block that is to be moved: its offset in the extent, and its record.
-type Block = (u32, Record);
+type Block = (u32, MapEntry);
 
 /// How a step ended.
 #[derive(PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
                 match self.relocate(zone, extent, quiet).await {
                     Ok(Step::Done) => (from, waited) = (extent + 1, false),
-                    Ok(Step::NoRoom) if !waited && !self.overlay.is_empty() => {
+                    Ok(Step::NoRoom) if !waited && !self.memtable.is_empty() => {
                         self.wait_for_commit().await;
                         waited = true;
                     }
@@ -114,27 +114,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// The blocks of an extent of a zone.
     fn extent_of(&self, zone: u64, extent: u32) -> Result<Extent, Error> {
         let size = u64::from(self.slots.with(zone, |map| map.extent_blocks()).unwrap_or(1));
-        let place = self.layout.zone(zone).expect("zones come from blocks of the volume");
+        let place = self.layout.block_group(zone).expect("zones come from blocks of the volume");
         let first = u64::from(extent) * size;
         let blocks = size.min(place.blocks - first);
         Ok(Extent::from_raw(place.first.get() + first, blocks).expect("extents lie in their zones"))
     }
 
     /// The record of a block, if it is stored and its record is beyond doubt; nothing at all when its page is not in memory.
-    pub(crate) fn record_now(&self, lba: Lba) -> Option<Option<Record>> {
-        let record = match self.overlay.get(lba) {
+    pub(crate) fn record_now(&self, lba: Lba) -> Option<Option<MapEntry>> {
+        let record = match self.memtable.get(lba) {
             Some(record) => Some(record),
             None => match self.entry_now(lba)? {
-                MapLookup::Record(record) if self.plausible(&record) => Some(record),
+                MapLookup::Mapped(record) if self.plausible(&record) => Some(record),
                 _ => None,
             },
         };
-        Some(record.filter(|record| record.kind == Kind::Stored))
+        Some(record.filter(|record| record.kind == MapEntryKind::Stored))
     }
 
     /// The blocks of an extent that are stored, from memory alone; nothing when a page is not there.
     fn stored_now(&self, place: Extent) -> Option<Vec<Block>> {
-        let records: Option<Vec<Option<Record>>> = place.iter().map(|lba| self.record_now(lba)).collect();
+        let records: Option<Vec<Option<MapEntry>>> = place.iter().map(|lba| self.record_now(lba)).collect();
         Some((0..).zip(records?).filter_map(|(offset, record)| Some((offset, record?))).collect())
     }
 
@@ -142,10 +142,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// be checked because their guards were made wrong.
     async fn read_checked(&self, place: Extent, mut blocks: Vec<Block>) -> (Vec<Block>, Slice) {
         let shift = self.geometry.block_size.shift();
-        blocks.retain(|(_, record)| !record.loose);
+        blocks.retain(|(_, record)| !record.guard_unverified);
         let mut located: LocatedBlocks = place.iter().map(|_| BlockLocation::Zeroes).collect();
         for (offset, record) in &blocks {
-            located[*offset as usize] = BlockLocation::Stored { slot: record.slot, tuple: record.tuple };
+            located[*offset as usize] = BlockLocation::Stored { slot: record.pbn, tuple: record.tuple };
         }
         let mut faults: Vec<BadBlock> = Vec::new();
         let buffer = self.medium.buffer(place.bytes(self.geometry.block_size) as usize);
@@ -196,9 +196,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         taken.keep();
         for ((_, read), slot) in blocks.iter().zip(slots) {
             let now = self.record_now(read.lba).flatten();
-            let is_same = now.is_some_and(|now| now.slot == read.slot) || self.mutation == Mutation::MoveOverNewer;
+            let is_same = now.is_some_and(|now| now.pbn == read.pbn) || self.mutation == Mutation::MoveOverNewer;
             if is_same {
-                self.replace(zone, Record { slot, ..*read }, false);
+                self.replace(zone, MapEntry { pbn: slot, ..*read }, false);
                 self.upkeep.count(|counts| counts.blocks_moved += 1);
             } else {
                 self.slots.give_back(zone, &[(slot, 1)]);
@@ -209,7 +209,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// A fault put in on purpose: a record is made to fit the data.
-    fn seal_anew(&self, record: &mut Record, block: &[u8]) {
+    fn seal_anew(&self, record: &mut MapEntry, block: &[u8]) {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: record.lba.get() };
         self.fill_tuple(record, &Sealed::seal(Slice::copy_from(block), size, format, &tags), 0);
@@ -225,11 +225,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
 /// In how many pieces blocks lie.
 fn pieces_of(blocks: &[Block]) -> u32 {
-    let follows = |a: &Block, b: &Block| a.0 + 1 == b.0 && a.1.slot + 1 == b.1.slot;
+    let follows = |a: &Block, b: &Block| a.0 + 1 == b.0 && a.1.pbn + 1 == b.1.pbn;
     blocks.chunk_by(follows).count() as u32
 }
 
 /// The blocks that do not lie at home.
 fn strays_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
-    blocks.iter().filter(|(_, record)| !map.is_home(extent, record.slot)).copied().collect()
+    blocks.iter().filter(|(_, record)| !map.is_home(extent, record.pbn)).copied().collect()
 }

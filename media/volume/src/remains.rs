@@ -11,17 +11,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sealblock_block::{Clock, Medium};
 
+use crate::block_groups::BlockGroups;
 use crate::error::VolumeError;
-use crate::format::{Generations, LogSector, Record, RecordRun, Superblock};
-use crate::open::{OpenOptions, Opened, assemble};
-use crate::page::MapLookup as TableEntry;
-use crate::records::Records;
+use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
+use crate::map_entries::MapEntries;
+use crate::map_page::MapLookup as TableEntry;
+use crate::open::{OpenOptions, OpenVolume, assemble};
+use crate::profile::{self, Hints, ProfileError, VolumeProfile};
 use crate::recovery::{Arrived, Recovered, fits, has_data};
-use crate::shape::{self, Hints, Shape, ShapeError};
 use crate::superblocks::lost_copies;
-use crate::volume::{Description, Volume};
+use crate::volume::{Volume, VolumeInfo};
 use crate::worker::Worker;
-use crate::zones::Zones;
 
 /// Generations count to this and begin anew.
 const GENERATIONS: u32 = u16::MAX as u32;
@@ -31,7 +31,7 @@ const GENERATIONS: u32 = u16::MAX as u32;
 pub enum RemainsError {
     /// Its shape cannot be found.
     #[error("{0}")]
-    Shape(#[from] ShapeError),
+    Profile(#[from] ProfileError),
     /// The medium failed.
     #[error("{0}")]
     Volume(#[from] VolumeError),
@@ -46,7 +46,7 @@ pub enum RemainsError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remains {
     /// Its shape.
-    pub shape: Shape,
+    pub profile: VolumeProfile,
     /// Sectors of the log that are there.
     pub log_sectors: u64,
     /// Places of the log that hold no sector: never written, or gone.
@@ -65,54 +65,54 @@ pub async fn open_remains<M: Medium, C: Clock>(
     clock: C,
     hints: &Hints,
     options: &OpenOptions,
-) -> Result<(Opened<M, C>, Remains), RemainsError> {
-    let shape = shape::find(&medium, hints).await?;
+) -> Result<(OpenVolume<M, C>, Remains), RemainsError> {
+    let shape = profile::find(&medium, hints).await?;
     let superblock = superblock(&shape);
     let log = Log::read(&medium, &superblock).await;
     let options = OpenOptions { read_only: true, ..*options };
     let nothing = Recovered { next: log.next, ..Recovered::default() };
-    let zones = Zones::read(&medium, &superblock).await.map_err(VolumeError::from)?;
-    if zones.tells_resized() {
+    let zones = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
+    if zones.is_marked_resized() {
         return Err(RemainsError::Resized);
     }
-    zones.doubt();
+    zones.assume_initialized();
     let tables = assemble(medium, clock, superblock, &options, nothing, zones);
     let records = log.weigh(&tables).await?;
-    let Volume { medium, clock, table, .. } = tables;
+    let Volume { medium, clock, block_map: table, .. } = tables;
     let remains = Remains {
-        shape,
+        profile: shape,
         log_sectors: log.sectors.len() as u64,
         log_sectors_missing: log.missing(),
         may_be_older: log.may_be_older(),
     };
-    let description = Description {
+    let description = VolumeInfo {
         uuid: superblock.uuid,
         clean: false,
         layout: superblock.layout,
         recovered: records.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
-        discarded: 0,
+        dropped: 0,
         unreadable: Vec::new(),
         log_lost: 0,
-        lost_copies: table.zones.lost_copies(),
+        lost_copies: table.groups.lost_copies(),
         superblocks: lost_copies(&superblock.layout),
     };
     let recovered = Recovered { records, next: log.next, ..Recovered::default() };
-    let volume = std::rc::Rc::new(assemble(medium.into_inner(), clock, superblock, &options, recovered, table.zones));
-    Ok((Opened { worker: Worker { volume: volume.clone() }, volume, description }, remains))
+    let volume = std::rc::Rc::new(assemble(medium.into_inner(), clock, superblock, &options, recovered, table.groups));
+    Ok((OpenVolume { worker: Worker { volume: volume.clone() }, volume, description }, remains))
 }
 
 /// A superblock that says what is known.
-fn superblock(shape: &Shape) -> Superblock {
+fn superblock(shape: &VolumeProfile) -> Superblock {
     Superblock {
         uuid: shape.seed.identity(),
-        serial: 0,
+        write_seq: 0,
         layout: shape.layout,
         protection: shape.protection,
-        clean: false,
+        is_clean: false,
         uncorrectable: true,
         keeps_space: true,
         log_tail: 0,
-        zones_made: 0,
+        initialized_groups: 0,
     }
 }
 
@@ -147,7 +147,7 @@ impl Newest {
 /// What is left of the log.
 struct Log {
     /// The records of each sector, in it or repeated behind it, and whether some sector says that they were durable.
-    sectors: BTreeMap<u64, Vec<(RecordRun, bool)>>,
+    sectors: BTreeMap<u64, Vec<(MapEntryRun, bool)>>,
     /// Positions of which some place holds a sector.
     positions: BTreeSet<u64>,
     /// The first place of the sector that would follow the newest one holds an older one.
@@ -163,25 +163,25 @@ impl Log {
     async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Log {
         let (layout, mut log) = (&superblock.layout, Log::empty(superblock.layout.log_sectors()));
         let (mut places, mut newest) = (BTreeSet::new(), Newest::default());
-        for (offset, sequence, bytes) in shape::read_log(medium, layout).await {
+        for (offset, sequence, bytes) in profile::read_log(medium, layout).await {
             let Ok(sector) = LogSector::decode(&bytes, superblock.seed()) else { continue };
             log.positions.insert(sequence % log.ring);
             places.insert(offset);
-            log.durable = log.durable.max(sector.header.durable);
+            log.durable = log.durable.max(sector.header.durable_seq);
             log.next = log.next.max(sequence + 1);
-            newest.note(sequence, u64::from(offset != layout.log_place(sequence, 0)), sector.records().len());
-            let (earlier, last) = sector.records().split_at(usize::from(sector.header.earlier));
+            newest.note(sequence, u64::from(offset != layout.log_sector_offset(sequence, 0)), sector.entries().len());
+            let (earlier, last) = sector.entries().split_at(usize::from(sector.header.earlier));
             let parts = [(Some(sequence), last, false), (Some(sequence), earlier, true)];
             let repeats = (sequence.checked_sub(1), sector.repeats(), true);
             for (sequence, raw, is_durable) in parts.into_iter().chain([repeats]).filter(|(_, raw, _)| !raw.is_empty())
             {
-                let records = raw.iter().filter_map(|raw| RecordRun::decode(raw, superblock.seed()).ok());
+                let records = raw.iter().filter_map(|raw| MapEntryRun::decode(raw, superblock.seed()).ok());
                 let Some(sequence) = sequence else { continue };
                 let records = records.filter(|run| fits(superblock, run)).map(|run| (run, is_durable));
                 log.sectors.entry(sequence).or_default().extend(records);
             }
         }
-        log.is_end_known = places.contains(&layout.log_place(log.next, newest.next_region()));
+        log.is_end_known = places.contains(&layout.log_sector_offset(log.next, newest.next_region()));
         log
     }
 
@@ -200,8 +200,8 @@ impl Log {
     }
 
     /// The records that are newer than what the tables have.
-    async fn weigh<M: Medium, C: Clock>(&self, tables: &Volume<M, C>) -> Result<Records, VolumeError> {
-        let (mut records, mut seen, mut reached) = (Records::default(), Records::default(), BTreeMap::new());
+    async fn weigh<M: Medium, C: Clock>(&self, tables: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
+        let (mut records, mut seen, mut reached) = (MapEntries::default(), MapEntries::default(), BTreeMap::new());
         for (&sequence, found) in self.sectors.iter().rev() {
             for (run, is_durable) in found {
                 if run.blocks == 1 && seen.get(run.first.lba).is_some() {
@@ -232,19 +232,19 @@ impl Log {
 /// may.
 async fn take_newer<M: Medium, C: Clock>(
     tables: &Volume<M, C>,
-    [records, seen]: [&mut Records; 2],
-    run: RecordRun,
+    [records, seen]: [&mut MapEntries; 2],
+    run: MapEntryRun,
     is_newer: Option<bool>,
 ) -> Result<(), VolumeError> {
     match is_newer {
         Some(false) => {}
         Some(true) => drop(records.insert_older(run)),
         None => {
-            for record in run.records() {
+            for record in run.entries() {
                 // One that was seen by itself is newer than the run.
                 let is_due = run.blocks == 1 || seen.single(record.lba).is_none();
                 if is_due && is_newer_than_table(tables, &record).await? {
-                    records.insert_older(RecordRun::from(record));
+                    records.insert_older(MapEntryRun::from(record));
                 }
             }
         }
@@ -254,10 +254,10 @@ async fn take_newer<M: Medium, C: Clock>(
 
 /// Up to which sector of the log a page has everything; nothing where neither copy of its generations is left.
 async fn reach<M: Medium, C: Clock>(tables: &Volume<M, C>, number: u64) -> Result<Option<u64>, VolumeError> {
-    if !tables.table.zones.has_tables(tables.table.zone_of(number)) {
+    if !tables.block_map.groups.is_initialized(tables.block_map.group_of(number)) {
         return Ok(Some(0));
     }
-    let (place, sector) = (tables.table.place(number), tables.layout.sector_bytes() as usize);
+    let (place, sector) = (tables.block_map.offsets(number), tables.layout.sector_bytes() as usize);
     let mut reach = None;
     for offset in [place.offset, place.second_offset] {
         let (read, bytes) = tables.medium.read(offset, tables.medium.buffer(sector)).await;
@@ -274,14 +274,17 @@ async fn reach<M: Medium, C: Clock>(tables: &Volume<M, C>, number: u64) -> Resul
 }
 
 /// The same where the page does not say how far it reaches: by the generations of both records, as far as these can tell.
-async fn is_newer_than_table<M: Medium, C: Clock>(tables: &Volume<M, C>, record: &Record) -> Result<bool, VolumeError> {
-    let (number, index) = tables.table.locate(record.lba);
-    let page = tables.table.page(&tables.medium, number).await?;
-    Ok(match page.entry(index, record.lba, tables.seed) {
-        TableEntry::Record(other) | TableEntry::Stale { record: other, .. } => {
+async fn is_newer_than_table<M: Medium, C: Clock>(
+    tables: &Volume<M, C>,
+    record: &MapEntry,
+) -> Result<bool, VolumeError> {
+    let (number, index) = tables.block_map.locate(record.lba);
+    let page = tables.block_map.page(&tables.medium, number).await?;
+    Ok(match page.lookup(index, record.lba, tables.seed) {
+        TableEntry::Mapped(other) | TableEntry::Stale { entry: other, .. } => {
             let ahead = (GENERATIONS + u32::from(other.generation) - u32::from(record.generation)) % GENERATIONS;
             ahead == 0 || ahead > GENERATIONS / 2
         }
-        TableEntry::Blank | TableEntry::Damaged(_) | TableEntry::Unreadable => true,
+        TableEntry::Unwritten | TableEntry::Damaged(_) | TableEntry::Unreadable => true,
     })
 }

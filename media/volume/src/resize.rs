@@ -10,12 +10,12 @@ use futures_util::future::{Either, select};
 use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumErrorKind, ReservedArea, Response};
 use sealblock_units::Extent;
 
+use crate::block_groups::BlockGroups;
 use crate::error::VolumeError;
-use crate::format::{ANNEX_HEAD_BYTES, AnnexCopy, Layout, LayoutError, Superblock, TAIL_BYTES};
-use crate::open::{Mutation, OpenOptions, Opened, open};
+use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
+use crate::open::{Mutation, OpenOptions, OpenVolume, open};
 use crate::superblocks;
 use crate::volume::Volume;
-use crate::zones::Zones;
 
 /// Bytes at the end of the tail that no annex copy takes: the third superblock, and room that is not used.
 const ANNEX_FREE_BYTES: u64 = 8 << 10;
@@ -114,7 +114,7 @@ pub async fn resize<M: Medium, C: Clock>(
 
 fn layout_for(superblock: &Superblock, options: &ResizeOptions) -> Result<Layout, ResizeError> {
     superblock.layout.with_capacity(options.capacity_blocks).map_err(|error| match error {
-        LayoutError::Segments | LayoutError::Zones { .. } => ResizeError::Limit(error.to_string()),
+        LayoutError::Segments | LayoutError::BlockGroups { .. } => ResizeError::Limit(error.to_string()),
         other => VolumeError::Layout(other).into(),
     })
 }
@@ -127,7 +127,7 @@ async fn close_in_order<M: Medium, C: Clock>(
     options: &ResizeOptions,
 ) -> Result<Superblock, ResizeError> {
     let opening = OpenOptions { relocate: false, mutation: options.mutation, ..OpenOptions::default() };
-    let Opened { volume, worker, .. } = open(medium, clock, &opening).await?;
+    let OpenVolume { volume, worker, .. } = open(medium, clock, &opening).await?;
     let looking = async {
         let allowed = may_resize(&volume, options).await;
         let closed = volume.close().await.map_err(|error| VolumeError::Recovery(error.to_string()));
@@ -187,9 +187,9 @@ impl<M: Medium> Step<'_, M> {
             self.medium.sync().await?;
             return self.cut().await;
         }
-        let zones = Zones::read(self.medium, &self.old).await?;
-        let (serial, zones_made) = (self.old.serial + 1, zones.made_below(to.zones()));
-        let told = Superblock { serial, layout: to, zones_made, ..self.old };
+        let zones = BlockGroups::read(self.medium, &self.old).await?;
+        let (serial, zones_made) = (self.old.write_seq + 1, zones.initialized_below(to.block_groups()));
+        let told = Superblock { write_seq: serial, layout: to, initialized_groups: zones_made, ..self.old };
         match self.mutation {
             Mutation::NameEarly => self.name(&told).await?,
             Mutation::TailEarlier if !self.grows() => self.carry_annex(&self.layout).await?,
@@ -215,7 +215,7 @@ impl<M: Medium> Step<'_, M> {
     }
 
     /// What the new layout needs and the old one does not have: the volume has its old size after that, and after every part of it.
-    async fn prepare(&self, zones: &Zones) -> Result<(), ResizeError> {
+    async fn prepare(&self, zones: &BlockGroups) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         let there = self.medium.len_bytes();
         if self.grows() {
@@ -223,7 +223,7 @@ impl<M: Medium> Step<'_, M> {
             self.carry_annex(&self.layout).await?;
         }
         if self.mutation != Mutation::KeepBits {
-            zones.relay(self.medium, to, from.is_resized() || to.is_resized()).await?;
+            zones.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
         }
         if self.grows() {
             self.clear_tables(there).await?;
@@ -239,10 +239,10 @@ impl<M: Medium> Step<'_, M> {
         if !self.grows() {
             self.carry_annex(&self.layout).await?;
         }
-        superblocks::write(self.medium, &Superblock { serial: told.serial + 1, ..*told }).await?;
+        superblocks::write(self.medium, &Superblock { write_seq: told.write_seq + 1, ..*told }).await?;
         self.medium.sync().await?;
         if self.old.layout.is_resized() && !told.layout.is_resized() {
-            Zones::read(self.medium, told).await?.relay(self.medium, told.layout, false).await?;
+            BlockGroups::read(self.medium, told).await?.rewrite_for(self.medium, told.layout, false).await?;
         }
         if self.grows() { Ok(()) } else { self.cut().await }
     }
@@ -260,9 +260,9 @@ impl<M: Medium> Step<'_, M> {
     async fn clear_tables(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
         self.carry_annex(from).await?;
-        for zone in (from.zones()..to.zones()).map_while(|zone| to.zone(zone)) {
+        for zone in (from.block_groups()..to.block_groups()).map_while(|zone| to.block_group(zone)) {
             let start = zone.pages_offset.max(from.medium_bytes() - ANNEX_FREE_BYTES);
-            let end = zone.slots_offset.min(there);
+            let end = zone.data_offset.min(there);
             if start < end && !self.medium.is_hole(start, end - start) {
                 self.medium.zero(start, end - start).await?;
             }
@@ -293,15 +293,15 @@ impl<M: Medium> Step<'_, M> {
     async fn carry_annex(&self, to: &Layout) -> Result<(), ResizeError> {
         let seed = self.old.seed();
         for slot in ReservedArea::ALL {
-            let length = ANNEX_HEAD_BYTES + slot.max_bytes();
+            let length = RESERVED_HEAD_BYTES + slot.max_bytes();
             for turn in [0, 1] {
-                let [start, tail] = self.old.layout.annex_offsets(slot, turn);
-                let mut newest: Option<AnnexCopy> = None;
+                let [start, tail] = self.old.layout.reserved_offsets(slot, turn);
+                let mut newest: Option<ReservedCopy> = None;
                 for offset in [start, tail] {
                     let (read, bytes) = self.medium.read(offset, self.medium.buffer(length)).await;
-                    let copy = read.ok().and_then(|()| AnnexCopy::decode(&bytes, slot, seed));
-                    let copy = copy.filter(|copy| copy.serial % 2 == turn);
-                    if copy.as_ref().map(|copy| copy.serial) > newest.as_ref().map(|newest| newest.serial) {
+                    let copy = read.ok().and_then(|()| ReservedCopy::decode(&bytes, slot, seed));
+                    let copy = copy.filter(|copy| copy.write_seq % 2 == turn);
+                    if copy.as_ref().map(|copy| copy.write_seq) > newest.as_ref().map(|newest| newest.write_seq) {
                         newest = copy;
                     }
                 }
@@ -312,7 +312,7 @@ impl<M: Medium> Step<'_, M> {
                     let encoded = newest.encode(slot, seed);
                     buffer[..encoded.len()].copy_from_slice(&encoded);
                 }
-                let place = to.annex_offsets(slot, turn)[1];
+                let place = to.reserved_offsets(slot, turn)[1];
                 let (read, there) = self.medium.read(place, self.medium.buffer(length)).await;
                 // What a volume of the new size has not yet is written in any case, which takes its space; what this one has is not put
                 // at risk.

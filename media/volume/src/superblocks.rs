@@ -93,7 +93,7 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         (offset, read_third(medium, offset, &superblock).await)
     };
     let newest = match (&first, &second) {
-        (Ok(a), Ok(b)) => Some(if b.serial > a.serial { *b } else { *a }),
+        (Ok(a), Ok(b)) => Some(if b.write_seq > a.write_seq { *b } else { *a }),
         (Ok(one), Err(_)) | (Err(_), Ok(one)) => Some(*one),
         (Err(a), Err(b)) if a.is_foreign() || b.is_foreign() => None,
         (Err(_), Err(_)) => read_tail(medium).await,
@@ -106,7 +106,7 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
         (newest, last) = (ahead, third(ahead).await);
     }
     let (offset, third) = last;
-    let superblock = third.as_ref().ok().filter(|third| third.serial > newest.serial).copied().unwrap_or(newest);
+    let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied().unwrap_or(newest);
     let serves = |copy: &Result<Superblock, Loss>| {
         copy.as_ref().is_ok_and(|copy| {
             copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid && copy.layout == superblock.layout
@@ -123,7 +123,7 @@ fn lost(copy: Result<Superblock, Loss>, newest: &Superblock) -> Option<String> {
     match copy {
         // They take turns, and a crash may have come between a write of theirs and that of the third.
         Ok(copy) if copy.uuid == newest.uuid => {
-            let missed = newest.serial.saturating_sub(copy.serial);
+            let missed = newest.write_seq.saturating_sub(copy.write_seq);
             (missed > 2).then(|| Loss::Behind(missed).words())
         }
         Ok(_) => Some("the superblock of another volume is there".to_owned()),
@@ -156,7 +156,7 @@ async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, Los
 /// lies as a whole further on.
 async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock, Loss> {
     let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
-    if found.serial % 2 != copy as u64 {
+    if found.write_seq % 2 != copy as u64 {
         return Err(Loss::Superblock(SuperblockError::Place));
     }
     Ok(found)
@@ -168,7 +168,7 @@ async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Resu
     if found.uuid != of.uuid || found.layout != of.layout {
         return Err(Loss::Superblock(SuperblockError::Place));
     }
-    match of.serial.saturating_sub(found.serial) {
+    match of.write_seq.saturating_sub(found.write_seq) {
         // A crash may have come between the two writes.
         0 | 1 => Ok(found),
         missed => Err(Loss::Behind(missed)),
@@ -188,7 +188,7 @@ async fn read_ahead<M: Medium>(medium: &M, of: &Superblock) -> Option<Superblock
     for offset in [Some(of.layout.third_offset()), tail_offset(medium)].into_iter().flatten() {
         let found = read_copy(medium, offset).await.ok();
         let is_ahead = |found: &Superblock| {
-            found.uuid == of.uuid && found.serial > of.serial && found.layout.third_offset() == offset
+            found.uuid == of.uuid && found.write_seq > of.write_seq && found.layout.third_offset() == offset
         };
         if let Some(found) = found.filter(is_ahead) {
             return Some(found);
@@ -217,7 +217,7 @@ pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Res
 /// # Errors
 /// When the medium fails.
 pub(crate) async fn write_at_start<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
-    medium.write(SUPERBLOCK_OFFSETS[(superblock.serial % 2) as usize], image(medium, superblock)).await
+    medium.write(SUPERBLOCK_OFFSETS[(superblock.write_seq % 2) as usize], image(medium, superblock)).await
 }
 
 fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {

@@ -5,22 +5,22 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
-use crate::format::{Kind, Record};
-use crate::page::MapLookup;
+use crate::format::{MapEntry, MapEntryKind};
+use crate::map_page::MapLookup;
 use crate::volume::{State, Volume};
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives up blocks. They read as zeroes afterwards, and their space goes back to the medium once that is durable.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
-            self.mark(*extent, Kind::Deallocated).await?;
+            self.mark(*extent, MapEntryKind::Deallocated).await?;
         }
         Ok(Response::Done)
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         if may_unmap {
-            self.mark(extent, Kind::Deallocated).await?;
+            self.mark(extent, MapEntryKind::Deallocated).await?;
         } else {
             self.store_zeroes(extent).await?;
         }
@@ -45,7 +45,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Makes blocks unreadable. What they held is given up.
     pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
         self.commits.uncorrectable.set(true);
-        self.mark(extent, Kind::Uncorrectable).await?;
+        self.mark(extent, MapEntryKind::Uncorrectable).await?;
         match durability {
             Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.flush().await,
@@ -55,24 +55,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives every block of an extent a record without data, of this kind, where it has none yet.
     ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
-    async fn mark(&self, extent: Extent, kind: Kind) -> Result<(), Error> {
+    async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
         for (number, piece) in self.layout.page_pieces(extent) {
-            let zone = self.layout.zone_of(piece.start());
+            let zone = self.layout.group_of(piece.start());
             self.load_zone(zone).await?;
             self.wait_for_room().await?;
-            let _held = self.table.page(&self.medium, number).await?;
+            let _held = self.block_map.page(&self.medium, number).await?;
             for lba in piece.iter() {
-                let known = match self.overlay.get(lba) {
+                let known = match self.memtable.get(lba) {
                     Some(record) => record.kind == kind,
                     None => match self.entry_now(lba) {
-                        Some(MapLookup::Blank) => kind == Kind::Deallocated,
-                        Some(MapLookup::Record(record)) => record.kind == kind,
+                        Some(MapLookup::Unwritten) => kind == MapEntryKind::Deallocated,
+                        Some(MapLookup::Mapped(record)) => record.kind == kind,
                         Some(MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) | None => false,
                     },
                 };
                 if !known {
-                    self.replace(zone, Record { kind, ..Record::deallocated(lba) }, true);
+                    self.replace(zone, MapEntry { kind, ..MapEntry::deallocated(lba) }, true);
                 }
             }
             self.commits.schedule();
@@ -84,7 +84,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn wait_for_room(&self) -> Result<(), Error> {
         loop {
             self.check_writable()?;
-            if self.overlay.open_len() < self.commits.max_uncommitted {
+            if self.memtable.active_len() < self.commits.max_uncommitted {
                 return Ok(());
             }
             let since = self.commits.ended.get();

@@ -156,7 +156,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 (self.slot_offset(zone, start), u64::from(count) << self.geometry.block_size.shift());
             if self.mutation == Mutation::PunchBeyond {
                 // A fault put in on purpose: the slots behind the free ones lose their data.
-                let end = self.layout.zone(zone).map_or(0, |zone| zone.end_offset);
+                let end = self.layout.block_group(zone).map_or(0, |zone| zone.end_offset);
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);
             }
             // Where no space would come back, zeroes would be written to no end: nobody reads a free slot.

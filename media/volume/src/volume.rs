@@ -10,20 +10,20 @@ use sealblock_units::{BlockCount, Lba};
 
 use crate::annex::Annex;
 use crate::block_allocator::BlockAllocator;
+use crate::block_groups::LostCopies;
+use crate::block_map::BlockMap;
 use crate::checkpoint::Checkpoints;
 use crate::commit::CommitQueue;
-use crate::format::{Kind, Layout, RECORD_BYTES, Record, Seed, Superblock};
+use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
 use crate::log::Log;
+use crate::map_page::MapLookup;
+use crate::memtable::Memtable;
 use crate::one_sync::OneSync;
 use crate::open::Mutation;
-use crate::overlay::Overlay;
-use crate::page::MapLookup;
 use crate::superblocks::{COPIES, SuperblockCopy};
-use crate::table::Table;
 use crate::turns::{self, Turns};
 use crate::upkeep::Upkeep;
-use crate::zones::LostCopies;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
@@ -37,11 +37,11 @@ pub struct Volume<M, C> {
     pub(crate) seed: Seed,
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
-    pub(crate) table: Table,
+    pub(crate) block_map: BlockMap,
     pub(crate) slots: BlockAllocator,
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
-    pub(crate) overlay: Overlay,
+    pub(crate) memtable: Memtable,
     pub(crate) log: Log,
     /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
     pub(crate) log_lost: u64,
@@ -73,7 +73,7 @@ pub(crate) enum State {
 
 /// What was found when a volume was opened.
 #[derive(Clone, Debug)]
-pub struct Description {
+pub struct VolumeInfo {
     /// The volume's identity.
     pub uuid: [u8; 16],
     /// Whether it was closed in good order before it was opened this time.
@@ -83,7 +83,7 @@ pub struct Description {
     /// Blocks whose records a crash had left in the log and recovery took over.
     pub recovered: u64,
     /// Records in the log that were not taken over because their data had not reached the medium.
-    pub discarded: u64,
+    pub dropped: u64,
     /// Blocks whose records were taken over though their slots cannot be read: neither can the blocks, until they are written. At
     /// most as many as one commit has records.
     pub unreadable: Vec<Lba>,
@@ -166,7 +166,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Whether nothing is left to do before it is closed: from here on nothing changes, and flushes are answered at once.
     pub(crate) fn is_at_rest(&self) -> bool {
         let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.slots.work_due();
-        self.state.get() == State::Closing && is_idle && self.overlay.is_empty()
+        self.state.get() == State::Closing && is_idle && self.memtable.is_empty()
     }
 
     pub(crate) fn failed(&self) -> Error {
@@ -179,14 +179,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Where a slot of a block's zone lies on the medium, and how many slots the zone has.
     pub(crate) fn slot_offset(&self, zone: u64, slot: u32) -> u64 {
-        let zone = self.layout.zone(zone).expect("zones come from blocks of the volume");
-        zone.slots_offset + (u64::from(slot) << self.geometry.block_size.shift())
+        let zone = self.layout.block_group(zone).expect("zones come from blocks of the volume");
+        zone.data_offset + (u64::from(slot) << self.geometry.block_size.shift())
     }
 
     /// Whether a record can be about this block at all: its slot is one of the zone.
-    pub(crate) fn plausible(&self, record: &Record) -> bool {
-        record.kind != Kind::Stored
-            || (record.lba.get() < self.layout.capacity_blocks() && record.slot < self.layout.slots_near(record.lba))
+    pub(crate) fn plausible(&self, record: &MapEntry) -> bool {
+        record.kind != MapEntryKind::Stored
+            || (record.lba.get() < self.layout.capacity_blocks()
+                && record.pbn < self.layout.physical_blocks_at(record.lba))
     }
 
     /// Loads the map of free slots of a zone by reading its records.
@@ -198,9 +199,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             self.zones_loading.borrow_mut().push(zone);
             let _loading = ZoneLoading { volume: self, zone };
-            let place = self.layout.zone(zone).expect("zones come from blocks of the volume");
+            let place = self.layout.block_group(zone).expect("zones come from blocks of the volume");
             // A zone is loaded to be written to. Its tables take their space now, while nothing is lost if there is none.
-            match self.medium.reserve(place.pages_offset, place.slots_offset - place.pages_offset).await {
+            match self.medium.reserve(place.pages_offset, place.data_offset - place.pages_offset).await {
                 Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
                 _ => {}
             }
@@ -211,26 +212,26 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     async fn read_zone(&self, number: u64) -> Result<FreeMap, Error> {
-        let zone = self.layout.zone(number).expect("zones come from blocks of the volume");
-        let map = FreeMap::new(zone.blocks as u32, zone.slots, self.geometry.block_size.bytes() as u32);
+        let zone = self.layout.block_group(number).expect("zones come from blocks of the volume");
+        let map = FreeMap::new(zone.blocks as u32, zone.physical_blocks, self.geometry.block_size.bytes() as u32);
         let (mut loader, mut index) = (Loader::new(map), 0);
         // Which slots a lost sector names is not known, so they may be used again: what it said must not come back.
         let see = |entry: MapLookup| {
             map_slot(&entry).into_iter().for_each(|slot| loader.mark_used(index, slot));
             index += 1;
         };
-        self.table.scan(&self.medium, number, !self.read_only, see).await?;
+        self.block_map.scan(&self.medium, number, !self.read_only, see).await?;
         Ok(loader.finish())
     }
 
     /// Whether nothing was ever written to a zone, without a look at its blocks.
     pub(crate) fn zone_is_blank(&self, zone: u64) -> bool {
-        !self.table.zones.has_tables(zone) && self.overlay.is_empty() && self.table.patches.is_empty()
+        !self.block_map.groups.is_initialized(zone) && self.memtable.is_empty() && self.block_map.patches.is_empty()
     }
 
     /// Which block of its zone a block is.
     pub(crate) fn index_in_zone(&self, lba: Lba) -> u32 {
-        self.layout.index_in_zone(lba) as u32
+        self.layout.index_in_group(lba) as u32
     }
 }
 
@@ -238,11 +239,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 /// slot costs little.
 fn map_slot(entry: &MapLookup) -> Option<u32> {
     let record = match entry {
-        MapLookup::Record(record) | MapLookup::Stale { record, .. } => *record,
-        MapLookup::Damaged(raw) if *raw != [0; RECORD_BYTES] => Record::decode_unchecked(raw),
-        MapLookup::Damaged(_) | MapLookup::Blank | MapLookup::Unreadable => return None,
+        MapLookup::Mapped(record) | MapLookup::Stale { entry: record, .. } => *record,
+        MapLookup::Damaged(raw) if *raw != [0; MAP_ENTRY_BYTES] => MapEntry::decode_unchecked(raw),
+        MapLookup::Damaged(_) | MapLookup::Unwritten | MapLookup::Unreadable => return None,
     };
-    (record.kind == Kind::Stored).then_some(record.slot)
+    (record.kind == MapEntryKind::Stored).then_some(record.pbn)
 }
 
 /// A change under way, until it is dropped: with its records in the overlay, refused, or given up half-way.

@@ -169,14 +169,14 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let volume = &*self.volume;
         let due = || self.is_due();
         loop {
-            let has_records = volume.overlay.open_len() > 0;
+            let has_records = volume.memtable.active_len() > 0;
             let (delay, wake) = if has_records {
                 (COMMIT_AFTER, Wake::Asked)
             } else if volume.log.next.get() != volume.log.tail.get() {
                 (CHECKPOINT_AFTER, Wake::Idle)
             } else {
                 volume.commits.idle.set(true);
-                volume.commits.wanted.wait_until(|| due() || volume.overlay.open_len() > 0).await;
+                volume.commits.wanted.wait_until(|| due() || volume.memtable.active_len() > 0).await;
                 volume.commits.idle.set(false);
                 if due() {
                     return Wake::Asked;
@@ -184,7 +184,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 continue;
             };
             volume.commits.idle.set(!has_records);
-            let asked = volume.commits.wanted.wait_until(|| due() || (volume.overlay.open_len() > 0) != has_records);
+            let asked = volume.commits.wanted.wait_until(|| due() || (volume.memtable.active_len() > 0) != has_records);
             let timer = pin!(volume.clock.sleep(delay));
             match select(pin!(asked), select(timer, settle.as_mut())).await {
                 Either::Left(_) if due() => return Wake::Asked,

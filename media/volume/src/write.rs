@@ -6,7 +6,7 @@ use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tuple, guard};
 use sealblock_units::Extent;
 
 use crate::block_allocator::Taken;
-use crate::format::{Kind, Record};
+use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::Run;
 use crate::open::Mutation;
 use crate::volume::{State, Volume};
@@ -27,7 +27,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn store(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
         let _change = self.begin_change()?;
         let mut from = 0;
-        for (zone, piece) in self.layout.zone_pieces(extent) {
+        for (zone, piece) in self.layout.group_pieces(extent) {
             if piece == extent {
                 return self.store_in_zone(zone, extent, data).await;
             }
@@ -78,10 +78,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.check_writable()?;
             // A long write waits for a commit that may make room for it in one piece.
             let is_tight = || {
-                waits < MOST_WAITS && self.slots.with(zone, |map| map.is_tight(count, self.overlay.len())) == Some(true)
+                waits < MOST_WAITS
+                    && self.slots.with(zone, |map| map.is_tight(count, self.memtable.len())) == Some(true)
             };
             if !is_tight()
-                && self.overlay.open_len() < self.commits.max_uncommitted
+                && self.memtable.active_len() < self.commits.max_uncommitted
                 && let Some(taken) = self.slots.take(zone, first, count)
             {
                 self.request_early_commit(zone);
@@ -89,10 +90,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             let _place = place.get_or_insert_with(|| self.slots.queue.join(zone));
             let since = self.commits.ended.get();
-            let _starved = self.commits.starve(self.overlay.open_len() > 0);
+            let _starved = self.commits.starve(self.memtable.active_len() > 0);
             // Looked at anew each time: what makes it tight ends with a commit that may have been under way already.
             let room = || {
-                !is_tight() && self.slots.free(zone) >= count && self.overlay.open_len() < self.commits.max_uncommitted
+                !is_tight()
+                    && self.slots.free(zone) >= count
+                    && self.memtable.active_len() < self.commits.max_uncommitted
             };
             self.slots
                 .freed
@@ -109,8 +112,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// extents run out of spare slots at home. Not before it would free a good part of the slots: some may be out of
     /// use for good, named by damaged records.
     pub(crate) fn request_early_commit(&self, zone: u64) {
-        let open = self.overlay.open_len();
-        let spare = self.layout.spare_of_zone(zone) as u32;
+        let open = self.memtable.active_len();
+        let spare = self.layout.spare_blocks(zone) as u32;
         let slots_low = self.slots.free(zone) < spare / 4 * 3 && open >= spare as usize / 8;
         if slots_low || open * 2 >= self.commits.max_uncommitted {
             self.commits.request_space();
@@ -121,7 +124,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn record(&self, zone: u64, extent: Extent, data: &Sealed, runs: &[Run]) {
         let slots = runs.iter().flat_map(|&(start, len)| start..start + len);
         for ((index, lba), slot) in extent.iter().enumerate().zip(slots) {
-            let mut record = Record { lba, kind: Kind::Stored, slot, generation: 0, tuple: [0; 16], loose: false };
+            let mut record = MapEntry {
+                lba,
+                kind: MapEntryKind::Stored,
+                pbn: slot,
+                generation: 0,
+                tuple: [0; 16],
+                guard_unverified: false,
+            };
             self.fill_tuple(&mut record, data, index);
             self.replace(zone, record, false);
         }
@@ -129,43 +139,43 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Fills in the tuple of a record from the block with this index in `data`.
-    pub(crate) fn fill_tuple(&self, record: &mut Record, data: &Sealed, index: usize) {
+    pub(crate) fn fill_tuple(&self, record: &mut MapEntry, data: &Sealed, index: usize) {
         let bytes = self.geometry.block_size.bytes();
         let block = &data.data()[index * bytes..(index + 1) * bytes];
         if let Some(format) = self.geometry.protection {
             let tuple_bytes = format.tuple_bytes();
             let tags = &data.tags()[index * tuple_bytes..(index + 1) * tuple_bytes];
             record.tuple[..tuple_bytes].copy_from_slice(tags);
-            record.loose = !data.has_verified_guards() && guard_is_off(format, tags, block);
+            record.guard_unverified = !data.has_verified_guards() && guard_is_off(format, tags, block);
         }
         if strong_check_due(self.geometry.protection) {
-            record.set_strong_check(guard::crc32c(block));
+            record.set_data_crc(guard::crc32c(block));
         }
     }
 
     /// Puts a record into the overlay. A slot named only by the record it replaces there is given up at once: that
     /// record was never durable.
-    pub(crate) fn replace(&self, zone: u64, record: Record, punch: bool) {
+    pub(crate) fn replace(&self, zone: u64, record: MapEntry, punch: bool) {
         if self.mutation == Mutation::ReuseEarly {
             self.retire_durable_early(zone, &record);
         }
-        if let Some(old) = self.overlay.put(record).filter(|old| old.kind == Kind::Stored) {
-            self.slots.defer_free(zone, old.slot, punch);
+        if let Some(old) = self.memtable.put(record).filter(|old| old.kind == MapEntryKind::Stored) {
+            self.slots.defer_free(zone, old.pbn, punch);
         }
     }
 
     /// A fault put in on purpose: the slot of the durable record is given up before the new record is durable.
-    fn retire_durable_early(&self, zone: u64, record: &Record) {
-        if let Some(old) = self.overlay.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten()
-            && old.kind == Kind::Stored
+    fn retire_durable_early(&self, zone: u64, record: &MapEntry) {
+        if let Some(old) = self.memtable.get(record.lba).is_none().then(|| self.durable(record.lba)).flatten()
+            && old.kind == MapEntryKind::Stored
         {
-            self.slots.defer_free(zone, old.slot, false);
+            self.slots.defer_free(zone, old.pbn, false);
         }
     }
 
-    fn durable(&self, lba: sealblock_units::Lba) -> Option<Record> {
+    fn durable(&self, lba: sealblock_units::Lba) -> Option<MapEntry> {
         match self.entry_now(lba)? {
-            crate::page::MapLookup::Record(record) => Some(record),
+            crate::map_page::MapLookup::Mapped(record) => Some(record),
             _ => None,
         }
     }

@@ -71,13 +71,13 @@ impl Target {
         match self {
             Target::Region(kind) => match kind {
                 RegionKind::Superblock(_) => "superblock",
-                RegionKind::Annex(_) => "annex",
+                RegionKind::ReservedArea(_) => "annex",
                 RegionKind::Log(_) => "log",
-                RegionKind::ZoneMap(_) => "zone map",
+                RegionKind::GroupMap(_) => "zone map",
                 RegionKind::BitmapPages => "bitmap pages",
-                RegionKind::Records(_) => "records",
+                RegionKind::MapEntries(_) => "records",
                 RegionKind::Generations(_) => "generations",
-                RegionKind::Slots => "slots",
+                RegionKind::PhysicalBlocks => "slots",
                 RegionKind::Unused => "unused",
             },
             Target::Tables => "record and every generation of a block",
@@ -254,7 +254,7 @@ fn tables(specimen: &Specimen, random: &Random) -> Vec<Range> {
         return Vec::new();
     }
     let lba = **random.pick(&written);
-    let places = std::iter::once(layout.record_place(lba)).chain(layout.generation_places(lba));
+    let places = std::iter::once(layout.map_entry_offset(lba)).chain(layout.generation_offsets(lba));
     let sectors = places.map(|at| at / sector_bytes * sector_bytes);
     sectors.map(|start| (start, start + sector_bytes)).collect()
 }

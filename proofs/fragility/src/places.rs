@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use sealblock_media_volume::format::{
-    Kind, LogSector, RECORD_BYTES, Record, RecordRun, Region, RegionKind, Seed, Superblock,
+    LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Region, RegionKind, Seed, Superblock,
 };
 use sealblock_media_volume::probe;
 use sealblock_simulator::checker::Content;
@@ -52,7 +52,7 @@ struct Live {
     range: Range,
     sequence: u64,
     is_durable: bool,
-    records: Vec<[u8; RECORD_BYTES]>,
+    records: Vec<[u8; MAP_ENTRY_BYTES]>,
 }
 
 impl Places {
@@ -80,11 +80,11 @@ impl Places {
 
     fn take_log(&mut self, specimen: &Specimen, superblock: &Superblock, live: &[Live]) {
         // The newest record of a block that describes what it holds, by sequence number.
-        let mut newest: BTreeMap<Lba, (u64, [u8; RECORD_BYTES])> = BTreeMap::new();
+        let mut newest: BTreeMap<Lba, (u64, [u8; MAP_ENTRY_BYTES])> = BTreeMap::new();
         for sector in live {
             for bytes in &sector.records {
-                let Ok(run) = RecordRun::decode(bytes, superblock.seed()) else { continue };
-                for record in run.records() {
+                let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
+                for record in run.entries() {
                     let is_newer = newest.get(&record.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
                     if is_newer && describes(specimen, &record) {
                         newest.insert(record.lba, (sector.sequence, *bytes));
@@ -94,9 +94,9 @@ impl Places {
         }
         for sector in live {
             for bytes in &sector.records {
-                let Ok(run) = RecordRun::decode(bytes, superblock.seed()) else { continue };
-                for record in run.records() {
-                    if record.kind == Kind::Stored && !sector.is_durable && !describes(specimen, &record) {
+                let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
+                for record in run.entries() {
+                    if record.kind == MapEntryKind::Stored && !sector.is_durable && !describes(specimen, &record) {
                         self.missing.extend(slot(specimen, &record).map(|range| (record.lba, range)));
                     }
                     if newest.get(&record.lba).is_some_and(|(_, due)| due == bytes) {
@@ -116,15 +116,15 @@ impl Places {
         let is_log = |region: &&Region| matches!(region.kind, RegionKind::Log(_) | RegionKind::Unused);
         for region in specimen.layout.regions().iter().filter(|region| !is_log(region)) {
             let bytes = &specimen.image[region.start as usize..region.end as usize];
-            for (at, cell) in (region.start..).step_by(RECORD_BYTES).zip(bytes.as_chunks::<RECORD_BYTES>().0) {
-                let raw = Record::decode_unchecked(cell);
+            for (at, cell) in (region.start..).step_by(MAP_ENTRY_BYTES).zip(bytes.as_chunks::<MAP_ENTRY_BYTES>().0) {
+                let raw = MapEntry::decode_unchecked(cell);
                 if raw.generation == 0 || raw.lba.get() >= specimen.shape.capacity_blocks {
                     continue;
                 }
-                let Ok(record) = Record::decode(cell, seed) else { continue };
-                let counts = record.kind == Kind::Stored || !in_log.contains(&record.lba);
+                let Ok(record) = MapEntry::decode(cell, seed) else { continue };
+                let counts = record.kind == MapEntryKind::Stored || !in_log.contains(&record.lba);
                 if counts && describes(specimen, &record) {
-                    self.note(specimen, &record, (at, at + RECORD_BYTES as u64));
+                    self.note(specimen, &record, (at, at + MAP_ENTRY_BYTES as u64));
                 }
             }
         }
@@ -132,17 +132,17 @@ impl Places {
 
     fn take_generations(&mut self, specimen: &Specimen) {
         for lba in specimen.found.keys() {
-            let places = specimen.layout.generation_places(*lba);
+            let places = specimen.layout.generation_offsets(*lba);
             self.generations.insert(*lba, places.into_iter().map(|at| (at, at + GENERATION_BYTES)).collect());
         }
     }
 
-    fn note(&mut self, specimen: &Specimen, record: &Record, place: Range) {
+    fn note(&mut self, specimen: &Specimen, record: &MapEntry, place: Range) {
         let places = self.records.entry(record.lba).or_default();
         if !places.contains(&place) {
             places.push(place);
         }
-        if let (Kind::Stored, Some(range)) = (record.kind, slot(specimen, record)) {
+        if let (MapEntryKind::Stored, Some(range)) = (record.kind, slot(specimen, record)) {
             // The newest comes first: where a block was moved, its older slot may still hold the same.
             self.data.entry(record.lba).or_insert(range);
         }
@@ -178,9 +178,9 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
             if found.header.sequence < superblock.log_tail {
                 continue;
             }
-            mark = mark.max(found.header.durable);
+            mark = mark.max(found.header.durable_seq);
             // What it repeats, and what earlier commits put there, is in two places.
-            let (earlier, last) = found.records().split_at(usize::from(found.header.earlier));
+            let (earlier, last) = found.entries().split_at(usize::from(found.header.earlier));
             for (back, is_durable, records) in [(0, false, last), (0, true, earlier), (1, true, found.repeats())] {
                 live.push(Live {
                     range: (at, at + sector_bytes as u64),
@@ -197,13 +197,13 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
 }
 
 /// Whether a record says what its block holds.
-fn describes(specimen: &Specimen, record: &Record) -> bool {
+fn describes(specimen: &Specimen, record: &MapEntry) -> bool {
     let (Some(&content), Some(format)) = (specimen.found.get(&record.lba), specimen.shape.protection) else {
         return false;
     };
     match (record.kind, content) {
-        (Kind::Deallocated, Content::Zero) | (Kind::Uncorrectable, Content::Unreadable) => true,
-        (Kind::Stored, Content::Version(version)) => {
+        (MapEntryKind::Deallocated, Content::Zero) | (MapEntryKind::Uncorrectable, Content::Unreadable) => true,
+        (MapEntryKind::Stored, Content::Version(version)) => {
             let Some((start, end)) = slot(specimen, record) else { return false };
             let data = &specimen.image[start as usize..end as usize];
             specimen.patterns.recognise(record.lba, data) == Some(content)
@@ -214,9 +214,9 @@ fn describes(specimen: &Specimen, record: &Record) -> bool {
 }
 
 /// Where the data of a record lie.
-fn slot(specimen: &Specimen, record: &Record) -> Option<Range> {
+fn slot(specimen: &Specimen, record: &MapEntry) -> Option<Range> {
     let layout = &specimen.layout;
-    let zone = layout.zone(layout.zone_of(record.lba)).filter(|zone| record.slot < zone.slots)?;
-    let start = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
+    let zone = layout.block_group(layout.group_of(record.lba)).filter(|zone| record.pbn < zone.physical_blocks)?;
+    let start = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
     Some((start, start + layout.block_size().bytes() as u64))
 }

@@ -304,7 +304,7 @@ mod tests {
     use sealblock_media_volume::format::RegionKind;
 
     fn slots(how: How) -> Cell {
-        Cell { target: Target::Region(RegionKind::Slots), reach: Reach::Sector, how }
+        Cell { target: Target::Region(RegionKind::PhysicalBlocks), reach: Reach::Sector, how }
     }
 
     #[test]

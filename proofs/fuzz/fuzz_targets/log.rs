@@ -3,14 +3,14 @@
 
 use libfuzzer_sys::fuzz_target;
 use sealblock_fuzz::{forge_log_sector, forge_record};
-use sealblock_media_volume::format::{Kind, LogSector, RECORD_BYTES, Record, RecordRun, Seed};
+use sealblock_media_volume::format::{MapEntryKind, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
 
 const UUID: [u8; 16] = [9; 16];
 
 fuzz_target!(|input: &[u8]| {
     check_record(input);
     check_sector(input);
-    if let Some(bytes) = input.first_chunk::<RECORD_BYTES>() {
+    if let Some(bytes) = input.first_chunk::<MAP_ENTRY_BYTES>() {
         let mut bytes = *bytes;
         forge_record(&mut bytes, &UUID);
         check_record(&bytes);
@@ -25,33 +25,33 @@ fuzz_target!(|input: &[u8]| {
 });
 
 fn check_record(bytes: &[u8]) {
-    let Some(bytes) = bytes.first_chunk::<RECORD_BYTES>() else { return };
+    let Some(bytes) = bytes.first_chunk::<MAP_ENTRY_BYTES>() else { return };
     let seed = Seed::of(&UUID);
-    if let Ok(record) = Record::decode(bytes, seed) {
+    if let Ok(record) = MapEntry::decode(bytes, seed) {
         assert_eq!(record.encode(seed), *bytes);
-        assert_eq!(Record::decode_unchecked(bytes), record);
+        assert_eq!(MapEntry::decode_unchecked(bytes), record);
     }
-    if let Ok(run) = RecordRun::decode(bytes, seed) {
+    if let Ok(run) = MapEntryRun::decode(bytes, seed) {
         assert_eq!(run.encode(seed), *bytes);
-        assert_eq!(Record::decode(bytes, seed).ok(), (run.blocks == 1).then_some(run.first));
-        assert!(run.blocks == 1 || run.blocks <= RecordRun::MOST_BLOCKS && run.first.kind != Kind::Stored);
+        assert_eq!(MapEntry::decode(bytes, seed).ok(), (run.blocks == 1).then_some(run.first));
+        assert!(run.blocks == 1 || run.blocks <= MapEntryRun::MAX_BLOCKS && run.first.kind != MapEntryKind::Stored);
         assert_eq!(run.extent().last().get() + 1, run.end());
     } else {
-        assert!(Record::decode(bytes, seed).is_err());
+        assert!(MapEntry::decode(bytes, seed).is_err());
     }
-    let _ = Record::decode_unchecked(bytes);
+    let _ = MapEntry::decode_unchecked(bytes);
 }
 
 fn check_sector(bytes: &[u8]) {
     let seed = Seed::of(&UUID);
     let Ok(sector) = LogSector::decode(bytes, seed) else { return };
-    let (records, repeats) = (sector.records(), sector.repeats());
+    let (records, repeats) = (sector.entries(), sector.repeats());
     assert!(records.len() + repeats.len() <= LogSector::capacity(bytes.len() as u32));
     records.iter().chain(repeats).for_each(|record| check_record(record));
     let mut again = vec![0; bytes.len()];
     LogSector::encode(&mut again, seed, sector.header, records.iter(), repeats);
     let read = LogSector::decode(&again, seed).expect("what was written is read");
     assert_eq!(read, LogSector::of_encoded(&again));
-    assert_eq!((read.header, read.records(), read.repeats()), (sector.header, records, repeats));
+    assert_eq!((read.header, read.entries(), read.repeats()), (sector.header, records, repeats));
     assert!(usize::from(read.header.earlier) <= records.len());
 }

@@ -17,23 +17,23 @@ fuzz_target!(|input: &[u8]| {
         // Resized a few times; what was laid out stays.
         let capacity = pieces.word() >> (pieces.byte() % 64);
         let Ok(next) = layout.with_capacity(capacity) else { continue };
-        let kept = layout.zones().min(next.zones());
-        assert_eq!(layout.zone(kept - 1), next.zone(kept - 1));
+        let kept = layout.block_groups().min(next.block_groups());
+        assert_eq!(layout.block_group(kept - 1), next.block_group(kept - 1));
         layout = next;
     }
     let protection = format(&mut pieces);
-    let (serial, uncorrectable) = (pieces.word(), pieces.byte() & 1 == 1);
-    let zones_made = serial % (layout.zones() + 1);
+    let (write_seq, uncorrectable) = (pieces.word(), pieces.byte() & 1 == 1);
+    let initialized_groups = write_seq % (layout.block_groups() + 1);
     let superblock = Superblock {
         uuid: [3; 16],
-        serial,
+        write_seq,
         layout,
         protection,
-        clean: true,
+        is_clean: true,
         uncorrectable,
         keeps_space: false,
         log_tail: 5,
-        zones_made,
+        initialized_groups,
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));
@@ -46,19 +46,19 @@ fuzz_target!(|input: &[u8]| {
 
 /// Segments follow one another, and the last one has the last block.
 fn check_segments(layout: &Layout) {
-    let (mut first, mut first_zone, mut offset) = (0, 0, layout.zones_offset());
+    let (mut first, mut first_group, mut offset) = (0, 0, layout.groups_offset());
     for segment in layout.segments() {
-        assert_eq!((segment.first, segment.first_zone, segment.offset), (first, first_zone, offset));
-        assert!(segment.blocks > 0 && segment.zone_blocks > 0);
+        assert_eq!((segment.first, segment.first_group, segment.offset), (first, first_group, offset));
+        assert!(segment.blocks > 0 && segment.group_blocks > 0);
         first += segment.blocks;
-        first_zone += segment.zones();
-        offset = layout.zone(first_zone - 1).expect("a segment has zones").end_offset;
+        first_group += segment.groups();
+        offset = layout.block_group(first_group - 1).expect("a segment has zones").end_offset;
     }
-    assert_eq!((first_zone, layout.tail_offset()), (layout.zones(), offset));
+    assert_eq!((first_group, layout.tail_offset()), (layout.block_groups(), offset));
     let last = Lba::new(layout.capacity_blocks() - 1);
-    assert!(layout.capacity_blocks() <= first && layout.zone_of(last) == layout.zones() - 1);
-    assert!(layout.zones() <= layout.zones_max());
-    let place = layout.page_place(layout.page_of(last).0).expect("the last block has a page");
+    assert!(layout.capacity_blocks() <= first && layout.group_of(last) == layout.block_groups() - 1);
+    assert!(layout.block_groups() <= layout.max_groups());
+    let place = layout.page_offsets(layout.page_of(last).0).expect("the last block has a page");
     assert!(place.first <= last && last.get() < place.first.get() + place.blocks);
 }
 
@@ -66,8 +66,8 @@ fn check(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
         let layout = superblock.layout;
-        assert!(layout.zones() > 0 && layout.medium_bytes() > layout.zones_offset());
-        assert!(layout.zone(layout.zones() - 1).is_some() && layout.zone(layout.zones()).is_none());
+        assert!(layout.block_groups() > 0 && layout.medium_bytes() > layout.groups_offset());
+        assert!(layout.block_group(layout.block_groups() - 1).is_some() && layout.block_group(layout.block_groups()).is_none());
         check_segments(&layout);
         assert!(Superblock::is_trace(bytes) && Superblock::is_trace_at(bytes, layout.third_offset()));
     }

@@ -4,7 +4,7 @@
 use libfuzzer_sys::fuzz_target;
 use sealblock_block::ReservedArea;
 use sealblock_fuzz::{Pieces, forge_annex, forge_sector};
-use sealblock_media_volume::format::{AnnexCopy, Generations, Seed, ZoneMapSector};
+use sealblock_media_volume::format::{ReservedCopy, Generations, Seed, GroupMapSector};
 use sealblock_units::Lba;
 
 const UUID: [u8; 16] = [9; 16];
@@ -21,7 +21,7 @@ fuzz_target!(|input: &[u8]| {
         0 => {
             // No more blocks than have room, and at least one.
             let blocks = (u64::from(more) * 8 + 1).min((sector_bytes - HEAD) as u64 / 2);
-            let mut page = Generations::blank(Lba::new(place), blocks);
+            let mut page = Generations::unwritten(Lba::new(place), blocks);
             (page.sequence, page.of_blocks[0]) = (place, 7);
             let mut sector = vec![0xff; sector_bytes];
             page.encode(&mut sector, Seed::of(&UUID));
@@ -30,10 +30,10 @@ fuzz_target!(|input: &[u8]| {
         }
         1 => {
             let bits = vec![more; sector_bytes - HEAD];
-            let map = ZoneMapSector { index: place, serial: place, bits, resized: kind & 128 != 0 };
+            let map = GroupMapSector { index: place, write_seq: place, bits, is_resized: kind & 128 != 0 };
             let mut sector = vec![0xff; sector_bytes];
             map.encode(&mut sector, Seed::of(&UUID));
-            assert_eq!(ZoneMapSector::decode(&sector, Seed::of(&UUID), place), Some(map));
+            assert_eq!(GroupMapSector::decode(&sector, Seed::of(&UUID), place), Some(map));
             changed_sector(kind, sector, rest, place, more);
         }
         _ => changed_annex(kind, rest, place, more),
@@ -55,10 +55,10 @@ fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: 
 fn changed_annex(kind: u8, rest: &[u8], place: u64, more: u8) {
     let slot = ReservedArea::ALL[usize::from(more) % ReservedArea::ALL.len()];
     let held = rest[..rest.len().min(slot.max_bytes())].to_vec();
-    let copy = AnnexCopy { serial: place, bytes: held };
+    let copy = ReservedCopy { write_seq: place, bytes: held };
     let mut bytes = copy.encode(slot, Seed::of(&UUID));
-    assert!(AnnexCopy::is_trace(&bytes, slot, place % 2) && !AnnexCopy::is_trace(&bytes, slot, 1 - place % 2));
-    assert_eq!(AnnexCopy::decode(&bytes, slot, Seed::of(&UUID)), Some(copy));
+    assert!(ReservedCopy::is_trace(&bytes, slot, place % 2) && !ReservedCopy::is_trace(&bytes, slot, 1 - place % 2));
+    assert_eq!(ReservedCopy::decode(&bytes, slot, Seed::of(&UUID)), Some(copy));
     for change in rest.chunks_exact(2).take(4) {
         bytes[usize::from(change[0]) % 64] = change[1];
     }
@@ -92,22 +92,22 @@ fn check_generations(bytes: &[u8], place: u64, blocks: u64) {
 fn check_zone_map(bytes: &[u8], index: u64) {
     let seed = Seed::of(&UUID);
     for index in [index, 0] {
-        let Some(map) = ZoneMapSector::decode(bytes, seed, index) else { continue };
+        let Some(map) = GroupMapSector::decode(bytes, seed, index) else { continue };
         assert_eq!((map.index, map.bits.len() + HEAD), (index, bytes.len()));
-        assert_eq!(ZoneMapSector::trace(bytes), index == 0);
+        assert_eq!(GroupMapSector::trace(bytes), index == 0);
         let mut again = vec![0xff; bytes.len()];
         map.encode(&mut again, seed);
-        assert_eq!(ZoneMapSector::decode(&again, seed, index), Some(map));
+        assert_eq!(GroupMapSector::decode(&again, seed, index), Some(map));
     }
 }
 
 fn check_annex(bytes: &[u8], slot: ReservedArea) {
     let seed = Seed::of(&UUID);
-    let Some(copy) = AnnexCopy::decode(bytes, slot, seed) else { return };
+    let Some(copy) = ReservedCopy::decode(bytes, slot, seed) else { return };
     assert!(copy.bytes.len() <= slot.max_bytes());
     let again = copy.encode(slot, seed);
-    assert_eq!(AnnexCopy::decode(&again, slot, seed), Some(copy.clone()));
+    assert_eq!(ReservedCopy::decode(&again, slot, seed), Some(copy.clone()));
     for other in ReservedArea::ALL.iter().filter(|other| other.index() != slot.index()) {
-        assert_eq!(AnnexCopy::decode(bytes, *other, seed), None, "of one slot only");
+        assert_eq!(ReservedCopy::decode(bytes, *other, seed), None, "of one slot only");
     }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
-use sealblock_media_volume::format::{Layout, RECORD_BYTES, SUPERBLOCK_OFFSETS};
+use sealblock_media_volume::format::{Layout, MAP_ENTRY_BYTES, SUPERBLOCK_OFFSETS};
 use sealblock_media_volume::{Hints, OpenOptions, open_remains};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
@@ -129,12 +129,12 @@ fn forged(template: &Template, input: &[u8]) -> Image {
     while !pieces.is_empty() {
         let (kind, place, at) = (pieces.byte(), u64::from(pieces.byte()), usize::from(pieces.short()) % SECTOR);
         let length = usize::from(pieces.byte()).min(SECTOR - at);
-        let zone = layout.zone(place / 32 % layout.zones()).expect("a zone of the volume");
+        let zone = layout.block_group(place / 32 % layout.block_groups()).expect("a zone of the volume");
         let sector = match kind % 6 {
             0 => place % 2 * 64,
             1 => layout.log_place(place / 2, place) / SECTOR as u64,
             2 => zone.pages_offset / SECTOR as u64 + 1 + place % 15,
-            3 => layout.zone_map_offset(place % 2) / SECTOR as u64,
+            3 => layout.group_map_offset(place % 2) / SECTOR as u64,
             4 => [zone.pages_offset, zone.second_offset][place as usize % 2] / SECTOR as u64,
             _ => place * layout.medium_bytes() / SECTOR as u64 / 256,
         };
@@ -149,7 +149,7 @@ fn forged(template: &Template, input: &[u8]) -> Image {
             4 if kind & 64 != 0 => forge_sector(&mut bytes, &UUID),
             // Blank records stay blank.
             2 => bytes
-                .chunks_exact_mut(RECORD_BYTES)
+                .chunks_exact_mut(MAP_ENTRY_BYTES)
                 .filter(|record| record.iter().any(|byte| *byte != 0))
                 .for_each(|record| forge_record(record, &UUID)),
             _ => {}

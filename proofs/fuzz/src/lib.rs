@@ -8,7 +8,7 @@ pub mod image;
 pub mod nvme;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
-use sealblock_media_volume::format::{ANNEX_HEAD_BYTES, RECORD_BYTES};
+use sealblock_media_volume::format::{RESERVED_HEAD_BYTES, MAP_ENTRY_BYTES};
 
 /// Takes an input apart. At the end of the input it gives zeroes, so that any input is a whole one.
 pub struct Pieces<'a>(&'a [u8]);
@@ -102,7 +102,7 @@ pub fn forge_record(bytes: &mut [u8], uuid: &[u8; 16]) {
 /// Makes the checksums of a log sector of the volume `uuid`, and of all records in it, right.
 pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     bytes[..4].copy_from_slice(b"SLOG");
-    for record in bytes[32..].chunks_exact_mut(RECORD_BYTES) {
+    for record in bytes[32..].chunks_exact_mut(MAP_ENTRY_BYTES) {
         forge_record(record, uuid);
     }
     forge_sector(bytes, uuid);
@@ -114,7 +114,7 @@ pub fn forge_annex(bytes: &mut [u8], uuid: &[u8; 16]) {
     else {
         return;
     };
-    let end = bytes.len().min(ANNEX_HEAD_BYTES.saturating_add(length as usize));
+    let end = bytes.len().min(RESERVED_HEAD_BYTES.saturating_add(length as usize));
     let checksum = guard::crc32c(&bytes[8..end]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 4, checksum);
 }

@@ -182,7 +182,7 @@ fn layout_on(shape: &Shape, image: &Image) -> Layout {
         image.read_sector(offset / u64::from(image.sector_bytes()), &mut bytes);
         Superblock::decode(&bytes[..SUPERBLOCK_BYTES]).ok()
     };
-    let newest = SUPERBLOCK_OFFSETS.into_iter().filter_map(read).max_by_key(|superblock| superblock.serial);
+    let newest = SUPERBLOCK_OFFSETS.into_iter().filter_map(read).max_by_key(|superblock| superblock.write_seq);
     newest.map_or_else(|| layout_of(shape), |superblock| superblock.layout)
 }
 
@@ -220,10 +220,10 @@ impl System for Volumes {
     fn redundant(&self, shape: &Shape, image: &Image) -> Vec<Redundant> {
         let (layout, sector) = (layout_on(shape, image), u64::from(shape.sector_bytes));
         let run = |offset: u64, sectors: u64| offset / sector..offset / sector + sectors;
-        let maps = [0, 1].map(|copy| run(layout.zone_map_offset(copy), layout.zone_map_sectors()));
+        let maps = [0, 1].map(|copy| run(layout.group_map_offset(copy), layout.group_map_sectors()));
         let (mut first, mut second) = (Vec::new(), Vec::new());
-        for zone in 0..layout.zones() {
-            let places: Vec<_> = layout.pages_of_zone(zone).filter_map(|number| layout.page_place(number)).collect();
+        for zone in 0..layout.block_groups() {
+            let places: Vec<_> = layout.pages_of_group(zone).filter_map(|number| layout.page_offsets(number)).collect();
             first.extend(places.iter().map(|place| run(place.offset, 1)));
             second.extend(places.first().map(|place| run(place.second_offset, places.len() as u64)));
         }
@@ -241,8 +241,8 @@ impl System for Volumes {
         for sector in log_of(&layout_on(shape, image)) {
             image.read_sector(sector, &mut bytes);
             let Ok(found) = LogSector::decode(&bytes, Seed::of(&shape.uuid)) else { continue };
-            mark = mark.max(found.header.durable);
-            places.entry(found.header.sequence).or_default().push((found.records().len(), sector));
+            mark = mark.max(found.header.durable_seq);
+            places.entry(found.header.sequence).or_default().push((found.entries().len(), sector));
             if !found.repeats().is_empty() {
                 repeated.insert(found.header.sequence - 1);
             }

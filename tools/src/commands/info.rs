@@ -6,8 +6,8 @@ use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdFacts;
 use sealblock_media_nvme_tcp::{ConnectionInfo as RemoteFacts, PiSource};
-use sealblock_media_volume::format::{Layout, SEGMENTS_MAX, Segment};
-use sealblock_media_volume::{Description as VolumeDescription, SuperblockCopy};
+use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
+use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -83,12 +83,12 @@ fn facts_json(facts: &Facts) -> Value {
             "uuid": uuid_words(&volume.uuid),
             "clean": volume.clean,
             "recovered_records": volume.recovered,
-            "discarded_records": volume.discarded,
+            "discarded_records": volume.dropped,
             "unreadable_blocks": volume.unreadable.iter().map(|lba| lba.get()).collect::<Vec<_>>(),
             "lost_log_sectors": volume.log_lost,
             "sector_bytes": volume.layout.sector_bytes(),
             "log_bytes": volume.layout.log_bytes(),
-            "block_groups": volume.layout.zones(),
+            "block_groups": volume.layout.block_groups(),
             "created_bytes": volume.layout.created_blocks() << volume.layout.block_size().shift(),
             "segments": segments_json(&volume.layout),
             "medium_bytes": volume.layout.medium_bytes(),
@@ -123,7 +123,7 @@ fn segments_json(layout: &Layout) -> Value {
             "blocks": blocks(segment),
             "room_blocks": segment.blocks,
             "offset": segment.offset,
-            "block_groups": segment.zones(),
+            "block_groups": segment.groups(),
         })
     });
     each.collect()
@@ -230,7 +230,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put("uuid", uuid_words(&volume.uuid));
     lines.put(
         "state",
-        match (volume.clean, volume.recovered, volume.discarded) {
+        match (volume.clean, volume.recovered, volume.dropped) {
             (true, ..) => "clean".to_owned(),
             (false, taken, left) => {
                 format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
@@ -242,7 +242,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         let created = ByteCount::new(volume.layout.created_blocks() << volume.layout.block_size().shift());
         let parts = match volume.layout.segments().len() {
             1 => "one part".to_owned(),
-            parts => format!("{parts} of at most {SEGMENTS_MAX} parts"),
+            parts => format!("{parts} of at most {MAX_SEGMENTS} parts"),
         };
         lines.put("resized", format!("created with {created}; it lies in {parts}"));
     }
@@ -269,7 +269,7 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
         );
     }
     if volume.log_lost > 0 {
-        let (sectors, most) = (volume.log_lost, volume.log_lost * volume.layout.log_sector_records());
+        let (sectors, most) = (volume.log_lost, volume.log_lost * volume.layout.log_sector_entries());
         lines.put(
             "log",
             format!(

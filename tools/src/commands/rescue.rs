@@ -226,7 +226,7 @@ fn words(report: &Report) -> Vec<String> {
 
 impl Found {
     fn of(remains: &Remains) -> Found {
-        let shape = &remains.shape;
+        let shape = &remains.profile;
         Found {
             sector_bytes: shape.layout.sector_bytes(),
             guard: shape.protection.map(|format| format.guard().as_str()),

@@ -6,7 +6,7 @@ use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::Description as FileDescription;
 use sealblock_media_nbd::ConnectionInfo as NbdFacts;
 use sealblock_media_nvme_tcp::ConnectionInfo as RemoteFacts;
-use sealblock_media_volume::Description as VolumeDescription;
+use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use super::groups::OpenMirror;
 
@@ -78,7 +78,7 @@ impl Facts {
 
     /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
     pub fn left_out(&self) -> u64 {
-        let here = self.volume.as_ref().map_or(0, |volume| volume.discarded);
+        let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
         here + self.below.iter().map(Facts::left_out).sum::<u64>()
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use sealblock_block::Medium;
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
-    Description, Hints, OpenOptions, Recognised, Remains, RemainsError, open_remains, recognise,
+    Hints, OpenOptions, Recognised, Remains, RemainsError, VolumeInfo, open_remains, recognise,
 };
 
 use super::{
@@ -49,7 +49,7 @@ pub struct OpenVolume {
     /// The volume.
     pub volume: Rc<FileVolume>,
     /// What was found.
-    pub description: Description,
+    pub description: VolumeInfo,
     /// The file it lies in.
     pub file: Option<sealblock_media_file::Description>,
 }
@@ -228,7 +228,7 @@ pub async fn open_shapeless(target: &TargetName, path: &Path, hints: &Hints) -> 
             RemainsError::Resized => {
                 CliError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
             }
-            RemainsError::Shape(why) => {
+            RemainsError::Profile(why) => {
                 let why = format!("no superblock is left, and {why}");
                 CliError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
             }

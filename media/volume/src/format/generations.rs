@@ -28,7 +28,7 @@ pub struct Generations {
 
 impl Generations {
     /// A page of so many blocks none of which was ever written.
-    pub fn blank(first: Lba, page_blocks: u64) -> Generations {
+    pub fn unwritten(first: Lba, page_blocks: u64) -> Generations {
         Generations { first, sequence: 0, of_blocks: vec![0; page_blocks as usize] }
     }
 
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn those_of_the_larger_sector_fit() {
-        let good = Generations { sequence: 3, ..Generations::blank(Lba::new(1920), 1920) };
+        let good = Generations { sequence: 3, ..Generations::unwritten(Lba::new(1920), 1920) };
         let mut sector = [0; 4096];
         good.encode(&mut sector, SEED);
         assert_eq!(Generations::decode(&sector, SEED, Lba::new(1920), 1920), Some(good));

@@ -7,24 +7,24 @@
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::segments::{SEGMENTS_MAX, Segment, Segments};
-use super::{LogSector, RECORD_BYTES, annex_offset};
+use super::segments::{MAX_SEGMENTS, Segment, Segments};
+use super::{LogSector, MAP_ENTRY_BYTES, reserved_offset};
 
 /// Data bytes of a full zone. Small enough that reading a zone's records to find its free slots is one short pause.
-const ZONE_DATA_BYTES: u64 = 1 << 30;
+const GROUP_DATA_BYTES: u64 = 1 << 30;
 /// Blocks of a zone at most: bounds the records of a zone where blocks are small.
-const ZONE_BLOCKS_MAX: u64 = 1 << 18;
+const MAX_GROUP_BLOCKS: u64 = 1 << 18;
 /// Spare slots of a zone hold this many bytes, so that several of the largest requests fit; small zones have one spare
 /// slot for every block instead, and at least `SPARE_MIN` of them.
 const SPARE_BYTES: u64 = 8 << 20;
-const SPARE_MIN: u64 = 16;
+const MIN_SPARE_BLOCKS: u64 = 16;
 /// One spare slot for this many blocks.
 const BLOCKS_PER_SPARE: u64 = 16;
 /// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
 /// cost in a row, so that no such fault reaches both places of a sector.
 const DATA_PER_LOG: u64 = 64;
-const LOG_BYTES_MIN: u64 = 128 << 10;
-const LOG_BYTES_MAX: u64 = 128 << 20;
+const MIN_LOG_BYTES: u64 = 128 << 10;
+const MAX_LOG_BYTES: u64 = 128 << 20;
 /// Regions of the log: every sector has a place in each of them.
 pub const LOG_REGIONS: u64 = 2;
 /// The first two superblocks lie before this offset.
@@ -43,7 +43,7 @@ pub const TAIL_BYTES: u64 = ALIGNMENT;
 /// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
 pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
 /// Most blocks a volume can have: a record keeps the address in 40 bits.
-const CAPACITY_BLOCKS_MAX: u64 = 1 << 40;
+const MAX_CAPACITY_BLOCKS: u64 = 1 << 40;
 
 /// Why there can be no volume of this shape.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -52,7 +52,7 @@ pub enum LayoutError {
     #[error("a volume needs at least one block")]
     Empty,
     /// More blocks than a record can name.
-    #[error("{blocks} blocks are more than the {} a volume can have", CAPACITY_BLOCKS_MAX)]
+    #[error("{blocks} blocks are more than the {} a volume can have", MAX_CAPACITY_BLOCKS)]
     TooLarge {
         /// Blocks asked for.
         blocks: u64,
@@ -66,23 +66,23 @@ pub enum LayoutError {
         block_bytes: u32,
     },
     /// More segments than there is room for.
-    #[error("a volume that is resized so would lie in more than {SEGMENTS_MAX} parts")]
+    #[error("a volume that is resized so would lie in more than {MAX_SEGMENTS} parts")]
     Segments,
     /// The segments do not end with the volume.
     #[error("the parts of the volume do not have its blocks")]
     Misplaced,
     /// More zones than the zone map has room for.
-    #[error("{zones} zones are more than the {limit} that a volume created with this size has room for")]
-    Zones {
+    #[error("{groups} block groups are more than the {limit} that a volume created with this size has room for")]
+    BlockGroups {
         /// Zones that it would have.
-        zones: u64,
+        groups: u64,
         /// Zones that its map has room for.
         limit: u64,
     },
 }
 
 /// How blocks are put into zones.
-pub(super) struct Zoning {
+pub(super) struct Grouping {
     block_size: BlockSize,
     sector_bytes: u32,
     /// Blocks of a full page of the tables.
@@ -103,32 +103,32 @@ pub struct Layout {
     segments: Segments,
     /// These two follow from the others, and are asked for with every block.
     page_blocks: u64,
-    zone_pages: u64,
+    group_pages: u64,
     log_sectors: u64,
 }
 
 /// Where the parts of one zone lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Zone {
+pub struct BlockGroup {
     /// First block of the zone.
     pub first: Lba,
     /// Blocks of the zone.
     pub blocks: u64,
     /// Slots of the zone, more than blocks.
-    pub slots: u32,
+    pub physical_blocks: u32,
     /// Where the pages of its tables start.
     pub pages_offset: u64,
     /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
     pub second_offset: u64,
     /// Where the slots start.
-    pub slots_offset: u64,
+    pub data_offset: u64,
     /// Where the zone ends.
     pub end_offset: u64,
 }
 
 /// Where one page of the tables lies, and which blocks it is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct PagePlace {
+pub struct PageOffsets {
     /// Its first block.
     pub first: Lba,
     /// How many blocks of the volume it has; the last page of a zone may have room for more.
@@ -171,7 +171,7 @@ impl Layout {
     pub fn with_capacity(&self, capacity_blocks: u64) -> Result<Layout, LayoutError> {
         let Layout { block_size, sector_bytes, created_blocks, .. } = *self;
         check_capacity(capacity_blocks)?;
-        let segments = self.segments.resized(&self.zoning(), capacity_blocks);
+        let segments = self.segments.resized(&self.grouping(), capacity_blocks);
         Layout::resized(block_size, sector_bytes, created_blocks, &segments, capacity_blocks)
     }
 
@@ -188,10 +188,10 @@ impl Layout {
         }
         check_capacity(created_blocks)?;
         check_capacity(capacity_blocks)?;
-        let log_bytes = ((created_blocks << block_size.shift()) / DATA_PER_LOG).clamp(LOG_BYTES_MIN, LOG_BYTES_MAX);
+        let log_bytes = ((created_blocks << block_size.shift()) / DATA_PER_LOG).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES);
         let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(sector_bytes);
-        let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / RECORD_BYTES as u64;
-        let zoning = Zoning { block_size, sector_bytes, page_blocks };
+        let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / MAP_ENTRY_BYTES as u64;
+        let zoning = Grouping { block_size, sector_bytes, page_blocks };
         // Where the zones start follows from the fields that are known by now.
         let unplaced = Segments::lay(&zoning, 0, &[capacity_blocks], capacity_blocks)?;
         let mut layout = Layout {
@@ -201,18 +201,18 @@ impl Layout {
             created_blocks,
             segments: unplaced,
             page_blocks,
-            zone_pages: 0,
+            group_pages: 0,
             log_sectors,
         };
-        layout.segments = Segments::lay(&zoning, layout.zones_offset(), segments, capacity_blocks)?;
-        let largest = layout.segments.all().iter().map(|segment| segment.zone_blocks).max().unwrap_or(1);
-        layout.zone_pages = largest.div_ceil(page_blocks);
-        let (zones, limit) = (layout.zones(), layout.zones_max());
-        if zones > limit { Err(LayoutError::Zones { zones, limit }) } else { Ok(layout) }
+        layout.segments = Segments::lay(&zoning, layout.groups_offset(), segments, capacity_blocks)?;
+        let largest = layout.segments.all().iter().map(|segment| segment.group_blocks).max().unwrap_or(1);
+        layout.group_pages = largest.div_ceil(page_blocks);
+        let (zones, limit) = (layout.block_groups(), layout.max_groups());
+        if zones > limit { Err(LayoutError::BlockGroups { groups: zones, limit }) } else { Ok(layout) }
     }
 
-    fn zoning(&self) -> Zoning {
-        Zoning { block_size: self.block_size, sector_bytes: self.sector_bytes, page_blocks: self.page_blocks }
+    fn grouping(&self) -> Grouping {
+        Grouping { block_size: self.block_size, sector_bytes: self.sector_bytes, page_blocks: self.page_blocks }
     }
 
     /// The capacity that the volume was created with, in blocks; that of a new volume where it lies as one.
@@ -247,13 +247,13 @@ impl Layout {
     }
 
     /// Blocks of every zone of the first segment but the last, which may have fewer.
-    pub fn zone_blocks(&self) -> u64 {
-        self.segments.all()[0].zone_blocks
+    pub fn group_blocks(&self) -> u64 {
+        self.segments.all()[0].group_blocks
     }
 
     /// Number of zones.
-    pub fn zones(&self) -> u64 {
-        self.segments.zones()
+    pub fn block_groups(&self) -> u64 {
+        self.segments.groups()
     }
 
     /// Where the log starts.
@@ -267,7 +267,7 @@ impl Layout {
     }
 
     /// Records that one sector of the log has at most.
-    pub fn log_sector_records(&self) -> u64 {
+    pub fn log_sector_entries(&self) -> u64 {
         LogSector::capacity(self.sector_bytes) as u64
     }
 
@@ -282,40 +282,40 @@ impl Layout {
     }
 
     /// Where a sector of the log lies in region `region` (modulo their number).
-    pub fn log_place(&self, sequence: u64, region: u64) -> u64 {
+    pub fn log_sector_offset(&self, sequence: u64, region: u64) -> u64 {
         let within = sequence % self.log_sectors * u64::from(self.sector_bytes);
         LOG_OFFSET + region % LOG_REGIONS * self.log_region_bytes() + within
     }
 
     /// Where a copy of the zone map starts, 0 or 1. No 64 KiB hold both copies of a sector.
-    pub fn zone_map_offset(&self, copy: u64) -> u64 {
-        LOG_OFFSET + self.log_bytes() + copy * self.zone_map_bytes()
+    pub fn group_map_offset(&self, copy: u64) -> u64 {
+        LOG_OFFSET + self.log_bytes() + copy * self.group_map_bytes()
     }
 
     /// Sectors of a copy of the zone map.
-    pub fn zone_map_sectors(&self) -> u64 {
-        self.zones().div_ceil(self.zone_map_sector_zones())
+    pub fn group_map_sectors(&self) -> u64 {
+        self.block_groups().div_ceil(self.groups_per_map_sector())
     }
 
     /// Zones of which one sector of the zone map tells.
-    pub fn zone_map_sector_zones(&self) -> u64 {
+    pub fn groups_per_map_sector(&self) -> u64 {
         (u64::from(self.sector_bytes) - HEAD_BYTES) * 8
     }
 
     /// Bytes from one copy of the zone map to the other: as many as the volume was created with.
-    fn zone_map_bytes(&self) -> u64 {
-        let zones = self.created_blocks.div_ceil(self.zoning().zone_blocks(self.created_blocks));
-        (zones.div_ceil(self.zone_map_sector_zones()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
+    fn group_map_bytes(&self) -> u64 {
+        let zones = self.created_blocks.div_ceil(self.grouping().group_blocks(self.created_blocks));
+        (zones.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
     }
 
     /// Zones that there is room for in the zone map.
-    pub fn zones_max(&self) -> u64 {
-        self.zone_map_bytes() / u64::from(self.sector_bytes) * self.zone_map_sector_zones()
+    pub fn max_groups(&self) -> u64 {
+        self.group_map_bytes() / u64::from(self.sector_bytes) * self.groups_per_map_sector()
     }
 
     /// Where the bitmap pages of the annex start.
     pub fn bitmap_offset(&self) -> u64 {
-        self.zone_map_offset(2)
+        self.group_map_offset(2)
     }
 
     /// How many bitmap pages the annex has: as many as the volume was created with.
@@ -324,52 +324,52 @@ impl Layout {
     }
 
     /// Where the first zone starts.
-    pub fn zones_offset(&self) -> u64 {
+    pub fn groups_offset(&self) -> u64 {
         let bitmap_bytes = u64::from(self.bitmap_pages()) * BITMAP_PAGE_BYTES;
         self.bitmap_offset() + bitmap_bytes.next_multiple_of(ALIGNMENT)
     }
 
     /// Bytes from the start of a zone of the first segment to the start of the next.
-    pub fn zone_stride(&self) -> u64 {
+    pub fn group_stride(&self) -> u64 {
         self.segments.all()[0].stride
     }
 
     /// Where zone `index` lies, if there is one.
-    pub fn zone(&self, index: u64) -> Option<Zone> {
-        if index >= self.zones() {
+    pub fn block_group(&self, index: u64) -> Option<BlockGroup> {
+        if index >= self.block_groups() {
             return None;
         }
-        let segment = self.segments.of_zone(index);
-        let within = index - segment.first_zone;
-        let (first, blocks) = segment.zone(within);
-        Some(self.zoning().zone_at(segment.offset + within * segment.stride, segment.first + first, blocks))
+        let segment = self.segments.of_group(index);
+        let within = index - segment.first_group;
+        let (first, blocks) = segment.group(within);
+        Some(self.grouping().group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
     /// Slots of the zone of a block of the volume. Asked for every block that is read, so it computes no more than that.
-    pub fn slots_near(&self, lba: Lba) -> u32 {
+    pub fn physical_blocks_at(&self, lba: Lba) -> u32 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
-        let (_, blocks) = segment.zone(within / segment.zone_blocks);
-        (blocks + self.zoning().spare(blocks)) as u32
+        let (_, blocks) = segment.group(within / segment.group_blocks);
+        (blocks + self.grouping().spare(blocks)) as u32
     }
 
     /// The zone of a block of the volume.
-    pub fn zone_of(&self, lba: Lba) -> u64 {
+    pub fn group_of(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
-        segment.first_zone + (lba.get() - segment.first) / segment.zone_blocks
+        segment.first_group + (lba.get() - segment.first) / segment.group_blocks
     }
 
     /// Which block of its zone a block of the volume is.
-    pub fn index_in_zone(&self, lba: Lba) -> u64 {
+    pub fn index_in_group(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
-        (lba.get() - segment.first) % segment.zone_blocks
+        (lba.get() - segment.first) % segment.group_blocks
     }
 
     /// How many blocks its zone has from a block of the volume on.
-    fn left_in_zone(&self, lba: Lba) -> u64 {
+    fn left_in_group(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
-        (segment.zone_blocks - within % segment.zone_blocks).min(segment.blocks.saturating_sub(within)).max(1)
+        (segment.group_blocks - within % segment.group_blocks).min(segment.blocks.saturating_sub(within)).max(1)
     }
 
     /// Length of a medium that holds the volume, in bytes.
@@ -389,20 +389,20 @@ impl Layout {
 
     /// Where the two copies of a slot of the annex lie that the write with this serial replaces: one behind a superblock, one in
     /// the tail. Nothing for a bitmap page, which is written in place.
-    pub fn annex_offsets(&self, slot: ReservedArea, serial: u64) -> [u64; 2] {
+    pub fn reserved_offsets(&self, slot: ReservedArea, serial: u64) -> [u64; 2] {
         const GROUP_BYTES: u64 = 20 << 10;
         const BOTH_BYTES: u64 = 28 << 10;
         let within = match slot {
             ReservedArea::GroupLabel => 0,
             ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => GROUP_BYTES,
         };
-        [annex_offset(slot, serial % 2), self.tail_offset() + serial % 2 * BOTH_BYTES + within]
+        [reserved_offset(slot, serial % 2), self.tail_offset() + serial % 2 * BOTH_BYTES + within]
     }
 
     /// Spare slots of a zone.
-    pub fn spare_of_zone(&self, index: u64) -> u64 {
-        let segment = self.segments.of_zone(index);
-        self.zoning().spare(segment.zone(index - segment.first_zone).1)
+    pub fn spare_blocks(&self, index: u64) -> u64 {
+        let segment = self.segments.of_group(index);
+        self.grouping().spare(segment.group(index - segment.first_group).1)
     }
 
     /// Blocks of a full page of the tables: the unit in which they are read and cached. Pages begin anew in each zone.
@@ -416,24 +416,24 @@ impl Layout {
     }
 
     /// From the number of the first page of a zone to that of the next. No zone has more pages, and some have fewer.
-    pub fn zone_pages(&self) -> u64 {
-        self.zone_pages
+    pub fn group_pages(&self) -> u64 {
+        self.group_pages
     }
 
     /// The page of a block, counted through all zones, and the block's index in it.
     pub fn page_of(&self, lba: Lba) -> (u64, usize) {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
-        let (zone, within) = (segment.first_zone + within / segment.zone_blocks, within % segment.zone_blocks);
-        (zone * self.zone_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
+        let (zone, within) = (segment.first_group + within / segment.group_blocks, within % segment.group_blocks);
+        (zone * self.group_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
     }
 
     /// Where a page lies, if there is one with this number.
-    pub fn page_place(&self, number: u64) -> Option<PagePlace> {
-        let zone = self.zone(number / self.zone_pages)?;
-        let within = number % self.zone_pages;
+    pub fn page_offsets(&self, number: u64) -> Option<PageOffsets> {
+        let zone = self.block_group(number / self.group_pages)?;
+        let within = number % self.group_pages;
         let blocks = zone.blocks.checked_sub(within * self.page_blocks).filter(|blocks| *blocks > 0)?;
-        Some(PagePlace {
+        Some(PageOffsets {
             first: zone.first.checked_add(within * self.page_blocks)?,
             blocks: blocks.min(self.page_blocks),
             offset: zone.pages_offset + within * self.page_bytes(),
@@ -442,22 +442,22 @@ impl Layout {
     }
 
     /// The numbers of a zone's pages.
-    pub fn pages_of_zone(&self, zone: u64) -> std::ops::Range<u64> {
-        let segment = self.segments.of_zone(zone);
-        let (_, blocks) = segment.zone(zone - segment.first_zone);
-        zone * self.zone_pages..zone * self.zone_pages + blocks.div_ceil(self.page_blocks)
+    pub fn pages_of_group(&self, zone: u64) -> std::ops::Range<u64> {
+        let segment = self.segments.of_group(zone);
+        let (_, blocks) = segment.group(zone - segment.first_group);
+        zone * self.group_pages..zone * self.group_pages + blocks.div_ceil(self.page_blocks)
     }
 
     /// An extent cut where zones end.
-    pub fn zone_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
-        pieces(extent, move |at| (self.zone_of(at), self.left_in_zone(at)))
+    pub fn group_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
+        pieces(extent, move |at| (self.group_of(at), self.left_in_group(at)))
     }
 
     /// An extent cut where pages end: the number of each page, and the piece that lies in it.
     pub fn page_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
         pieces(extent, move |at| {
             let (number, index) = self.page_of(at);
-            (number, self.left_in_zone(at).min(self.page_blocks - index as u64))
+            (number, self.left_in_group(at).min(self.page_blocks - index as u64))
         })
     }
 }
@@ -477,34 +477,34 @@ fn pieces(extent: Extent, part: impl Fn(Lba) -> (u64, u64)) -> impl Iterator<Ite
 fn check_capacity(blocks: u64) -> Result<(), LayoutError> {
     match blocks {
         0 => Err(LayoutError::Empty),
-        1..=CAPACITY_BLOCKS_MAX => Ok(()),
+        1..=MAX_CAPACITY_BLOCKS => Ok(()),
         _ => Err(LayoutError::TooLarge { blocks }),
     }
 }
 
-impl Zoning {
+impl Grouping {
     /// Blocks that a volume has at most.
-    pub fn capacity_max(&self) -> u64 {
-        CAPACITY_BLOCKS_MAX
+    pub fn max_capacity_blocks(&self) -> u64 {
+        MAX_CAPACITY_BLOCKS
     }
 
     /// Blocks of each zone but the last of so many blocks that are put into zones.
-    pub fn zone_blocks(&self, blocks: u64) -> u64 {
-        blocks.min(ZONE_BLOCKS_MAX).min(ZONE_DATA_BYTES >> self.block_size.shift())
+    pub fn group_blocks(&self, blocks: u64) -> u64 {
+        blocks.min(MAX_GROUP_BLOCKS).min(GROUP_DATA_BYTES >> self.block_size.shift())
     }
 
     /// Bytes of a zone of this many blocks.
-    pub fn zone_bytes(&self, blocks: u64) -> u64 {
-        self.zone_at(0, 0, blocks).end_offset
+    pub fn group_bytes(&self, blocks: u64) -> u64 {
+        self.group_at(0, 0, blocks).end_offset
     }
 
     /// Spare slots of a zone of this many blocks.
     fn spare(&self, blocks: u64) -> u64 {
-        let roomy = (SPARE_BYTES >> self.block_size.shift()).min(blocks.max(SPARE_MIN));
+        let roomy = (SPARE_BYTES >> self.block_size.shift()).min(blocks.max(MIN_SPARE_BLOCKS));
         blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
     }
 
-    fn zone_at(&self, base: u64, first: u64, blocks: u64) -> Zone {
+    fn group_at(&self, base: u64, first: u64, blocks: u64) -> BlockGroup {
         let slots = blocks + self.spare(blocks);
         let pages = blocks.div_ceil(self.page_blocks);
         let sector = u64::from(self.sector_bytes);
@@ -513,13 +513,13 @@ impl Zoning {
         let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
         let slots_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
         let end_offset = (slots_offset + (slots << self.block_size.shift())).next_multiple_of(ALIGNMENT);
-        Zone {
+        BlockGroup {
             first: Lba::new(first),
             blocks,
-            slots: slots as u32,
+            physical_blocks: slots as u32,
             pages_offset: base,
             second_offset,
-            slots_offset,
+            data_offset: slots_offset,
             end_offset,
         }
     }

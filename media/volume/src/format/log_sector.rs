@@ -5,13 +5,13 @@
 //! if that has room: the sector is written again, to its other place, with the records of both. What was written to one place
 //! only when the next sector begins is repeated by that one, behind its own records.
 
-use super::{COUNT_MAX, RECORD_BYTES, Seed, get, put};
+use super::{MAP_ENTRY_BYTES, MAX_COUNT, Seed, get, put};
 
 const MAGIC: u64 = u32::from_le_bytes(*b"SLOG") as u64;
 const HEADER_BYTES: usize = 32;
 const AT_CHECKSUM: usize = 4;
 const AT_SEQUENCE: usize = 8;
-const AT_DURABLE: usize = 16;
+const AT_DURABLE_SEQ: usize = 16;
 const AT_COUNT: usize = 24;
 const AT_REPEATS: usize = 26;
 const AT_EARLIER: usize = 28;
@@ -24,7 +24,7 @@ pub struct LogHeader {
     pub sequence: u64,
     /// Every sector with a lower sequence number was durable, its data too, when this one was written. At most one more than
     /// `sequence`: the second copy, written later, may count the sector itself.
-    pub durable: u64,
+    pub durable_seq: u64,
     /// How many of its own records, the first ones, are of earlier commits: they were durable, their data too, when it was written.
     pub earlier: u16,
     /// How many own records of the sector before, its first ones, are not repeated. 0 where nothing is.
@@ -34,7 +34,7 @@ pub struct LogHeader {
 impl LogHeader {
     /// The header of a sector that begins with a commit and repeats all that the one before has, or nothing.
     pub fn new(sequence: u64, durable: u64) -> LogHeader {
-        LogHeader { sequence, durable, earlier: 0, left_out: 0 }
+        LogHeader { sequence, durable_seq: durable, earlier: 0, left_out: 0 }
     }
 }
 
@@ -43,7 +43,7 @@ impl LogHeader {
 pub struct LogSector<'a> {
     /// Its header.
     pub header: LogHeader,
-    records: &'a [u8],
+    entries: &'a [u8],
     repeats: &'a [u8],
 }
 
@@ -55,13 +55,13 @@ pub enum LogSectorError {
     Invalid,
     /// Valid, and impossible: it says more records than fit or a durable mark past itself.
     #[error("invalid log sector header")]
-    Impossible,
+    InvalidHeader,
 }
 
 impl<'a> LogSector<'a> {
     /// Records that fit in a sector of this size.
     pub const fn capacity(sector_bytes: u32) -> usize {
-        (sector_bytes as usize - HEADER_BYTES) / RECORD_BYTES
+        (sector_bytes as usize - HEADER_BYTES) / MAP_ENTRY_BYTES
     }
 
     /// Fills `sector` with a header, `records`, and behind them `repeats`, records of the sector before. They must fit.
@@ -72,8 +72,8 @@ impl<'a> LogSector<'a> {
         sector: &mut [u8],
         seed: Seed,
         header: LogHeader,
-        records: impl ExactSizeIterator<Item = &'r [u8; RECORD_BYTES]>,
-        repeats: &'r [[u8; RECORD_BYTES]],
+        records: impl ExactSizeIterator<Item = &'r [u8; MAP_ENTRY_BYTES]>,
+        repeats: &'r [[u8; MAP_ENTRY_BYTES]],
     ) {
         let count = records.len() + repeats.len();
         assert!(count <= LogSector::capacity(sector.len() as u32), "records must fit");
@@ -84,17 +84,17 @@ impl<'a> LogSector<'a> {
         put::<2>(sector, AT_REPEATS, repeats.len() as u64);
         put::<2>(sector, AT_EARLIER, u64::from(header.earlier));
         put::<2>(sector, AT_LEFT_OUT, u64::from(header.left_out));
-        let body = sector[HEADER_BYTES..].chunks_exact_mut(RECORD_BYTES);
+        let body = sector[HEADER_BYTES..].chunks_exact_mut(MAP_ENTRY_BYTES);
         body.zip(records.chain(repeats)).for_each(|(place, record)| place.copy_from_slice(record));
-        LogSector::set_durable(sector, seed, header.durable);
+        LogSector::set_durable_seq(sector, seed, header.durable_seq);
     }
 
     /// Gives an encoded sector another durable mark.
     ///
     /// # Panics
     /// When `sector` is shorter than a header.
-    pub fn set_durable(sector: &mut [u8], seed: Seed, durable: u64) {
-        put::<8>(sector, AT_DURABLE, durable);
+    pub fn set_durable_seq(sector: &mut [u8], seed: Seed, durable: u64) {
+        put::<8>(sector, AT_DURABLE_SEQ, durable);
         let checksum = seed.checksum(&sector[AT_SEQUENCE..]);
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
@@ -107,7 +107,7 @@ impl<'a> LogSector<'a> {
         if get::<4>(sector, AT_CHECKSUM) != u64::from(seed.checksum(&sector[AT_SEQUENCE..])) {
             return Err(LogSectorError::Invalid);
         }
-        LogSector::read(sector).ok_or(LogSectorError::Impossible)
+        LogSector::read(sector).ok_or(LogSectorError::InvalidHeader)
     }
 
     /// Reads a sector that is right, as one that was encoded here.
@@ -121,8 +121,8 @@ impl<'a> LogSector<'a> {
     /// Reads a sector if it can be one, without its checksum.
     fn read(sector: &'a [u8]) -> Option<LogSector<'a>> {
         let (header, own, repeats) = LogSector::fields(sector)?;
-        let (records, rest) = sector[HEADER_BYTES..].split_at(own * RECORD_BYTES);
-        Some(LogSector { header, records, repeats: &rest[..repeats * RECORD_BYTES] })
+        let (records, rest) = sector[HEADER_BYTES..].split_at(own * MAP_ENTRY_BYTES);
+        Some(LogSector { header, entries: records, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
     }
 
     /// The header and the numbers of own and repeated records, if they can be; nothing else is looked at.
@@ -130,15 +130,15 @@ impl<'a> LogSector<'a> {
         let (count, repeats) = (get::<2>(sector, AT_COUNT) as usize, get::<2>(sector, AT_REPEATS) as usize);
         let header = LogHeader {
             sequence: get::<8>(sector, AT_SEQUENCE),
-            durable: get::<8>(sector, AT_DURABLE),
+            durable_seq: get::<8>(sector, AT_DURABLE_SEQ),
             earlier: get::<2>(sector, AT_EARLIER) as u16,
             left_out: get::<2>(sector, AT_LEFT_OUT) as u16,
         };
         let (own, most) = (count.checked_sub(repeats)?, LogSector::capacity(sector.len() as u32));
         let can_repeat = usize::from(header.left_out) + repeats <= most && (repeats > 0 || header.left_out == 0);
-        let is_possible = header.sequence <= COUNT_MAX
+        let is_possible = header.sequence <= MAX_COUNT
             // The second copy of a sector may say that the sector itself is durable.
-            && header.durable <= header.sequence + 1
+            && header.durable_seq <= header.sequence + 1
             && count <= most
             && usize::from(header.earlier) <= own
             && can_repeat;
@@ -161,13 +161,13 @@ impl<'a> LogSector<'a> {
     }
 
     /// The sector's own records, unchecked.
-    pub fn records(&self) -> &'a [[u8; RECORD_BYTES]] {
-        self.records.as_chunks::<RECORD_BYTES>().0
+    pub fn entries(&self) -> &'a [[u8; MAP_ENTRY_BYTES]] {
+        self.entries.as_chunks::<MAP_ENTRY_BYTES>().0
     }
 
     /// Records of the sector before, unchecked: its own but those left out, or none where all of them are in both its places.
-    pub fn repeats(&self) -> &'a [[u8; RECORD_BYTES]] {
-        self.repeats.as_chunks::<RECORD_BYTES>().0
+    pub fn repeats(&self) -> &'a [[u8; MAP_ENTRY_BYTES]] {
+        self.repeats.as_chunks::<MAP_ENTRY_BYTES>().0
     }
 }
 
@@ -176,18 +176,18 @@ mod tests {
     use super::*;
 
     const SEED: Seed = Seed(3);
-    const HEADER: LogHeader = LogHeader { sequence: 9, durable: 7, earlier: 3, left_out: 2 };
+    const HEADER: LogHeader = LogHeader { sequence: 9, durable_seq: 7, earlier: 3, left_out: 2 };
 
     #[test]
     fn a_sector_comes_back() {
-        let (records, repeats) = ([[5; RECORD_BYTES]; 8], [[6; RECORD_BYTES]; 7]);
+        let (records, repeats) = ([[5; MAP_ENTRY_BYTES]; 8], [[6; MAP_ENTRY_BYTES]; 7]);
         let mut sector = [0xff; 512];
         LogSector::encode(&mut sector, SEED, HEADER, records.iter(), &repeats);
         let read = LogSector::decode(&sector, SEED).unwrap();
-        assert_eq!((read.header, read.records(), read.repeats()), (HEADER, &records[..], &repeats[..]));
-        LogSector::set_durable(&mut sector, SEED, 10);
+        assert_eq!((read.header, read.entries(), read.repeats()), (HEADER, &records[..], &repeats[..]));
+        LogSector::set_durable_seq(&mut sector, SEED, 10);
         let again = LogSector::decode(&sector, SEED).unwrap();
-        assert_eq!((again.header.durable, again.records(), again.repeats()), (10, &records[..], &repeats[..]));
+        assert_eq!((again.header.durable_seq, again.entries(), again.repeats()), (10, &records[..], &repeats[..]));
         assert_eq!(LogSector::trace(&sector), Some(9));
         assert_eq!(LogSector::trace_salt(&sector), Some((9, SEED)));
         for at in [0, 17, 24, 26, 28, 30] {
@@ -201,7 +201,7 @@ mod tests {
     fn torn_foreign_and_blank_sectors_do_not_count() {
         let mut sector = [0; 512];
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Invalid));
-        LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; RECORD_BYTES]].iter(), &[]);
+        LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; MAP_ENTRY_BYTES]].iter(), &[]);
         assert_eq!(LogSector::decode(&sector, Seed(4)), Err(LogSectorError::Invalid));
         for bit in 0..512 * 8 {
             let mut bad = sector;
@@ -214,15 +214,15 @@ mod tests {
     fn impossible_headers_are_refused() {
         let mut sector = [0; 512];
         LogSector::encode(&mut sector, SEED, LogHeader::new(1, 3), [].iter(), &[]);
-        assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible));
+        assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::InvalidHeader));
         for (at, value) in [(AT_COUNT, 16), (AT_REPEATS, 2), (AT_EARLIER, 2), (AT_LEFT_OUT, 1)] {
-            LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; RECORD_BYTES]].iter(), &[]);
+            LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; MAP_ENTRY_BYTES]].iter(), &[]);
             assert!(LogSector::decode(&sector, SEED).is_ok());
             put::<2>(&mut sector, at, value);
-            LogSector::set_durable(&mut sector, SEED, HEADER.durable);
-            assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible), "byte {at}");
+            LogSector::set_durable_seq(&mut sector, SEED, HEADER.durable_seq);
+            assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::InvalidHeader), "byte {at}");
         }
-        LogSector::encode(&mut sector, SEED, LogHeader { left_out: 15, ..HEADER }, [].iter(), &[[5; RECORD_BYTES]]);
-        assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Impossible), "more than one sector has");
+        LogSector::encode(&mut sector, SEED, LogHeader { left_out: 15, ..HEADER }, [].iter(), &[[5; MAP_ENTRY_BYTES]]);
+        assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::InvalidHeader), "more than one sector has");
     }
 }

@@ -3,34 +3,34 @@
 //! `docs/formats/protected-volume.md` draws every byte. Everything read here is hostile until its checksum and its ranges
 //! have been checked; nothing here panics on any input.
 
-mod annex;
 mod generations;
+mod group_map;
 mod layout;
 mod log_sector;
 mod record;
 mod record_run;
 mod regions;
+mod reserved;
 mod segments;
 mod superblock;
-mod zone_map;
 
-pub use annex::{ANNEX_HEAD_BYTES, AnnexCopy, annex_offset};
 pub use generations::Generations;
+pub use group_map::GroupMapSector;
 pub use layout::{
-    BITMAP_PAGE_BYTES, HEAD_BYTES, LOG_REGIONS, Layout, LayoutError, PAGE_SECTORS, PagePlace, TAIL_BYTES,
-    THIRD_FROM_END_BYTES, Zone,
+    BITMAP_PAGE_BYTES, BlockGroup, HEAD_BYTES, LOG_REGIONS, Layout, LayoutError, PAGE_SECTORS, PageOffsets, TAIL_BYTES,
+    THIRD_FROM_END_BYTES,
 };
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
-pub use record::{Kind, RECORD_BYTES, Record, RecordError};
-pub use record_run::RecordRun;
+pub use record::{MAP_ENTRY_BYTES, MapEntry, MapEntryError, MapEntryKind};
+pub use record_run::MapEntryRun;
 pub use regions::{Region, RegionKind};
-pub use segments::{SEGMENTS_MAX, Segment};
+pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy, reserved_offset};
+pub use segments::{MAX_SEGMENTS, Segment};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
-pub use zone_map::ZoneMapSector;
 
 /// The highest serial or sequence number. They count up by one a write and so never get near it in the life of a medium; one that is
 /// higher is forged, and counting on from it could end at 0.
-pub(crate) const COUNT_MAX: u64 = u64::MAX / 2;
+pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ use sealblock_block::ReservedArea;
 
 use sealblock_units::Lba;
 
-use super::{ANNEX_HEAD_BYTES, HEAD_BYTES, LOG_REGIONS, Layout, RECORD_BYTES, SUPERBLOCK_OFFSETS};
+use super::{HEAD_BYTES, LOG_REGIONS, Layout, MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES, SUPERBLOCK_OFFSETS};
 
 /// What a stretch of the medium is for. Copies count from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -17,19 +17,19 @@ pub enum RegionKind {
     /// A copy of the superblock.
     Superblock(u8),
     /// Copies of the annex's slots, behind the superblock of the same number; 2 and 3 are their twins in the tail.
-    Annex(u8),
+    ReservedArea(u8),
     /// The log, or one of its copies.
     Log(u8),
     /// A copy of the zone map.
-    ZoneMap(u8),
+    GroupMap(u8),
     /// The bitmap pages of the annex.
     BitmapPages,
     /// Records of the blocks of a zone.
-    Records(u8),
+    MapEntries(u8),
     /// Generations of the blocks of a zone, or one of their copies.
     Generations(u8),
     /// Slots of a zone, the data.
-    Slots,
+    PhysicalBlocks,
     /// Nothing: rounded up, or kept free.
     Unused,
 }
@@ -38,13 +38,13 @@ impl fmt::Display for RegionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RegionKind::Superblock(copy) => write!(f, "superblock {copy}"),
-            RegionKind::Annex(copy) => write!(f, "annex {copy}"),
+            RegionKind::ReservedArea(copy) => write!(f, "annex {copy}"),
             RegionKind::Log(copy) => write!(f, "log {copy}"),
-            RegionKind::ZoneMap(copy) => write!(f, "zone map {copy}"),
+            RegionKind::GroupMap(copy) => write!(f, "zone map {copy}"),
             RegionKind::BitmapPages => write!(f, "bitmap pages"),
-            RegionKind::Records(copy) => write!(f, "records {copy}"),
+            RegionKind::MapEntries(copy) => write!(f, "records {copy}"),
             RegionKind::Generations(copy) => write!(f, "generations {copy}"),
-            RegionKind::Slots => write!(f, "slots"),
+            RegionKind::PhysicalBlocks => write!(f, "slots"),
             RegionKind::Unused => write!(f, "unused"),
         }
     }
@@ -83,17 +83,17 @@ impl Layout {
     }
 
     /// Where the record of a block of the volume lies in the tables.
-    pub fn record_place(&self, lba: Lba) -> u64 {
+    pub fn map_entry_offset(&self, lba: Lba) -> u64 {
         let (number, index) = self.page_of(lba);
-        let records = self.page_place(number).map_or(0, |place| place.offset + u64::from(self.sector_bytes()));
-        records + (index * RECORD_BYTES) as u64
+        let records = self.page_offsets(number).map_or(0, |place| place.offset + u64::from(self.sector_bytes()));
+        records + (index * MAP_ENTRY_BYTES) as u64
     }
 
     /// Where the generation of a block of the volume lies: one offset for each copy.
-    pub fn generation_places(&self, lba: Lba) -> Vec<u64> {
+    pub fn generation_offsets(&self, lba: Lba) -> Vec<u64> {
         let (number, index) = self.page_of(lba);
         let at = HEAD_BYTES + index as u64 * 2;
-        self.page_place(number).map_or(Vec::new(), |place| vec![place.offset + at, place.second_offset + at])
+        self.page_offsets(number).map_or(Vec::new(), |place| vec![place.offset + at, place.second_offset + at])
     }
 
     fn named_regions(&self) -> Vec<Region> {
@@ -103,30 +103,34 @@ impl Layout {
         for (copy, start) in (0..).zip(SUPERBLOCK_OFFSETS) {
             named.push(of(RegionKind::Superblock(copy), start, sector));
             for slot in [ReservedArea::GroupLabel, ReservedArea::ScrubState] {
-                let length = (ANNEX_HEAD_BYTES + slot.max_bytes()) as u64;
-                let [start, tail] = self.annex_offsets(slot, u64::from(copy));
-                named.push(of(RegionKind::Annex(copy), start, length));
-                named.push(of(RegionKind::Annex(copy + 2), tail, length));
+                let length = (RESERVED_HEAD_BYTES + slot.max_bytes()) as u64;
+                let [start, tail] = self.reserved_offsets(slot, u64::from(copy));
+                named.push(of(RegionKind::ReservedArea(copy), start, length));
+                named.push(of(RegionKind::ReservedArea(copy + 2), tail, length));
             }
         }
         for region in 0..LOG_REGIONS {
             let length = self.log_bytes() / LOG_REGIONS;
-            named.push(of(RegionKind::Log(region as u8), self.log_place(0, region), length));
+            named.push(of(RegionKind::Log(region as u8), self.log_sector_offset(0, region), length));
         }
         for copy in [0, 1] {
-            let length = self.zone_map_sectors() * sector;
-            named.push(of(RegionKind::ZoneMap(copy), self.zone_map_offset(u64::from(copy)), length));
+            let length = self.group_map_sectors() * sector;
+            named.push(of(RegionKind::GroupMap(copy), self.group_map_offset(u64::from(copy)), length));
         }
         let bitmap_end = self.bitmap_offset() + u64::from(self.bitmap_pages()) * super::BITMAP_PAGE_BYTES;
         named.push(Region { kind: RegionKind::BitmapPages, start: self.bitmap_offset(), end: bitmap_end });
-        for index in 0..self.zones() {
-            let Some(zone) = self.zone(index) else { continue };
-            for place in self.pages_of_zone(index).filter_map(|number| self.page_place(number)) {
+        for index in 0..self.block_groups() {
+            let Some(zone) = self.block_group(index) else { continue };
+            for place in self.pages_of_group(index).filter_map(|number| self.page_offsets(number)) {
                 named.push(of(RegionKind::Generations(0), place.offset, sector));
-                named.push(of(RegionKind::Records(0), place.offset + sector, self.page_bytes() - sector));
+                named.push(of(RegionKind::MapEntries(0), place.offset + sector, self.page_bytes() - sector));
                 named.push(of(RegionKind::Generations(1), place.second_offset, sector));
             }
-            named.push(of(RegionKind::Slots, zone.slots_offset, u64::from(zone.slots) << self.block_size().shift()));
+            named.push(of(
+                RegionKind::PhysicalBlocks,
+                zone.data_offset,
+                u64::from(zone.physical_blocks) << self.block_size().shift(),
+            ));
         }
         named
     }
@@ -148,17 +152,17 @@ mod tests {
             assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{regions:?}");
             assert!(regions.iter().all(|region| region.start < region.end));
             assert_eq!((regions[0].start, regions.last().unwrap().end), (0, layout.medium_bytes()));
-            let zone = layout.zone(0).unwrap();
+            let zone = layout.block_group(0).unwrap();
             let at = |kind| regions.iter().find(|region| region.kind == kind).map(|region| region.start);
-            assert_eq!(at(RegionKind::Records(0)), Some(zone.pages_offset + u64::from(sector)));
+            assert_eq!(at(RegionKind::MapEntries(0)), Some(zone.pages_offset + u64::from(sector)));
             assert_eq!(at(RegionKind::Superblock(2)), Some(layout.third_offset()));
             assert_eq!(at(RegionKind::BitmapPages).is_some(), layout.bitmap_pages() > 0);
             for lba in [0, 1, blocks / 2, blocks - 1].map(Lba::new) {
                 let kind_at = |at| regions.iter().find(|region| (region.start..region.end).contains(&at)).unwrap().kind;
-                assert_eq!(kind_at(layout.record_place(lba)), RegionKind::Records(0));
+                assert_eq!(kind_at(layout.map_entry_offset(lba)), RegionKind::MapEntries(0));
                 assert!(
                     layout
-                        .generation_places(lba)
+                        .generation_offsets(lba)
                         .into_iter()
                         .map(kind_at)
                         .eq([RegionKind::Generations(0), RegionKind::Generations(1)])

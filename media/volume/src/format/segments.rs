@@ -4,10 +4,10 @@
 //! not full gets another segment, which follows the last zone. Where everything lies still follows from numbers of blocks
 //! alone. Of the last segment blocks at the end may not be the volume's any more: it has shrunk within a zone.
 
-use super::layout::{LayoutError, Zoning};
+use super::layout::{Grouping, LayoutError};
 
 /// Segments of a volume at most: as many as a superblock has room for beside what may come.
-pub const SEGMENTS_MAX: usize = 16;
+pub const MAX_SEGMENTS: usize = 16;
 
 /// One segment. Offsets are bytes from the start of the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,9 +17,9 @@ pub struct Segment {
     /// Blocks that it has room for; the last one's may be more than the volume has.
     pub blocks: u64,
     /// Blocks of each of its zones but the last, which may have fewer.
-    pub zone_blocks: u64,
+    pub group_blocks: u64,
     /// The number of its first zone.
-    pub first_zone: u64,
+    pub first_group: u64,
     /// Where its first zone starts.
     pub offset: u64,
     /// From the start of one zone to that of the next.
@@ -28,21 +28,21 @@ pub struct Segment {
 
 impl Segment {
     /// How many zones it has.
-    pub fn zones(&self) -> u64 {
-        self.blocks.div_ceil(self.zone_blocks)
+    pub fn groups(&self) -> u64 {
+        self.blocks.div_ceil(self.group_blocks)
     }
 
     /// The first block of a zone of the segment, counted from its own first block, and the zone's blocks.
-    pub(super) fn zone(&self, within: u64) -> (u64, u64) {
-        let first = within * self.zone_blocks;
-        (first, self.zone_blocks.min(self.blocks.saturating_sub(first)))
+    pub(super) fn group(&self, within: u64) -> (u64, u64) {
+        let first = within * self.group_blocks;
+        (first, self.group_blocks.min(self.blocks.saturating_sub(first)))
     }
 }
 
 /// The segments of a volume: at least one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Segments {
-    all: [Segment; SEGMENTS_MAX],
+    all: [Segment; MAX_SEGMENTS],
     count: usize,
     /// Where the last zone ends.
     end_offset: u64,
@@ -50,27 +50,27 @@ pub(super) struct Segments {
 
 impl Segments {
     /// Segments with so many blocks, from `offset` on. The last one has to have the last of `capacity_blocks`, in its last zone.
-    pub fn lay(zoning: &Zoning, offset: u64, blocks: &[u64], capacity_blocks: u64) -> Result<Segments, LayoutError> {
-        if blocks.len() > SEGMENTS_MAX {
+    pub fn lay(zoning: &Grouping, offset: u64, blocks: &[u64], capacity_blocks: u64) -> Result<Segments, LayoutError> {
+        if blocks.len() > MAX_SEGMENTS {
             return Err(LayoutError::Segments);
         }
         if blocks.is_empty() {
             return Err(LayoutError::Misplaced);
         }
-        let (mut all, mut next) = ([Segment::default(); SEGMENTS_MAX], Segment { offset, ..Segment::default() });
+        let (mut all, mut next) = ([Segment::default(); MAX_SEGMENTS], Segment { offset, ..Segment::default() });
         for (place, &blocks) in all.iter_mut().zip(blocks) {
-            let most = zoning.capacity_max().checked_sub(next.first).ok_or(LayoutError::Misplaced)?;
+            let most = zoning.max_capacity_blocks().checked_sub(next.first).ok_or(LayoutError::Misplaced)?;
             if blocks == 0 || blocks > most {
                 return Err(LayoutError::Misplaced);
             }
-            let zone_blocks = zoning.zone_blocks(blocks);
-            let stride = zoning.zone_bytes(zone_blocks);
-            let segment = Segment { blocks, zone_blocks, stride, ..next };
-            let (last, last_blocks) = segment.zone(segment.zones() - 1);
+            let zone_blocks = zoning.group_blocks(blocks);
+            let stride = zoning.group_bytes(zone_blocks);
+            let segment = Segment { blocks, group_blocks: zone_blocks, stride, ..next };
+            let (last, last_blocks) = segment.group(segment.groups() - 1);
             next = Segment {
                 first: segment.first + blocks,
-                first_zone: segment.first_zone + segment.zones(),
-                offset: segment.offset + last / zone_blocks * stride + zoning.zone_bytes(last_blocks),
+                first_group: segment.first_group + segment.groups(),
+                offset: segment.offset + last / zone_blocks * stride + zoning.group_bytes(last_blocks),
                 ..next
             };
             *place = segment;
@@ -78,7 +78,7 @@ impl Segments {
         let segments = Segments { all, count: blocks.len(), end_offset: next.offset };
         let last = segments.last();
         // What lies wholly behind the end has gone.
-        let kept = last.zones().saturating_sub(1) * last.zone_blocks;
+        let kept = last.groups().saturating_sub(1) * last.group_blocks;
         let is_last = (last.first + kept..next.first).contains(&capacity_blocks.wrapping_sub(1));
         if !is_last {
             return Err(LayoutError::Misplaced);
@@ -87,13 +87,13 @@ impl Segments {
     }
 
     /// The blocks of the segments of a volume with another capacity: what lies where stays there.
-    pub fn resized(&self, zoning: &Zoning, capacity_blocks: u64) -> Vec<u64> {
+    pub fn resized(&self, zoning: &Grouping, capacity_blocks: u64) -> Vec<u64> {
         let mut blocks: Vec<u64> = self.all().iter().map(|segment| segment.blocks).collect();
         let last = self.last();
         let room = last.first + last.blocks;
         if let Some(more) = capacity_blocks.checked_sub(room).filter(|more| *more > 0) {
             let is_open =
-                last.zone_blocks == zoning.zone_blocks(u64::MAX) && last.blocks.is_multiple_of(last.zone_blocks);
+                last.group_blocks == zoning.group_blocks(u64::MAX) && last.blocks.is_multiple_of(last.group_blocks);
             match blocks.last_mut() {
                 Some(last) if is_open => *last += more,
                 _ => blocks.push(more),
@@ -103,8 +103,8 @@ impl Segments {
         let kept = self.all().iter().filter(|segment| segment.first < capacity_blocks);
         blocks = kept
             .map(|segment| {
-                let zones = (capacity_blocks - segment.first).div_ceil(segment.zone_blocks);
-                segment.blocks.min(zones.saturating_mul(segment.zone_blocks))
+                let zones = (capacity_blocks - segment.first).div_ceil(segment.group_blocks);
+                segment.blocks.min(zones.saturating_mul(segment.group_blocks))
             })
             .collect();
         blocks
@@ -120,8 +120,8 @@ impl Segments {
     }
 
     /// How many zones there are.
-    pub fn zones(&self) -> u64 {
-        self.last().first_zone + self.last().zones()
+    pub fn groups(&self) -> u64 {
+        self.last().first_group + self.last().groups()
     }
 
     /// Where the last zone ends.
@@ -139,10 +139,10 @@ impl Segments {
     }
 
     /// The segment of a zone.
-    pub fn of_zone(&self, zone: u64) -> &Segment {
-        if self.count == 1 || zone < self.all[1].first_zone {
+    pub fn of_group(&self, zone: u64) -> &Segment {
+        if self.count == 1 || zone < self.all[1].first_group {
             return &self.all[0];
         }
-        self.all().iter().rev().find(|segment| segment.first_zone <= zone).unwrap_or(&self.all[0])
+        self.all().iter().rev().find(|segment| segment.first_group <= zone).unwrap_or(&self.all[0])
     }
 }

@@ -6,7 +6,7 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{COUNT_MAX, Layout, LayoutError, SEGMENTS_MAX, Seed, crc32c, get, put};
+use super::{Layout, LayoutError, MAX_COUNT, MAX_SEGMENTS, Seed, crc32c, get, put};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -26,7 +26,7 @@ const FEATURE_RESIZED: u64 = 2;
 const AT_VERSION: usize = 8;
 const AT_FEATURES: usize = 12;
 const AT_UUID: usize = 16;
-const AT_SERIAL: usize = 32;
+const AT_WRITE_SEQ: usize = 32;
 const AT_BLOCK_BYTES: usize = 40;
 const AT_SECTOR_BYTES: usize = 44;
 const AT_CAPACITY: usize = 48;
@@ -35,12 +35,12 @@ const AT_TYPE: usize = 57;
 const AT_STORAGE_TAG: usize = 58;
 const AT_CLEAN: usize = 59;
 const AT_LOG_SECTORS: usize = 64;
-const AT_ZONE_BLOCKS: usize = 72;
-const AT_ZONES_OFFSET: usize = 80;
-const AT_ZONE_STRIDE: usize = 88;
+const AT_GROUP_BLOCKS: usize = 72;
+const AT_GROUPS_OFFSET: usize = 80;
+const AT_GROUP_STRIDE: usize = 88;
 const AT_LOG_TAIL: usize = 96;
 const AT_KEEPS_SPACE: usize = 60;
-const AT_ZONES_MADE: usize = 104;
+const AT_INITIALIZED_GROUPS: usize = 104;
 const AT_CREATED: usize = 112;
 const AT_SEGMENTS: usize = 120;
 const AT_CHECKSUM: usize = 508;
@@ -51,13 +51,13 @@ pub struct Superblock {
     /// The volume's identity.
     pub uuid: [u8; 16],
     /// Counts the writes of superblocks; the higher of two valid copies counts.
-    pub serial: u64,
+    pub write_seq: u64,
     /// Where everything lies.
     pub layout: Layout,
     /// The format of the blocks' protection information, if they have any.
     pub protection: Option<PiFormat>,
     /// The volume was closed in good order: the log from `log_tail` on is empty.
-    pub clean: bool,
+    pub is_clean: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first record that says so, and never cleared.
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free slots keep it.
@@ -65,7 +65,7 @@ pub struct Superblock {
     /// Sequence number of the first log sector whose records are not all in the tables.
     pub log_tail: u64,
     /// So many zones had tables at least when it was written: a zone map that knows fewer is an old one.
-    pub zones_made: u64,
+    pub initialized_groups: u64,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -139,7 +139,7 @@ impl Superblock {
         let resized = if self.layout.is_resized() { FEATURE_RESIZED } else { 0 };
         put::<4>(&mut bytes, AT_FEATURES, uncorrectable | resized);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
-        put::<8>(&mut bytes, AT_SERIAL, self.serial);
+        put::<8>(&mut bytes, AT_WRITE_SEQ, self.write_seq);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.layout.block_size().bytes() as u64);
         put::<4>(&mut bytes, AT_SECTOR_BYTES, u64::from(self.layout.sector_bytes()));
         put::<8>(&mut bytes, AT_CAPACITY, self.layout.capacity_blocks());
@@ -147,14 +147,14 @@ impl Superblock {
         put::<1>(&mut bytes, AT_GUARD, guard);
         put::<1>(&mut bytes, AT_TYPE, protection);
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
-        put::<1>(&mut bytes, AT_CLEAN, u64::from(self.clean));
+        put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
-        put::<8>(&mut bytes, AT_ZONE_BLOCKS, self.layout.zone_blocks());
-        put::<8>(&mut bytes, AT_ZONES_OFFSET, self.layout.zones_offset());
-        put::<8>(&mut bytes, AT_ZONE_STRIDE, self.layout.zone_stride());
+        put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
+        put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
+        put::<8>(&mut bytes, AT_GROUP_STRIDE, self.layout.group_stride());
         put::<8>(&mut bytes, AT_LOG_TAIL, self.log_tail);
-        put::<8>(&mut bytes, AT_ZONES_MADE, self.zones_made);
+        put::<8>(&mut bytes, AT_INITIALIZED_GROUPS, self.initialized_groups);
         if self.layout.is_resized() {
             put::<8>(&mut bytes, AT_CREATED, self.layout.created_blocks());
             for (number, segment) in self.layout.segments().iter().enumerate() {
@@ -186,30 +186,40 @@ impl Superblock {
         let uncorrectable = features & FEATURE_UNCORRECTABLE != 0;
         let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
-        let serial = get::<8>(bytes, AT_SERIAL);
+        let serial = get::<8>(bytes, AT_WRITE_SEQ);
         if let Some((field, count)) =
-            [("log tail", log_tail), ("serial", serial)].into_iter().find(|(_, count)| *count > COUNT_MAX)
+            [("log tail", log_tail), ("serial", serial)].into_iter().find(|(_, count)| *count > MAX_COUNT)
         {
-            return Err(impossible(field, count));
+            return Err(invalid(field, count));
         }
-        let zones_made = get::<8>(bytes, AT_ZONES_MADE);
-        if zones_made > layout.zones() {
-            return Err(impossible("number of zones with tables", zones_made));
+        let zones_made = get::<8>(bytes, AT_INITIALIZED_GROUPS);
+        if zones_made > layout.block_groups() {
+            return Err(invalid("number of zones with tables", zones_made));
         }
         let mark = |at, field| match get::<1>(bytes, at) {
             0 => Ok(false),
             1 => Ok(true),
-            value => Err(impossible(field, value)),
+            value => Err(invalid(field, value)),
         };
         let (clean, keeps_space) = (mark(AT_CLEAN, "clean mark")?, mark(AT_KEEPS_SPACE, "space mark")?);
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let protection = decode_protection(bytes)?;
-        Ok(Superblock { uuid, serial, layout, protection, clean, uncorrectable, keeps_space, log_tail, zones_made })
+        Ok(Superblock {
+            uuid,
+            write_seq: serial,
+            layout,
+            protection,
+            is_clean: clean,
+            uncorrectable,
+            keeps_space,
+            log_tail,
+            initialized_groups: zones_made,
+        })
     }
 }
 
-fn impossible(field: &'static str, value: u64) -> SuperblockError {
+fn invalid(field: &'static str, value: u64) -> SuperblockError {
     SuperblockError::Field { field, value }
 }
 
@@ -233,15 +243,15 @@ fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
 /// agree.
 fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
-    let block_size = BlockSize::from_bytes(block_bytes).ok_or(impossible("block size", block_bytes))?;
+    let block_size = BlockSize::from_bytes(block_bytes).ok_or(invalid("block size", block_bytes))?;
     let (sector_bytes, capacity_blocks) = (get::<4>(bytes, AT_SECTOR_BYTES) as u32, get::<8>(bytes, AT_CAPACITY));
     let layout = match get::<4>(bytes, AT_FEATURES) & FEATURE_RESIZED {
         0 => Layout::new(block_size, sector_bytes, capacity_blocks)?,
         _ => {
-            let listed: [u64; SEGMENTS_MAX] = std::array::from_fn(|number| get::<8>(bytes, AT_SEGMENTS + number * 8));
-            let count = listed.iter().position(|blocks| *blocks == 0).unwrap_or(SEGMENTS_MAX);
+            let listed: [u64; MAX_SEGMENTS] = std::array::from_fn(|number| get::<8>(bytes, AT_SEGMENTS + number * 8));
+            let count = listed.iter().position(|blocks| *blocks == 0).unwrap_or(MAX_SEGMENTS);
             if let Some(stray) = listed[count..].iter().find(|blocks| **blocks != 0) {
-                return Err(impossible("list of segments", *stray));
+                return Err(invalid("list of segments", *stray));
             }
             let created = get::<8>(bytes, AT_CREATED);
             Layout::resized(block_size, sector_bytes, created, &listed[..count], capacity_blocks)?
@@ -249,13 +259,13 @@ fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     };
     for (field, at, due) in [
         ("log size", AT_LOG_SECTORS, layout.log_sectors()),
-        ("zone size", AT_ZONE_BLOCKS, layout.zone_blocks()),
-        ("zones' offset", AT_ZONES_OFFSET, layout.zones_offset()),
-        ("zones' stride", AT_ZONE_STRIDE, layout.zone_stride()),
+        ("zone size", AT_GROUP_BLOCKS, layout.group_blocks()),
+        ("zones' offset", AT_GROUPS_OFFSET, layout.groups_offset()),
+        ("zones' stride", AT_GROUP_STRIDE, layout.group_stride()),
     ] {
         let value = get::<8>(bytes, at);
         if value != due {
-            return Err(impossible(field, value));
+            return Err(invalid(field, value));
         }
     }
     Ok(layout)
@@ -268,18 +278,16 @@ fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> 
         2 => GuardKind::Crc32c,
         3 => GuardKind::Crc64,
         4 => GuardKind::IpChecksum,
-        value => return Err(impossible("guard", value)),
+        value => return Err(invalid("guard", value)),
     };
     let protection = match get::<1>(bytes, AT_TYPE) {
         1 => ProtectionType::Type1,
         2 => ProtectionType::Type2,
         3 => ProtectionType::Type3,
-        value => return Err(impossible("protection type", value)),
+        value => return Err(invalid("protection type", value)),
     };
     let storage_tag = get::<1>(bytes, AT_STORAGE_TAG);
-    PiFormat::new(guard, protection, storage_tag as u8)
-        .map(Some)
-        .map_err(|_| impossible("storage tag size", storage_tag))
+    PiFormat::new(guard, protection, storage_tag as u8).map(Some).map_err(|_| invalid("storage tag size", storage_tag))
 }
 
 #[cfg(test)]
@@ -289,14 +297,14 @@ mod tests {
     fn superblock(serial: u64) -> Superblock {
         Superblock {
             uuid: [7; 16],
-            serial,
+            write_seq: serial,
             layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
-            clean: true,
+            is_clean: true,
             keeps_space: true,
             uncorrectable: false,
             log_tail: 12,
-            zones_made: 1,
+            initialized_groups: 1,
         }
     }
 
@@ -328,7 +336,7 @@ mod tests {
         for trace in [good, near, far, shapeless] {
             assert!(Superblock::is_trace(&trace));
         }
-        far[AT_ZONE_STRIDE] ^= 1;
+        far[AT_GROUP_STRIDE] ^= 1;
         let mut picture = [0; SUPERBLOCK_BYTES];
         picture[..8].copy_from_slice(b"\x89PNG\r\n\x1a\n");
         for other in [far, picture, [0; SUPERBLOCK_BYTES], [0xff; SUPERBLOCK_BYTES]] {
@@ -361,15 +369,15 @@ mod tests {
             (AT_CLEAN, "clean mark"),
             (AT_KEEPS_SPACE, "space mark"),
             (AT_LOG_SECTORS, "log size"),
-            (AT_ZONE_STRIDE, "zones' stride"),
-            (AT_ZONES_MADE, "number of zones with tables"),
+            (AT_GROUP_STRIDE, "zones' stride"),
+            (AT_INITIALIZED_GROUPS, "number of zones with tables"),
         ] {
             let why = Superblock::decode(&forged::<1>(at, 0xee)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
         }
-        for (at, field) in [(AT_SERIAL, "serial"), (AT_LOG_TAIL, "log tail")] {
-            assert!(Superblock::decode(&forged::<8>(at, COUNT_MAX)).is_ok(), "{field}");
-            let why = Superblock::decode(&forged::<8>(at, COUNT_MAX + 1)).unwrap_err();
+        for (at, field) in [(AT_WRITE_SEQ, "serial"), (AT_LOG_TAIL, "log tail")] {
+            assert!(Superblock::decode(&forged::<8>(at, MAX_COUNT)).is_ok(), "{field}");
+            let why = Superblock::decode(&forged::<8>(at, MAX_COUNT + 1)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
         }
         assert!(matches!(Superblock::decode(&forged::<8>(AT_CAPACITY, 0)), Err(SuperblockError::Layout(_))));
@@ -439,7 +447,7 @@ mod tests {
                 let capacity = 1 + draw() % (1 << (draw() % 22));
                 superblock.layout = superblock.layout.with_capacity(capacity).unwrap_or(superblock.layout);
             }
-            superblock.zones_made = 0;
+            superblock.initialized_groups = 0;
             let mut bytes = superblock.encode();
             assert_eq!(Superblock::decode(&bytes), Ok(superblock));
             for _ in 0..1 + draw() % 3 {
@@ -454,10 +462,10 @@ mod tests {
             taken += 1;
             assert_eq!(Superblock::decode(&found.encode()), Ok(found));
             let layout = found.layout;
-            let (last, zones) = (sealblock_units::Lba::new(layout.capacity_blocks() - 1), layout.zones());
-            assert_eq!(layout.zone_of(last), zones - 1);
-            assert_eq!(layout.zone(zones - 1).unwrap().end_offset, layout.tail_offset());
-            assert!(layout.page_place(layout.page_of(last).0).is_some() && layout.zone(zones).is_none());
+            let (last, zones) = (sealblock_units::Lba::new(layout.capacity_blocks() - 1), layout.block_groups());
+            assert_eq!(layout.group_of(last), zones - 1);
+            assert_eq!(layout.block_group(zones - 1).unwrap().end_offset, layout.tail_offset());
+            assert!(layout.page_offsets(layout.page_of(last).0).is_some() && layout.block_group(zones).is_none());
         }
         assert!(taken > 100, "{taken} were taken");
     }

@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
 use crate::CorruptionKind;
-use crate::format::{ANNEX_HEAD_BYTES, Layout};
+use crate::format::{Layout, RESERVED_HEAD_BYTES};
 
 fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
@@ -84,7 +84,7 @@ fn the_annex_is_durable_and_beside_the_blocks() {
 
 /// Turns a bit of what a copy at this offset holds.
 fn turn_a_bit(medium: &TestMedium, offset: u64) {
-    medium.bytes.borrow_mut()[offset as usize + ANNEX_HEAD_BYTES] ^= 1;
+    medium.bytes.borrow_mut()[offset as usize + RESERVED_HEAD_BYTES] ^= 1;
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
     note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
     note(&rig, ReservedArea::GroupLabel, b"new").unwrap();
     drop(rig);
-    let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().annex_offsets(ReservedArea::GroupLabel, 2);
+    let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().reserved_offsets(ReservedArea::GroupLabel, 2);
     for twin in twins {
         turn_a_bit(&medium, twin);
         let rig = Rig::open(&medium, true).unwrap();

@@ -16,7 +16,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
-use crate::{OpenOptions, Opened, Volume, open};
+use crate::{OpenOptions, OpenVolume, Volume, open};
 
 const BLOCKS: u64 = 64;
 
@@ -74,7 +74,7 @@ async fn turns(count: u64) {
 
 type TestVolume = Rc<Volume<TestMedium, TestClock>>;
 
-fn open_now(medium: &TestMedium, read_only: bool) -> Opened<TestMedium, TestClock> {
+fn open_now(medium: &TestMedium, read_only: bool) -> OpenVolume<TestMedium, TestClock> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     futures_executor::block_on(open(medium.clone(), TestClock::default(), &options)).unwrap()
 }
@@ -146,7 +146,7 @@ fn close_beside_others(bytes: &[u8], seed: u64) {
     let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     let mut medium = TestMedium::new(0, 512);
     medium.bytes = Rc::new(RefCell::new(bytes.to_vec()));
-    let Opened { volume, worker, .. } = open_now(&medium, false);
+    let OpenVolume { volume, worker, .. } = open_now(&medium, false);
     medium.turns.set(dice.below(4) as u32);
     let told = Rc::new(Told::default());
     let mut tasks: Vec<(&'static str, Task)> = vec![

@@ -10,7 +10,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Layout, LogSector, Seed};
 use crate::open::Mutation;
-use crate::{OpenOptions, Opened, VolumeError, open};
+use crate::{OpenOptions, OpenVolume, VolumeError, open};
 
 const BLOCKS: u64 = 64;
 /// What one fault may reach.
@@ -103,7 +103,7 @@ impl Crashed {
     fn copies(&self, sequence: u64) -> [(u64, Vec<u8>); 2] {
         let sector = self.layout.sector_bytes() as usize;
         [0, 1].map(|region| {
-            let at = self.layout.log_place(sequence, region);
+            let at = self.layout.log_sector_offset(sequence, region);
             (at, self.medium.bytes.borrow()[at as usize..at as usize + sector].to_vec())
         })
     }
@@ -112,7 +112,7 @@ impl Crashed {
     fn only_place(&self) -> u64 {
         let records = |bytes: &[u8]| {
             let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok();
-            sector.filter(|sector| sector.header.sequence == self.next - 1).map(|sector| sector.records().len())
+            sector.filter(|sector| sector.header.sequence == self.next - 1).map(|sector| sector.entries().len())
         };
         let [(a, first), (b, second)] = self.copies(self.next - 1);
         assert_ne!(records(&first), records(&second), "the premise: one of them has more");
@@ -128,7 +128,7 @@ fn damage_each_sector(crashed: &Crashed, only: Option<u64>) {
     for what in KINDS {
         for sequence in crashed.tail..crashed.next {
             for region in [0, 1] {
-                let from = crashed.layout.log_place(sequence, region);
+                let from = crashed.layout.log_sector_offset(sequence, region);
                 let last = if only == Some(from) { &crashed.before } else { &crashed.last };
                 crashed.check(what, from, from + sector, last);
             }
@@ -251,7 +251,7 @@ fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_
     }
 }
 
-fn open_described(medium: &TestMedium, read_only: bool) -> Result<Opened<TestMedium, TestClock>, VolumeError> {
+fn open_described(medium: &TestMedium, read_only: bool) -> Result<OpenVolume<TestMedium, TestClock>, VolumeError> {
     let options = OpenOptions { read_only, ..OpenOptions::default() };
     futures_executor::block_on(open(medium.clone(), TestClock::default(), &options))
 }
@@ -263,8 +263,10 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
     // One that is written twice; one that is written once and repeated.
     for (sequence, other) in [(tail + 1, tail + 1), (tail + 3, tail + 4)] {
         let medium = crashed.medium.copy();
-        for at in [layout.log_place(sequence, sequence), layout.log_place(other, other + u64::from(sequence == other))]
-        {
+        for at in [
+            layout.log_sector_offset(sequence, sequence),
+            layout.log_sector_offset(other, other + u64::from(sequence == other)),
+        ] {
             medium.bytes.borrow_mut()[at as usize..at as usize + 512].fill(0);
         }
         match open_described(&medium, false).err() {
@@ -322,10 +324,10 @@ fn with_two_commits() -> Rig {
 /// The durable mark and the number of repeated records of a log sector: where it was written first, and in its other place.
 fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
     [sequence, sequence + 1].map(|region| {
-        let at = rig.gate.device().layout.log_place(sequence, region) as usize;
+        let at = rig.gate.device().layout.log_sector_offset(sequence, region) as usize;
         let bytes = &rig.medium.bytes.borrow()[at..at + 512];
         let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok()?;
-        Some((sector.header.durable, sector.repeats().len()))
+        Some((sector.header.durable_seq, sector.repeats().len()))
     })
 }
 
@@ -372,7 +374,7 @@ fn writes_that_nobody_flushes_do_not_keep_the_second_copy_waiting() {
     let syncs = rig.medium.syncs.get();
     rig.wait(Duration::from_millis(100));
     assert_eq!(rig.medium.syncs.get() - syncs, 1);
-    assert_eq!(rig.gate.device().overlay.open_len(), 1, "and need not be committed for it");
+    assert_eq!(rig.gate.device().memtable.active_len(), 1, "and need not be committed for it");
 }
 
 #[test]
@@ -389,8 +391,8 @@ fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
 
 /// The place of a volume's tables: held there, writes keep a checkpoint from ending.
 fn hold_tables(rig: &Rig) {
-    let zone = rig.gate.device().layout.zone(0).unwrap();
-    rig.medium.held.set((rig.gate.device().layout.zones_offset(), zone.slots_offset));
+    let zone = rig.gate.device().layout.block_group(0).unwrap();
+    rig.medium.held.set((rig.gate.device().layout.groups_offset(), zone.data_offset));
 }
 
 #[test]
@@ -512,7 +514,7 @@ fn a_part_of_a_great_commit_says_nothing_of_what_only_its_first_sector_repeats()
     let medium = rig.medium.clone();
     drop(rig);
     let wipe = |sequence: u64, region: u64| {
-        let at = layout.log_place(sequence, region) as usize;
+        let at = layout.log_sector_offset(sequence, region) as usize;
         medium.bytes.borrow_mut()[at..at + 512].fill(0);
     };
     // The crash has left all but its first sector, and then the only place of the commit before is lost.

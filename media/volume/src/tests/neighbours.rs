@@ -56,14 +56,14 @@ fn scattered_blocks_are_read_together_and_each_is_checked() {
     let (rig, data) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
     assert!(pieces(&rig, 256, 256) > 100, "the test scatters");
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
     for (first, blocks) in [(0, 256), (256, 256), (300, 200), (700, 1), (0, 1024)] {
         assert!(rig.read(first, blocks).unwrap() == data[first as usize * 4096..][..blocks as usize * 4096]);
     }
     // One slot that cannot be read, and one whose data change.
     let slot_of = |block: u64| {
         let record = rig.gate.device().record_now(Lba::new(block)).flatten().expect("it is stored");
-        slots + u64::from(record.slot) * 4096
+        slots + u64::from(record.pbn) * 4096
     };
     rig.medium.unreadable.set((slot_of(300), slot_of(300) + 512));
     rig.medium.bytes.borrow_mut()[slot_of(400) as usize + 7] ^= 1;
@@ -123,8 +123,8 @@ fn moved_blocks_survive_a_crash_at_any_time() {
 fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
     let (rig, data) = scattered(OpenOptions::default());
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
-    let slot_of = |block: u64| rig.gate.device().record_now(Lba::new(block)).flatten().unwrap().slot;
+    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
+    let slot_of = |block: u64| rig.gate.device().record_now(Lba::new(block)).flatten().unwrap().pbn;
     let (changed, lost) = (slot_of(1700), slot_of(1900));
     rig.medium.bytes.borrow_mut()[(slots + u64::from(changed) * 4096) as usize] ^= 4;
     let at = slots + u64::from(lost) * 4096;
@@ -148,7 +148,7 @@ fn moves_that_check_nothing_would_bless_damage() {
         let (rig, _) = scattered(OpenOptions { mutation, ..OpenOptions::default() });
         rig.flush().unwrap();
         let record = rig.gate.device().record_now(Lba::new(1700)).flatten().unwrap();
-        let at = rig.gate.device().slot_offset(0, record.slot) as usize;
+        let at = rig.gate.device().slot_offset(0, record.pbn) as usize;
         rig.medium.bytes.borrow_mut()[at] ^= 4;
         rest(&rig);
         rig.verify().is_err()
@@ -217,8 +217,8 @@ fn discard(rig: &Rig, start: u64, blocks: u64) {
 
 /// Bytes that a volume takes without any block: all but its slots.
 fn overhead(layout: &Layout) -> u64 {
-    let zone = layout.zone(0).unwrap();
-    layout.medium_bytes() - (zone.end_offset - zone.slots_offset)
+    let zone = layout.block_group(0).unwrap();
+    layout.medium_bytes() - (zone.end_offset - zone.data_offset)
 }
 
 #[test]

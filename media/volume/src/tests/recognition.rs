@@ -105,19 +105,19 @@ fn what_is_left_of_a_volume_is_told_by_any_part_of_it() {
     assert!(matches!(Rig::open(&medium, true).err(), Some(VolumeError::Superblock(_))));
     wipe(&medium, 0, 64 << 10);
     let layout = Layout::new(BlockSize::B4096, 512, BLOCKS).unwrap();
-    let (map, tables) = (layout.zone_map_offset(0), layout.zones_offset());
-    assert_eq!(traces(&medium), [Trace::Log(64 << 10), Trace::ZoneMap(map), Trace::Records(tables)]);
+    let (map, tables) = (layout.group_map_offset(0), layout.groups_offset());
+    assert_eq!(traces(&medium), [Trace::Log(64 << 10), Trace::GroupMap(map), Trace::MapEntries(tables)]);
     let logless = TestMedium::new(0, 512);
     *logless.bytes.borrow_mut() = medium.bytes.borrow().clone();
     wipe(&logless, 64 << 10, map as usize);
-    assert_eq!(traces(&logless), [Trace::ZoneMap(map), Trace::Records(tables)]);
+    assert_eq!(traces(&logless), [Trace::GroupMap(map), Trace::MapEntries(tables)]);
     wipe(&logless, 64 << 10, tables as usize);
-    assert_eq!(traces(&logless), [Trace::Records(tables)]);
+    assert_eq!(traces(&logless), [Trace::MapEntries(tables)]);
     // Of a volume that was never written to, the map of zones tells.
     let fresh = created(BlockSize::B4096, 512, BLOCKS, None);
     wipe(&fresh, 0, map as usize);
     wipe(&fresh, third(), third() + 512);
-    assert_eq!(traces(&fresh), [Trace::ZoneMap(map)]);
+    assert_eq!(traces(&fresh), [Trace::GroupMap(map)]);
     // A third superblock by itself, damaged.
     let medium = used();
     wipe(&medium, 0, third());
@@ -132,12 +132,12 @@ fn tables_are_found_behind_logs_of_any_length() {
         let rig = Rig::open(&medium, false).unwrap();
         rig.write(0, &pattern(1, 16 * size.bytes())).unwrap();
         let medium = rig.close();
-        let tables = Layout::new(size, sector, blocks).unwrap().zones_offset();
+        let tables = Layout::new(size, sector, blocks).unwrap().groups_offset();
         assert!(tables > 320 << 10);
         wipe(&medium, 0, tables as usize);
         let length = medium.bytes.borrow().len();
         wipe(&medium, length - 4096, length);
-        assert_eq!(traces(&medium), [Trace::Records(tables)]);
+        assert_eq!(traces(&medium), [Trace::MapEntries(tables)]);
     }
 }
 

@@ -6,18 +6,18 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
-use crate::format::{Record, SUPERBLOCK_OFFSETS, Superblock};
-use crate::page::MapLookup;
+use crate::format::{MapEntry, SUPERBLOCK_OFFSETS, Superblock};
+use crate::map_page::MapLookup;
 
 fn medium() -> TestMedium {
     created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))
 }
 
 /// The newest record of a block.
-fn newest(rig: &Rig, lba: u64) -> Record {
+fn newest(rig: &Rig, lba: u64) -> MapEntry {
     let volume = rig.gate.device();
-    volume.overlay.get(Lba::new(lba)).unwrap_or_else(|| match volume.entry_now(Lba::new(lba)) {
-        Some(MapLookup::Record(record)) => record,
+    volume.memtable.get(Lba::new(lba)).unwrap_or_else(|| match volume.entry_now(Lba::new(lba)) {
+        Some(MapLookup::Mapped(record)) => record,
         other => panic!("no record but {other:?}"),
     })
 }
@@ -25,7 +25,7 @@ fn newest(rig: &Rig, lba: u64) -> Record {
 /// Overwrites the data of a block that was written last, as if they had never arrived.
 pub(super) fn lose_data(rig: &Rig, lba: u64) {
     let volume = rig.gate.device();
-    let at = volume.slot_offset(0, newest(rig, lba).slot) as usize;
+    let at = volume.slot_offset(0, newest(rig, lba).pbn) as usize;
     rig.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
 }
 
@@ -46,7 +46,7 @@ fn the_older_superblock_does_not_bring_back_what_recovery_left_out() {
         rig.flush().unwrap();
     }
     drop(rig);
-    let serial = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().serial;
+    let serial = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().write_seq;
     let newer = SUPERBLOCK_OFFSETS.into_iter().max_by_key(|at| serial(*at)).unwrap() as usize;
     medium.bytes.borrow_mut()[newer..newer + 512].fill(0);
     let rig = Rig::open(&medium, false).unwrap();
@@ -94,7 +94,7 @@ fn a_slot_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_ol
     rig.write(7, &pattern(3, 4096)).unwrap();
     rig.flush().unwrap();
     let volume = rig.gate.device();
-    let slot = volume.slot_offset(0, newest(&rig, 7).slot);
+    let slot = volume.slot_offset(0, newest(&rig, 7).pbn);
     drop(rig);
     medium.unreadable.set((slot, slot + 4096));
     for read_only in [true, false] {

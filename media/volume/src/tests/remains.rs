@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Layout, RegionKind};
-use crate::{Hints, OpenOptions, Remains, RemainsError, ShapeError, open_remains};
+use crate::{Hints, OpenOptions, ProfileError, Remains, RemainsError, open_remains};
 
 /// A volume of which no superblock is left.
 struct Found {
@@ -50,7 +50,7 @@ fn wipe(medium: &TestMedium, layout: &Layout, is: impl Fn(RegionKind) -> bool) {
 }
 
 fn wipe_superblocks(medium: &TestMedium, layout: &Layout) {
-    wipe(medium, layout, |kind| matches!(kind, RegionKind::Superblock(_) | RegionKind::Annex(_)));
+    wipe(medium, layout, |kind| matches!(kind, RegionKind::Superblock(_) | RegionKind::ReservedArea(_)));
 }
 
 /// The blocks of these bytes, behind blocks of zeroes.
@@ -88,7 +88,7 @@ fn volumes_of_every_shape_are_found_whole_closed_and_crashed() {
             wipe_superblocks(&medium, &layout);
             let found = find(&medium);
             let name = format!("{size} {sector} {format:?}");
-            let shape = found.remains.shape;
+            let shape = found.remains.profile;
             assert_eq!((shape.layout.block_size(), shape.layout.sector_bytes()), (size, sector), "{name}");
             assert_eq!(shape.protection.map(PiFormat::guard), format.map(PiFormat::guard), "{name}");
             let all = shape.layout.capacity_blocks();
@@ -110,11 +110,11 @@ fn a_round_capacity_is_preferred_and_a_written_block_never_cut_off() {
         rig.close();
         wipe_superblocks(&medium, &layout(BlockSize::B512, 512, blocks));
         let found = find(&medium);
-        let all = found.remains.shape.layout.capacity_blocks();
+        let all = found.remains.profile.layout.capacity_blocks();
         assert!(all == 2048 && found.blocks[written as usize] == Some(pattern(2, 512)), "{blocks}: {all}");
         let hints = Hints { capacity_bytes: Some(blocks * 512), block_size: None };
         let known = try_find(&medium, &hints).unwrap();
-        assert_eq!(known.remains.shape.layout.capacity_blocks(), blocks);
+        assert_eq!(known.remains.profile.layout.capacity_blocks(), blocks);
     }
 }
 
@@ -170,19 +170,19 @@ fn damaged_blocks_are_lost_and_no_others() {
     let medium = rig.close();
     wipe_superblocks(&medium, &layout);
     wipe(&medium, &layout, |kind| matches!(kind, RegionKind::Log(_)));
-    medium.bytes.borrow_mut()[layout.zone(0).unwrap().slots_offset as usize + 5 * 4096 + 7] ^= 1;
-    let record = layout.record_place(sealblock_units::Lba::new(6)) as usize;
+    medium.bytes.borrow_mut()[layout.block_group(0).unwrap().data_offset as usize + 5 * 4096 + 7] ^= 1;
+    let record = layout.map_entry_offset(sealblock_units::Lba::new(6)) as usize;
     medium.bytes.borrow_mut()[record] ^= 1;
     let found = find(&medium);
-    let mut due = blocks_of(&data, size, 0, found.remains.shape.layout.capacity_blocks());
+    let mut due = blocks_of(&data, size, 0, found.remains.profile.layout.capacity_blocks());
     (due[5], due[6]) = (None, None);
     assert!(found.blocks == due);
     assert_eq!(found.remains.log_sectors, 0);
 }
 
-fn why(medium: &TestMedium, hints: &Hints) -> ShapeError {
+fn why(medium: &TestMedium, hints: &Hints) -> ProfileError {
     match try_find(medium, hints).map(|found| found.remains) {
-        Err(RemainsError::Shape(why)) => why,
+        Err(RemainsError::Profile(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -195,21 +195,21 @@ fn what_is_no_volume_is_refused_and_says_why() {
     // Nothing was ever written to it, so nothing tells where anything lies.
     let blank = created(BlockSize::B4096, 512, 512, format);
     wipe_superblocks(&blank, &layout);
-    assert_eq!(why(&blank, &hints), ShapeError::Nothing);
+    assert_eq!(why(&blank, &hints), ProfileError::Nothing);
     let noise = TestMedium::new(layout.medium_bytes(), 512);
     noise.bytes.borrow_mut().copy_from_slice(&pattern(5, layout.medium_bytes() as usize));
-    assert_eq!(why(&noise, &hints), ShapeError::Nothing);
+    assert_eq!(why(&noise, &hints), ProfileError::Nothing);
     let odd = TestMedium::new(layout.medium_bytes() + 512, 512);
-    assert_eq!(why(&odd, &hints), ShapeError::Length(layout.medium_bytes() + 512));
+    assert_eq!(why(&odd, &hints), ProfileError::Length(layout.medium_bytes() + 512));
     let capacity = Hints { capacity_bytes: Some(1000), ..hints };
-    assert_eq!(why(&noise, &capacity), ShapeError::Hints);
+    assert_eq!(why(&noise, &capacity), ProfileError::Hints);
     // Records without any data are not worth a shape.
     let rig = Rig::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
     rig.write(0, &pattern(3, 64 * 4096)).unwrap();
     let medium = rig.close();
     wipe_superblocks(&medium, &layout);
-    wipe(&medium, &layout, |kind| kind == RegionKind::Slots);
-    assert!(matches!(why(&medium, &hints), ShapeError::NoData { records } if records >= 64));
+    wipe(&medium, &layout, |kind| kind == RegionKind::PhysicalBlocks);
+    assert!(matches!(why(&medium, &hints), ProfileError::NoData { records } if records >= 64));
 }
 
 #[test]
@@ -229,12 +229,12 @@ fn a_longer_medium_needs_to_be_told_the_capacity() {
     rig.write(590, &pattern(3, 10 * 4096)).unwrap();
     let medium = rig.close();
     wipe_superblocks(&medium, &made);
-    assert!(matches!(why(&medium, &Hints::default()), ShapeError::Length(_)));
+    assert!(matches!(why(&medium, &Hints::default()), ProfileError::Length(_)));
     let hints = Hints { capacity_bytes: Some(600 * 4096), ..Hints::default() };
     assert_eq!(
         try_find(&medium, &hints).unwrap().blocks[590..],
         blocks_of(&pattern(3, 10 * 4096), BlockSize::B4096, 0, 10)[..]
     );
     let wrong = Hints { block_size: Some(BlockSize::B512), ..hints };
-    assert!(matches!(why(&medium, &wrong), ShapeError::Nothing | ShapeError::NoData { .. }));
+    assert!(matches!(why(&medium, &wrong), ProfileError::Nothing | ProfileError::NoData { .. }));
 }

@@ -122,7 +122,7 @@ fn a_full_medium_fails_the_write_and_keeps_the_old_block() {
     let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
     rig.write(0, &pattern(1, 256 * 4096)).unwrap();
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.zone(0).unwrap().slots_offset;
+    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
     rig.medium.full_from.set(slots);
     let why = rig.write(3, &pattern(2, 8 * 4096)).unwrap_err();
     assert!(matches!(why.kind(), ErrorKind::NoSpace { .. }), "{why}");

@@ -7,7 +7,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, UUID, created, pattern, protection};
-use crate::format::{SEGMENTS_MAX, SUPERBLOCK_OFFSETS, Superblock, ZoneMapSector};
+use crate::format::{GroupMapSector, MAX_SEGMENTS, SUPERBLOCK_OFFSETS, Superblock};
 use crate::{
     CreateOptions, Hints, Mutation, OpenOptions, RemainsError, ResizeError, ResizeOptions, Resized, create,
     format::Layout, open_remains, probe, resize,
@@ -152,7 +152,7 @@ fn a_volume_shrinks_where_nothing_is_held_and_is_refused_by_block_where_somethin
     resized(&medium, 300).unwrap();
     assert_eq!(medium.bytes.borrow().len(), length);
     assert!(Rig::open(&medium, true).unwrap().read(299, 2).is_err());
-    assert_eq!(layout(&medium).zone(1).unwrap().blocks, 400);
+    assert_eq!(layout(&medium).block_group(1).unwrap().blocks, 400);
     // Behind it: the zone goes, and the medium is cut. The volume is as it was made.
     let done = resized(&medium, 100).unwrap();
     assert_eq!(medium.bytes.borrow().len() as u64, done.medium_bytes);
@@ -168,7 +168,7 @@ fn damage_behind_the_new_end_counts_as_data() {
     let medium = volume(100);
     fill(&medium, 80, 1, 1);
     discard(&medium, 80, 1);
-    let at = layout(&medium).record_place(sealblock_units::Lba::new(80)) as usize;
+    let at = layout(&medium).map_entry_offset(sealblock_units::Lba::new(80)) as usize;
     medium.bytes.borrow_mut()[at..at + 32].fill(0x55);
     assert!(matches!(resized(&medium, 50), Err(ResizeError::InUse { blocks: 1, first: 80 })));
     assert!(resized(&medium, 81).is_ok());
@@ -242,7 +242,7 @@ fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
     resized(&medium, 400).unwrap();
     fill(&medium, 0, 400, 1);
     discard(&medium, 80, 320);
-    let maps = [0, 1].map(|copy| layout(&medium).zone_map_offset(copy) as usize);
+    let maps = [0, 1].map(|copy| layout(&medium).group_map_offset(copy) as usize);
     let larger = medium.bytes.borrow().clone();
     resized(&medium, 80).unwrap();
     // A crash came before what lies behind the new end was cut off.
@@ -262,9 +262,9 @@ fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
         // Whole and ahead of the other, with as many bits as it should have, and not those of zones that were written.
         let denying = medium.copy();
         let seed = Superblock::decode(&medium.bytes.borrow()[..512]).unwrap().seed();
-        let mut sector = ZoneMapSector::decode(&medium.bytes.borrow()[at..at + 512], seed, 0).unwrap();
+        let mut sector = GroupMapSector::decode(&medium.bytes.borrow()[at..at + 512], seed, 0).unwrap();
         assert_eq!(sector.bits[0], 0b11);
-        (sector.serial, sector.bits[0]) = (sector.serial + 1, 0b110);
+        (sector.write_seq, sector.bits[0]) = (sector.write_seq + 1, 0b110);
         sector.encode(&mut denying.bytes.borrow_mut()[at..at + 512], seed);
         for read_only in [true, false] {
             assert!(Rig::open(&denying, read_only).unwrap().read(0, 64).unwrap() == data[..64 * BLOCK]);
@@ -276,7 +276,7 @@ fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
 fn segments_end_where_their_list_does() {
     let medium = volume(10);
     let mut blocks = 10;
-    for _ in 1..SEGMENTS_MAX {
+    for _ in 1..MAX_SEGMENTS {
         blocks += 7;
         resized(&medium, blocks).unwrap();
     }

@@ -7,7 +7,7 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
-use crate::format::{Kind, LogHeader, LogSector, Record, RecordRun, Seed};
+use crate::format::{LogHeader, LogSector, MapEntry, MapEntryKind, MapEntryRun, Seed};
 use crate::{Hints, Mutation, OpenOptions, VolumeError, open, open_remains};
 
 const BLOCKS: u64 = 4096;
@@ -66,7 +66,7 @@ fn a_run_is_one_record_of_the_log_and_no_memory_to_speak_of_until_the_tables_hav
     rig.flush().unwrap();
     assert_eq!(volume.log.next.get() - next, 1);
     assert_eq!(rig.medium.written_bytes.get() - before, 2 * 512, "a sector of the log in both places");
-    assert!(volume.table.patches.bytes() < 4096, "{} bytes for 400 blocks", volume.table.patches.bytes());
+    assert!(volume.block_map.patches.bytes() < 4096, "{} bytes for 400 blocks", volume.block_map.patches.bytes());
     for lba in [6, 7, 200, 406, 407] {
         assert_eq!(is_zeroes(&rig, lba), (7..407).contains(&lba), "block {lba}");
     }
@@ -131,7 +131,7 @@ fn a_run_may_hang_on_a_single_sector_no_more_than_as_many_blocks_one_by_one() {
         let layout = rig.gate.device().layout;
         let medium = crash(rig);
         for region in [0, 1] {
-            let at = layout.log_place(sequence, region) as usize;
+            let at = layout.log_sector_offset(sequence, region) as usize;
             let damaged = medium.copy();
             damaged.bytes.borrow_mut()[at..at + 512].fill(0);
             let again = Rig::open(&damaged, false).unwrap();
@@ -159,7 +159,7 @@ fn faults_put_in_on_purpose_are_seen() {
 }
 
 /// A volume whose log ends with a sector of these records, made by somebody else with the right checksums.
-fn forged(records: &[RecordRun]) -> TestMedium {
+fn forged(records: &[MapEntryRun]) -> TestMedium {
     let rig = written();
     rig.write(1, &pattern(8, 512)).unwrap();
     rig.flush().unwrap();
@@ -169,24 +169,24 @@ fn forged(records: &[RecordRun]) -> TestMedium {
     let raw: Vec<_> = records.iter().map(|run| run.encode(seed)).collect();
     let header = LogHeader::new(sequence, sequence + 1);
     for region in [0, 1] {
-        let at = layout.log_place(sequence, region) as usize;
+        let at = layout.log_sector_offset(sequence, region) as usize;
         let bytes = &mut medium.bytes.borrow_mut()[at..at + 512];
         LogSector::encode(bytes, seed, header, raw.iter(), &[]);
     }
     // One behind it says that it was durable.
     let header = LogHeader::new(sequence + 1, sequence + 1);
-    let at = layout.log_place(sequence + 1, 0) as usize;
+    let at = layout.log_sector_offset(sequence + 1, 0) as usize;
     LogSector::encode(&mut medium.bytes.borrow_mut()[at..at + 512], seed, header, [].iter(), &[]);
     medium
 }
 
 #[test]
 fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
-    let run = |lba: u64, blocks: u32| RecordRun {
-        first: Record { generation: 3, ..Record::deallocated(Lba::new(lba)) },
+    let run = |lba: u64, blocks: u32| MapEntryRun {
+        first: MapEntry { generation: 3, ..MapEntry::deallocated(Lba::new(lba)) },
         blocks,
     };
-    let stored = RecordRun::from(Record { kind: Kind::Stored, ..run(12, 1).first });
+    let stored = MapEntryRun::from(MapEntry { kind: MapEntryKind::Stored, ..run(12, 1).first });
     let open_for_writing = |medium: &TestMedium| {
         futures_executor::block_on(open(medium.clone(), TestClock::default(), &OpenOptions::default()))
     };
@@ -195,7 +195,7 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
     }
     for (what, bad) in [
         ("beyond the end", vec![run(BLOCKS - 5, 6)]),
-        ("far beyond it", vec![run((1 << 40) - 1, RecordRun::MOST_BLOCKS)]),
+        ("far beyond it", vec![run((1 << 40) - 1, MapEntryRun::MAX_BLOCKS)]),
         ("over one another", vec![run(10, 5), run(14, 3)]),
         ("over a block", vec![run(10, 5), stored]),
         ("no blocks", vec![run(10, 5), run(20, 0)]),
@@ -216,10 +216,10 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
 fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
     let rig = written();
     let volume = rig.gate.device();
-    let zone = volume.layout.zone(0).unwrap();
+    let zone = volume.layout.block_group(0).unwrap();
     let tail = volume.log.tail.get();
     // No checkpoint ends, so the log says whatever there is memory for at all: 64 KiB.
-    rig.medium.held.set((volume.layout.zones_offset(), zone.slots_offset));
+    rig.medium.held.set((volume.layout.groups_offset(), zone.data_offset));
     for round in 0..rounds {
         match round % 2 {
             0 => zero(&rig, round * 2, 2),

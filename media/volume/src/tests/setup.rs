@@ -367,7 +367,7 @@ impl Rig {
 
     /// Copies of metadata that were found lost so far.
     pub fn lost_copies(&self) -> u64 {
-        self.gate.device().table.zones.lost_copies().count()
+        self.gate.device().block_map.groups.lost_copies().count()
     }
 
     pub fn size(&self) -> BlockSize {

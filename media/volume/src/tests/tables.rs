@@ -5,7 +5,7 @@ use sealblock_integrity::{Field, GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
-use crate::format::{Layout, PAGE_SECTORS, RECORD_BYTES, Superblock, ZoneMapSector};
+use crate::format::{GroupMapSector, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, Superblock};
 
 const SIZE: BlockSize = BlockSize::B4096;
 
@@ -103,7 +103,7 @@ impl Old {
 
 /// The blocks whose records lie in sector `sector` of page `page` and were written, or, `changed`, changed since the old image.
 fn hit(layout: &Layout, page: u64, sector: u64, changed: bool) -> Vec<u64> {
-    let per_sector = u64::from(layout.sector_bytes()) / RECORD_BYTES as u64;
+    let per_sector = u64::from(layout.sector_bytes()) / MAP_ENTRY_BYTES as u64;
     let first = page * layout.page_blocks() + (sector - 1) * per_sector;
     let written = |lba: &u64| if changed { *lba < CHANGED } else { *lba < WRITTEN };
     (first..first + per_sector)
@@ -117,8 +117,8 @@ fn each_sector_of_the_tables_costs_its_own_blocks_or_nothing() {
     for sector_bytes in [512, 4096] {
         let old = old(sector_bytes);
         let (layout, sector) = (old.layout, u64::from(sector_bytes));
-        for page in layout.pages_of_zone(0) {
-            let place = layout.page_place(page).unwrap();
+        for page in layout.pages_of_group(0) {
+            let place = layout.page_offsets(page).unwrap();
             let records = (1..PAGE_SECTORS).map(|at| (place.offset + at * sector, Some(at)));
             let heads = [(place.offset, None), (place.second_offset, None)];
             for ((at, records), harm) in heads.into_iter().chain(records).flat_map(|at| HARMS.map(|harm| (at, harm))) {
@@ -165,19 +165,19 @@ fn mended(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
 fn any_64_kib_of_the_tables_cost_the_blocks_whose_records_lay_there_and_zeroes_are_no_blanks() {
     let old = old(512);
     let layout = old.layout;
-    let zone = layout.zone(0).unwrap();
-    for at in (zone.pages_offset - (64 << 10)..zone.slots_offset).step_by(4096 + 512) {
+    let zone = layout.block_group(0).unwrap();
+    for at in (zone.pages_offset - (64 << 10)..zone.data_offset).step_by(4096 + 512) {
         for harm in HARMS {
             let doing = format!("64 KiB at {at}, {harm:?}");
             let rig = Rig::open(&old.harmed(at, 64 << 10, harm), true).unwrap();
             let lost = old.lost(&rig, &doing);
             let hit = |lba: &u64| {
                 let (page, index) = layout.page_of(Lba::new(*lba));
-                let record = layout.page_place(page).unwrap().offset + 512 * (1 + index as u64 / 16);
+                let record = layout.page_offsets(page).unwrap().offset + 512 * (1 + index as u64 / 16);
                 let is_lost = if harm == Harm::Stale { *lba < CHANGED } else { *lba < WRITTEN };
                 is_lost && (at..at + (64 << 10)).contains(&record)
             };
-            let slots = |lba: &u64| at + (64 << 10) > zone.slots_offset && *lba < WRITTEN;
+            let slots = |lba: &u64| at + (64 << 10) > zone.data_offset && *lba < WRITTEN;
             assert!(lost.iter().all(|lba| hit(lba) || slots(lba)), "{doing}: {lost:?}");
             assert!((0..BLOCKS).filter(hit).all(|lba| lost.contains(&lba)), "{doing}: {lost:?}");
         }
@@ -188,7 +188,7 @@ fn any_64_kib_of_the_tables_cost_the_blocks_whose_records_lay_there_and_zeroes_a
 fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_blank() {
     let old = old(512);
     for page in [0, 1] {
-        let place = old.layout.page_place(page).unwrap();
+        let place = old.layout.page_offsets(page).unwrap();
         let medium = old.harmed(place.offset, 512, Harm::Zeroed);
         medium.bytes.borrow_mut()[place.second_offset as usize..][..512].fill(0xee);
         let due: Vec<u64> =
@@ -206,7 +206,7 @@ fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_blank() {
 #[test]
 fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_too() {
     let old = old(512);
-    let place = old.layout.page_place(0).unwrap();
+    let place = old.layout.page_offsets(0).unwrap();
     let length = old.layout.page_bytes();
     for (at, bytes) in [(place.offset + 512, length - 512), (place.offset, length)] {
         let rig = Rig::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
@@ -225,7 +225,7 @@ fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_to
 #[test]
 fn a_zone_map_that_is_lost_or_old_hides_nothing() {
     let old = old(512);
-    let [a, b] = [0, 1].map(|copy| old.layout.zone_map_offset(copy));
+    let [a, b] = [0, 1].map(|copy| old.layout.group_map_offset(copy));
     for at in [a, b] {
         for harm in HARMS {
             let doing = format!("zone map at {at}, {harm:?}");
@@ -261,10 +261,10 @@ fn a_zone_map_that_is_lost_or_old_hides_nothing() {
 #[test]
 fn tables_that_are_lost_with_the_map_are_damage_and_not_blank() {
     let old = old(512);
-    let first = old.layout.page_place(0).unwrap();
-    let pages = old.layout.pages_of_zone(0).filter_map(|page| old.layout.page_place(page));
+    let first = old.layout.page_offsets(0).unwrap();
+    let pages = old.layout.pages_of_group(0).filter_map(|page| old.layout.page_offsets(page));
     let seconds: Vec<u64> = pages.map(|page| page.second_offset).collect();
-    let maps = [0, 1].map(|copy| old.layout.zone_map_offset(copy));
+    let maps = [0, 1].map(|copy| old.layout.group_map_offset(copy));
     let due: Vec<u64> = (0..first.blocks).filter(|lba| *lba >= WRITTEN).collect();
     for with in [0, 0xee] {
         let medium = old.harmed(first.offset, 512, Harm::Zeroed);
@@ -283,12 +283,12 @@ fn a_copy_of_the_zone_map_that_denies_a_zone_is_not_believed() {
     let old = old(512);
     let seed = Superblock::decode(&old.now[..512]).unwrap().seed();
     for (copy, newer_by) in [(0, 0), (1, 0), (0, 1), (1, 9)] {
-        let a = old.layout.zone_map_offset(copy);
+        let a = old.layout.group_map_offset(copy);
         let medium = old.harmed(a, 512, Harm::Zeroed);
         let at = a as usize..a as usize + 512;
-        let mut denying = ZoneMapSector::decode(&old.now[at.clone()], seed, 0).unwrap();
+        let mut denying = GroupMapSector::decode(&old.now[at.clone()], seed, 0).unwrap();
         denying.bits.fill(0);
-        denying.serial += newer_by;
+        denying.write_seq += newer_by;
         denying.encode(&mut medium.bytes.borrow_mut()[at], seed);
         for (read_only, lost_copies) in [(true, 1), (false, 1), (true, 0)] {
             let rig = Rig::open(&medium, read_only).unwrap();
@@ -300,16 +300,16 @@ fn a_copy_of_the_zone_map_that_denies_a_zone_is_not_believed() {
 #[test]
 fn a_medium_that_gives_nothing_is_not_taken_for_one_on_which_nothing_was_written() {
     let old = old(512);
-    let start = old.layout.zone_map_offset(0);
-    let medium = old.harmed(start, old.layout.zone(0).unwrap().slots_offset - start, Harm::Unreadable);
+    let start = old.layout.group_map_offset(0);
+    let medium = old.harmed(start, old.layout.block_group(0).unwrap().data_offset - start, Harm::Unreadable);
     for read_only in [true, false] {
         assert!(Rig::open(&medium, read_only).is_err(), "neither map nor tables tell");
     }
     medium.unreadable.set((0, 0));
     assert_eq!(old.lost(&Rig::open(&medium, false).unwrap(), "read again"), [0; 0]);
     // The tables alone: their blocks are damage, and nothing is written over what may come back.
-    let zone = old.layout.zone(0).unwrap();
-    let medium = old.harmed(zone.pages_offset, zone.slots_offset - zone.pages_offset, Harm::Unreadable);
+    let zone = old.layout.block_group(0).unwrap();
+    let medium = old.harmed(zone.pages_offset, zone.data_offset - zone.pages_offset, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();
     assert!(rig.read(0, 1).is_err() && rig.write(0, &pattern(1, SIZE.bytes())).is_err());
     medium.unreadable.set((0, 0));
@@ -342,8 +342,8 @@ fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
         preallocate: false,
     };
     futures_executor::block_on(crate::create(&medium, &options)).unwrap();
-    let zone = layout.zone(0).unwrap();
-    let tables = zone.pages_offset as usize..zone.slots_offset as usize;
+    let zone = layout.block_group(0).unwrap();
+    let tables = zone.pages_offset as usize..zone.data_offset as usize;
     assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no tables");
     let rig = Rig::open(&medium, false).unwrap();
     assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);
@@ -356,7 +356,7 @@ fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
     // Rubbish in the records takes no slots.
     assert_eq!(rig.gate.device().slots.free(0), 0, "the zone is not loaded yet");
     rig.write(301, &pattern(2, 4096)).unwrap();
-    assert_eq!(rig.gate.device().slots.free(0), zone.slots - 2);
+    assert_eq!(rig.gate.device().slots.free(0), zone.physical_blocks - 2);
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_zone_half_way_to_its_tables_is_blank_and_gets_them_again() {
 #[test]
 fn slots_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let old = old(512);
-    let place = old.layout.page_place(0).unwrap();
+    let place = old.layout.page_offsets(0).unwrap();
     // Records of blocks 0 to 15 are gone for a while; the zone is written to meanwhile, all of it, twice.
     let medium = old.harmed(place.offset + 512, 512, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();

@@ -24,25 +24,28 @@ fn parts_follow_one_another_and_are_aligned() {
         layouts(&[(BlockSize::B4096, 512, 1), (BlockSize::B4096, 4096, 262_145), (BlockSize::B512, 512, 3 << 18)])
     {
         let (size, sector, blocks) = (layout.block_size, layout.sector_bytes, layout.capacity_blocks);
-        let mut at = layout.zones_offset();
+        let mut at = layout.groups_offset();
         let mut counted = 0;
-        for zone in (0..layout.zones()).map(|i| layout.zone(i).unwrap()) {
+        for zone in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
             assert_eq!(zone.pages_offset, at);
             let pages = zone.blocks.div_ceil(layout.page_blocks());
             assert!(zone.second_offset >= at + pages * layout.page_bytes());
-            assert!(zone.slots_offset >= zone.second_offset + pages * u64::from(sector));
-            assert!(zone.end_offset >= zone.slots_offset + (u64::from(zone.slots) << size.shift()));
-            assert!(u64::from(zone.slots) > zone.blocks && zone.slots < 1 << 24);
-            assert_eq!(layout.slots_near(zone.first.checked_add(zone.blocks - 1).unwrap()), zone.slots);
-            assert!([zone.second_offset, zone.slots_offset, at].iter().all(|o| o % ALIGNMENT == 0));
+            assert!(zone.data_offset >= zone.second_offset + pages * u64::from(sector));
+            assert!(zone.end_offset >= zone.data_offset + (u64::from(zone.physical_blocks) << size.shift()));
+            assert!(u64::from(zone.physical_blocks) > zone.blocks && zone.physical_blocks < 1 << 24);
+            assert_eq!(
+                layout.physical_blocks_at(zone.first.checked_add(zone.blocks - 1).unwrap()),
+                zone.physical_blocks
+            );
+            assert!([zone.second_offset, zone.data_offset, at].iter().all(|o| o % ALIGNMENT == 0));
             (at, counted) = (zone.end_offset, counted + zone.blocks);
         }
         assert_eq!(at + TAIL_BYTES, layout.medium_bytes());
-        let last = layout.zone(layout.zones() - 1).unwrap();
+        let last = layout.block_group(layout.block_groups() - 1).unwrap();
         assert!(counted >= blocks && last.first.get() < blocks, "what lies wholly behind the end has gone");
         assert!(layout.is_resized() || counted == blocks);
         assert!(layout.third_offset() >= at && layout.third_offset().is_multiple_of(4096));
-        assert_eq!(layout.zone(layout.zones()), None);
+        assert_eq!(layout.block_group(layout.block_groups()), None);
     }
 }
 
@@ -61,10 +64,10 @@ fn pages_hold_each_block_once_and_their_copies_lie_apart() {
     ]) {
         let (sector, blocks) = (layout.sector_bytes, layout.capacity_blocks);
         assert_eq!(layout.page_blocks(), if sector == 512 { 240 } else { 1920 });
-        let numbers = (0..layout.zones()).flat_map(|zone| layout.pages_of_zone(zone));
+        let numbers = (0..layout.block_groups()).flat_map(|zone| layout.pages_of_group(zone));
         let mut next = 0;
         for number in numbers {
-            let place = layout.page_place(number).unwrap();
+            let place = layout.page_offsets(number).unwrap();
             assert_eq!(place.first.get(), next, "page {number}");
             let last = place.first.checked_add(place.blocks - 1).unwrap();
             assert_eq!(layout.page_of(place.first), (number, 0));
@@ -73,17 +76,17 @@ fn pages_hold_each_block_once_and_their_copies_lie_apart() {
             next += place.blocks;
         }
         assert!(next >= blocks && (layout.is_resized() || next == blocks));
-        let zone = layout.zone(layout.zones() - 1).unwrap();
-        let last = layout.page_place(layout.pages_of_zone(layout.zones() - 1).end - 1).unwrap();
+        let zone = layout.block_group(layout.block_groups() - 1).unwrap();
+        let last = layout.page_offsets(layout.pages_of_group(layout.block_groups() - 1).end - 1).unwrap();
         assert!(last.offset + layout.page_bytes() <= zone.second_offset);
-        assert!(last.second_offset + u64::from(sector) <= zone.slots_offset);
+        assert!(last.second_offset + u64::from(sector) <= zone.data_offset);
         let whole = Extent::from_raw(0, blocks).unwrap();
         let pieces: Vec<(u64, Extent)> = layout.page_pieces(whole).collect();
         assert_eq!(pieces.iter().map(|(_, piece)| piece.len()).sum::<u64>(), blocks);
         assert!(pieces.iter().all(|(number, piece)| layout.page_of(piece.last()).0 == *number));
-        let zones: Vec<(u64, Extent)> = layout.zone_pieces(whole).collect();
-        assert!(zones.iter().map(|(number, _)| *number).eq(0..layout.zones()));
-        assert!(zones.iter().all(|(number, piece)| layout.zone(*number).unwrap().first == piece.start()));
+        let zones: Vec<(u64, Extent)> = layout.group_pieces(whole).collect();
+        assert!(zones.iter().map(|(number, _)| *number).eq(0..layout.block_groups()));
+        assert!(zones.iter().all(|(number, piece)| layout.block_group(*number).unwrap().first == piece.start()));
     }
 }
 
@@ -94,7 +97,8 @@ fn what_was_laid_out_stays_and_a_volume_that_lies_as_a_new_one_is_one() {
     let mut layout = new(12 * ZONE + 100);
     for blocks in [13 * ZONE, 15 * ZONE + 7, 15 * ZONE, 14 * ZONE + 1, 20 * ZONE, 3, 12 * ZONE] {
         let next = layout.with_capacity(blocks).unwrap();
-        let [had, has] = [layout, next].map(|layout| (0..layout.zones()).map(move |i| layout.zone(i).unwrap()));
+        let [had, has] =
+            [layout, next].map(|layout| (0..layout.block_groups()).map(move |i| layout.block_group(i).unwrap()));
         assert!(had.zip(has).all(|(before, after)| before == after), "{blocks}");
         layout = next;
     }
@@ -104,28 +108,28 @@ fn what_was_laid_out_stays_and_a_volume_that_lies_as_a_new_one_is_one() {
     assert_eq!((grown, grown.is_resized()), (new(12 * ZONE + ZONE / 2), false));
     assert!(grown.with_capacity(13 * ZONE).unwrap().is_resized());
     assert_eq!(grown.with_capacity(12 * ZONE).unwrap(), full);
-    assert_eq!(full.with_capacity(CAPACITY_BLOCKS_MAX + 1), Err(LayoutError::TooLarge { blocks: (1 << 40) + 1 }));
+    assert_eq!(full.with_capacity(MAX_CAPACITY_BLOCKS + 1), Err(LayoutError::TooLarge { blocks: (1 << 40) + 1 }));
     assert_eq!(full.with_capacity(0), Err(LayoutError::Empty));
-    let (zones, limit) = (1 << 22, 491_520);
-    assert_eq!(new(ZONE).with_capacity(CAPACITY_BLOCKS_MAX), Err(LayoutError::Zones { zones, limit }));
+    let (groups, limit) = (1 << 22, 491_520);
+    assert_eq!(new(ZONE).with_capacity(MAX_CAPACITY_BLOCKS), Err(LayoutError::BlockGroups { groups, limit }));
 }
 
 #[test]
 fn copies_of_the_zone_map_and_of_the_annex_lie_apart_from_each_other_and_from_everything_else() {
     for (size, sector, blocks) in [
         (BlockSize::B4096, 512, 1),
-        (BlockSize::B512, 512, CAPACITY_BLOCKS_MAX),
-        (BlockSize::B4096, 4096, CAPACITY_BLOCKS_MAX),
+        (BlockSize::B512, 512, MAX_CAPACITY_BLOCKS),
+        (BlockSize::B4096, 4096, MAX_CAPACITY_BLOCKS),
     ] {
         let layout = Layout::new(size, sector, blocks).unwrap();
-        let [a, b] = [0, 1].map(|copy| layout.zone_map_offset(copy));
-        let bytes = layout.zone_map_sectors() * u64::from(sector);
+        let [a, b] = [0, 1].map(|copy| layout.group_map_offset(copy));
+        let bytes = layout.group_map_sectors() * u64::from(sector);
         assert!(layout.log_offset() + layout.log_bytes() <= a && a + bytes <= b && b + bytes <= layout.bitmap_offset());
         assert!(!one_run_hits(a, b));
-        let end = layout.zone(layout.zones() - 1).unwrap().end_offset;
+        let end = layout.block_group(layout.block_groups() - 1).unwrap().end_offset;
         let mut places: Vec<(u64, u64)> = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
             .into_iter()
-            .flat_map(|slot| [0, 1].map(|serial| (slot, layout.annex_offsets(slot, serial)[1])))
+            .flat_map(|slot| [0, 1].map(|serial| (slot, layout.reserved_offsets(slot, serial)[1])))
             .map(|(slot, at)| (at, at + 64 + slot.max_bytes() as u64))
             .collect();
         places.sort_unstable();
@@ -145,15 +149,15 @@ fn the_places_of_a_log_sector_and_of_what_repeats_it_lie_further_apart_than_one_
         let sectors = layout.log_sectors();
         assert!(sectors.is_multiple_of(2), "neighbours lie in different regions at the end of the log, too");
         for sequence in (0..sectors).chain([sectors * 7 - 1, sectors * 7, sectors * 7 + 1]) {
-            let [a, b] = [0, 1].map(|region| layout.log_place(sequence, region));
+            let [a, b] = [0, 1].map(|region| layout.log_sector_offset(sequence, region));
             assert!(apart(a, b));
             // The sector that repeats begins in the other region, or, at the end of the log, in both.
-            let repeated = [0, 1].map(|region| layout.log_place(sequence + 1, region));
+            let repeated = [0, 1].map(|region| layout.log_sector_offset(sequence + 1, region));
             let is_last = (sequence + 1).is_multiple_of(sectors);
             assert_eq!((apart(a, repeated[1]), apart(b, repeated[0])), (!is_last, true), "{sequence}");
             assert!(apart(a, repeated[0]) || !is_last);
         }
-        assert_eq!(layout.log_place(sectors - 1, 1) + u64::from(sector), layout.zone_map_offset(0));
+        assert_eq!(layout.log_sector_offset(sectors - 1, 1) + u64::from(sector), layout.group_map_offset(0));
     }
 }
 
@@ -163,8 +167,8 @@ fn every_zone_has_spare_slots_for_the_largest_request_it_can_get() {
     for size in [BlockSize::B512, BlockSize::B4096] {
         for blocks in [1, 15, 16, 17, 255, 2047, 2048, 2049, 100_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18] {
             let layout = Layout::new(size, 512, blocks).unwrap();
-            for zone in (0..layout.zones()).map(|i| layout.zone(i).unwrap()) {
-                let spare = u64::from(zone.slots) - zone.blocks;
+            for zone in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
+                let spare = u64::from(zone.physical_blocks) - zone.blocks;
                 assert!(spare >= zone.blocks.min((TRANSFER_BYTES >> size.shift()) * 4), "{size} {blocks}");
             }
         }
@@ -177,5 +181,5 @@ fn shapes_that_cannot_be_are_refused() {
     assert!(matches!(Layout::new(BlockSize::B512, 4096, 1), Err(LayoutError::Sector { .. })));
     assert!(matches!(Layout::new(BlockSize::B4096, 1024, 1), Err(LayoutError::Sector { .. })));
     assert!(matches!(Layout::new(BlockSize::B4096, 512, u64::MAX), Err(LayoutError::TooLarge { .. })));
-    assert!(Layout::new(BlockSize::B4096, 512, CAPACITY_BLOCKS_MAX).is_ok());
+    assert!(Layout::new(BlockSize::B4096, 512, MAX_CAPACITY_BLOCKS).is_ok());
 }

@@ -12,8 +12,8 @@ use sealblock_block::Medium;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{BlockSize, Lba};
 
-use crate::format::{Kind, LOG_REGIONS, Layout, LogSector, RECORD_BYTES, Record, RecordRun, Seed};
-use crate::recognise::{SHAPES, first_of_length, look};
+use crate::format::{LOG_REGIONS, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed};
+use crate::recognise::{PROFILES, first_of_length, read_probe};
 
 /// Places where the records of blocks are looked at, and blocks of each.
 const SITES: u64 = 256;
@@ -40,7 +40,7 @@ pub struct Hints {
 
 /// Why no shape was found.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ShapeError {
+pub enum ProfileError {
     /// The hints contradict each other or the format.
     #[error("no volume has this capacity and block size")]
     Hints,
@@ -64,7 +64,7 @@ pub enum ShapeError {
 
 /// The shape of a volume, and how sure it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct VolumeProfile {
     /// Where everything lies.
     pub layout: Layout,
     /// The format of the protection information, as far as reading needs it: its guard is right; its type is one that leaves
@@ -92,7 +92,7 @@ impl<M: Medium> Chunks<'_, M> {
             if self.kept.len() >= CHUNKS {
                 self.kept.clear();
             }
-            self.kept.insert(chunk, look(self.medium, chunk * CHUNK_BYTES).await);
+            self.kept.insert(chunk, read_probe(self.medium, chunk * CHUNK_BYTES).await);
         }
         self.kept.get(&chunk)?.get(at..at + length)
     }
@@ -110,67 +110,69 @@ struct Family {
 #[derive(Default)]
 struct Evidence {
     /// Records and log sectors by salt.
-    by_salt: BTreeMap<u32, (u64, Vec<Record>)>,
+    by_salt: BTreeMap<u32, (u64, Vec<MapEntry>)>,
 }
 
 /// Finds the shape of the volume whose remains lie on a medium.
 ///
 /// # Errors
 /// When nothing is found that agrees, or the length of the medium leaves no possible shape.
-pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<Shape, ShapeError> {
+pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeProfile, ProfileError> {
     let families = families(medium.len_bytes(), medium.sector_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
-    let mut best: Option<(u64, u64, Shape, usize)> = None;
+    let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
     let mut records = 0;
     for (number, family) in families.iter().enumerate() {
         let Some((seed, agreeing, samples)) = survey(&mut chunks, &family.layout).await else { continue };
         records = records.max(agreeing);
         let Some((protection, matching)) = guard_of(&mut chunks, &family.layout, &samples).await else { continue };
         if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing)) {
-            let shape = Shape { layout: family.layout, protection, seed, agreeing, matching };
+            let shape = VolumeProfile { layout: family.layout, protection, seed, agreeing, matching };
             best = Some((matching, agreeing, shape, number));
         }
     }
     let Some((.., shape, number)) = best else {
-        return Err(if records == 0 { ShapeError::Nothing } else { ShapeError::NoData { records } });
+        return Err(if records == 0 { ProfileError::Nothing } else { ProfileError::NoData { records } });
     };
     let layout = likely(&mut chunks, &families[number], shape.seed).await;
-    Ok(Shape { layout, ..shape })
+    Ok(VolumeProfile { layout, ..shape })
 }
 
 /// The layouts that are possible, in families.
-fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Family>, ShapeError> {
+fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Family>, ProfileError> {
     let mut families: Vec<(u64, [u64; 4], u32, Family)> = Vec::new();
-    for (block_size, sector) in SHAPES {
+    for (block_size, sector) in PROFILES {
         if hints.block_size.is_some_and(|hint| hint != block_size) || sector < medium_sector {
             continue;
         }
         for blocks in capacities(block_size, sector, len_bytes, hints) {
             let Ok(layout) = Layout::new(block_size, sector, blocks) else { continue };
-            let Some(last) = layout.zone(layout.zones() - 1) else { continue };
-            let Some(first) = layout.zone(0) else { continue };
+            let Some(last) = layout.block_group(layout.block_groups() - 1) else { continue };
+            let Some(first) = layout.block_group(0) else { continue };
             let places = [
-                layout.record_place(first.first),
-                layout.record_place(last.first),
-                first.slots_offset,
-                last.slots_offset,
+                layout.map_entry_offset(first.first),
+                layout.map_entry_offset(last.first),
+                first.data_offset,
+                last.data_offset,
             ];
             match families.last_mut() {
                 Some((zones, same, of, family))
-                    if (*zones, *same, *of) == (layout.zones(), places, sector)
+                    if (*zones, *same, *of) == (layout.block_groups(), places, sector)
                         && family.layout.block_size() == block_size =>
                 {
                     family.layout = layout;
                     family.capacities.push(blocks);
                 }
-                _ => families.push((layout.zones(), places, sector, Family { layout, capacities: vec![blocks] })),
+                _ => {
+                    families.push((layout.block_groups(), places, sector, Family { layout, capacities: vec![blocks] }))
+                }
             }
         }
     }
     match (families.is_empty(), hints.capacity_bytes) {
         (false, _) => Ok(families.into_iter().map(|(.., family)| family).collect()),
-        (true, Some(_)) => Err(ShapeError::Hints),
-        (true, None) => Err(ShapeError::Length(len_bytes)),
+        (true, Some(_)) => Err(ProfileError::Hints),
+        (true, None) => Err(ProfileError::Length(len_bytes)),
     }
 }
 
@@ -186,7 +188,7 @@ fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints)
 }
 
 /// The salt that most of a layout's records and log sectors agree on, how many they are, and some of the records.
-async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<Record>)> {
+async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<MapEntry>)> {
     let mut evidence = Evidence::default();
     evidence.take_log(chunks, layout).await;
     let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
@@ -200,7 +202,7 @@ async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Optio
 }
 
 impl Evidence {
-    fn note(&mut self, seed: Seed, record: Option<Record>) {
+    fn note(&mut self, seed: Seed, record: Option<MapEntry>) {
         if self.by_salt.len() >= MOST_SALTS && !self.by_salt.contains_key(&seed.0) {
             // What agrees with nothing so far is given up first.
             self.by_salt.retain(|_, (count, _)| *count > 1);
@@ -210,7 +212,9 @@ impl Evidence {
         }
         let (count, records) = self.by_salt.entry(seed.0).or_default();
         *count += 1;
-        records.extend(record.filter(|record| records.len() < SAMPLES && record.kind == Kind::Stored && !record.loose));
+        records.extend(record.filter(|record| {
+            records.len() < SAMPLES && record.kind == MapEntryKind::Stored && !record.guard_unverified
+        }));
     }
 
     /// Records of some blocks every `stride` blocks.
@@ -219,10 +223,10 @@ impl Evidence {
         let sites = (0..layout.capacity_blocks().div_ceil(stride)).rev().map(|site| site * stride);
         for lba in sites.flat_map(|first| first..(first + SITE_BLOCKS).min(layout.capacity_blocks())) {
             let lba = Lba::new(lba);
-            let Some(bytes) = chunks.get(layout.record_place(lba), RECORD_BYTES).await else { continue };
-            let Some(bytes) = bytes.first_chunk::<RECORD_BYTES>() else { continue };
-            if let Some(salt) = Record::trace(bytes, lba) {
-                self.note(Seed(salt), Record::decode(bytes, Seed(salt)).ok());
+            let Some(bytes) = chunks.get(layout.map_entry_offset(lba), MAP_ENTRY_BYTES).await else { continue };
+            let Some(bytes) = bytes.first_chunk::<MAP_ENTRY_BYTES>() else { continue };
+            if let Some(salt) = MapEntry::trace(bytes, lba) {
+                self.note(Seed(salt), MapEntry::decode(bytes, Seed(salt)).ok());
             }
         }
     }
@@ -233,8 +237,8 @@ impl Evidence {
             let Some((_, seed)) = LogSector::trace_salt(&bytes) else { continue };
             let Ok(sector) = LogSector::decode(&bytes, seed) else { continue };
             self.note(seed, None);
-            sector.records().iter().for_each(|bytes| {
-                let record = RecordRun::decode(bytes, seed).ok().map(|run| run.first);
+            sector.entries().iter().for_each(|bytes| {
+                let record = MapEntryRun::decode(bytes, seed).ok().map(|run| run.first);
                 if record.is_some_and(|record| record.lba.get() < layout.capacity_blocks()) {
                     self.note(seed, record);
                 }
@@ -249,7 +253,7 @@ async fn log_sectors<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> 
     let mut found = Vec::new();
     for region in 0..LOG_REGIONS {
         for position in 0..layout.log_sectors() {
-            let at = layout.log_place(position, region);
+            let at = layout.log_sector_offset(position, region);
             let Some(bytes) = chunks.get(at, sector_bytes).await else { continue };
             let belongs = |sequence: &u64| sequence % layout.log_sectors() == position;
             found.extend(LogSector::trace(bytes).filter(belongs).map(|sequence| (at, sequence, bytes.to_vec())));
@@ -267,13 +271,13 @@ pub(crate) async fn read_log<M: Medium>(medium: &M, layout: &Layout) -> Vec<(u64
 async fn guard_of<M: Medium>(
     chunks: &mut Chunks<'_, M>,
     layout: &Layout,
-    samples: &[Record],
+    samples: &[MapEntry],
 ) -> Option<(Option<PiFormat>, u64)> {
     let mut votes: BTreeMap<usize, u64> = BTreeMap::new();
     for record in samples {
-        let zone = layout.zone(layout.zone_of(record.lba)).filter(|zone| record.slot < zone.slots);
+        let zone = layout.block_group(layout.group_of(record.lba)).filter(|zone| record.pbn < zone.physical_blocks);
         let Some(zone) = zone else { continue };
-        let offset = zone.slots_offset + (u64::from(record.slot) << layout.block_size().shift());
+        let offset = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
         let Some(data) = chunks.get(offset, layout.block_size().bytes()).await else { continue };
         for (number, format) in formats().enumerate() {
             *votes.entry(number).or_default() += u64::from(is_sealed_as(record, format, data));
@@ -291,7 +295,7 @@ fn formats() -> impl Iterator<Item = Option<PiFormat>> {
 }
 
 /// Whether a record of this format describes these data.
-fn is_sealed_as(record: &Record, format: Option<PiFormat>, data: &[u8]) -> bool {
+fn is_sealed_as(record: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
     let is_strong = || record.data_crc() == guard::crc32c(data) && record.tuple[12..] == [0; 4];
     match format {
         None => record.tuple[..8] == [0; 8] && is_strong(),
@@ -308,8 +312,8 @@ async fn likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &Family, seed: Se
     let least = family.capacities.iter().copied().min().unwrap_or(1);
     let mut written = least;
     for lba in (least..family.layout.capacity_blocks()).map(Lba::new) {
-        let bytes = chunks.get(family.layout.record_place(lba), RECORD_BYTES).await;
-        let record = bytes.and_then(|bytes| bytes.first_chunk()).map(|bytes| Record::decode(bytes, seed));
+        let bytes = chunks.get(family.layout.map_entry_offset(lba), MAP_ENTRY_BYTES).await;
+        let record = bytes.and_then(|bytes| bytes.first_chunk()).map(|bytes| MapEntry::decode(bytes, seed));
         if matches!(record, Some(Ok(record)) if record.lba == lba) {
             written = lba.get() + 1;
         }

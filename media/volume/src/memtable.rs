@@ -8,59 +8,59 @@ use std::cell::RefCell;
 
 use sealblock_units::Lba;
 
-use crate::format::{Record, RecordRun};
-use crate::records::Records;
+use crate::format::{MapEntry, MapEntryRun};
+use crate::map_entries::MapEntries;
 
 /// Records that the tables do not have yet.
 #[derive(Default)]
-pub(crate) struct Overlay {
-    open: RefCell<Records>,
-    committing: RefCell<Records>,
+pub(crate) struct Memtable {
+    active: RefCell<MapEntries>,
+    immutable: RefCell<MapEntries>,
 }
 
-impl Overlay {
+impl Memtable {
     /// An overlay with these records in its committing part: what recovery found, for a volume opened read-only.
-    pub fn recovered(records: Records) -> Overlay {
-        Overlay { open: RefCell::default(), committing: RefCell::new(records) }
+    pub fn recovered(records: MapEntries) -> Memtable {
+        Memtable { active: RefCell::default(), immutable: RefCell::new(records) }
     }
 
     /// The newest record of a block, if it is here.
-    pub fn get(&self, lba: Lba) -> Option<Record> {
-        let open = self.open.borrow().get(lba);
-        open.or_else(|| self.committing.borrow().get(lba))
+    pub fn get(&self, lba: Lba) -> Option<MapEntry> {
+        let open = self.active.borrow().get(lba);
+        open.or_else(|| self.immutable.borrow().get(lba))
     }
 
     /// Puts in a record; gives back the one it replaces, if that was never on its way to the log.
-    pub fn put(&self, record: Record) -> Option<Record> {
-        self.open.borrow_mut().insert(record)
+    pub fn put(&self, record: MapEntry) -> Option<MapEntry> {
+        self.active.borrow_mut().insert(record)
     }
 
     /// Number of records that are not on their way to the log yet.
-    pub fn open_len(&self) -> usize {
-        self.open.borrow().len()
+    pub fn active_len(&self) -> usize {
+        self.active.borrow().len()
     }
 
     /// Records that these take in the log at most.
-    pub fn open_log_records(&self) -> usize {
-        self.open.borrow().log_records()
+    pub fn active_log_entries(&self) -> usize {
+        self.active.borrow().log_entries()
     }
 
     /// Number of records that the tables do not have yet; of a block that is changed during a commit, both.
     pub fn len(&self) -> usize {
-        self.open.borrow().len() + self.committing.borrow().len()
+        self.active.borrow().len() + self.immutable.borrow().len()
     }
 
     /// Whether everything is in the tables.
     pub fn is_empty(&self) -> bool {
-        self.open.borrow().is_empty() && self.committing.borrow().is_empty()
+        self.active.borrow().is_empty() && self.immutable.borrow().is_empty()
     }
 
     /// Moves what takes at most `most` records in the log to the committing part and lists these in order of their blocks.
     /// Nothing may be under way to the log.
-    pub fn begin_commit(&self, most: usize) -> Vec<RecordRun> {
-        let (mut open, mut committing) = (self.open.borrow_mut(), self.committing.borrow_mut());
+    pub fn begin_commit(&self, most: usize) -> Vec<MapEntryRun> {
+        let (mut open, mut committing) = (self.active.borrow_mut(), self.immutable.borrow_mut());
         debug_assert!(committing.is_empty(), "one commit at a time");
-        if open.log_records() <= most {
+        if open.log_entries() <= most {
             std::mem::swap(&mut *open, &mut *committing);
         } else {
             *committing = open.take(most);
@@ -70,45 +70,45 @@ impl Overlay {
 
     /// Forgets the records of a commit that are in the tables now.
     pub fn end_commit(&self) {
-        self.committing.borrow_mut().clear();
+        self.immutable.borrow_mut().clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Kind;
+    use crate::format::MapEntryKind;
 
-    fn record(lba: u64, slot: u32) -> Record {
-        Record { slot, kind: Kind::Stored, ..Record::deallocated(Lba::new(lba)) }
+    fn record(lba: u64, slot: u32) -> MapEntry {
+        MapEntry { pbn: slot, kind: MapEntryKind::Stored, ..MapEntry::deallocated(Lba::new(lba)) }
     }
 
     #[test]
     fn the_newest_record_of_a_block_is_found_and_the_replaced_one_given_back() {
-        let overlay = Overlay::default();
+        let overlay = Memtable::default();
         assert_eq!(overlay.put(record(17, 1)), None);
-        assert_eq!(overlay.put(record(17, 2)).map(|old| old.slot), Some(1));
-        assert_eq!(overlay.begin_commit(100), [RecordRun::from(record(17, 2))]);
+        assert_eq!(overlay.put(record(17, 2)).map(|old| old.pbn), Some(1));
+        assert_eq!(overlay.begin_commit(100), [MapEntryRun::from(record(17, 2))]);
         assert_eq!(overlay.put(record(17, 3)), None, "the other is on its way to the log");
-        assert_eq!(overlay.get(Lba::new(17)).map(|record| record.slot), Some(3));
+        assert_eq!(overlay.get(Lba::new(17)).map(|record| record.pbn), Some(3));
         assert_eq!(overlay.get(Lba::new(16)), None);
         overlay.end_commit();
-        assert_eq!(overlay.open_len(), 1);
+        assert_eq!(overlay.active_len(), 1);
         assert!(!overlay.is_empty());
     }
 
     #[test]
     fn a_commit_takes_all_in_order_or_as_many_as_it_may() {
-        let overlay = Overlay::default();
+        let overlay = Memtable::default();
         let lbas = [900, 3, 40, 41, 2, 1 << 39];
         lbas.iter().for_each(|&lba| assert_eq!(overlay.put(record(lba, 0)), None));
         let taken = overlay.begin_commit(32);
-        assert!(taken.iter().map(RecordRun::start).eq([2, 3, 40, 41, 900, 1 << 39]));
+        assert!(taken.iter().map(MapEntryRun::start).eq([2, 3, 40, 41, 900, 1 << 39]));
         overlay.end_commit();
         (0..100).for_each(|lba| assert_eq!(overlay.put(record(lba, 0)), None));
         let taken = overlay.begin_commit(40);
         assert!(taken.len() > 16 && taken.len() <= 40, "{}", taken.len());
-        assert_eq!(overlay.open_len(), 100 - taken.len());
-        assert!(taken.is_sorted_by_key(RecordRun::start));
+        assert_eq!(overlay.active_len(), 100 - taken.len());
+        assert!(taken.is_sorted_by_key(MapEntryRun::start));
     }
 }

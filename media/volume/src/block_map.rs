@@ -16,49 +16,49 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use sealblock_block::{Condition, Medium, MediumError};
 use sealblock_units::Lba;
 
-use crate::format::{Generations, Layout, PAGE_SECTORS, PagePlace, RECORD_BYTES, Seed, Superblock};
+use crate::block_groups::{BlockGroups, LostCopies};
+use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
+use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage, MapPageParts};
 use crate::open::{Mutation, OpenOptions};
-use crate::page::{Found, GENERATIONS_BIT, MapLookup, Page};
 use crate::patches::Patches;
 use crate::sectors::read_sectors;
-use crate::zones::{LostCopies, Zones};
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
-const LOOKS_PER_PAGE: usize = 32;
+const MAX_EVICTION_PROBES: usize = 32;
 /// Pages kept at least.
-const PAGES_MIN: usize = 8;
+const MIN_CACHED_PAGES: usize = 8;
 /// Memory for records that the tables do not have yet, at least.
-const LEAST_PATCHES_BYTES: usize = 64 << 10;
+const MIN_PATCHES_BYTES: usize = 64 << 10;
 /// Bytes of pages read at once where a zone's are read one after the other.
 const SCAN_BYTES: u64 = 1 << 20;
 
 /// The tables of a volume.
-pub(crate) struct Table {
+pub(crate) struct BlockMap {
     layout: Layout,
     seed: Seed,
     mutation: Mutation,
     /// Which zones have tables.
-    pub zones: Zones,
+    pub groups: BlockGroups,
     /// What the tables do not have yet.
     pub patches: Patches,
     /// The page of every zone that has no tables.
-    blank: Rc<Page>,
-    pages: RefCell<FxHashMap<u64, Rc<Page>>>,
+    unwritten: Rc<MapPage>,
+    pages: RefCell<FxHashMap<u64, Rc<MapPage>>>,
     order: RefCell<VecDeque<u64>>,
     loading: RefCell<FxHashSet<u64>>,
     loaded: Condition,
     /// Sectors with records that stay lost even should the medium give them again, by page: slots they name may be in use.
-    given_up: RefCell<FxHashMap<u64, u32>>,
+    lost_sectors: RefCell<FxHashMap<u64, u32>>,
     /// Pages of which a copy of the generations is lost or old.
-    to_mend: RefCell<FxHashSet<u64>>,
+    to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
     /// The volume had been closed in good order: nothing but a fault leaves a copy older than the other then.
-    was_closed: bool,
+    was_clean: bool,
     cache_bytes: usize,
 }
 
 /// Takes a page off the list of those being loaded, also when the load is dropped half-way.
-struct Loading<'a>(&'a Table, u64);
+struct Loading<'a>(&'a BlockMap, u64);
 
 impl Drop for Loading<'_> {
     fn drop(&mut self) {
@@ -67,24 +67,24 @@ impl Drop for Loading<'_> {
     }
 }
 
-impl Table {
+impl BlockMap {
     /// The tables of a volume with this superblock and zone map.
-    pub fn new(superblock: &Superblock, zones: Zones, options: &OpenOptions) -> Table {
-        Table {
+    pub fn new(superblock: &Superblock, zones: BlockGroups, options: &OpenOptions) -> BlockMap {
+        BlockMap {
             layout: superblock.layout,
             seed: superblock.seed(),
             mutation: options.mutation,
             lost_copies: zones.lost_copies(),
-            zones,
+            groups: zones,
             patches: Patches::new(superblock.seed()),
-            blank: Rc::new(Page::blank()),
+            unwritten: Rc::new(MapPage::unwritten()),
             pages: RefCell::default(),
             order: RefCell::default(),
             loading: RefCell::default(),
             loaded: Condition::default(),
-            given_up: RefCell::default(),
-            to_mend: RefCell::default(),
-            was_closed: superblock.clean,
+            lost_sectors: RefCell::default(),
+            to_repair: RefCell::default(),
+            was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,
         }
     }
@@ -95,21 +95,21 @@ impl Table {
     }
 
     /// The zone of a page.
-    pub fn zone_of(&self, number: u64) -> u64 {
-        number / self.layout.zone_pages()
+    pub fn group_of(&self, number: u64) -> u64 {
+        number / self.layout.group_pages()
     }
 
     /// A page that is in memory.
-    pub fn cached(&self, number: u64) -> Option<Rc<Page>> {
+    pub fn cached(&self, number: u64) -> Option<Rc<MapPage>> {
         let page = self.pages.borrow().get(&number).cloned();
-        page.or_else(|| (!self.zones.has_tables(self.zone_of(number))).then(|| self.blank.clone()))
+        page.or_else(|| (!self.groups.is_initialized(self.group_of(number))).then(|| self.unwritten.clone()))
     }
 
     /// Has the medium asked once more for a page of which it did not give everything.
     pub fn retry(&self, number: u64) {
         let mut pages = self.pages.borrow_mut();
         // One that is held may be on its way to the medium: another, read meanwhile, would be neither old nor new.
-        let is_whole = |page: &Rc<Page>| page.unreadable() == 0 && page.lost_copies() == 0;
+        let is_whole = |page: &Rc<MapPage>| page.unreadable() == 0 && page.lost_copies() == 0;
         if pages.get(&number).is_some_and(|page| !is_whole(page) && Rc::strong_count(page) == 1) {
             pages.remove(&number);
         }
@@ -119,7 +119,7 @@ impl Table {
     ///
     /// # Errors
     /// When the medium fails as a whole. Sectors that it does not give are no error.
-    pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<Page>, MediumError> {
+    pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<MapPage>, MediumError> {
         loop {
             if let Some(page) = self.cached(number) {
                 return Ok(page);
@@ -127,8 +127,8 @@ impl Table {
             if self.loading.borrow_mut().insert(number) {
                 let _loading = Loading(self, number);
                 let page = Rc::new(self.read(medium, number).await?);
-                self.note(number, &page);
-                self.keep(number, &page);
+                self.note_losses(number, &page);
+                self.cache(number, &page);
                 return Ok(page);
             }
             self.loaded.wait_until(|| !self.loading.borrow().contains(&number)).await;
@@ -136,12 +136,12 @@ impl Table {
     }
 
     /// Where a page lies.
-    pub fn place(&self, number: u64) -> PagePlace {
-        self.layout.page_place(number).expect("pages are asked for blocks of the volume")
+    pub fn offsets(&self, number: u64) -> PageOffsets {
+        self.layout.page_offsets(number).expect("pages are asked for blocks of the volume")
     }
 
-    async fn read<M: Medium>(&self, medium: &M, number: u64) -> Result<Page, MediumError> {
-        let place = self.place(number);
+    async fn read<M: Medium>(&self, medium: &M, number: u64) -> Result<MapPage, MediumError> {
+        let place = self.offsets(number);
         let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
         let (page, second) = join(
             read_sectors(medium, place.offset, page_bytes, sector),
@@ -154,8 +154,8 @@ impl Table {
     }
 
     /// The page with these bytes and second generations; `unreadable` has the bits of sectors whose bytes are not there.
-    fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> Page {
-        let place = self.place(number);
+    fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> MapPage {
+        let place = self.offsets(number);
         let (head, body) = bytes.split_at(self.layout.sector_bytes() as usize);
         let generations =
             |sector: &[u8]| Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
@@ -163,32 +163,32 @@ impl Table {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],
         };
-        let given_up = self.given_up.borrow().get(&number).copied().unwrap_or(0);
-        let page = Page::new(Found {
-            records: body.as_chunks::<RECORD_BYTES>().0.to_vec(),
+        let given_up = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
+        let page = MapPage::new(MapPageParts {
+            entries: body.as_chunks::<MAP_ENTRY_BYTES>().0.to_vec(),
             unreadable: unreadable & !GENERATIONS_BIT,
             copies,
         });
-        page.give_up(given_up);
+        page.mark_unreadable(given_up);
         page
     }
 
     /// Notes what a page that was read has lost.
-    fn note(&self, number: u64, page: &Page) {
-        let first = self.place(number).first;
+    fn note_losses(&self, number: u64, page: &MapPage) {
+        let first = self.offsets(number).first;
         if page.unreadable() != 0 {
             tracing::warn!(%first, "sectors of the tables cannot be read; the blocks whose records lie there are lost");
         }
         if page.lost_copies() > 1 {
             tracing::warn!(%first, "both copies of a page's generations are lost; what its records say counts");
         }
-        let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_closed);
-        if (page.lost_copies() > 0 || page.is_behind()) && self.to_mend.borrow_mut().insert(number) {
+        let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_clean);
+        if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
             self.lost_copies.add(u64::from(lost));
         }
     }
 
-    fn keep(&self, number: u64, page: &Rc<Page>) {
+    fn cache(&self, number: u64, page: &Rc<MapPage>) {
         self.pages.borrow_mut().insert(number, page.clone());
         self.order.borrow_mut().push_back(number);
         self.evict();
@@ -197,9 +197,9 @@ impl Table {
     /// Drops pages over the limit that nobody holds, those untouched longest first. What patches need is not there for pages.
     fn evict(&self) {
         let page_bytes = (self.layout.page_bytes() + u64::from(self.layout.sector_bytes())) as usize;
-        let limit = (self.cache_bytes.saturating_sub(self.patches.bytes()) / page_bytes).max(PAGES_MIN);
+        let limit = (self.cache_bytes.saturating_sub(self.patches.bytes()) / page_bytes).max(MIN_CACHED_PAGES);
         let (mut pages, mut order) = (self.pages.borrow_mut(), self.order.borrow_mut());
-        let mut looks = LOOKS_PER_PAGE;
+        let mut looks = MAX_EVICTION_PROBES;
         while pages.len() > limit && looks > 0 {
             looks -= 1;
             let Some(number) = order.pop_front() else { return };
@@ -213,13 +213,13 @@ impl Table {
     }
 
     /// Whether so much waits for the tables that nothing should be added before a checkpoint has ended.
-    pub fn overfull(&self) -> bool {
-        self.patches.bytes() > self.cache_bytes.max(LEAST_PATCHES_BYTES)
+    pub fn is_full(&self) -> bool {
+        self.patches.bytes() > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
     /// Whether so much waits for the tables that a checkpoint is due.
-    pub fn crowded(&self) -> bool {
-        self.patches.open_bytes() * 2 > self.cache_bytes.max(LEAST_PATCHES_BYTES)
+    pub fn is_dirty_limit_reached(&self) -> bool {
+        self.patches.active_bytes() * 2 > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
     /// Reads the tables of a zone, one page after the other, and shows what they say of each block. With `give_up`, what the
@@ -234,13 +234,13 @@ impl Table {
         give_up: bool,
         mut see: impl FnMut(MapLookup),
     ) -> Result<(), MediumError> {
-        if !self.zones.has_tables(zone) {
+        if !self.groups.is_initialized(zone) {
             return Ok(());
         }
         let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
-        let numbers: Vec<u64> = self.layout.pages_of_zone(zone).collect();
+        let numbers: Vec<u64> = self.layout.pages_of_group(zone).collect();
         for numbers in numbers.chunks((SCAN_BYTES / self.layout.page_bytes()).max(1) as usize) {
-            let place = self.place(numbers[0]);
+            let place = self.offsets(numbers[0]);
             let (pages, second) = join(
                 read_sectors(medium, place.offset, numbers.len() * page_bytes, sector),
                 read_sectors(medium, place.second_offset, numbers.len() * sector, sector),
@@ -253,9 +253,9 @@ impl Table {
                 let here = missing.iter().filter(|missing| sectors.contains(missing));
                 let unreadable = here.fold(0, |bits, missing| bits | 1 << (missing - sectors.start));
                 let page = self.decode(*number, bytes, second, unreadable);
-                if self.show(*number, &page, &mut see) && give_up {
-                    self.answers(medium, &self.place(*number)).await?;
-                    self.give_up(*number, page.unreadable());
+                if self.report_entries(*number, &page, &mut see) && give_up {
+                    self.check_medium_reads(medium, &self.offsets(*number)).await?;
+                    self.mark_sectors_lost(*number, page.unreadable());
                 }
             }
         }
@@ -263,12 +263,12 @@ impl Table {
     }
 
     /// Shows what a page says of each block; whether any has its record in a sector that cannot be read.
-    fn show(&self, number: u64, page: &Page, see: &mut impl FnMut(MapLookup)) -> bool {
-        self.note(number, page);
-        let place = self.place(number);
+    fn report_entries(&self, number: u64, page: &MapPage, see: &mut impl FnMut(MapLookup)) -> bool {
+        self.note_losses(number, page);
+        let place = self.offsets(number);
         let mut is_lost = false;
         for (index, lba) in (0..place.blocks).map(|index| (index as usize, place.first.get() + index)) {
-            let entry = page.entry(index, Lba::new(lba), self.seed);
+            let entry = page.lookup(index, Lba::new(lba), self.seed);
             is_lost |= matches!(entry, MapLookup::Unreadable);
             see(entry);
         }
@@ -276,16 +276,16 @@ impl Table {
     }
 
     /// Takes sectors of a page for lost, whatever the medium gives from now on.
-    fn give_up(&self, number: u64, sectors: u32) {
-        self.given_up.borrow_mut().insert(number, sectors);
+    fn mark_sectors_lost(&self, number: u64, sectors: u32) {
+        self.lost_sectors.borrow_mut().insert(number, sectors);
         if let Some(cached) = self.pages.borrow().get(&number) {
-            cached.give_up(sectors);
+            cached.mark_unreadable(sectors);
         }
     }
 
     /// Makes sure that it is a sector that is lost, and not the medium that gives nothing at all: before what cannot be read is
     /// written over, it has to give a copy of the page's generations.
-    async fn answers<M: Medium>(&self, medium: &M, place: &PagePlace) -> Result<(), MediumError> {
+    async fn check_medium_reads<M: Medium>(&self, medium: &M, place: &PageOffsets) -> Result<(), MediumError> {
         let buffer = || medium.buffer(self.layout.sector_bytes() as usize);
         if medium.read(place.second_offset, buffer()).await.0.is_ok() {
             return Ok(());
@@ -296,8 +296,8 @@ impl Table {
     /// The pages that a checkpoint has to write, in order: those it has taken records of, and those that have lost something.
     pub fn to_write(&self) -> Vec<u64> {
         let mut numbers = self.patches.taken_pages();
-        numbers.extend(self.to_mend.borrow().iter());
-        numbers.extend(self.given_up.borrow().keys());
+        numbers.extend(self.to_repair.borrow().iter());
+        numbers.extend(self.lost_sectors.borrow().keys());
         numbers.sort_unstable();
         numbers.dedup();
         numbers
@@ -312,12 +312,12 @@ impl Table {
         // What could not be read before is asked for once more: it would be lost for good.
         self.retry(number);
         let page = self.page(medium, number).await?;
-        let given_up = self.given_up.borrow().get(&number).copied().unwrap_or(0);
+        let given_up = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
         let patches = self.patches.taken(number);
-        let place = self.place(number);
+        let place = self.offsets(number);
         let image = page.image(&self.layout, self.seed, &place, &patches, sequence, given_up);
         if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
-            self.answers(medium, &place).await?;
+            self.check_medium_reads(medium, &place).await?;
         }
         let sector = self.layout.sector_bytes() as usize;
         let mut buffer = medium.buffer(image.bytes.len());
@@ -333,9 +333,9 @@ impl Table {
             at += run.max(1);
         }
         medium.write(place.second_offset, bytes.slice(..sector)).await?;
-        page.adopt(image);
-        self.given_up.borrow_mut().remove(&number);
-        self.to_mend.borrow_mut().remove(&number);
+        page.apply(image);
+        self.lost_sectors.borrow_mut().remove(&number);
+        self.to_repair.borrow_mut().remove(&number);
         Ok(())
     }
 
@@ -348,7 +348,7 @@ impl Table {
         &self,
         medium: &M,
         lba: Lba,
-        bytes: [u8; RECORD_BYTES],
+        bytes: [u8; MAP_ENTRY_BYTES],
     ) -> Result<(), MediumError> {
         let (number, index) = self.locate(lba);
         let page = self.page(medium, number).await?;
@@ -356,7 +356,7 @@ impl Table {
         let (sector, bytes) = page.sector_of(index);
         let mut buffer = medium.buffer(bytes.len());
         buffer.copy_from_slice(&bytes);
-        medium.write(self.place(number).offset + sector * bytes.len() as u64, buffer.freeze()).await?;
+        medium.write(self.offsets(number).offset + sector * bytes.len() as u64, buffer.freeze()).await?;
         medium.sync().await
     }
 }

@@ -3,36 +3,36 @@
 //! What was never written is known from here, and never guessed from zeroes. Each sector is there twice, apart, and checks
 //! itself. Bits are only ever set, so of two copies the one with the higher serial has every bit of the other.
 
-use super::{COUNT_MAX, HEAD_BYTES, Seed, get, put};
+use super::{HEAD_BYTES, MAX_COUNT, Seed, get, put};
 
 const MAGIC: [u8; 4] = *b"SZMP";
 const AT_CHECKSUM: usize = 4;
 const AT_INDEX: usize = 8;
-const AT_SERIAL: usize = 16;
+const AT_WRITE_SEQ: usize = 16;
 const AT_RESIZED: usize = 24;
 const HEAD: usize = HEAD_BYTES as usize;
 
 /// One copy of a sector of the zone map.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct ZoneMapSector {
+pub struct GroupMapSector {
     /// Which sector of the map it is.
     pub index: u64,
     /// Counts the writes of the sector; the higher of two valid copies counts.
-    pub serial: u64,
+    pub write_seq: u64,
     /// A bit for each zone from `index` times the zones of a sector on, the lowest of the first byte first.
     pub bits: Vec<u8>,
     /// The volume lies otherwise than a new one of its size would: without a superblock nobody knows where its zones are.
-    pub resized: bool,
+    pub is_resized: bool,
 }
 
-impl ZoneMapSector {
+impl GroupMapSector {
     /// Fills `sector`, which has room for the head and the bits.
     pub fn encode(&self, sector: &mut [u8], seed: Seed) {
         sector.fill(0);
         sector[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<8>(sector, AT_INDEX, self.index);
-        put::<8>(sector, AT_SERIAL, self.serial);
-        put::<8>(sector, AT_RESIZED, u64::from(self.resized));
+        put::<8>(sector, AT_WRITE_SEQ, self.write_seq);
+        put::<8>(sector, AT_RESIZED, u64::from(self.is_resized));
         sector[HEAD..HEAD + self.bits.len()].copy_from_slice(&self.bits);
         let checksum = seed.checksum(&sector[AT_INDEX..]);
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
@@ -40,14 +40,14 @@ impl ZoneMapSector {
 
     /// The sector that has the bits of both. Copies of one serial are the same, so no fault but a forgery tells them apart; a zone
     /// that one of them denies would be made anew, over its tables.
-    pub fn united_with(mut self, other: &ZoneMapSector) -> ZoneMapSector {
+    pub fn united_with(mut self, other: &GroupMapSector) -> GroupMapSector {
         self.bits.iter_mut().zip(&other.bits).for_each(|(bits, more)| *bits |= more);
-        self.resized |= other.resized;
+        self.is_resized |= other.is_resized;
         self
     }
 
     /// The zones of `older`, counted within the sector, that this one denies.
-    pub fn denied_of<'a>(&'a self, older: &'a ZoneMapSector) -> impl Iterator<Item = u64> + 'a {
+    pub fn groups_missing_of<'a>(&'a self, older: &'a GroupMapSector) -> impl Iterator<Item = u64> + 'a {
         let is_denied = |bit: &usize| (older.bits[bit / 8] & !self.bits[bit / 8]) >> (bit % 8) & 1 == 1;
         (0..self.bits.len() * 8).filter(is_denied).map(|bit| bit as u64)
     }
@@ -61,13 +61,13 @@ impl ZoneMapSector {
     }
 
     /// Reads the sector with this index; nothing where it is not, whole.
-    pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<ZoneMapSector> {
+    pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<GroupMapSector> {
         let bits = sector.get(HEAD..)?.to_vec();
         let is_whole = get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_INDEX..]));
-        let (serial, resized) = (get::<8>(sector, AT_SERIAL), get::<8>(sector, AT_RESIZED));
+        let (serial, resized) = (get::<8>(sector, AT_WRITE_SEQ), get::<8>(sector, AT_RESIZED));
         let fits =
-            sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && serial <= COUNT_MAX && resized <= 1;
-        (is_whole && fits).then_some(ZoneMapSector { index, serial, bits, resized: resized == 1 })
+            sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && serial <= MAX_COUNT && resized <= 1;
+        (is_whole && fits).then_some(GroupMapSector { index, write_seq: serial, bits, is_resized: resized == 1 })
     }
 }
 
@@ -78,24 +78,25 @@ mod tests {
     #[test]
     fn a_sector_comes_back_and_no_other_place_volume_or_bit_passes() {
         let seed = Seed(5);
-        let good = ZoneMapSector { index: 3, serial: 9, bits: vec![0xa5; 480], resized: true };
+        let good = GroupMapSector { index: 3, write_seq: 9, bits: vec![0xa5; 480], is_resized: true };
         let mut sector = [0; 512];
         good.encode(&mut sector, seed);
-        assert_eq!(ZoneMapSector::decode(&sector, seed, 3), Some(good));
-        assert_eq!(ZoneMapSector::decode(&sector, seed, 2), None);
-        assert_eq!(ZoneMapSector::decode(&sector, Seed(6), 3), None);
+        assert_eq!(GroupMapSector::decode(&sector, seed, 3), Some(good));
+        assert_eq!(GroupMapSector::decode(&sector, seed, 2), None);
+        assert_eq!(GroupMapSector::decode(&sector, Seed(6), 3), None);
         for bit in 0..sector.len() * 8 {
             let mut bad = sector;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(ZoneMapSector::decode(&bad, seed, 3), None, "bit {bit}");
+            assert_eq!(GroupMapSector::decode(&bad, seed, 3), None, "bit {bit}");
         }
         for length in 0..sector.len() {
-            assert_eq!(ZoneMapSector::decode(&sector[..length], seed, 3), None, "{length} bytes");
+            assert_eq!(GroupMapSector::decode(&sector[..length], seed, 3), None, "{length} bytes");
         }
-        assert_eq!(ZoneMapSector::decode(&[0; 512], Seed(0), 0), None);
-        for (serial, is_sector) in [(COUNT_MAX, true), (COUNT_MAX + 1, false)] {
-            ZoneMapSector { index: 3, serial, bits: vec![0; 480], resized: false }.encode(&mut sector, seed);
-            assert_eq!(ZoneMapSector::decode(&sector, seed, 3).is_some(), is_sector, "{serial}");
+        assert_eq!(GroupMapSector::decode(&[0; 512], Seed(0), 0), None);
+        for (serial, is_sector) in [(MAX_COUNT, true), (MAX_COUNT + 1, false)] {
+            GroupMapSector { index: 3, write_seq: serial, bits: vec![0; 480], is_resized: false }
+                .encode(&mut sector, seed);
+            assert_eq!(GroupMapSector::decode(&sector, seed, 3).is_some(), is_sector, "{serial}");
         }
     }
 }

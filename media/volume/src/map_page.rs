@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 
 use sealblock_units::Lba;
 
-use crate::format::{Generations, Layout, PAGE_SECTORS, PagePlace, RECORD_BYTES, Record, Seed};
+use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, MapEntry, PAGE_SECTORS, PageOffsets, Seed};
 
 /// The bit of the sector with the generations in a set of sectors of a page; those of the records follow.
 pub(crate) const GENERATIONS_BIT: u32 = 1;
@@ -18,26 +18,26 @@ const LOST: u16 = u16::MAX;
 #[derive(Debug)]
 pub(crate) enum MapLookup {
     /// A good record.
-    Record(Record),
+    Mapped(MapEntry),
     /// Never written: reads as zeroes.
-    Blank,
+    Unwritten,
     /// The record is of another write than the one the generations know of.
     Stale {
         /// The record as it stands.
-        record: Record,
+        entry: MapEntry,
         /// The generation it should have; 0 for none.
         expected: u16,
     },
     /// The record does not check, or is about another block.
-    Damaged([u8; RECORD_BYTES]),
+    Damaged([u8; MAP_ENTRY_BYTES]),
     /// The sector with the record cannot be read.
     Unreadable,
 }
 
 /// What was read of a page.
-pub(crate) struct Found {
+pub(crate) struct MapPageParts {
     /// Its records; those in sectors that cannot be read are zeroes.
-    pub records: Vec<[u8; RECORD_BYTES]>,
+    pub entries: Vec<[u8; MAP_ENTRY_BYTES]>,
     /// Bits of the sectors with records that cannot be read.
     pub unreadable: u32,
     /// Its two copies of the generations, where they check.
@@ -45,9 +45,9 @@ pub(crate) struct Found {
 }
 
 /// The records and generations of a run of blocks.
-pub(crate) struct Page {
+pub(crate) struct MapPage {
     /// None for a page that is not on the medium, because its zone has no tables yet.
-    records: RefCell<Vec<[u8; RECORD_BYTES]>>,
+    entries: RefCell<Vec<[u8; MAP_ENTRY_BYTES]>>,
     /// None where neither copy checks.
     generations: RefCell<Option<Vec<u16>>>,
     /// Bits of the sectors with records that cannot be read.
@@ -60,7 +60,7 @@ pub(crate) struct Page {
 }
 
 /// The bytes of a page as they are to be on the medium.
-pub(crate) struct Image {
+pub(crate) struct MapPageImage {
     /// The whole page.
     pub bytes: Vec<u8>,
     /// Bits of the sectors that are to be written; that of the generations, and its second copy, always are.
@@ -73,11 +73,11 @@ fn sector_bit(per_sector: usize, index: usize) -> u32 {
     1 << (1 + index / per_sector)
 }
 
-impl Page {
+impl MapPage {
     /// The page of blocks of which none was ever written.
-    pub fn blank() -> Page {
-        Page {
-            records: RefCell::default(),
+    pub fn unwritten() -> MapPage {
+        MapPage {
+            entries: RefCell::default(),
             generations: RefCell::new(None),
             unreadable: Cell::new(0),
             lost_copies: Cell::new(0),
@@ -87,7 +87,7 @@ impl Page {
     }
 
     /// The page that was read. Of the copies of its generations the one with the higher sequence counts.
-    pub fn new(found: Found) -> Page {
+    pub fn new(found: MapPageParts) -> MapPage {
         let [first, second] = found.copies;
         let (generations, lost_copies, is_behind) = match (first, second) {
             (Some(a), Some(b)) if a.sequence == b.sequence => (Some(a.of_blocks), 0, false),
@@ -95,8 +95,8 @@ impl Page {
             (Some(one), None) | (None, Some(one)) => (Some(one.of_blocks), 1, false),
             (None, None) => (None, 2, false),
         };
-        Page {
-            records: RefCell::new(found.records),
+        MapPage {
+            entries: RefCell::new(found.entries),
             generations: RefCell::new(generations),
             unreadable: Cell::new(found.unreadable),
             lost_copies: Cell::new(lost_copies),
@@ -106,27 +106,27 @@ impl Page {
     }
 
     /// What the page says of the block with this index in it, whose address is `lba`.
-    pub fn entry(&self, index: usize, lba: Lba, seed: Seed) -> MapLookup {
+    pub fn lookup(&self, index: usize, lba: Lba, seed: Seed) -> MapLookup {
         self.touched.set(true);
-        let records = self.records.borrow();
-        let Some(bytes) = records.get(index) else { return MapLookup::Blank };
+        let records = self.entries.borrow();
+        let Some(bytes) = records.get(index) else { return MapLookup::Unwritten };
         let generation = self.generations.borrow().as_ref().map(|generations| generations[index]);
         if self.unreadable.get() & sector_bit(self.per_sector(), index) != 0 {
-            return if generation == Some(0) { MapLookup::Blank } else { MapLookup::Unreadable };
+            return if generation == Some(0) { MapLookup::Unwritten } else { MapLookup::Unreadable };
         }
-        match (Record::decode(bytes, seed), generation) {
+        match (MapEntry::decode(bytes, seed), generation) {
             (Ok(record), Some(expected)) if record.lba == lba && record.generation != expected => {
-                MapLookup::Stale { record, expected }
+                MapLookup::Stale { entry: record, expected }
             }
-            (Ok(record), _) if record.lba == lba => MapLookup::Record(record),
+            (Ok(record), _) if record.lba == lba => MapLookup::Mapped(record),
             // Whatever else lies there, from before the tables were made or from elsewhere.
-            (_, Some(0)) => MapLookup::Blank,
+            (_, Some(0)) => MapLookup::Unwritten,
             (_, _) => MapLookup::Damaged(*bytes),
         }
     }
 
     fn per_sector(&self) -> usize {
-        self.records.borrow().len() / (PAGE_SECTORS as usize - 1)
+        self.entries.borrow().len() / (PAGE_SECTORS as usize - 1)
     }
 
     /// Bits of the sectors with records that cannot be read.
@@ -135,7 +135,7 @@ impl Page {
     }
 
     /// Takes these sectors for unreadable from now on, whatever the medium gives.
-    pub fn give_up(&self, sectors: u32) {
+    pub fn mark_unreadable(&self, sectors: u32) {
         self.unreadable.set(self.unreadable.get() | sectors);
     }
 
@@ -150,8 +150,8 @@ impl Page {
     }
 
     /// The stored bytes of a block's record.
-    pub fn raw(&self, index: usize) -> [u8; RECORD_BYTES] {
-        self.records.borrow()[index]
+    pub fn raw(&self, index: usize) -> [u8; MAP_ENTRY_BYTES] {
+        self.entries.borrow()[index]
     }
 
     /// The page with the records of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the sectors that change, and of
@@ -160,39 +160,39 @@ impl Page {
         &self,
         layout: &Layout,
         seed: Seed,
-        place: &PagePlace,
-        patches: &[(usize, [u8; RECORD_BYTES])],
+        place: &PageOffsets,
+        patches: &[(usize, [u8; MAP_ENTRY_BYTES])],
         sequence: u64,
         given_up: u32,
-    ) -> Image {
+    ) -> MapPageImage {
         let sector = layout.sector_bytes() as usize;
         let per_sector = self.per_sector();
         let bits = patches.iter().map(|(index, _)| sector_bit(per_sector, *index));
         let changed = bits.fold(GENERATIONS_BIT | given_up, |changed, bit| changed | bit);
         let mut bytes = vec![0; layout.page_bytes() as usize];
-        bytes[sector..].copy_from_slice(self.records.borrow().as_flattened());
+        bytes[sector..].copy_from_slice(self.entries.borrow().as_flattened());
         let lost = self.unreadable.get() & changed;
         let sectors = bytes.chunks_exact_mut(sector).enumerate();
         sectors.filter(|(at, _)| lost >> at & 1 == 1).for_each(|(_, bytes)| bytes.fill(0));
         let (head, body) = bytes.split_at_mut(sector);
-        let body = body.as_chunks_mut::<RECORD_BYTES>().0;
+        let body = body.as_chunks_mut::<MAP_ENTRY_BYTES>().0;
         let known = self.generations.borrow().clone();
         let mut of_blocks = known.unwrap_or_else(|| generations_of(body, place.first, seed));
         for (index, record) in patches {
             body[*index] = *record;
-            of_blocks[*index] = Record::decode_unchecked(record).generation;
+            of_blocks[*index] = MapEntry::decode_unchecked(record).generation;
         }
         let generations = Generations { first: place.first, sequence, of_blocks };
         generations.encode(head, seed);
-        Image { bytes, changed, generations: generations.of_blocks }
+        MapPageImage { bytes, changed, generations: generations.of_blocks }
     }
 
     /// The page is as `image` from now on: it has been written.
-    pub fn adopt(&self, image: Image) {
+    pub fn apply(&self, image: MapPageImage) {
         let head = image.bytes.len() / PAGE_SECTORS as usize;
-        let body = image.bytes[head..].as_chunks::<RECORD_BYTES>().0;
+        let body = image.bytes[head..].as_chunks::<MAP_ENTRY_BYTES>().0;
         let per_sector = self.per_sector();
-        let mut records = self.records.borrow_mut();
+        let mut records = self.entries.borrow_mut();
         for (index, (to, from)) in records.iter_mut().zip(body).enumerate() {
             if image.changed & sector_bit(per_sector, index) != 0 {
                 *to = *from;
@@ -206,23 +206,23 @@ impl Page {
     }
 
     /// Changes the bytes of one record, right or wrong: they are so on the medium now.
-    pub fn set_raw(&self, index: usize, bytes: [u8; RECORD_BYTES]) {
-        self.records.borrow_mut()[index] = bytes;
+    pub fn set_raw(&self, index: usize, bytes: [u8; MAP_ENTRY_BYTES]) {
+        self.entries.borrow_mut()[index] = bytes;
     }
 
     /// The number of the sector with the record of a block, and its bytes.
     pub fn sector_of(&self, index: usize) -> (u64, Vec<u8>) {
         let per_sector = self.per_sector();
         let first = index / per_sector * per_sector;
-        (1 + (index / per_sector) as u64, self.records.borrow()[first..first + per_sector].as_flattened().to_vec())
+        (1 + (index / per_sector) as u64, self.entries.borrow()[first..first + per_sector].as_flattened().to_vec())
     }
 }
 
 /// What stands for the generations where both copies are lost: those of the records that check. The others are lost, and
 /// never blank.
-fn generations_of(records: &[[u8; RECORD_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
-    let of = |(lba, bytes): (u64, &[u8; RECORD_BYTES])| {
-        let record = Record::decode(bytes, seed).ok().filter(|record| record.lba.get() == lba);
+fn generations_of(records: &[[u8; MAP_ENTRY_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
+    let of = |(lba, bytes): (u64, &[u8; MAP_ENTRY_BYTES])| {
+        let record = MapEntry::decode(bytes, seed).ok().filter(|record| record.lba.get() == lba);
         record.map_or(LOST, |record| record.generation)
     };
     (first.get()..).zip(records).map(of).collect()
