@@ -1,8 +1,7 @@
 //! The side of a reactor that other threads may touch.
 //!
-//! Invariant: whatever is put into the inbox is seen. Whoever sets `notified` looks at `sleeping` afterwards, and the reactor
-//! sets `sleeping` and looks at `notified` before it sleeps, so at least one of them sees the other: either the reactor does
-//! not fall asleep, or the event descriptor is written, which ends its sleep. A reactor that is awake costs no system call.
+//! Invariant: whatever is put into the inbox is seen. [`SleepHandshake`] decides who must act: either the reactor does not fall
+//! asleep, or the sender writes the event descriptor, which ends its sleep. A reactor that is awake costs no system call.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use crate::sleep_handshake::SleepHandshake;
 use crate::waker::TaskId;
 
 /// Something to run on the reactor's thread.
@@ -18,9 +18,7 @@ pub(crate) type Message = Box<dyn FnOnce() + Send>;
 
 pub(crate) struct ReactorShared {
     event: File,
-    notified: AtomicBool,
-    /// The reactor sleeps, or is about to.
-    sleeping: AtomicBool,
+    handshake: SleepHandshake,
     /// Other threads have something to do with this reactor, so waiting for them is worth a spin.
     is_shared: AtomicBool,
     inbox: Mutex<Inbox>,
@@ -47,8 +45,7 @@ impl ReactorShared {
         let event = unsafe { File::from_raw_fd(fd) };
         Ok(ReactorShared {
             event,
-            notified: AtomicBool::new(false),
-            sleeping: AtomicBool::new(false),
+            handshake: SleepHandshake::new(),
             is_shared: AtomicBool::new(false),
             inbox: Mutex::default(),
         })
@@ -67,7 +64,7 @@ impl ReactorShared {
 
     /// Makes the reactor look at its inbox.
     pub(crate) fn notify(&self) {
-        if !self.notified.swap(true, Ordering::SeqCst) && self.sleeping.load(Ordering::SeqCst) {
+        if self.handshake.notify() {
             self.kick();
         }
     }
@@ -75,18 +72,17 @@ impl ReactorShared {
     /// The reactor is about to sleep. False when something has come in: then it must not. Either way call
     /// [`ReactorShared::wake_up`] afterwards.
     pub(crate) fn fall_asleep(&self) -> bool {
-        self.sleeping.store(true, Ordering::SeqCst);
-        !self.notified.load(Ordering::SeqCst)
+        self.handshake.fall_asleep()
     }
 
     /// The reactor is awake again, and looks at its inbox before it next sleeps.
     pub(crate) fn wake_up(&self) {
-        self.sleeping.store(false, Ordering::SeqCst);
+        self.handshake.wake_up();
     }
 
     /// Whether something came in that the reactor has not looked at.
     pub(crate) fn has_notice(&self) -> bool {
-        self.notified.load(Ordering::Acquire)
+        self.handshake.has_notice()
     }
 
     /// Other threads will send to this reactor.
@@ -107,7 +103,7 @@ impl ReactorShared {
 
     /// Whether something came in since the last call.
     pub(crate) fn take_notice(&self) -> bool {
-        self.notified.load(Ordering::Relaxed) && self.notified.swap(false, Ordering::SeqCst)
+        self.handshake.take_notice()
     }
 
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {

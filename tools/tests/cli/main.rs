@@ -19,6 +19,7 @@ mod nbd;
 mod nbd_unix;
 mod not_open;
 mod paths;
+mod power_loss;
 mod recognition;
 mod reload;
 mod remote;

@@ -23,7 +23,7 @@ use sealblock_units::{BlockSize, Extent};
 
 const SUBNQN: &str = "nqn.2026-11.org.example:volumes";
 
-fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+pub fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     Reactor::new(Config::default()).expect("a reactor starts").block_on(async { test().await });
 }
 
@@ -47,13 +47,13 @@ impl Device for Flaky {
     }
 }
 
-async fn write(device: &impl Device, at: u64) {
+pub async fn write(device: &impl Device, at: u64) {
     let extent = Extent::from_raw(at, 1).unwrap();
     let data = Sealed::seal(Slice::copy_from(&[7; 4096]), BlockSize::B4096, None, &Tags::default());
     device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
 }
 
-async fn flushes(device: &impl Device) -> bool {
+pub async fn flushes(device: &impl Device) -> bool {
     device.execute(Request::Flush).await.is_ok()
 }
 
@@ -63,11 +63,11 @@ fn listen(at: SocketAddr) -> (Listener, SocketAddr) {
     (listener, address)
 }
 
-fn any() -> SocketAddr {
+pub fn any() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 0).into()
 }
 
-fn serve_nvme(at: SocketAddr, shared: SharedDevice) -> (Target, SocketAddr) {
+pub fn serve_nvme(at: SocketAddr, shared: SharedDevice) -> (Target, SocketAddr) {
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, Namespace::new(shared, [1; 16]));
     let limits = Limits { drain: Duration::from_millis(200), ..Limits::default() };
     let target = Target::new([subsystem.unwrap()], limits).unwrap();
@@ -76,7 +76,7 @@ fn serve_nvme(at: SocketAddr, shared: SharedDevice) -> (Target, SocketAddr) {
     (target, address)
 }
 
-fn serve_nbd(shared: &SharedDevice) -> (Server, SocketAddr) {
+pub fn serve_nbd(shared: &SharedDevice) -> (Server, SocketAddr) {
     let exports = ["disk", "other"].map(|name| Export::new(name, shared.clone()));
     let server = Server::new(exports, NbdLimits::default()).unwrap();
     let ((listener, address), serving) = (listen(any()), server.clone());
@@ -84,7 +84,7 @@ fn serve_nbd(shared: &SharedDevice) -> (Server, SocketAddr) {
     (server, address)
 }
 
-async fn nvme(address: SocketAddr, host: u8) -> Gate<NvmeTcpDevice> {
+pub async fn nvme(address: SocketAddr, host: u8) -> Gate<NvmeTcpDevice> {
     connect(address, host).await.unwrap()
 }
 
@@ -97,7 +97,7 @@ async fn connect(address: SocketAddr, host: u8) -> Result<Gate<NvmeTcpDevice>, E
     Ok(Gate::new("nvme", device))
 }
 
-async fn nbd(address: SocketAddr, export: &str) -> Gate<NbdDevice> {
+pub async fn nbd(address: SocketAddr, export: &str) -> Gate<NbdDevice> {
     Gate::new("nbd", NbdDevice::connect(address.into(), export, NbdOptions::default()).await.unwrap())
 }
 
@@ -152,7 +152,7 @@ fn a_host_that_comes_back_learns_what_befell_the_writes_of_its_lost_controller()
 }
 
 #[derive(Clone)]
-struct RealTime;
+pub struct RealTime;
 
 impl Clock for RealTime {
     async fn sleep(&self, time: Duration) {
@@ -167,7 +167,8 @@ fn a_target_that_starts_again_below_several_paths_is_told_to_both_askers() {
     run(|| async {
         let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, None));
         let publish = || SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&memory)))));
-        let (first, address) = serve_nvme(any(), publish());
+        // An address of its own: no other test can take its port while nothing listens there.
+        let (first, address) = serve_nvme((Ipv4Addr::new(127, 0, 0, 77), 0).into(), publish());
         let source = DeviceOpener::new("path", move || async move { connect(address, 1).await.map(DynDevice::new) });
         let device = Some(source.open().await.unwrap());
         let patience = RetryPolicy { min_reprobe: Duration::from_millis(300), ..RetryPolicy::default() };
