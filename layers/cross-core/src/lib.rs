@@ -23,9 +23,15 @@ mod call_table;
 mod durable;
 mod link;
 mod mailbox;
+#[cfg(test)]
+mod mailbox_tests;
 mod owner;
 mod place;
 mod shared;
+/// What [`mailbox`] is made of; a model checker puts its own in their place.
+mod sync {
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+}
 
 pub use place::Quiesced;
 pub use shared::{Attached, CrossCoreRequest, Locked, Observer, SharedDevice};

@@ -11,8 +11,8 @@ use sealblock_block::{
     Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
-use sealblock_layers_mirror::{CreateOptions, ReplicaSource, State, create};
 use sealblock_layers_cross_core::SharedDevice;
+use sealblock_layers_mirror::{CreateOptions, ReplicaSource, State, create};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{sleep, spawn};

@@ -128,7 +128,9 @@ impl Trial {
         match came.refused {
             // Its label is gone, or cannot be read.
             None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
-            Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= leg => Ok(()),
+            Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= leg => {
+                Ok(())
+            }
             Some(error) => Err(format!("with a decayed leg: {error}")),
         }
     }

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use sealblock_block::{DynDevice, Gate};
 use sealblock_layers_mirror::{
-    CreateOptions, MirrorError, Mutation, OpenOptions, OpenMirror, ReplicaError, ReplicaSource, TestHooks, create_with_hooks,
-    open_with_hooks,
+    CreateOptions, MirrorError, Mutation, OpenMirror, OpenOptions, ReplicaError, ReplicaSource, TestHooks,
+    create_with_hooks, open_with_hooks,
 };
 
 use super::clock::Hurried;
@@ -89,9 +89,13 @@ impl Stage {
     /// Opens the mirror of the legs that are meant to be in use, those that are held being absent.
     pub async fn open(self) -> Result<Up, MirrorError> {
         let options = OpenOptions { is_read_only: false, random: self.opening.random };
-        let opened =
-            open_with_hooks(self.sources(self.world.is_any_order.get()).await, self.clock(), options, self.opening.drill())
-                .await?;
+        let opened = open_with_hooks(
+            self.sources(self.world.is_any_order.get()).await,
+            self.clock(),
+            options,
+            self.opening.drill(),
+        )
+        .await?;
         Ok(self.up(opened))
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Abilities, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{MirrorInfo, ReplicaInfo, Mirror};
+use sealblock_layers_mirror::{Mirror, MirrorInfo, ReplicaInfo};
 use sealblock_units::Extent;
 
 use super::clock::Hurried;
@@ -115,8 +115,7 @@ impl Harness {
     fn well(&self) -> Vec<(usize, u64)> {
         let Some(description) = self.describe() else { return Vec::new() };
         let is_well = |site: &&Rc<ReplicaEnv>| {
-            let is_it =
-                |leg: &ReplicaInfo| leg.name == site.name && leg.is_online && leg.state == ReplicaState::InSync;
+            let is_it = |leg: &ReplicaInfo| leg.name == site.name && leg.is_online && leg.state == ReplicaState::InSync;
             site.line.get() == ReplicaLink::Up && !site.bare && description.replicas.iter().any(is_it)
         };
         self.sites.borrow().iter().filter(is_well).map(|site| (site.number, site.breaks.get())).collect()

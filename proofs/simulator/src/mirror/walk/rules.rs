@@ -63,8 +63,7 @@ impl Copies {
 /// Replicas that are in sync while nothing is unsettled have the same, and what they may have.
 pub fn check_in_sync(world: &World) {
     let Some(state) = world.state() else { return };
-    let is_settled =
-        world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
+    let is_settled = world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
     if !is_settled {
         return;
     }

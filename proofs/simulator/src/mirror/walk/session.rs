@@ -8,8 +8,8 @@ use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Gate, Out
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    CreateOptions, OpenOptions, OpenMirror, Reopen, ReplicaSource, TestHooks, create_with_hooks, mark_written_alone_with_hooks,
-    open_with_hooks,
+    CreateOptions, OpenMirror, OpenOptions, Reopen, ReplicaSource, TestHooks, create_with_hooks,
+    mark_written_alone_with_hooks, open_with_hooks,
 };
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
