@@ -12,7 +12,7 @@ use sealblock_block::{
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
-use sealblock_layers_mirror::{CreateOptions, ReplicaSource, State, create};
+use sealblock_layers_mirror::{CreateOptions, MirrorState, ReplicaSource, create};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{sleep, spawn};
@@ -155,7 +155,7 @@ fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no
         let options = CreateOptions { random: [5; 16], from: Some(0), force: true };
         let opened = create(vec![good, resynced], RealTime, options).await.unwrap();
         let (mirror, worker) = (opened.mirror, spawn(opened.worker.run()));
-        while mirror.state() != State::Optimal {
+        while mirror.state() != MirrorState::Optimal {
             sleep(Duration::from_millis(5)).await;
         }
         assert!(seen.has_cut_power.get(), "the resync flushed what it wrote");
