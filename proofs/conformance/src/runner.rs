@@ -28,7 +28,7 @@ pub struct RunPlan {
     pub names: Vec<String>,
     /// What the release of a kernel has to begin with.
     pub kernel: String,
-    /// Whether folders of tests that passed stay.
+    /// True if folders of tests that passed stay.
     pub keep: bool,
 }
 

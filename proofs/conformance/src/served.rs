@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 /// From the start of a server until it listens, and from the signal until it has ended.
-const PATIENCE: Duration = Duration::from_secs(60);
+const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program under test, and a folder for its volumes and logs.
 #[derive(Clone, Debug)]
@@ -59,11 +59,11 @@ impl Sealblock {
     /// Bytes that a volume's file takes on this machine.
     ///
     /// # Errors
-    /// If the file cannot be looked at.
+    /// If the file cannot be read.
     pub fn allocated_bytes(&self, name: &str) -> Result<u64> {
         let file = File::open(self.folder.join(name)).with_context(|| format!("opening {name}"))?;
         file.sync_all().context("writing the volume's file back")?;
-        let stat = rustix::fs::fstat(&file).context("asking for the volume's blocks")?;
+        let stat = rustix::fs::fstat(&file).context("reading the status of the volume's file")?;
         Ok(u64::try_from(stat.st_blocks).unwrap_or(0) * 512)
     }
 
@@ -158,7 +158,7 @@ impl Server {
     /// Waits for an event of one of these names.
     fn event(&self, names: &[&str]) -> Result<Value> {
         let events = self.events.as_ref().context("the server was never started")?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         while let Ok(line) = events.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             let event: Value = serde_json::from_str(&line).with_context(|| format!("reading the event {line}"))?;
             if event["event"].as_str().is_some_and(|name| names.contains(&name)) {
@@ -220,7 +220,7 @@ impl Server {
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let Some(mut child) = self.child.take() else { bail!("there is no server to stop") };
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + SERVER_TIMEOUT;
         while Instant::now() < deadline {
             match child.try_wait().context("waiting for the server")? {
                 Some(status) if status.success() => return Ok(()),

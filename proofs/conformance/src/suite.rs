@@ -55,12 +55,12 @@ const fn case(
 }
 
 impl Case {
-    /// Whether a kernel gets it. One that is named on the command line runs wherever it can.
+    /// True if a kernel gets it. One that is named on the command line runs wherever it can.
     pub fn is_for(&self, kernel: &Kernel, is_named: bool) -> bool {
         self.runs_on(kernel.version()) && (is_named || kernel.share == Share::All || SOME.contains(&self.name))
     }
 
-    /// Whether a kernel of this version can do it.
+    /// True if a kernel of this version can do it.
     fn runs_on(&self, version: Version) -> bool {
         self.kernels.0 <= version && version < self.kernels.1
     }

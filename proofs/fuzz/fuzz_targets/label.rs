@@ -1,4 +1,4 @@
-//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are judged.
+//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -26,11 +26,11 @@ fuzz_target!(|input: &[u8]| {
     if let Ok(Assembly::Known(known)) = assemble(&found) {
         assert_eq!(known.places.len(), found.len());
         let in_sync = |at: &usize| known.label.members[*at].standing == ReplicaState::InSync;
-        assert!(known.places.iter().any(in_sync), "a mirror has a leg that has everything");
+        assert!(known.places.iter().any(in_sync), "a mirror has a replica that is in sync");
     }
 });
 
-/// A good label of three legs with some bytes changed, its checksum right.
+/// A valid label of three replicas with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
     let member = |at: usize, pieces: &mut Pieces| ReplicaRecord {

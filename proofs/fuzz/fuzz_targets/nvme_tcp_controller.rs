@@ -1,4 +1,4 @@
-//! A whole NVMe/TCP target on a socket, and commands of a host that has gone mad: each is answered once, or the connection ends.
+//! A whole NVMe/TCP target on a socket, and the commands of a malicious host: each completes once, or the connection ends.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Both sides of NVMe/TCP over a wire that the input cuts and spoils: what is not spoilt works, and what is spoilt ends.
+//! Both sides of NVMe/TCP over a wire that the input cuts and corrupts: what is intact works, and what is corrupt ends the connection.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

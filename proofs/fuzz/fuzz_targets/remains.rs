@@ -1,4 +1,4 @@
-//! Whole volumes with forged metadata and no superblock: their shape is found or not, never a panic or a hang.
+//! Whole volumes with forged metadata and no superblock: their layout is found or not, never a panic or a hang.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

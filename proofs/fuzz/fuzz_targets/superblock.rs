@@ -52,7 +52,7 @@ fn check_segments(layout: &Layout) {
         assert!(segment.blocks > 0 && segment.group_blocks > 0);
         first += segment.blocks;
         first_group += segment.groups();
-        offset = layout.block_group(first_group - 1).expect("a segment has zones").end_offset;
+        offset = layout.block_group(first_group - 1).expect("a segment has block groups").end_offset;
     }
     assert_eq!((first_group, layout.tail_offset()), (layout.block_groups(), offset));
     let last = Lba::new(layout.capacity_blocks() - 1);
@@ -67,7 +67,10 @@ fn check(bytes: &[u8]) {
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
         let layout = superblock.layout;
         assert!(layout.block_groups() > 0 && layout.medium_bytes() > layout.groups_offset());
-        assert!(layout.block_group(layout.block_groups() - 1).is_some() && layout.block_group(layout.block_groups()).is_none());
+        assert!(
+            layout.block_group(layout.block_groups() - 1).is_some()
+                && layout.block_group(layout.block_groups()).is_none()
+        );
         check_segments(&layout);
         assert!(Superblock::is_trace(bytes) && Superblock::is_trace_at(bytes, layout.third_offset()));
     }

@@ -1,8 +1,8 @@
 //! A whole NVMe/TCP target on a loopback socket, and a host whose commands are what the input says.
 //!
 //! The target, its reactor and its devices are made once and live as long as the process. Each input is a host of its own: it
-//! connects an admin queue and, mostly, an I/O queue, then sends commands without waiting. Each command must be answered
-//! once, or its connection must end, within a time that only a hang exceeds; then everything of the host must be gone.
+//! connects an admin queue and, mostly, an I/O queue, then sends commands without waiting. Each command must complete
+//! once, or its connection must end, within a time that only a hang exceeds; then every resource of the host must be free.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -58,7 +58,7 @@ pub fn try_controller(input: &[u8]) {
                 yield_now().await;
             }
         };
-        timeout(HANG, gone).await.expect("what a host leaves behind is given back");
+        timeout(HANG, gone).await.expect("the target frees the connections of a host that is gone");
     });
 }
 
@@ -96,21 +96,21 @@ fn subsystem() -> Subsystem {
 struct Queue {
     host: Host,
     stream: Stream,
-    /// Opcodes of the commands that have not been answered.
+    /// Opcodes of the commands in flight.
     open: HashMap<u16, u8>,
     last: Option<Completion>,
-    /// Event requests that may stay unanswered.
-    kept: usize,
+    /// Event requests that may stay in flight.
+    open_ended: usize,
     /// Bytes were sent that are no PDU, so the target may wait for more of what they began.
     noisy: bool,
-    /// The last command is the first of a fused pair, which is answered when the next one has come.
+    /// The last command is the first of a fused pair, which completes when the next one has come.
     half: bool,
 }
 
 async fn session(address: SocketAddr, pieces: &mut Pieces<'_>) {
     let (choice, digests) = (pieces.byte(), pieces.byte());
     let mut admin = Queue::open(address, digests).await;
-    admin.kept = EVENT_REQUESTS;
+    admin.open_ended = EVENT_REQUESTS;
     let connect = connect(pieces, choice, 0, CNTLID_DYNAMIC);
     let Some(cntlid) = admin.call(connect.0, connect.1).await.filter(|_| admin.is_up()) else { return };
     let ready = PropertySet { offset: 0x14, bytes: 4, value: 0x0046_0001 };
@@ -134,20 +134,20 @@ async fn session(address: SocketAddr, pieces: &mut Pieces<'_>) {
             _ => &mut admin,
         };
         match to >> 1 & 15 {
-            0 => queue.rest().await,
+            0 => queue.drain().await,
             1 if to & 0x20 != 0 => queue.noise(pieces.bytes(32)).await,
             _ => queue.submit(pieces).await,
         }
     }
     if let Some(mut io) = io {
-        io.rest().await;
+        io.drain().await;
         io.end(choice & 0x40 != 0);
     }
-    admin.rest().await;
+    admin.drain().await;
     admin.end(choice & 0x80 != 0);
 }
 
-/// Connect, right unless `choice` spoils the command or its data.
+/// Connect, valid unless `choice` corrupts the command or its data.
 fn connect(pieces: &mut Pieces, choice: u8, queue: u16, cntlid: u16) -> (Command, HostData) {
     let ask = Connect { queue, entries: 64, attributes: ConnectAttributes::NONE, keep_alive_ms: 0 };
     let data = ConnectData {
@@ -212,8 +212,8 @@ fn data(pieces: &mut Pieces, command: &Command) -> HostData {
     let direction = if choice & 0xC0 == 0xC0 { pieces.byte() } else { command.opcode };
     match direction & 3 {
         1 if choice & 0x20 != 0 => {
-            let slot = ReservedArea::ALL[usize::from(choice & 1)];
-            write(&slot.encode(pieces.bytes(len.min(64))).expect("a slot has room for this"))
+            let area = ReservedArea::ALL[usize::from(choice & 1)];
+            write(&area.encode(pieces.bytes(len.min(64))).expect("an area has room for this"))
         }
         1 => {
             let mut bytes = vec![0; len];
@@ -237,7 +237,7 @@ impl Queue {
             stream,
             open: HashMap::new(),
             last: None,
-            kept: 0,
+            open_ended: 0,
             noisy: false,
             half: false,
         };
@@ -261,11 +261,11 @@ impl Queue {
         }
     }
 
-    /// Receives once; tells whether the connection lives on.
+    /// Receives once. True if the connection is still open.
     async fn receive(&mut self) -> bool {
         let Some(buffer) = self.host.receive_buffer() else { return false };
         let received = timeout(HANG, self.stream.recv(buffer)).await;
-        let (result, buffer) = received.unwrap_or_else(|_| panic!("no answer to {:?}", self.open));
+        let (result, buffer) = received.unwrap_or_else(|_| panic!("no completion of {:?}", self.open));
         let Ok(len @ 1..) = result else {
             self.host.close();
             return false;
@@ -273,7 +273,7 @@ impl Queue {
         self.host.received(buffer, len);
         while let Some(event) = self.host.next_event() {
             if let Event::Completed { cid, completion, .. } = event {
-                assert!(self.open.remove(&cid.0).is_some(), "one answer for each command");
+                assert!(self.open.remove(&cid.0).is_some(), "one completion for each command");
                 self.last = Some(completion);
             }
         }
@@ -281,7 +281,7 @@ impl Queue {
         true
     }
 
-    /// Submits a command and waits for its answer, which is given if it says success.
+    /// Submits a command and returns its completion if that says success.
     async fn call(&mut self, command: Command, data: HostData) -> Option<Completion> {
         let cid = self.host.submit(command, data).ok()?.0;
         self.open.insert(cid, command.opcode);
@@ -298,7 +298,7 @@ impl Queue {
         let command = command(pieces);
         let data = data(pieces, &command);
         if !self.host.can_submit() {
-            self.rest().await;
+            self.drain().await;
         }
         self.put(command, data).await;
     }
@@ -320,10 +320,10 @@ impl Queue {
         }
     }
 
-    /// Waits until everything is answered but what may stay open.
-    async fn rest(&mut self) {
+    /// Waits until every command has completed but those that may stay in flight.
+    async fn drain(&mut self) {
         if self.noisy {
-            // Nothing more may be wanted of it than the end of the connection.
+            // The target may wait for nothing but the end of the connection.
             let _ = self.stream.shutdown(std::net::Shutdown::Write);
         }
         if self.half {
@@ -331,7 +331,7 @@ impl Queue {
         }
         loop {
             let kept = self.open.values().filter(|opcode| **opcode == ASYNCHRONOUS_EVENT_REQUEST).count();
-            let done = !self.noisy && self.open.len() <= kept.min(self.kept);
+            let done = !self.noisy && self.open.len() <= kept.min(self.open_ended);
             if done || !self.receive().await {
                 return;
             }
@@ -340,7 +340,7 @@ impl Queue {
 
     fn end(self, resets: bool) {
         if resets {
-            // Whether the socket can be told so makes no difference to the target.
+            // Whether this succeeds makes no difference to the target.
             let _ = self.stream.abort();
         }
     }

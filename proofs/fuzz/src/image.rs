@@ -16,7 +16,7 @@ use sealblock_simulator::system::{Resizing, Shape, System, Volumes};
 use sealblock_simulator::trace::Trace;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use crate::{Pieces, forge_log_sector, forge_record, forge_sector, forge_superblock};
+use crate::{Pieces, forge_log_sector, forge_map_entry, forge_sector, forge_superblock};
 
 const UUID: [u8; 16] = *b"fuzzed volume  1";
 const SECTOR: usize = 512;
@@ -56,7 +56,7 @@ fn on<T: 'static, F: Future<Output = T> + 'static>(
     (result, disk.power_off(Survival::Everything, &Random::new(3)))
 }
 
-/// A volume to be spoilt.
+/// A volume to corrupt.
 struct Template {
     layout: Layout,
     sectors: Vec<(u64, Vec<u8>)>,
@@ -119,8 +119,8 @@ async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     stack.execute(Request::Write { extent, data, durability }).await.map(|_| ())
 }
 
-/// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the zone map gets past its checksum:
-/// what both deny was never written, whatever lies there, until the zone gets its tables around it.
+/// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the block group map gets past its checksum:
+/// what both call unwritten was never written, whatever lies there, until the block group gets its map pages around it.
 fn forged(template: &Template, input: &[u8]) -> Image {
     let (layout, mut pieces) = (&template.layout, Pieces::new(input));
     let mut forged_map = None;
@@ -129,13 +129,13 @@ fn forged(template: &Template, input: &[u8]) -> Image {
     while !pieces.is_empty() {
         let (kind, place, at) = (pieces.byte(), u64::from(pieces.byte()), usize::from(pieces.short()) % SECTOR);
         let length = usize::from(pieces.byte()).min(SECTOR - at);
-        let zone = layout.block_group(place / 32 % layout.block_groups()).expect("a zone of the volume");
+        let group = layout.block_group(place / 32 % layout.block_groups()).expect("a block group of the volume");
         let sector = match kind % 6 {
             0 => place % 2 * 64,
-            1 => layout.log_place(place / 2, place) / SECTOR as u64,
-            2 => zone.pages_offset / SECTOR as u64 + 1 + place % 15,
+            1 => layout.log_sector_offset(place / 2, place) / SECTOR as u64,
+            2 => group.pages_offset / SECTOR as u64 + 1 + place % 15,
             3 => layout.group_map_offset(place % 2) / SECTOR as u64,
-            4 => [zone.pages_offset, zone.second_offset][place as usize % 2] / SECTOR as u64,
+            4 => [group.pages_offset, group.second_offset][place as usize % 2] / SECTOR as u64,
             _ => place * layout.medium_bytes() / SECTOR as u64 / 256,
         };
         let mut bytes = vec![0; SECTOR];
@@ -147,11 +147,11 @@ fn forged(template: &Template, input: &[u8]) -> Image {
             1 if kind & 64 != 0 => forge_log_sector(&mut bytes, &UUID),
             3 if kind & 64 != 0 && *forged_map.get_or_insert(place % 2) == place % 2 => forge_sector(&mut bytes, &UUID),
             4 if kind & 64 != 0 => forge_sector(&mut bytes, &UUID),
-            // Blank records stay blank.
+            // Empty map entries stay empty.
             2 => bytes
                 .chunks_exact_mut(MAP_ENTRY_BYTES)
-                .filter(|record| record.iter().any(|byte| *byte != 0))
-                .for_each(|record| forge_record(record, &UUID)),
+                .filter(|entry| entry.iter().any(|byte| *byte != 0))
+                .for_each(|entry| forge_map_entry(entry, &UUID)),
             _ => {}
         }
         image.damage_sector(sector, &bytes);
@@ -173,7 +173,7 @@ async fn see(stack: &DynDevice) -> Seen {
         assert_eq!(read.is_ok(), verify.is_ok(), "Read and Verify of block {lba} disagree");
         seen.push(match read {
             Ok(Response::Data(data)) => Some(data.data().to_vec()),
-            Ok(other) => panic!("a read was answered {other:?}"),
+            Ok(other) => panic!("a read returned {other:?}"),
             Err(_) => None,
         });
     }
@@ -192,7 +192,7 @@ async fn use_it(stack: &DynDevice, round: u64) {
         let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
         match stack.execute(Request::Read { extent, checks }).await.expect("what was written can be read") {
             Response::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
-            other => panic!("a read was answered {other:?}"),
+            other => panic!("a read returned {other:?}"),
         }
     }
     stack.execute(Request::Flush).await.expect("the disk works");
@@ -269,17 +269,17 @@ mod tests {
     }
 
     #[test]
-    fn changed_records_get_past_their_checksums() {
-        // The guard of the first record, in the log as in the table: the block must fail and no other.
-        let record = [2, 0, 0, 0, 2, 0xaa, 0xbb];
+    fn changed_entries_get_past_their_checksums() {
+        // The guard of the first entry, in the log as in the block map: the block must fail and no other.
+        let entry = [2, 0, 0, 0, 2, 0xaa, 0xbb];
         for template in [plain(), grown()] {
-            let seen = seen(template, &record);
+            let seen = seen(template, &entry);
             assert_eq!(seen.iter().position(Option::is_none), Some(0));
             assert_eq!(seen.iter().filter(|block| block.is_none()).count(), 1);
         }
-        try_image(&record);
-        try_resized(&record);
-        try_remains(&record);
+        try_image(&entry);
+        try_resized(&entry);
+        try_remains(&entry);
         try_remains(&[]);
     }
 }

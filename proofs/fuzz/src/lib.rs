@@ -8,7 +8,7 @@ pub mod image;
 pub mod nvme;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
-use sealblock_media_volume::format::{RESERVED_HEAD_BYTES, MAP_ENTRY_BYTES};
+use sealblock_media_volume::format::{MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES};
 
 /// Takes an input apart. At the end of the input it gives zeroes, so that any input is a whole one.
 pub struct Pieces<'a>(&'a [u8]);
@@ -19,7 +19,7 @@ impl<'a> Pieces<'a> {
         Pieces(input)
     }
 
-    /// Whether all was taken.
+    /// True if all was taken.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -36,7 +36,7 @@ impl<'a> Pieces<'a> {
         head
     }
 
-    /// A number of eight bytes, little-endian.
+    /// The next eight bytes as a number, little-endian.
     pub fn word(&mut self) -> u64 {
         let mut word = [0; 8];
         let bytes = self.bytes(8);
@@ -44,7 +44,7 @@ impl<'a> Pieces<'a> {
         u64::from_le_bytes(word)
     }
 
-    /// A number of two bytes, little-endian.
+    /// The next two bytes as a number, little-endian.
     pub fn short(&mut self) -> u16 {
         let mut short = [0; 2];
         let bytes = self.bytes(2);
@@ -93,23 +93,23 @@ pub fn forge_stripe_label(bytes: &mut [u8]) {
     }
 }
 
-/// Makes the checksum of a record of the volume `uuid` right.
-pub fn forge_record(bytes: &mut [u8], uuid: &[u8; 16]) {
+/// Makes the checksum of a map entry of the volume `uuid` right.
+pub fn forge_map_entry(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[..28]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 28, checksum);
 }
 
-/// Makes the checksums of a log sector of the volume `uuid`, and of all records in it, right.
+/// Makes the checksums of a log sector of the volume `uuid`, and of all map entries in it, right.
 pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     bytes[..4].copy_from_slice(b"SLOG");
-    for record in bytes[32..].chunks_exact_mut(MAP_ENTRY_BYTES) {
-        forge_record(record, uuid);
+    for entry in bytes[32..].chunks_exact_mut(MAP_ENTRY_BYTES) {
+        forge_map_entry(entry, uuid);
     }
     forge_sector(bytes, uuid);
 }
 
-/// Makes the checksum of a copy of a slot of the annex of the volume `uuid` right, if it is long enough to have one.
-pub fn forge_annex(bytes: &mut [u8], uuid: &[u8; 16]) {
+/// Makes the checksum of a copy of a reserved area of the volume `uuid` right, if it is long enough to have one.
+pub fn forge_reserved_area(bytes: &mut [u8], uuid: &[u8; 16]) {
     let Some(length) = bytes.get(16..20).map(|length| u32::from_le_bytes([length[0], length[1], length[2], length[3]]))
     else {
         return;
@@ -119,7 +119,7 @@ pub fn forge_annex(bytes: &mut [u8], uuid: &[u8; 16]) {
     put_checksum(bytes, 4, checksum);
 }
 
-/// Makes the checksum of a sector of metadata of the volume `uuid` right: of generations, of the zone map, or of the log.
+/// Makes the checksum of a sector of metadata of the volume `uuid` right: of generations, of the block group map, or of the log.
 pub fn forge_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[8..]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 4, checksum);

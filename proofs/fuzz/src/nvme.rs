@@ -1,7 +1,7 @@
-//! NVMe structures from strangers: commands as a target reads them, pages as a host reads them from a hostile target.
+//! NVMe structures from untrusted peers: commands as a target reads them, pages as a host reads them from a hostile target.
 //!
 //! Whatever is read must, written again, read as the same. What a page leads on to (names, addresses, ranges, formats)
-//! is asked for as well, because that is what its reader does.
+//! is computed as well, because that is what its reader does.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea, ReservedHeader};
@@ -64,7 +64,7 @@ fn commands(pieces: &mut Pieces) {
     if let Ok(io) = IoCommand::decode(&command) {
         let again = io.encode(command.nsid.get()).expect("what was read can be said");
         assert_eq!(IoCommand::decode(&again), Ok(io));
-        carry_out(&io, pieces);
+        validate(&io, pieces);
     }
 }
 
@@ -96,8 +96,8 @@ fn lba_status(ask: &GetLbaStatus, capacity: u64) {
     assert!(ask.answer_bytes(4096) <= 4096);
 }
 
-/// What a target asks of an I/O command before it believes it.
-fn carry_out(io: &IoCommand, pieces: &mut Pieces) {
+/// The checks that a target makes before it executes an I/O command.
+fn validate(io: &IoCommand, pieces: &mut Pieces) {
     let (capacity, format) = (pieces.word(), format(pieces));
     if io.validate(capacity, format).is_err() {
         return;
@@ -201,19 +201,20 @@ fn logs(page: &[u8]) {
     lists_log_page(page, page.first().copied().unwrap_or(0));
 }
 
-/// What is promised is what the page says, and what a slot holds can be written again.
+/// Only bits that the page has are reported, and the content of an area can be written again.
 fn extensions(page: &[u8]) {
-    let (nsid, both) = (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);
+    let (nsid, both) =
+        (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);
     assert_eq!(ExtensionsLog::read(page, nsid).bits() & !both.bits(), 0);
-    for slot in ReservedArea::ALL {
+    for area in ReservedArea::ALL {
         let mut frame = page.to_vec();
-        frame.resize(slot.frame_bytes(), 0);
-        if let Ok(bytes) = slot.decode(&frame) {
-            let again = slot.encode(bytes).expect("what a slot holds has room in it");
-            assert_eq!(slot.decode(&again), Ok(bytes));
+        frame.resize(area.frame_bytes(), 0);
+        if let Ok(bytes) = area.decode(&frame) {
+            let again = area.encode(bytes).expect("the content of an area fits into it");
+            assert_eq!(area.decode(&again), Ok(bytes));
         }
-        let held = &page[..page.len().min(slot.max_bytes())];
-        assert_eq!(slot.decode(&slot.encode(held).expect("there is room")), Ok(held));
+        let held = &page[..page.len().min(area.max_bytes())];
+        assert_eq!(area.decode(&area.encode(held).expect("there is room")), Ok(held));
     }
 }
 

@@ -23,7 +23,7 @@ const BOOT: Duration = Duration::from_secs(120);
 const MEMORY_MIB: u32 = 1024;
 const PROCESSORS: u32 = 2;
 
-/// The guest ended or fell silent by itself. That happens to emulated machines, so it is worth another try.
+/// The guest ended or stopped responding by itself. That happens to emulated machines, so the test is retried once.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest {0}")]
 pub struct GuestDied(String);

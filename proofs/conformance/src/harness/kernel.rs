@@ -47,7 +47,7 @@ impl Kernel {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// Whether its release begins so: 6.1 is not the beginning of 6.12.
+    /// True if its release begins so: 6.1 is not the beginning of 6.12.
     pub fn is_called(&self, name: &str) -> bool {
         let rest = self.release.strip_prefix(name);
         rest.is_some_and(|rest| name.is_empty() || !rest.starts_with(|next: char| next.is_ascii_digit()))

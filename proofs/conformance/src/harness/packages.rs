@@ -23,14 +23,14 @@ const CACHE_VARIABLE: &str = "SEALBLOCK_CONFORMANCE_CACHE";
 pub struct Suite {
     name: &'static str,
     folder: PathBuf,
-    /// Whether packages stay when they are unpacked.
+    /// True if packages stay when they are unpacked.
     keeps: bool,
     _lock: fs::File,
 }
 
 impl Suite {
-    /// Brings the lists of a suite up to date, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Lists that are
-    /// there already do where no newer ones can be had.
+    /// Updates the package lists of a suite, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Lists that are
+    /// there already are used where no newer ones can be fetched.
     ///
     /// # Errors
     /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not respond; it names what was not
@@ -220,12 +220,12 @@ impl Download {
         self.file.split('_').next().unwrap_or(&self.file)
     }
 
-    /// Whether all of it is there. What is in it, `dpkg-deb` checks when it unpacks it.
+    /// True if all of it is there. What is in it, `dpkg-deb` checks when it unpacks it.
     fn is_in(&self, folder: &Path) -> bool {
         fs::metadata(folder.join(&self.file)).is_ok_and(|there| there.is_file() && there.len() == self.bytes)
     }
 
-    /// Whether a file is another version of the same package.
+    /// True if a file is another version of the same package.
     fn is_newer_than(&self, file: &str) -> bool {
         file != self.file && file.split_once('_').is_some_and(|(package, _)| package == self.package())
     }

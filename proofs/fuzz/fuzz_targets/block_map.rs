@@ -1,10 +1,10 @@
-//! Generations, zone maps and slots of the annex: any bytes are refused or mean what writing them again would mean.
+//! Generations, block group maps and reserved areas: any bytes are refused or mean what writing them again would mean.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
 use sealblock_block::ReservedArea;
-use sealblock_fuzz::{Pieces, forge_annex, forge_sector};
-use sealblock_media_volume::format::{ReservedCopy, Generations, Seed, GroupMapSector};
+use sealblock_fuzz::{Pieces, forge_reserved_area, forge_sector};
+use sealblock_media_volume::format::{Generations, GroupMapSector, ReservedCopy, Seed};
 use sealblock_units::Lba;
 
 const UUID: [u8; 16] = [9; 16];
@@ -36,7 +36,7 @@ fuzz_target!(|input: &[u8]| {
             assert_eq!(GroupMapSector::decode(&sector, Seed::of(&UUID), place), Some(map));
             changed_sector(kind, sector, rest, place, more);
         }
-        _ => changed_annex(kind, rest, place, more),
+        _ => changed_reserved_area(kind, rest, place, more),
     }
 });
 
@@ -51,30 +51,30 @@ fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: 
     check(kind, &sector, place, more);
 }
 
-/// A good copy of a slot with some of its head changed, its checksum right.
-fn changed_annex(kind: u8, rest: &[u8], place: u64, more: u8) {
-    let slot = ReservedArea::ALL[usize::from(more) % ReservedArea::ALL.len()];
-    let held = rest[..rest.len().min(slot.max_bytes())].to_vec();
+/// A valid copy of an area with some of its head changed, its checksum right.
+fn changed_reserved_area(kind: u8, rest: &[u8], place: u64, more: u8) {
+    let area = ReservedArea::ALL[usize::from(more) % ReservedArea::ALL.len()];
+    let held = rest[..rest.len().min(area.max_bytes())].to_vec();
     let copy = ReservedCopy { write_seq: place, bytes: held };
-    let mut bytes = copy.encode(slot, Seed::of(&UUID));
-    assert!(ReservedCopy::is_trace(&bytes, slot, place % 2) && !ReservedCopy::is_trace(&bytes, slot, 1 - place % 2));
-    assert_eq!(ReservedCopy::decode(&bytes, slot, Seed::of(&UUID)), Some(copy));
+    let mut bytes = copy.encode(area, Seed::of(&UUID));
+    assert!(ReservedCopy::is_trace(&bytes, area, place % 2) && !ReservedCopy::is_trace(&bytes, area, 1 - place % 2));
+    assert_eq!(ReservedCopy::decode(&bytes, area, Seed::of(&UUID)), Some(copy));
     for change in rest.chunks_exact(2).take(4) {
         bytes[usize::from(change[0]) % 64] = change[1];
     }
-    forge_annex(&mut bytes, &UUID);
+    forge_reserved_area(&mut bytes, &UUID);
     check(kind, &bytes, place, more);
 }
 
 fn check(kind: u8, bytes: &[u8], place: u64, more: u8) {
     match kind % 3 {
         0 => check_generations(bytes, place, u64::from(more) * 8),
-        1 => check_zone_map(bytes, place),
-        _ => ReservedArea::ALL.iter().for_each(|&slot| check_annex(bytes, slot)),
+        1 => check_group_map(bytes, place),
+        _ => ReservedArea::ALL.iter().for_each(|&area| check_reserved_area(bytes, area)),
     }
 }
 
-/// Asked for at the place that it names, and at another.
+/// Decoded at the place that it names, and at another.
 fn check_generations(bytes: &[u8], place: u64, blocks: u64) {
     let seed = Seed::of(&UUID);
     for first in Generations::trace(bytes).into_iter().chain([Lba::new(place)]) {
@@ -89,7 +89,7 @@ fn check_generations(bytes: &[u8], place: u64, blocks: u64) {
     }
 }
 
-fn check_zone_map(bytes: &[u8], index: u64) {
+fn check_group_map(bytes: &[u8], index: u64) {
     let seed = Seed::of(&UUID);
     for index in [index, 0] {
         let Some(map) = GroupMapSector::decode(bytes, seed, index) else { continue };
@@ -101,13 +101,13 @@ fn check_zone_map(bytes: &[u8], index: u64) {
     }
 }
 
-fn check_annex(bytes: &[u8], slot: ReservedArea) {
+fn check_reserved_area(bytes: &[u8], area: ReservedArea) {
     let seed = Seed::of(&UUID);
-    let Some(copy) = ReservedCopy::decode(bytes, slot, seed) else { return };
-    assert!(copy.bytes.len() <= slot.max_bytes());
-    let again = copy.encode(slot, seed);
-    assert_eq!(ReservedCopy::decode(&again, slot, seed), Some(copy.clone()));
-    for other in ReservedArea::ALL.iter().filter(|other| other.index() != slot.index()) {
-        assert_eq!(ReservedCopy::decode(bytes, *other, seed), None, "of one slot only");
+    let Some(copy) = ReservedCopy::decode(bytes, area, seed) else { return };
+    assert!(copy.bytes.len() <= area.max_bytes());
+    let again = copy.encode(area, seed);
+    assert_eq!(ReservedCopy::decode(&again, area, seed), Some(copy.clone()));
+    for other in ReservedArea::ALL.iter().filter(|other| other.index() != area.index()) {
+        assert_eq!(ReservedCopy::decode(bytes, *other, seed), None, "of one area only");
     }
 }
