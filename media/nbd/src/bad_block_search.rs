@@ -18,32 +18,32 @@ use crate::status::{failure, is_about_blocks};
 pub(crate) async fn find_bad_blocks(
     io: &Io,
     extent: Extent,
-    troubles: Vec<ServerError>,
+    errors: Vec<ServerError>,
 ) -> Result<Vec<BadBlock>, Error> {
-    let mut faults = Vec::new();
-    let mut failing = vec![(extent, troubles)];
-    while let Some((run, troubles)) = failing.pop() {
+    let mut bad_blocks = Vec::new();
+    let mut failing = vec![(extent, errors)];
+    while let Some((run, errors)) = failing.pop() {
         if run.len() == 1 {
-            faults.push(BadBlock::media(run.start()));
+            bad_blocks.push(BadBlock::media(run.start()));
             continue;
         }
-        let named = named(run, &troubles, io.block_shift());
-        faults.extend(named.iter().map(|lba| BadBlock::media(*lba)));
+        let named = named(run, &errors, io.block_shift());
+        bad_blocks.extend(named.iter().map(|lba| BadBlock::media(*lba)));
         let parts = if named.is_empty() { halves(run) } else { between(run, &named) };
         for part in parts {
             match io.read_once(part).await?.result {
                 Ok(_) => {}
-                Err(troubles) if is_about_blocks(&troubles) => failing.push((part, troubles)),
-                Err(troubles) => return Err(failure(RequestKind::Read, Some(part), &troubles)),
+                Err(errors) if is_about_blocks(&errors) => failing.push((part, errors)),
+                Err(errors) => return Err(failure(RequestKind::Read, Some(part), &errors)),
             }
         }
     }
-    Ok(faults)
+    Ok(bad_blocks)
 }
 
 /// The blocks of `run` that errors name, in order, each once.
-fn named(run: Extent, troubles: &[ServerError], shift: u32) -> Vec<Lba> {
-    let offsets = troubles.iter().filter_map(|trouble| trouble.offset);
+fn named(run: Extent, errors: &[ServerError], shift: u32) -> Vec<Lba> {
+    let offsets = errors.iter().filter_map(|error| error.offset);
     let end = run.start().get() + run.len();
     let mut blocks: Vec<u64> =
         offsets.map(|offset| offset >> shift).filter(|lba| (run.start().get()..end).contains(lba)).collect();
@@ -82,8 +82,8 @@ mod tests {
     #[test]
     fn named_blocks_are_those_of_the_run_each_once() {
         let at = |offset| ServerError { code: ErrorCode::Io, offset, message: String::new() };
-        let troubles = [at(Some(5 << 12)), at(None), at(Some((4 << 12) + 9)), at(Some(5 << 12)), at(Some(9 << 12))];
-        assert_eq!(named(extent(3, 4), &troubles, 12), [Lba::new(4), Lba::new(5)]);
+        let errors = [at(Some(5 << 12)), at(None), at(Some((4 << 12) + 9)), at(Some(5 << 12)), at(Some(9 << 12))];
+        assert_eq!(named(extent(3, 4), &errors, 12), [Lba::new(4), Lba::new(5)]);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 //! borrow is held while a task is woken.
 
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::net::Shutdown;
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,7 +21,6 @@ use sealblock_runtime_reactor::{Notify, spawn, timeout};
 
 use crate::address::ResolvedAddress;
 use crate::error::{ConnectionLost, RequestError};
-use crate::fifo::FifoWaiters;
 
 /// How long the last bytes of a connection that is over may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -59,9 +59,9 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, and begins what the connection is for.
-    pub(crate) async fn open(way: &ResolvedAddress, config: Config) -> std::io::Result<Rc<Connection>> {
-        let stream = way.connect().await?;
-        if way.is_tcp() {
+    pub(crate) async fn open(resolved: &ResolvedAddress, config: Config) -> std::io::Result<Rc<Connection>> {
+        let stream = resolved.connect().await?;
+        if resolved.is_tcp() {
             stream.set_nodelay(true)?;
             stream.set_keepalive(Some(KEEPALIVE))?;
         }
@@ -97,9 +97,9 @@ impl Connection {
     }
 
     /// Asks, as soon as there is room for it.
-    pub(crate) async fn execute(&self, ask: ClientRequest) -> Result<ReplyResult, RequestError> {
-        let wait = if self.waiters.len() == 0 && self.core.borrow().can_submit() {
-            self.submit(ask)?
+    pub(crate) async fn execute(&self, request: ClientRequest) -> Result<ReplyResult, RequestError> {
+        let pending = if self.waiters.len() == 0 && self.core.borrow().can_submit() {
+            self.submit(request)?
         } else {
             let place = self.waiters.join();
             loop {
@@ -111,16 +111,16 @@ impl Connection {
                 }
                 place.wait().await;
             }
-            self.submit(ask)?
+            self.submit(request)?
         };
-        wait.notify.wait().await;
-        wait.result
+        pending.notify.wait().await;
+        pending.result
             .take()
             .ok_or_else(|| self.lost().unwrap_or_else(|| ConnectionLost("the connection ended".into())).into())
     }
 
-    fn submit(&self, ask: ClientRequest) -> Result<Rc<PendingRequest>, RequestError> {
-        let submitted = self.core.borrow_mut().submit(ask);
+    fn submit(&self, request: ClientRequest) -> Result<Rc<PendingRequest>, RequestError> {
+        let submitted = self.core.borrow_mut().submit(request);
         let place = match submitted {
             Ok(place) => place,
             Err(SubmitError::NotReady) => {
@@ -128,16 +128,16 @@ impl Connection {
             }
             Err(error) => return Err(error.into()),
         };
-        let wait =
+        let pending =
             Rc::new(PendingRequest { notify: Notify::default(), result: Cell::new(None), sent_tick: self.tick.get() });
-        let mut waits = self.pending.borrow_mut();
-        if waits.len() <= place {
-            waits.resize(place + 1, None);
+        let mut table = self.pending.borrow_mut();
+        if table.len() <= place {
+            table.resize(place + 1, None);
         }
-        waits[place] = Some(Rc::clone(&wait));
-        drop(waits);
+        table[place] = Some(Rc::clone(&pending));
+        drop(table);
         self.output_notify.ring();
-        Ok(wait)
+        Ok(pending)
     }
 
     /// Requests in flight and in line.
@@ -175,8 +175,8 @@ impl Connection {
             let _ = self.stream.reset();
         }
         self.core.borrow_mut().close();
-        let waits = self.pending.take();
-        waits.iter().flatten().for_each(|wait| wait.notify.ring());
+        let pending = self.pending.take();
+        pending.iter().flatten().for_each(|pending| pending.notify.ring());
         self.waiters.notify_all();
         self.negotiated_notify.ring();
         if self.is_sending.get() {
@@ -187,10 +187,10 @@ impl Connection {
     }
 
     /// Counts a tick, and tells whether a request has been in flight for more than `most` of them.
-    pub(crate) fn advance_tick(&self, most: u32) -> bool {
-        let now = self.tick.get().wrapping_add(1);
-        self.tick.set(now);
-        self.pending.borrow().iter().flatten().any(|wait| now.wrapping_sub(wait.sent_tick) > most)
+    pub(crate) fn advance_tick(&self, max_ticks: u32) -> bool {
+        let tick = self.tick.get().wrapping_add(1);
+        self.tick.set(tick);
+        self.pending.borrow().iter().flatten().any(|pending| tick.wrapping_sub(pending.sent_tick) > max_ticks)
     }
 
     /// Hands out what has happened.
@@ -201,10 +201,10 @@ impl Connection {
                 None => break,
                 Some(Event::Completed(CompletedRequest { place, outcome })) => {
                     self.completed_count.set(self.completed_count.get() + 1);
-                    let wait = self.pending.borrow_mut().get_mut(place).and_then(Option::take);
-                    if let Some(wait) = wait {
-                        wait.result.set(Some(outcome));
-                        wait.notify.ring();
+                    let pending = self.pending.borrow_mut().get_mut(place).and_then(Option::take);
+                    if let Some(pending) = pending {
+                        pending.result.set(Some(outcome));
+                        pending.notify.ring();
                     }
                     self.waiters.notify_first();
                 }
@@ -266,4 +266,81 @@ async fn send(connection: Rc<Connection>) {
         }
     }
     let _ = connection.stream.shutdown(Shutdown::Both);
+}
+
+/// Those who wait, the first in front.
+#[derive(Default)]
+pub(crate) struct FifoWaiters(RefCell<VecDeque<Rc<Notify>>>);
+
+/// A place in the line, given up when it is dropped.
+pub(crate) struct FifoPlace<'a> {
+    waiters: &'a FifoWaiters,
+    notify: Rc<Notify>,
+}
+
+impl FifoWaiters {
+    /// How many wait.
+    pub(crate) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    /// Joins at the end.
+    pub(crate) fn join(&self) -> FifoPlace<'_> {
+        let notify = Rc::new(Notify::default());
+        self.0.borrow_mut().push_back(Rc::clone(&notify));
+        FifoPlace { waiters: self, notify }
+    }
+
+    /// Calls the first.
+    pub(crate) fn notify_first(&self) {
+        let first = self.0.borrow().front().cloned();
+        if let Some(first) = first {
+            first.ring();
+        }
+    }
+
+    /// Calls everybody.
+    pub(crate) fn notify_all(&self) {
+        let all: Vec<Rc<Notify>> = self.0.borrow().iter().cloned().collect();
+        all.iter().for_each(|notify| notify.ring());
+    }
+}
+
+impl FifoPlace<'_> {
+    /// Whether it is the first.
+    pub(crate) fn is_first(&self) -> bool {
+        self.waiters.0.borrow().front().is_some_and(|first| Rc::ptr_eq(first, &self.notify))
+    }
+
+    /// Waits to be called.
+    pub(crate) async fn wait(&self) {
+        self.notify.wait().await;
+    }
+}
+
+impl Drop for FifoPlace<'_> {
+    fn drop(&mut self) {
+        let was_first = self.is_first();
+        self.waiters.0.borrow_mut().retain(|notify| !Rc::ptr_eq(notify, &self.notify));
+        if was_first {
+            // Whoever is first now finds out by itself whether there is room.
+            self.waiters.notify_first();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_to_come_is_the_first_and_who_leaves_makes_room() {
+        let waiters = FifoWaiters::default();
+        let (a, b, c) = (waiters.join(), waiters.join(), waiters.join());
+        assert!(a.is_first() && !b.is_first());
+        drop(b);
+        drop(a);
+        assert!(c.is_first());
+        assert_eq!(waiters.len(), 1);
+    }
 }

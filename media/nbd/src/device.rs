@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
+use sealblock_protocols_nbd::client::{Event, Goal};
 
 use crate::io::Io;
 use crate::reconnecting_session::ReconnectingSession;
@@ -29,21 +30,21 @@ impl NbdDevice {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(address: Address, export: &str, options: Options) -> Result<NbdDevice, ConnectError> {
-        let plan = SessionConfig { address, export: export.to_owned(), options };
-        let session = plan.open().await?;
-        let depth = plan.options.queue_depth;
-        let facts = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: ReconnectingSession::new(plan, session) }, info: facts })))
+        let config = SessionConfig { address, export: export.to_owned(), options };
+        let session = config.open().await?;
+        let depth = config.options.queue_depth;
+        let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
+        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: ReconnectingSession::new(config, session) }, info })))
     }
 
     /// Ends the device for all its clones: tells the server so, and closes the connections. Requests in flight and later
     /// ones fail. Writes that were not flushed are the caller's to flush before.
     pub async fn close(&self) {
-        let link = &self.0.io.session;
-        if let Some(session) = link.current_session() {
+        let reconnecting = &self.0.io.session;
+        if let Some(session) = reconnecting.current_session() {
             session.disconnect();
         }
-        link.fail("the device was closed");
+        reconnecting.fail("the device was closed");
     }
 
     /// What the server says of the export.
@@ -66,9 +67,9 @@ impl Device for NbdDevice {
         self.0.io.session.profile.abilities
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
         let io = &self.0.io;
-        match operation {
+        match request {
             Request::Read { extent, .. } => io.read(extent).await,
             Request::Write { extent, data, durability } => io.write(extent, data, durability).await,
             Request::Flush => io.flush().await,
@@ -83,7 +84,27 @@ impl Device for NbdDevice {
             | Request::Compare { .. }
             | Request::ReadReserved { .. }
             | Request::WriteReserved { .. }
-            | Request::WriteUncorrectable { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
+            | Request::WriteUncorrectable { .. } => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
+}
+
+pub use sealblock_protocols_nbd::client::ListedExport;
+
+/// The exports that a server names, in its order. Of the options only [`Options::connect_timeout`] counts.
+///
+/// # Errors
+/// As [`ConnectError`] says. Servers may refuse to name what they export, and clients can open it all the same.
+///
+/// # Panics
+/// Outside a reactor.
+pub async fn discover(address: Address, options: Options) -> Result<Vec<ListedExport>, ConnectError> {
+    let config = SessionConfig { address, export: String::new(), options };
+    config.in_time(async {
+        match config.negotiate(Goal::List).await? {
+            (_, Event::Listed(exports)) => Ok(exports),
+            _ => Err(config.lost("the negotiation came to something else")),
+        }
+    })
+    .await
 }

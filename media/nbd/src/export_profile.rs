@@ -30,28 +30,28 @@ impl ExportProfile {
     ///
     /// # Errors
     /// [`ConnectError::Unsupported`] for blocks or a size that no device here has.
-    pub(crate) fn of(described: &ExportInfo, options: &Options) -> Result<ExportProfile, ConnectError> {
+    pub(crate) fn of(info: &ExportInfo, options: &Options) -> Result<ExportProfile, ConnectError> {
         use transmission as t;
-        let block_size = block_size(described)?;
+        let block_size = block_size(info)?;
         let block = block_size.bytes() as u64;
-        let most = u64::from(options.transfer_bytes.min(described.sizes.largest)).max(block);
+        let max_bytes = u64::from(options.transfer_bytes.min(info.sizes.largest)).max(block);
         let limits = Limits {
             max_verify_blocks: blocks(ALLOCATION_BYTES, block),
-            ..Limits::new(block_size, most as usize, blocks(options.zero_bytes.into(), block).get())
+            ..Limits::new(block_size, max_bytes as usize, blocks(options.zero_bytes.into(), block).get())
         };
-        let has = |flag| described.has(flag);
+        let has = |flag| info.has(flag);
         let native = |there: bool| if there { Ability::Native } else { Ability::Absent };
         let abilities = Abilities {
             writable: !has(t::READ_ONLY),
             discard: native(has(t::SEND_TRIM)),
             write_zeroes: native(has(t::SEND_WRITE_ZEROES)),
-            allocation: native(described.context.is_some()),
+            allocation: native(info.context.is_some()),
             // A server may make holes of zeroes, and may not: nothing says that it does.
             unmap_zeroes: false,
             offloads: true,
             ..Abilities::BASIC
         };
-        let capacity_blocks = described.size_bytes >> block_size.shift();
+        let capacity_blocks = info.size_bytes >> block_size.shift();
         let geometry = Geometry { block_size, capacity_blocks, protection: None, limits };
         Ok(ExportProfile {
             geometry,
@@ -80,8 +80,8 @@ impl ExportProfile {
 }
 
 /// Blocks of 4096 bytes where the size is a multiple of them, else of 512.
-fn block_size(described: &ExportInfo) -> Result<BlockSize, ConnectError> {
-    let (size, smallest) = (described.size_bytes, u64::from(described.sizes.smallest));
+fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
+    let (size, smallest) = (info.size_bytes, u64::from(info.sizes.smallest));
     let unsupported = |why: String| Err(ConnectError::Unsupported(why));
     let largest = BlockSize::B4096.bytes() as u64;
     if smallest > largest {
@@ -92,10 +92,10 @@ fn block_size(described: &ExportInfo) -> Result<BlockSize, ConnectError> {
     let sizes = [BlockSize::B4096, BlockSize::B512];
     let fitting = sizes.into_iter().find(|block| size.is_multiple_of(block.bytes() as u64));
     match fitting.filter(|block| block.bytes() as u64 >= smallest) {
-        Some(block) if block.bytes() as u64 <= u64::from(described.sizes.largest) => Ok(block),
+        Some(block) if block.bytes() as u64 <= u64::from(info.sizes.largest) => Ok(block),
         Some(block) => unsupported(format!(
             "the server takes {} bytes at once, less than a block of {}",
-            described.sizes.largest,
+            info.sizes.largest,
             block.bytes()
         )),
         None => {
@@ -114,13 +114,13 @@ mod tests {
     use super::*;
     use sealblock_protocols_nbd::client::{BlockSizes, ReplyStyle};
 
-    fn described(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
+    fn info(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
         let (name, description) = (None, String::new());
         ExportInfo { name, description, size_bytes, flags, sizes, style: ReplyStyle::Structured, context: Some(1) }
     }
 
-    fn shape(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {
-        ExportProfile::of(&described(size_bytes, sizes, flags), &Options::default()).map_err(|error| error.to_string())
+    fn profile(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {
+        ExportProfile::of(&info(size_bytes, sizes, flags), &Options::default()).map_err(|error| error.to_string())
     }
 
     fn sizes(smallest: u32, largest: u32) -> BlockSizes {
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn blocks_are_as_large_as_the_size_allows() {
         let of =
-            |size, smallest| shape(size, sizes(smallest, 32 << 20), 1).map(|shape| shape.geometry.block_size.bytes());
+            |size, smallest| profile(size, sizes(smallest, 32 << 20), 1).map(|profile| profile.geometry.block_size.bytes());
         assert_eq!(of(1 << 20, 1), Ok(4096));
         assert_eq!(of((1 << 20) + 512, 1), Ok(512));
         assert_eq!(of(0, 512), Ok(4096), "an export may be empty");
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn requests_are_as_long_as_both_sides_take() {
         let of =
-            |largest| shape(1 << 20, sizes(1, largest), 1).map(|shape| shape.geometry.limits.max_transfer_blocks.get());
+            |largest| profile(1 << 20, sizes(1, largest), 1).map(|profile| profile.geometry.limits.max_transfer_blocks.get());
         assert_eq!((of(32 << 20), of(u32::MAX), of(64 << 10)), (Ok(256), Ok(256), Ok(16)));
         assert!(of(2048).unwrap_err().contains("less than a block"));
     }
@@ -150,16 +150,16 @@ mod tests {
     #[test]
     fn abilities_are_those_of_the_flags() {
         use transmission as t;
-        let none = shape(1 << 20, BlockSizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
+        let none = profile(1 << 20, BlockSizes::default(), t::HAS_FLAGS | t::READ_ONLY).unwrap();
         assert!(!none.abilities.writable && !none.flush && !none.fua && !none.can_multi_conn);
         assert_eq!((none.abilities.discard, none.abilities.write_zeroes), (Ability::Absent, Ability::Absent));
         let flags = t::SEND_FLUSH | t::SEND_FUA | t::SEND_TRIM | t::SEND_WRITE_ZEROES | t::CAN_MULTI_CONN;
-        let all = shape(1 << 20, BlockSizes::default(), flags).unwrap();
+        let all = profile(1 << 20, BlockSizes::default(), flags).unwrap();
         assert!(all.abilities.writable && all.flush && all.fua && all.can_multi_conn && !all.abilities.unmap_zeroes);
         assert_eq!((all.abilities.discard, all.abilities.write_zeroes), (Ability::Native, Ability::Native));
         assert!(matches!(all.check_unchanged(&none), Err(ConnectError::Changed { .. })));
         assert!(all.check_unchanged(&all).is_ok());
-        let larger = shape(2 << 20, BlockSizes::default(), flags).unwrap();
+        let larger = profile(2 << 20, BlockSizes::default(), flags).unwrap();
         assert!(larger.check_unchanged(&all).unwrap_err().to_string().contains("2097152 bytes, not 1048576"));
     }
 }

@@ -10,8 +10,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use crate::bad_block_search;
-use crate::facts::add;
 use crate::hole_map::HoleMap;
+use crate::options::add;
 use crate::reconnecting_session::{CompletedRequest, ReconnectingSession};
 use crate::status::{failure, is_about_blocks};
 
@@ -40,26 +40,26 @@ impl Io {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
         let length = length as u32;
-        let answered = self.session.execute(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
-        if answered.result.is_ok() {
+        let completed = self.session.execute(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
+        if completed.result.is_ok() {
             add(&self.session.counters.received_bytes, length.into());
         }
-        Ok(answered)
+        Ok(completed)
     }
 
     pub(crate) async fn read(&self, extent: Extent) -> Outcome {
-        let troubles = match self.read_once(extent).await?.result {
+        let errors = match self.read_once(extent).await?.result {
             Ok(reply) => return self.data(reply),
-            Err(troubles) if is_about_blocks(&troubles) => troubles,
-            Err(troubles) => return Err(failure(RequestKind::Read, Some(extent), &troubles)),
+            Err(errors) if is_about_blocks(&errors) => errors,
+            Err(errors) => return Err(failure(RequestKind::Read, Some(extent), &errors)),
         };
-        if let Some(faults) = BadBlocks::new(bad_block_search::find_bad_blocks(self, extent, troubles).await?) {
-            return Err(faults.into());
+        if let Some(bad_blocks) = BadBlocks::new(bad_block_search::find_bad_blocks(self, extent, errors).await?) {
+            return Err(bad_blocks.into());
         }
         // Each block can be read by itself. If they still cannot be together, nobody can say which is bad.
         match self.read_once(extent).await?.result {
             Ok(reply) => self.data(reply),
-            Err(troubles) => Err(failure(RequestKind::Read, Some(extent), &troubles)),
+            Err(errors) => Err(failure(RequestKind::Read, Some(extent), &errors)),
         }
     }
 
@@ -74,11 +74,11 @@ impl Io {
     }
 
     /// A request that changes something and answers nothing.
-    async fn change(&self, kind: RequestKind, extent: Extent, ask: ClientRequest) -> Result<u64, Error> {
-        let answered = self.session.execute(|| Ok(ask.clone())).await?;
-        match answered.result {
-            Ok(_) => Ok(answered.epoch),
-            Err(troubles) => Err(failure(kind, Some(extent), &troubles)),
+    async fn change(&self, kind: RequestKind, extent: Extent, request: ClientRequest) -> Result<u64, Error> {
+        let completed = self.session.execute(|| Ok(request.clone())).await?;
+        match completed.result {
+            Ok(_) => Ok(completed.epoch),
+            Err(errors) => Err(failure(kind, Some(extent), &errors)),
         }
     }
 
@@ -98,17 +98,17 @@ impl Io {
 
     pub(crate) async fn write(&self, extent: Extent, data: Sealed, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
-        let ask = ClientRequest::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
-        let epoch = self.change(RequestKind::Write, extent, ask).await?;
+        let request = ClientRequest::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
+        let epoch = self.change(RequestKind::Write, extent, request).await?;
         add(&self.session.counters.sent_bytes, length);
         self.make_durable(epoch, durability).await
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
-        let ask =
+        let request =
             ClientRequest::WriteZeroes { offset, length, fua: self.fua(durability), no_hole: !may_unmap, fast: false };
-        let epoch = self.change(RequestKind::WriteZeroes, extent, ask).await?;
+        let epoch = self.change(RequestKind::WriteZeroes, extent, request).await?;
         self.make_durable(epoch, durability).await
     }
 
@@ -131,13 +131,13 @@ impl Io {
             mark.set(self.session.flush_epochs.flush_started()?);
             Ok(ClientRequest::Flush)
         };
-        let answered = self.session.execute(build).await?;
-        match answered.result {
+        let completed = self.session.execute(build).await?;
+        match completed.result {
             Ok(_) => {
-                self.session.flush_epochs.flush_completed(answered.epoch, mark.get());
+                self.session.flush_epochs.flush_completed(completed.epoch, mark.get());
                 Ok(Response::Done)
             }
-            Err(troubles) => Err(failure(RequestKind::Flush, None, &troubles)),
+            Err(errors) => Err(failure(RequestKind::Flush, None, &errors)),
         }
     }
 
@@ -145,24 +145,24 @@ impl Io {
     pub(crate) async fn block_status(&self, extent: Extent) -> Outcome {
         let (start, length) = self.bytes(extent);
         let end = start + length;
-        let mut map = HoleMap::new(start, self.block_shift());
+        let mut holes = HoleMap::new(start, self.block_shift());
         for _ in 0..MAX_STATUS_REQUESTS {
-            let offset = map.next_block();
+            let offset = holes.next_block();
             if offset >= end {
                 break;
             }
             let length = end - offset;
-            let answered =
+            let completed =
                 self.session.execute(|| Ok(ClientRequest::BlockStatus { offset, length, one: false })).await?;
-            match answered.result {
+            match completed.result {
                 Ok(Reply::Status(runs)) => {
-                    runs.iter().for_each(|run| map.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));
-                    map.end_reply();
+                    runs.iter().for_each(|run| holes.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));
+                    holes.end_reply();
                 }
                 Ok(Reply::Done | Reply::Data(_)) => unreachable!("the core answers status with runs"),
-                Err(troubles) => return Err(failure(RequestKind::BlockStatus, Some(extent), &troubles)),
+                Err(errors) => return Err(failure(RequestKind::BlockStatus, Some(extent), &errors)),
             }
         }
-        Ok(Response::BlockStatus(map.finish(end)))
+        Ok(Response::BlockStatus(holes.finish(end)))
     }
 }

@@ -14,7 +14,7 @@ use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
 use crate::error::{ConnectionLost, RequestError};
 use crate::export_profile::ExportProfile;
-use crate::facts::{CounterCells, Counters, add};
+use crate::options::{CounterCells, Counters, add};
 use crate::session::{Session, SessionConfig};
 use crate::status::is_shutdown;
 
@@ -47,9 +47,9 @@ pub(crate) struct CompletedRequest {
 
 impl ReconnectingSession {
     /// The way that begins with this session.
-    pub(crate) fn new(plan: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
+    pub(crate) fn new(config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
         Rc::new(ReconnectingSession {
-            config: plan,
+            config,
             profile: session.profile.clone(),
             counters: CounterCells::default(),
             flush_epochs: FlushEpochs::default(),
@@ -91,10 +91,10 @@ impl ReconnectingSession {
         loop {
             let session = self.session().await?;
             let epoch = self.flush_epochs.epoch();
-            let ask = build()?;
+            let request = build()?;
             let connection = Rc::clone(session.pick());
-            let lost = match connection.execute(ask).await {
-                Ok(Err(troubles)) if is_shutdown(&troubles) => ConnectionLost("the server is shutting down".into()),
+            let lost = match connection.execute(request).await {
+                Ok(Err(errors)) if is_shutdown(&errors) => ConnectionLost("the server is shutting down".into()),
                 Ok(outcome) => return Ok(CompletedRequest { epoch, result: outcome }),
                 Err(RequestError::NotSent(error)) => {
                     return Err(
@@ -192,8 +192,8 @@ impl ReconnectingSession {
 }
 
 /// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
-async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
-    let Some(limits) = link.upgrade().map(|link| link.config.options.reconnect) else { return };
+async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost) {
+    let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.config.options.reconnect) else { return };
     let begin = now();
     let (mut delay, mut attempts) = (limits.first_delay, 0);
     let mut last = String::from("no attempt was allowed");
@@ -202,24 +202,24 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
             sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
             delay = (delay * 2).min(limits.max_delay);
         }
-        let Some(link) = link.upgrade().filter(|link| link.is_reconnecting()) else { return };
+        let Some(reconnecting) = reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting()) else { return };
         let left = limits.total.saturating_sub(begin.elapsed());
         if left.is_zero() {
             break;
         }
         attempts += 1;
-        let Ok(opened) = timeout(left, link.config.open()).await else { break };
-        match opened.and_then(|session| session.profile.check_unchanged(&link.profile).map(|()| session)) {
+        let Ok(result) = timeout(left, reconnecting.config.open()).await else { break };
+        match result.and_then(|session| session.profile.check_unchanged(&reconnecting.profile).map(|()| session)) {
             // Closed in the meantime.
-            Ok(_) if !link.is_reconnecting() => return,
-            Ok(session) => return link.set_connected(session),
+            Ok(_) if !reconnecting.is_reconnecting() => return,
+            Ok(session) => return reconnecting.set_connected(session),
             Err(error) if !error.is_transient() => {
-                return link.fail(&format!("after a lost connection ({lost}): {error}"));
+                return reconnecting.fail(&format!("after a lost connection ({lost}): {error}"));
             }
             Err(error) => last = error.to_string(),
         }
     }
-    if let Some(link) = link.upgrade() {
-        link.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
+    if let Some(reconnecting) = reconnecting.upgrade() {
+        reconnecting.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
     }
 }

@@ -49,38 +49,38 @@ impl SessionConfig {
         work: impl Future<Output = Result<T, ConnectError>>,
     ) -> Result<T, ConnectError> {
         let limit = self.options.connect_timeout;
-        let late = |_| ConnectError::Timeout { address: self.address.clone(), limit };
-        timeout(limit, work).await.map_err(late)?
+        let timed_out = |_| ConnectError::Timeout { address: self.address.clone(), limit };
+        timeout(limit, work).await.map_err(timed_out)?
     }
 
     async fn open_all(&self) -> Result<Session, ConnectError> {
-        let (first, described) = self.open_one().await?;
-        let shape = ExportProfile::of(&described, &self.options)?;
-        let mut session = Session::new(first.keep(), described, shape);
+        let (first, info) = self.open_one().await?;
+        let profile = ExportProfile::of(&info, &self.options)?;
+        let mut session = Session::new(first.keep(), info, profile);
         let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {
-            let (next, described) = self.open_one().await?;
+            let (next, info) = self.open_one().await?;
             session.connections.push(next.keep());
-            ExportProfile::of(&described, &self.options)?.check_unchanged(&session.profile)?;
+            ExportProfile::of(&info, &self.options)?.check_unchanged(&session.profile)?;
         }
-        let watch = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
-        session.timeout_task.replace(Some(watch));
+        let timeout_task = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
+        session.timeout_task.replace(Some(timeout_task));
         Ok(session)
     }
 
     async fn open_one(&self) -> Result<(ConnectionGuard, ExportInfo), ConnectError> {
         match self.negotiate(Goal::Go(self.export.clone())).await? {
-            (trial, Event::Ready(described)) => Ok((trial, described)),
+            (guard, Event::Ready(info)) => Ok((guard, info)),
             _ => Err(self.lost("the negotiation came to something else")),
         }
     }
 
     /// A connection whose negotiation is over, and what it came to.
     pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(ConnectionGuard, Event), ConnectError> {
-        let trial = ConnectionGuard(Some(self.connect(goal).await?));
-        let Some(connection) = &trial.0 else { return Err(self.lost("there is no connection")) };
+        let guard = ConnectionGuard(Some(self.connect(goal).await?));
+        let Some(connection) = &guard.0 else { return Err(self.lost("there is no connection")) };
         match connection.negotiated().await {
-            Ok(event) => Ok((trial, event)),
+            Ok(event) => Ok((guard, event)),
             Err(Closed::Refused(refused)) => Err(ConnectError::Refused(refused)),
             Err(Closed::Violation(violation)) => Err(ConnectError::Violation(violation)),
             Err(Closed::Here | Closed::Ended) => {
@@ -97,14 +97,14 @@ impl SessionConfig {
     async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
         let mut last = None;
         let unknown = |source| ConnectError::Resolve { host: self.address.host(), source };
-        for way in self.address.resolve().await.map_err(unknown)? {
+        for resolved in self.address.resolve().await.map_err(unknown)? {
             let mut config = Config::new(pool(), goal.clone());
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),
                 payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),
                 ..Limits::default()
             };
-            match Connection::open(&way, config).await {
+            match Connection::open(&resolved, config).await {
                 Ok(connection) => return Ok(connection),
                 Err(source) => last = Some(source),
             }
@@ -115,8 +115,8 @@ impl SessionConfig {
 }
 
 impl Session {
-    fn new(first: Rc<Connection>, described: ExportInfo, shape: ExportProfile) -> Session {
-        Session { connections: vec![first], info: described, profile: shape, timeout_task: RefCell::default() }
+    fn new(first: Rc<Connection>, info: ExportInfo, profile: ExportProfile) -> Session {
+        Session { connections: vec![first], info, profile, timeout_task: RefCell::default() }
     }
 
     /// The connection with the least to do.
@@ -132,8 +132,8 @@ impl Session {
     /// Ends every connection.
     pub(crate) fn end(&self, reason: &str) {
         self.connections.iter().for_each(|connection| connection.end(reason));
-        if let Some(watch) = self.timeout_task.take() {
-            watch.abort();
+        if let Some(timeout_task) = self.timeout_task.take() {
+            timeout_task.abort();
         }
     }
 

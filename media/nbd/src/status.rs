@@ -6,23 +6,23 @@ use sealblock_protocols_nbd::client::ServerError;
 use sealblock_units::Extent;
 
 /// Whether these errors say nothing but that blocks are bad, so that it is worth finding out which.
-pub(crate) fn is_about_blocks(troubles: &[ServerError]) -> bool {
-    troubles.iter().all(|trouble| trouble.code == ErrorCode::Io)
+pub(crate) fn is_about_blocks(errors: &[ServerError]) -> bool {
+    errors.iter().all(|error| error.code == ErrorCode::Io)
 }
 
 /// Whether the server is going away, so that the request is one for whatever comes after it.
-pub(crate) fn is_shutdown(troubles: &[ServerError]) -> bool {
-    troubles.iter().any(|trouble| trouble.code == ErrorCode::Shutdown)
+pub(crate) fn is_shutdown(errors: &[ServerError]) -> bool {
+    errors.iter().any(|error| error.code == ErrorCode::Shutdown)
 }
 
 /// The failure that errors mean: that of the first which is not EIO, because it says more.
-pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, troubles: &[ServerError]) -> Error {
-    let telling = troubles.iter().find(|trouble| trouble.code != ErrorCode::Io).or(troubles.first());
+pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, errors: &[ServerError]) -> Error {
+    let main_error = errors.iter().find(|error| error.code != ErrorCode::Io).or(errors.first());
     let blocks = extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
-    let said = telling.map(ToString::to_string).unwrap_or_default();
-    let reason = format!("the server answered {}{blocks} with {said}", kind.name());
+    let text = main_error.map(ToString::to_string).unwrap_or_default();
+    let reason = format!("the server answered {}{blocks} with {text}", kind.name());
     let writes = matches!(kind, RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard);
-    match telling.map(|trouble| trouble.code) {
+    match main_error.map(|error| error.code) {
         Some(ErrorCode::NotPermitted) if writes => ErrorKind::ReadOnly,
         Some(ErrorCode::NoSpace) => ErrorKind::NoSpace { reason },
         Some(ErrorCode::NotSupported) => ErrorKind::Absent(kind),
@@ -39,13 +39,13 @@ pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, troubles: &[Ser
 mod tests {
     use super::*;
 
-    fn trouble(code: ErrorCode) -> ServerError {
+    fn error(code: ErrorCode) -> ServerError {
         ServerError { code, offset: Some(8192), message: "why".into() }
     }
 
     #[test]
     fn errors_are_the_failures_of_their_kind() {
-        let of = |code, kind| failure(kind, None, &[trouble(ErrorCode::Io), trouble(code)]).into_kind();
+        let of = |code, kind| failure(kind, None, &[error(ErrorCode::Io), error(code)]).into_kind();
         assert_eq!(of(ErrorCode::NotPermitted, RequestKind::Write), ErrorKind::ReadOnly);
         assert!(matches!(of(ErrorCode::NotPermitted, RequestKind::Read), ErrorKind::Media { .. }));
         assert!(matches!(of(ErrorCode::NoSpace, RequestKind::Write), ErrorKind::NoSpace { .. }));
@@ -54,7 +54,7 @@ mod tests {
         assert_eq!(of(ErrorCode::NotSupported, RequestKind::WriteZeroes), absent);
         let ErrorKind::Media { reason } = of(ErrorCode::Invalid, RequestKind::Write) else { panic!("not a refusal") };
         assert_eq!(reason, "the server answered write with EINVAL at byte 8192: why, which refuses the request");
-        assert!(is_about_blocks(&[trouble(ErrorCode::Io)]));
-        assert!(!is_about_blocks(&[trouble(ErrorCode::Io), trouble(ErrorCode::NoSpace)]));
+        assert!(is_about_blocks(&[error(ErrorCode::Io)]));
+        assert!(!is_about_blocks(&[error(ErrorCode::Io), error(ErrorCode::NoSpace)]));
     }
 }

@@ -2,13 +2,21 @@
 
 use std::rc::Rc;
 
-use sealblock_protocols_nvme::Command;
-use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
+use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
+use sealblock_protocols_nvme::identify::{
+    Controller, ControllerType, IndependentNamespace, Lpa, Namespace, NvmController, NvmNamespace, namespace_ids,
+    parse_namespace_list,
+};
+use sealblock_protocols_nvme::logs::{LogPage, lists_log_page};
+use sealblock_protocols_nvme::registers::Capabilities;
+use sealblock_protocols_nvme::{Command, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 
-use crate::queue::{CommandResult, Queue};
+use crate::in_flight::CommandResult;
+use crate::namespace_profile::IdentifyPages;
+use crate::queue::Queue;
 use crate::{ConnectError, HostPort};
 
 /// A queue that is asked one thing after the other.
@@ -75,8 +83,8 @@ impl Admin {
             Cns::IndependentNamespace => "Identify CNS 08h",
             _ => "Identify",
         };
-        let ask = Identify { cns, nsid, cntid: 0, csi: 0 };
-        self.read(what, ask.encode(), Identify::DATA_BYTES).await
+        let request = Identify { cns, nsid, cntid: 0, csi: 0 };
+        self.read(what, request.encode(), Identify::DATA_BYTES).await
     }
 
     /// The same; `None` where the controller does not know the page.
@@ -93,20 +101,146 @@ impl Admin {
     }
 
     /// Part of a log page, as long as asked for.
-    pub(crate) async fn log(&self, what: &'static str, ask: GetLogPage) -> Result<Buffer, ConnectError> {
-        self.read(what, ask.encode(), ask.length_bytes as usize).await
+    pub(crate) async fn log(&self, what: &'static str, request: GetLogPage) -> Result<Buffer, ConnectError> {
+        self.read(what, request.encode(), request.length_bytes as usize).await
     }
 
     /// The same; `None` where the controller refuses it or sends less.
     pub(crate) async fn log_if_known(
         &self,
         what: &'static str,
-        ask: GetLogPage,
+        request: GetLogPage,
     ) -> Result<Option<Buffer>, ConnectError> {
-        match self.log(what, ask).await {
+        match self.log(what, request).await {
             Ok(page) => Ok(Some(page)),
             Err(ConnectError::Refused { .. } | ConnectError::Unexpected { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }
+}
+
+/// Lists of namespaces that are read at most, each of up to 1024.
+const MAX_LISTS: usize = 16;
+/// Namespaces that one list has room for.
+const LIST_ENTRIES: usize = 1024;
+/// Bytes of the page Supported Log Pages.
+const LOG_PAGES_BYTES: u64 = 1024;
+
+/// The pages of the namespace asked for, or of the only one there is.
+pub(crate) async fn find_namespace(
+    admin: &Admin,
+    capabilities: Capabilities,
+    wanted: Option<u32>,
+) -> Result<(u32, IdentifyPages), ConnectError> {
+    let controller = controller(admin).await?;
+    if !matches!(ControllerType::from_code(controller.cntrltype), Some(ControllerType::Io)) && controller.cntrltype != 0
+    {
+        let why = format!("a controller of type {}, which has no namespaces", controller.cntrltype);
+        return Err(ConnectError::Unexpected { what: "Identify Controller", why });
+    }
+    let active_namespaces = active_namespaces(admin).await?;
+    let nsid = match (wanted, active_namespaces.as_slice()) {
+        (Some(wanted), active_namespaces) if active_namespaces.contains(&wanted) => wanted,
+        (Some(wanted), _) => return Err(ConnectError::NoNamespace { wanted, active: active_namespaces }),
+        (None, [only]) => *only,
+        (None, _) => return Err(ConnectError::WhichNamespace { active: active_namespaces }),
+    };
+    let pages = namespace_pages(admin, capabilities, controller, nsid).await?;
+    Ok((nsid, pages))
+}
+
+/// Identify Controller, checked as far as everything depends on it.
+async fn controller(admin: &Admin) -> Result<Controller, ConnectError> {
+    let page = admin.identify(Cns::Controller, 0).await?;
+    let controller = decode(Controller::decode(&page), "Identify Controller")?;
+    let is_io = controller.cntrltype == ControllerType::Io.code();
+    // Entries of 64 and 16 bytes are what this host has.
+    if is_io && (controller.sqes & 0xF > 6 || controller.sqes >> 4 < 6 || controller.cqes & 0xF > 4) {
+        let why = format!("queue entries that no host has (SQES {:#x}, CQES {:#x})", controller.sqes, controller.cqes);
+        return Err(ConnectError::Unexpected { what: "Identify Controller", why });
+    }
+    Ok(controller)
+}
+
+/// The pages of namespace `nsid`, read anew.
+pub(crate) async fn namespace_pages(
+    admin: &Admin,
+    capabilities: Capabilities,
+    controller: Controller,
+    nsid: u32,
+) -> Result<IdentifyPages, ConnectError> {
+    let namespace = decode(Namespace::decode(&admin.identify(Cns::Namespace, nsid).await?), "Identify Namespace")?;
+    let ids = admin.identify_if_known(Cns::NamespaceDescriptors, nsid).await?;
+    let nvm_namespace = match admin.identify_if_known(Cns::CommandSetNamespace, nsid).await? {
+        Some(page) => Some(decode(NvmNamespace::decode(&page), "Identify CNS 05h")?),
+        None => None,
+    };
+    let nvm_controller = match admin.identify_if_known(Cns::CommandSetController, 0).await? {
+        Some(page) => Some(decode(NvmController::decode(&page), "Identify CNS 06h")?),
+        None => None,
+    };
+    let independent = match admin.identify_if_known(Cns::IndependentNamespace, nsid).await? {
+        Some(page) => Some(decode(IndependentNamespace::decode(&page), "Identify CNS 08h")?),
+        None => None,
+    };
+    let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
+    let (extensions, annex_pages) = extensions(admin, &controller, nsid).await?;
+    Ok(IdentifyPages {
+        capabilities,
+        controller,
+        nvm_controller,
+        namespace,
+        nvm_namespace,
+        independent,
+        ids,
+        extensions,
+        bitmap_pages: annex_pages,
+    })
+}
+
+/// What the namespace has besides the specification, and the bitmap pages of its annex. The page that tells is asked for only where the controller lists it, so
+/// that others need not refuse it and log that.
+async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<(Extensions, u32), ConnectError> {
+    if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
+        return Ok((Extensions::NONE, 0));
+    }
+    let request = |page: LogPage, nsid, length_bytes| GetLogPage {
+        nsid,
+        retain_event: true,
+        ..GetLogPage::new(page.code(), length_bytes)
+    };
+    let all =
+        admin.log_if_known("Supported Log Pages", request(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES)).await?;
+    if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
+        return Ok((Extensions::NONE, 0));
+    }
+    let page = request(LogPage::Extensions, nsid, ExtensionsLog::BYTES as u64);
+    let page = admin.log_if_known("Get Log Page, Extensions", page).await?;
+    let read = |page: sealblock_runtime_memory::Buffer| {
+        (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid))
+    };
+    Ok(page.map_or((Extensions::NONE, 0), read))
+}
+
+fn decode<T>(page: Result<T, sealblock_protocols_nvme::TooShort>, what: &'static str) -> Result<T, ConnectError> {
+    page.map_err(|short| ConnectError::Unexpected { what, why: short.to_string() })
+}
+
+/// All active namespaces.
+async fn active_namespaces(admin: &Admin) -> Result<Vec<u32>, ConnectError> {
+    let mut all: Vec<u32> = Vec::new();
+    for _ in 0..MAX_LISTS {
+        let after = all.last().copied().unwrap_or(0);
+        if after >= 0xFFFF_FFFE {
+            break;
+        }
+        let page = admin.identify(Cns::ActiveNamespaces, after).await?;
+        let before = all.len();
+        // A list that does not go on behind the last one would be read for ever.
+        all.extend(parse_namespace_list(&page).filter(|&nsid| nsid > after));
+        if all.len() - before < LIST_ENTRIES {
+            break;
+        }
+    }
+    Ok(all)
 }

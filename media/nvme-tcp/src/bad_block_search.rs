@@ -9,16 +9,18 @@
 //! of its blocks, is not followed any further: that is an error of its own.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
+use sealblock_block::{BadBlock, BadBlockCause, Error, ErrorKind, RequestKind};
 use sealblock_integrity::Checks;
+use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::logs::{DamageHeader, DamageLog, ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, Extent, Lba};
 
-use crate::errors::{add_values, contains, logged_block};
 use crate::io::Io;
 use crate::reconnecting_session::CompletedCommand;
+use crate::session::Session;
 use crate::status::{CommandContext, bad_block_cause, failure};
 
 /// Blocks of one probe: few enough that what lies behind a bad block is soon read again.
@@ -54,7 +56,7 @@ enum SearchTask {
     /// These blocks failed so.
     Split(Extent, CompletedCommand),
     /// What was found since there were so many faults is all that these blocks have: at least one, as they failed.
-    Confirm { extent: Extent, faults_before: usize, is_second: bool, failed: CompletedCommand },
+    Confirm { extent: Extent, found_before: usize, is_second: bool, failed: CompletedCommand },
 }
 
 impl<'a> BadBlockSearch<'a> {
@@ -63,14 +65,14 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The damaged blocks of `extent`, which the command answered so is about; none if all are good by now.
-    pub(crate) async fn of(mut self, extent: Extent, answered: &CompletedCommand) -> Result<Vec<BadBlock>, Error> {
+    pub(crate) async fn of(mut self, extent: Extent, completed: &CompletedCommand) -> Result<Vec<BadBlock>, Error> {
         self.extent = extent;
-        let runs = self.runs(extent, answered).await;
+        let runs = self.runs(extent, completed).await;
         let mut todo = Vec::new();
         let mut outcomes = stream::iter(runs)
             .map(|run| {
-                let hunt = &self;
-                async move { hunt.probe_run(run).await.map(|failed| (run, failed)) }
+                let search = &self;
+                async move { search.probe_run(run).await.map(|failed| (run, failed)) }
             })
             .buffered(PROBES);
         while let Some(outcome) = outcomes.next().await {
@@ -78,36 +80,36 @@ impl<'a> BadBlockSearch<'a> {
             todo.extend(failed.map(|failed| SearchTask::Split(run, failed)));
         }
         drop(outcomes);
-        let mut faults = self.run_tasks(todo).await?;
-        add_values(&answered.session, &mut faults).await;
-        Ok(faults)
+        let mut bad_blocks = self.run_tasks(todo).await?;
+        add_values(&completed.session, &mut bad_blocks).await;
+        Ok(bad_blocks)
     }
 
     /// A probe: nothing if the blocks are good, the answer if some are not.
     async fn probe_run(&self, run: Extent) -> Result<Option<CompletedCommand>, Error> {
         let onward = run.start().get() - self.extent.start().get();
         let checks = self.io.codec.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
-        let (answered, kind) = match self.probe {
+        let (completed, kind) = match self.probe {
             Probe::Verify => (self.io.verify_once(run, &checks).await?, RequestKind::Verify),
             Probe::Read => {
                 let (protection, _) = self.io.codec.read_checks(run, &checks, false);
                 (self.io.read_once(run, protection).await?, RequestKind::Read)
             }
         };
-        let status = answered.status();
+        let status = completed.status();
         match (status.is_success(), bad_block_cause(status)) {
             (true, _) => Ok(None),
-            (false, Some(_)) => Ok(Some(answered)),
+            (false, Some(_)) => Ok(Some(completed)),
             (false, None) => {
                 let nsid = self.io.session.profile.nsid;
-                Err(failure(status, CommandContext { kind, extent: Some(run), queue: answered.queue, nsid }))
+                Err(failure(status, CommandContext { kind, extent: Some(run), queue: completed.queue, nsid }))
             }
         }
     }
 
     /// Works the list off, last in, first out.
     async fn run_tasks(&self, mut todo: Vec<SearchTask>) -> Result<Vec<BadBlock>, Error> {
-        let mut faults = Vec::new();
+        let mut bad_blocks = Vec::new();
         while let Some(task) = todo.pop() {
             match task {
                 SearchTask::Probe(run) => {
@@ -115,28 +117,28 @@ impl<'a> BadBlockSearch<'a> {
                 }
                 SearchTask::Split(run, failed) if run.len() == 1 => {
                     let field = bad_block_cause(failed.status()).expect("only statuses about blocks are split");
-                    faults.push(BadBlock::new(run.start(), field, None, None));
+                    bad_blocks.push(BadBlock::new(run.start(), field, None, None));
                 }
                 SearchTask::Split(run, failed) => {
                     let parts = self.parts(run, &failed).await;
-                    let faults_before = faults.len();
-                    todo.push(SearchTask::Confirm { extent: run, faults_before, is_second: false, failed });
+                    let found_before = bad_blocks.len();
+                    todo.push(SearchTask::Confirm { extent: run, found_before, is_second: false, failed });
                     todo.extend(parts.into_iter().map(SearchTask::Probe));
                 }
-                SearchTask::Confirm { faults_before, .. } if faults.len() > faults_before => {}
+                SearchTask::Confirm { found_before, .. } if bad_blocks.len() > found_before => {}
                 SearchTask::Confirm { extent, is_second: true, failed, .. } => {
                     return Err(self.unnamed(extent, &failed));
                 }
-                SearchTask::Confirm { extent, faults_before, .. } => {
+                SearchTask::Confirm { extent, found_before, .. } => {
                     // None of its blocks is bad. If the run is still bad as a whole, the halves have one more chance.
                     if let Some(failed) = self.probe_run(extent).await? {
-                        todo.push(SearchTask::Confirm { extent, faults_before, is_second: true, failed });
+                        todo.push(SearchTask::Confirm { extent, found_before, is_second: true, failed });
                         todo.extend(halves(extent).map(SearchTask::Probe));
                     }
                 }
             }
         }
-        Ok(faults)
+        Ok(bad_blocks)
     }
 
     /// A failing run of several blocks in shorter ones: around the block that the error log names, or in halves.
@@ -148,13 +150,13 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The first runs to look at: blocks that the target knows to be bad one by one, and what lies between them.
-    async fn runs(&self, extent: Extent, answered: &CompletedCommand) -> Vec<Extent> {
-        let mut bad = self.known(extent, answered, LbaStatusAction::Tracked).await;
+    async fn runs(&self, extent: Extent, completed: &CompletedCommand) -> Vec<Extent> {
+        let mut bad = self.listed_blocks(extent, completed, LbaStatusAction::Tracked).await;
         if bad.is_empty() {
-            bad = self.known(extent, answered, LbaStatusAction::ScanUntracked).await;
+            bad = self.listed_blocks(extent, completed, LbaStatusAction::ScanUntracked).await;
         }
         if bad.is_empty() {
-            bad.extend(logged_block(answered, extent).await);
+            bad.extend(logged_block(completed, extent).await);
         }
         let mut runs = Vec::new();
         let mut from = extent.start().get();
@@ -169,16 +171,16 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// Blocks of `extent` that Get LBA Status lists, ascending, each once.
-    async fn known(&self, extent: Extent, answered: &CompletedCommand, action: LbaStatusAction) -> Vec<Lba> {
-        let session = &answered.session;
+    async fn listed_blocks(&self, extent: Extent, completed: &CompletedCommand, action: LbaStatusAction) -> Vec<Lba> {
+        let session = &completed.session;
         if !session.profile.get_lba_status {
             return Vec::new();
         }
         // A range of 2^16 blocks has no number in the command; then all to the end is asked for, and cut here.
         let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
-        let ask = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
+        let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
         let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
-        let finished = session.controller.admin.try_execute(ask.encode(session.profile.nsid), data).await;
+        let finished = session.controller.admin.try_execute(request.encode(session.profile.nsid), data).await;
         let Ok(finished) = finished else { return Vec::new() };
         let data = finished.data.filter(|_| finished.completion.status().is_success());
         let list = data.and_then(|data| LbaStatusList::decode(&data.buffer).ok());
@@ -222,6 +224,72 @@ fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
     if let Ok(between) = Extent::from_raw(from, end.saturating_sub(from)) {
         runs.extend(between.split_aligned(piece));
     }
+}
+
+/// Entries of the error log that are read at most.
+const MAX_ENTRIES: u64 = 64;
+/// Bytes of the damage page that are read at most, and with one command.
+const DAMAGE_BYTES: u64 = 1 << 20;
+const PART_BYTES: u64 = 64 << 10;
+
+/// The block that the error log names for this command, if it is one of `extent`.
+pub(crate) async fn logged_block(completed: &CompletedCommand, extent: Extent) -> Option<Lba> {
+    let session = &completed.session;
+    let entries = u64::from(session.profile.error_entries).clamp(1, MAX_ENTRIES);
+    let length = entries * ErrorEntry::BYTES as u64;
+    let request = GetLogPage { retain_event: true, ..GetLogPage::new(LogPage::ErrorInformation.code(), length) };
+    let page = session.controller.admin.log("Get Log Page, Error Information", request).await.ok()?;
+    // Newest first: an identifier is used again, so older entries of the same one are of other commands.
+    let same_command = |entry: &ErrorEntry| entry.sqid == completed.queue && entry.cid == completed.result.cid;
+    let entry = ErrorLog::decode(&page).find(same_command)?;
+    let is_this = entry.status().code() == completed.status().code() && entry.nsid == session.profile.nsid;
+    let lba = Lba::new(entry.lba);
+    (is_this && contains(extent, lba)).then_some(lba)
+}
+
+pub(crate) fn contains(extent: Extent, lba: Lba) -> bool {
+    lba.get().checked_sub(extent.start().get()).is_some_and(|at| at < extent.len())
+}
+
+/// Fills in what was expected and what was found, where the target has the page that tells. Other targets have another
+/// page there, or none; then the values stay unknown.
+pub(crate) async fn add_values(session: &Session, bad_blocks: &mut [BadBlock]) {
+    if bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Media || bad_block.expected.is_some()) {
+        return;
+    }
+    let Some(log) = damage_log(session).await else { return };
+    for entry in &log.entries {
+        let Some((expected, actual)) = entry.values else { continue };
+        let field = entry.field.map_or(BadBlockCause::Media, BadBlockCause::Tag);
+        let same = |bad_block: &&mut BadBlock| bad_block.lba == entry.lba && bad_block.cause == field;
+        if let Some(bad_block) = bad_blocks.iter_mut().find(same) {
+            (bad_block.expected, bad_block.actual) = (Some(expected), Some(actual));
+        }
+    }
+}
+
+/// The damage page of the session's namespace, whole and of one generation.
+async fn damage_log(session: &Session) -> Option<DamageLog> {
+    let nsid = session.profile.nsid;
+    let admin = &session.controller.admin;
+    let part = async |offset, length_bytes| {
+        let request =
+            GetLogPage { nsid, offset, retain_event: true, ..GetLogPage::new(LogPage::Damage.code(), length_bytes) };
+        admin.log("Get Log Page, Damage", request).await.ok()
+    };
+    let mut page = part(0, DamageHeader::BYTES as u64).await?.to_vec();
+    let header = DamageHeader::read(&page).ok().filter(|header| header.nsid == nsid)?;
+    let length = header.length_bytes();
+    if length > DAMAGE_BYTES {
+        return None;
+    }
+    while (page.len() as u64) < length {
+        let at = page.len() as u64;
+        page.extend_from_slice(&part(at, PART_BYTES.min(length - at)).await?);
+    }
+    let again = part(0, DamageHeader::BYTES as u64).await?;
+    let is_same = DamageHeader::read(&again).is_ok_and(|again| again.generation == header.generation);
+    if is_same { DamageLog::decode(&page).ok() } else { None }
 }
 
 #[cfg(test)]

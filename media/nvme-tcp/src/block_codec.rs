@@ -10,14 +10,14 @@ use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout, Payload};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use crate::facts::add;
 use crate::namespace_profile::{NamespaceProfile, PiMode};
+use crate::options::add;
 
 /// Blocks of at least this many bytes are sent from where they lie, with their tags between them; smaller ones are copied
 /// together, because a gather list of them would cost more than the copy.
 const GATHER_BYTES: usize = 4096;
 /// The application tag that switches checking off.
-const ESCAPE: u16 = 0xFFFF;
+const UNCHECKED_APP_TAG: u16 = 0xFFFF;
 
 /// What data of a namespace is like on the wire.
 #[derive(Clone, Debug)]
@@ -30,12 +30,12 @@ pub(crate) struct BlockCodec {
 }
 
 impl BlockCodec {
-    pub(crate) fn new(shape: &NamespaceProfile, data_digest: bool) -> BlockCodec {
-        let (size, tagging) = (shape.geometry.block_size, shape.pi_mode);
-        let shares_sums = data_digest && crate::namespace_profile::shares_crcs(tagging);
-        let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
-        let sums = if shares_sums { BlockLayout::new(size.bytes(), tuple_bytes) } else { None };
-        BlockCodec { size, pi_mode: tagging, storage_tag_mask: shape.storage_tag_mask, crc_layout: sums }
+    pub(crate) fn new(profile: &NamespaceProfile, data_digest: bool) -> BlockCodec {
+        let (size, pi_mode) = (profile.geometry.block_size, profile.pi_mode);
+        let shares_crcs = data_digest && crate::namespace_profile::shares_crcs(pi_mode);
+        let tuple_bytes = pi_mode.shown().map_or(0, PiFormat::tuple_bytes);
+        let crcs = if shares_crcs { BlockLayout::new(size.bytes(), tuple_bytes) } else { None };
+        BlockCodec { size, pi_mode, storage_tag_mask: profile.storage_tag_mask, crc_layout: crcs }
     }
 
     /// Bytes that a Read of these blocks brings.
@@ -72,9 +72,9 @@ impl BlockCodec {
         match self.pi_mode {
             PiMode::None => ProtectionInfo::NONE,
             PiMode::Target(format) => {
-                let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+                let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
                 ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }
-                    .with_tags(format, 0, first_ref)
+                    .with_tags(format, 0, initial_ref_tag)
             }
             PiMode::Host(format) => self.offer_tags(format, extent, data),
         }
@@ -83,7 +83,7 @@ impl BlockCodec {
     fn offer_tags(&self, format: PiFormat, extent: Extent, data: &Sealed) -> ProtectionInfo {
         let mut tuples = data.tags().chunks_exact(format.tuple_bytes()).map(|bytes| Tuple::read(format, bytes));
         let Some(first) = tuples.next() else { return ProtectionInfo::NONE };
-        let (mut same_app, mut same_storage) = (first.app_tag != ESCAPE, format.storage_tag_bits() > 0);
+        let (mut same_app, mut same_storage) = (first.app_tag != UNCHECKED_APP_TAG, format.storage_tag_bits() > 0);
         for tuple in tuples {
             same_app &= tuple.app_tag == first.app_tag;
             same_storage &= tuple.storage_tag == first.storage_tag;
@@ -107,8 +107,8 @@ impl BlockCodec {
     /// The fields of Write Zeroes: the target makes the tags of zeroes.
     pub(crate) fn zeroes(&self, extent: Extent) -> ProtectionInfo {
         let Some(format) = self.pi_mode.kept() else { return ProtectionInfo::NONE };
-        let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
-        ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, first_ref)
+        let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+        ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, initial_ref_tag)
     }
 
     /// Data to be written, as it travels.
@@ -126,8 +126,8 @@ impl BlockCodec {
         if data.format() == Some(format) {
             return self.with_tags(format, data, pool);
         }
-        let first_ref = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
-        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref };
+        let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag };
         self.with_tags(format, &Sealed::seal(data.data().clone(), self.size, Some(format), &tags), pool)
     }
 
@@ -147,8 +147,8 @@ impl BlockCodec {
             Payload::from(whole.freeze())
         };
         match (&self.crc_layout, data.block_crcs()) {
-            (Some(shape), Some(guards)) => {
-                payload.with_crcs(BlockCrcs { layout: shape.clone(), guards: guards.collect() })
+            (Some(profile), Some(guards)) => {
+                payload.with_crcs(BlockCrcs { layout: profile.clone(), guards: guards.collect() })
             }
             // Guards that were not compared with the data must not vouch for it.
             _ => payload,
@@ -161,7 +161,7 @@ impl BlockCodec {
         read: ReadData,
         checks: &Checks,
         pool: &Pool,
-        guard_bytes_summed: &Cell<u64>,
+        guard_bytes_checksummed: &Cell<u64>,
     ) -> Result<Sealed, Vec<Mismatch>> {
         let Some(format) = self.pi_mode.shown() else {
             let plain = Unverified::new(read.buffer.freeze(), Slice::empty(), self.size, None);
@@ -171,11 +171,11 @@ impl BlockCodec {
         let len = data.len() as u64;
         let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
         // There are sums only if these bytes were summed for a data digest, and the digest was right.
-        if let Some(sums) = read.crcs.filter(|_| format.guard() == GuardKind::Crc32c) {
-            return blocks.verify_with_crcs(checks, &sums.guards);
+        if let Some(crcs) = read.crcs.filter(|_| format.guard() == GuardKind::Crc32c) {
+            return blocks.verify_with_crcs(checks, &crcs.guards);
         }
         if checks.guard {
-            add(guard_bytes_summed, len);
+            add(guard_bytes_checksummed, len);
         }
         blocks.verify(checks)
     }

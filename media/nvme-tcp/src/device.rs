@@ -3,8 +3,11 @@
 use std::rc::Rc;
 
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
+use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
 
+use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
 use crate::io::Io;
 use crate::namespace_profile::PiMode;
@@ -38,28 +41,28 @@ impl NvmeTcpDevice {
         namespace: Option<u32>,
         options: Options,
     ) -> Result<NvmeTcpDevice, ConnectError> {
-        let plan = SessionConfig { address, subsystem, namespace, options };
-        let session = plan.open().await?;
-        let facts = connection_info(&plan, &session);
-        let wire = BlockCodec::new(&session.profile, plan.options.data_digest);
-        let link = ReconnectingSession::new(plan, session);
-        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: link, codec: wire }, info: facts })))
+        let config = SessionConfig { address, subsystem, namespace, options };
+        let session = config.open().await?;
+        let info = connection_info(&config, &session);
+        let codec = BlockCodec::new(&session.profile, config.options.data_digest);
+        let reconnecting = ReconnectingSession::new(config, session);
+        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
     }
 
     /// Ends the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
     /// connections. Requests in flight and later ones fail. Gives up after [`Options::shutdown_timeout`]. Writes that were
     /// not flushed are the caller's to flush before.
     pub async fn close(&self) {
-        let link = &self.0.io.session;
-        if let Some(session) = link.current_session() {
-            let limit = link.config.options.shutdown_timeout;
+        let reconnecting = &self.0.io.session;
+        if let Some(session) = reconnecting.current_session() {
+            let limit = reconnecting.config.options.shutdown_timeout;
             match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(target = %link.config.address, %error, "shutdown failed"),
-                Err(elapsed) => tracing::warn!(target = %link.config.address, %elapsed, "shutdown took too long"),
+                Ok(Err(error)) => tracing::warn!(target = %reconnecting.config.address, %error, "shutdown failed"),
+                Err(elapsed) => tracing::warn!(target = %reconnecting.config.address, %elapsed, "shutdown took too long"),
             }
         }
-        link.fail("the device was closed");
+        reconnecting.fail("the device was closed");
     }
 
     /// What the target says of itself and of the namespace.
@@ -74,37 +77,37 @@ impl NvmeTcpDevice {
     }
 }
 
-fn connection_info(plan: &SessionConfig, session: &crate::session::Session) -> ConnectionInfo {
-    let (shape, controller, version) = (&session.profile, &session.pages.controller, session.controller.version);
+fn connection_info(config: &SessionConfig, session: &crate::session::Session) -> ConnectionInfo {
+    let (profile, controller, version) = (&session.profile, &session.pages.controller, session.controller.version);
     let printable = |text: String| text.chars().filter(|c| !c.is_control()).collect::<String>().trim().to_owned();
     ConnectionInfo {
-        subsystem: plan.subsystem.clone(),
+        subsystem: config.subsystem.clone(),
         model: printable(controller.mn.text()),
         serial: printable(controller.sn.text()),
         firmware: printable(controller.fr.text()),
         version: (version.major, version.minor, version.tertiary),
         controller_id: session.controller.id,
-        namespace: shape.nsid,
-        uuid: shape.identity.uuid,
-        nguid: shape.identity.nguid,
-        eui64: shape.identity.eui64,
-        protection: shape.pi_mode.kept(),
-        tags: match shape.pi_mode {
+        namespace: profile.nsid,
+        uuid: profile.identity.uuid,
+        nguid: profile.identity.nguid,
+        eui64: profile.identity.eui64,
+        protection: profile.pi_mode.kept(),
+        tags: match profile.pi_mode {
             PiMode::None => PiSource::Auto,
             PiMode::Host(_) => PiSource::Host,
             PiMode::Target(_) => PiSource::Target,
         },
         queues: session.io.len() as u16,
         queue_depth: session.queue_depth,
-        header_digest: plan.options.header_digest,
-        data_digest: plan.options.data_digest,
-        max_transfer_bytes: shape.max_transfer_bytes,
-        max_verify_bytes: shape.max_verify_bytes,
-        max_write_zeroes_bytes: shape.max_write_zeroes_bytes,
+        header_digest: config.options.header_digest,
+        data_digest: config.options.data_digest,
+        max_transfer_bytes: profile.max_transfer_bytes,
+        max_verify_bytes: profile.max_verify_bytes,
+        max_write_zeroes_bytes: profile.max_write_zeroes_bytes,
         in_capsule_bytes: session.in_capsule_bytes,
-        volatile_write_cache: shape.volatile_write_cache,
-        get_lba_status: shape.get_lba_status,
-        shared: shape.shared,
+        volatile_write_cache: profile.volatile_write_cache,
+        get_lba_status: profile.get_lba_status,
+        shared: profile.shared,
     }
 }
 
@@ -114,13 +117,13 @@ impl Device for NvmeTcpDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        let link = &self.0.io.session;
-        Abilities { writable: link.is_writable(), ..link.profile.abilities }
+        let reconnecting = &self.0.io.session;
+        Abilities { writable: reconnecting.is_writable(), ..reconnecting.profile.abilities }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
         let io = &self.0.io;
-        match operation {
+        match request {
             Request::Read { extent, checks } => io.read(extent, checks).await,
             Request::Write { extent, data, durability } => io.write(extent, &data, durability).await,
             Request::Flush => io.flush().await,
@@ -131,11 +134,76 @@ impl Device for NvmeTcpDevice {
             Request::Verify { extent, checks } => io.verify(extent, checks).await,
             Request::Compare { extent, data } => io.compare(extent, &data).await,
             Request::Checksum { extent, checks } => io.checksum(extent, checks).await,
-            Request::ReadReserved { slot } => io.read_reserved(slot).await,
-            Request::WriteReserved { slot, bytes } => io.write_reserved(slot, &bytes).await,
+            Request::ReadReserved { slot: area } => io.read_reserved(area).await,
+            Request::WriteReserved { slot: area, bytes } => io.write_reserved(area, &bytes).await,
             Request::WriteUncorrectable { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
-                Err(ErrorKind::Absent(operation.kind()).into())
+                Err(ErrorKind::Absent(request.kind()).into())
             }
         }
     }
+}
+
+/// Bytes read with one command.
+const PART_BYTES: u64 = 4096;
+/// Entries that are read at most; a page that announces more is refused.
+const MAX_ENTRIES: u64 = 4096;
+/// Times that the page is read again because it changed while it was read.
+const ATTEMPTS: usize = 4;
+
+/// What a discovery controller names: subsystems, and other discovery controllers (see `SubsystemType`). Of the options
+/// those about queues, tags and reconnecting mean nothing here.
+///
+/// # Errors
+/// As [`ConnectError`] says.
+///
+/// # Panics
+/// Outside a reactor.
+pub async fn discover(address: HostPort, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
+    let config = SessionConfig { address, subsystem: Nqn::discovery(), namespace: None, options };
+    let read = async {
+        let controller = config.open_controller().await?;
+        let mut last = Err(ConnectError::Unexpected { what: LOG_COMMAND, why: "another page each time".to_owned() });
+        for _ in 0..ATTEMPTS {
+            match read_log(&controller.admin).await? {
+                Some(entries) => {
+                    last = Ok(entries);
+                    break;
+                }
+                None => continue,
+            }
+        }
+        last
+    };
+    config.in_time(read).await
+}
+
+const LOG_COMMAND: &str = "Get Log Page, Discovery";
+
+/// The page, or `None` if it changed meanwhile.
+async fn read_log(admin: &Admin) -> Result<Option<Vec<DiscoveryEntry>>, ConnectError> {
+    let unexpected = |why: String| ConnectError::Unexpected { what: LOG_COMMAND, why };
+    let head = read_part(admin, 0, DiscoveryHeader::BYTES as u64).await?;
+    let header = DiscoveryHeader::decode(&head).map_err(|short| unexpected(short.to_string()))?;
+    if header.numrec > MAX_ENTRIES {
+        return Err(unexpected(format!("{} entries; {MAX_ENTRIES} are the most that are read", header.numrec)));
+    }
+    let length = DiscoveryLog::length_bytes(&header).unwrap_or(u64::MAX);
+    let mut bytes = head;
+    while (bytes.len() as u64) < length {
+        let at = bytes.len() as u64;
+        bytes.extend(read_part(admin, at, PART_BYTES.min(length - at)).await?);
+    }
+    let again = read_part(admin, 0, DiscoveryHeader::BYTES as u64).await?;
+    let now = DiscoveryHeader::decode(&again).map_err(|short| unexpected(short.to_string()))?;
+    if now.genctr != header.genctr {
+        return Ok(None);
+    }
+    let log = DiscoveryLog::decode(&bytes).map_err(|invalid| unexpected(invalid.to_string()))?;
+    Ok(Some(log.entries))
+}
+
+async fn read_part(admin: &Admin, offset: u64, length_bytes: u64) -> Result<Vec<u8>, ConnectError> {
+    let lid = LogPage::Discovery.code();
+    let request = GetLogPage { nsid: 0, offset, ..GetLogPage::new(lid, length_bytes) };
+    Ok(admin.log(LOG_COMMAND, request).await?.to_vec())
 }

@@ -7,7 +7,7 @@ use sealblock_block::{BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, 
 use sealblock_integrity::{Checks, guard};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
-use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea as Frame};
+use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea as ReservedFrame};
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -39,21 +39,21 @@ impl Io {
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, each).await?;
             return Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }));
         }
-        let answered = self.checksum_once(extent, &checks).await?;
-        if answered.status().is_success() {
-            return self.checksum_response(extent, checks, &answered).await;
+        let completed = self.checksum_once(extent, &checks).await?;
+        if completed.status().is_success() {
+            return self.checksum_response(extent, checks, &completed).await;
         }
-        if bad_block_cause(answered.status()).is_none() {
-            return Err(self.failed(RequestKind::Checksum, Some(extent), &answered));
+        if bad_block_cause(completed.status()).is_none() {
+            return Err(self.failed(RequestKind::Checksum, Some(extent), &completed));
         }
-        if let Some(faults) =
-            BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &answered).await?)
+        if let Some(bad_blocks) =
+            BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &completed).await?)
         {
-            let coverage = match self.checksum_coverage(extent, checks, &answered).await.map_err(Error::into_damage) {
+            let coverage = match self.checksum_coverage(extent, checks, &completed).await.map_err(Error::into_damage) {
                 Ok(coverage) | Err(Ok((_, coverage))) => coverage,
                 Err(Err(error)) => return Err(error),
             };
-            return Err(faults.covering(coverage).into());
+            return Err(bad_blocks.covering(coverage).into());
         }
         // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
         let again = self.checksum_once(extent, &checks).await?;
@@ -65,9 +65,9 @@ impl Io {
 
     /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
     /// asked with a Verify, where there are any.
-    async fn checksum_response(&self, extent: Extent, checks: Checks, answered: &CompletedCommand) -> Outcome {
-        let coverage = self.checksum_coverage(extent, checks, answered).await?;
-        let crc64 = answered.result.completion.result.get();
+    async fn checksum_response(&self, extent: Extent, checks: Checks, completed: &CompletedCommand) -> Outcome {
+        let coverage = self.checksum_coverage(extent, checks, completed).await?;
+        let crc64 = completed.result.completion.result.get();
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage }))
     }
 
@@ -76,9 +76,9 @@ impl Io {
         &self,
         extent: Extent,
         checks: Checks,
-        answered: &CompletedCommand,
+        completed: &CompletedCommand,
     ) -> Result<Coverage, Error> {
-        let extensions = answered.session.pages.extensions;
+        let extensions = completed.session.pages.extensions;
         if !extensions.contains(Extensions::COPIES) {
             return Ok(self.reach(&checks, extensions));
         }
@@ -88,15 +88,15 @@ impl Io {
         }
     }
 
-    pub(crate) async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let (frame, cdw11) = frame(slot);
+    pub(crate) async fn read_reserved(&self, area: ReservedArea) -> Outcome {
+        let (frame, cdw11) = frame_of(area);
         let (fid, nsid) = (frame.feature().code(), self.nsid());
-        let ask = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11 }.encode();
+        let request = GetFeatures { fid, select: FeatureSelect::Current, nsid, cdw11 }.encode();
         let data = || HostData::Read { buffer: Buffer::zeroed(frame.frame_bytes()), layout: None };
-        let answered = self.reserved_command(RequestKind::ReadReserved, ask, data).await?;
-        let came = answered.result.data.filter(|data| !data.is_damaged);
-        let came = came.map(|data| data.buffer).unwrap_or_default();
-        match frame.decode(&came) {
+        let completed = self.reserved_command(RequestKind::ReadReserved, request, data).await?;
+        let received = completed.result.data.filter(|data| !data.is_damaged);
+        let received = received.map(|data| data.buffer).unwrap_or_default();
+        match frame.decode(&received) {
             Ok(bytes) => Ok(Response::Reserved(Slice::copy_from(bytes))),
             Err(why) => {
                 let reason = format!("what the target sent of the annex of namespace {nsid} cannot be used: {why}");
@@ -106,8 +106,8 @@ impl Io {
     }
 
     /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
-    pub(crate) async fn write_reserved(&self, slot: ReservedArea, bytes: &[u8]) -> Outcome {
-        let (frame, cdw11) = frame(slot);
+    pub(crate) async fn write_reserved(&self, area: ReservedArea, bytes: &[u8]) -> Outcome {
+        let (frame, cdw11) = frame_of(area);
         let (limit, actual) = (frame.max_bytes() as u64, bytes.len() as u64);
         let too_long = ErrorKind::Limit { what: "bytes for the annex", limit, actual };
         let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
@@ -127,10 +127,10 @@ impl Io {
             offered(session, Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
-        let answered = self.session.execute_admin(build).await?;
-        match answered.status().is_success() {
-            true => Ok(answered),
-            false => Err(self.failed(kind, None, &answered)),
+        let completed = self.session.execute_admin(build).await?;
+        match completed.status().is_success() {
+            true => Ok(completed),
+            false => Err(self.failed(kind, None, &completed)),
         }
     }
 }
@@ -144,11 +144,11 @@ fn offered(session: &Session, extension: Extensions, kind: RequestKind) -> Resul
 }
 
 /// The feature of a slot, and its dword 11.
-const fn frame(slot: ReservedArea) -> (Frame, u32) {
-    match slot {
-        ReservedArea::GroupLabel => (Frame::Group, 0),
-        ReservedArea::ScrubState => (Frame::Scrub, 0),
-        ReservedArea::Bitmap { page } => (Frame::Bitmap, page),
+const fn frame_of(area: ReservedArea) -> (ReservedFrame, u32) {
+    match area {
+        ReservedArea::GroupLabel => (ReservedFrame::Group, 0),
+        ReservedArea::ScrubState => (ReservedFrame::Scrub, 0),
+        ReservedArea::Bitmap { page } => (ReservedFrame::Bitmap, page),
     }
 }
 
@@ -158,8 +158,8 @@ mod tests {
 
     #[test]
     fn a_frame_has_room_for_all_that_a_slot_holds() {
-        for slot in [ReservedArea::GroupLabel, ReservedArea::ScrubState, ReservedArea::Bitmap { page: 7 }] {
-            assert_eq!(frame(slot).0.max_bytes(), slot.max_bytes());
+        for area in [ReservedArea::GroupLabel, ReservedArea::ScrubState, ReservedArea::Bitmap { page: 7 }] {
+            assert_eq!(frame_of(area).0.max_bytes(), area.max_bytes());
         }
     }
 }

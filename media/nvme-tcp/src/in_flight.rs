@@ -3,7 +3,18 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use crate::queue::CommandResult;
+use sealblock_protocols_nvme::Completion;
+use sealblock_protocols_nvme_tcp::host::ReadData;
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct CommandResult {
+    /// Its identifier, under which the error log knows it.
+    pub(crate) cid: u16,
+    pub(crate) completion: Completion,
+    /// The data of a command that reads.
+    pub(crate) data: Option<ReadData>,
+}
 
 /// How the wait for a command's completion stands.
 #[derive(Debug)]
@@ -53,8 +64,8 @@ impl InFlightCommands {
     }
 
     /// Notes a command that was submitted; gives its entry.
-    pub(crate) fn insert(&mut self, place: usize, is_patient: bool) -> usize {
-        let since = (!is_patient).then_some(self.tick);
+    pub(crate) fn insert(&mut self, place: usize, has_no_timeout: bool) -> usize {
+        let since = (!has_no_timeout).then_some(self.tick);
         let new = InFlightCommand { state: CommandState::Waiting(None), submitted_tick: since };
         let entry = match self.free.pop() {
             Some(entry) => {
@@ -139,11 +150,11 @@ impl InFlightCommands {
     }
 
     /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
-    pub(crate) fn advance_tick(&mut self, most: u32) -> bool {
+    pub(crate) fn advance_tick(&mut self, max_ticks: u32) -> bool {
         self.tick = self.tick.wrapping_add(1);
         self.entries.iter().any(|entry| {
             let in_flight = matches!(entry.state, CommandState::Waiting(_) | CommandState::Abandoned);
-            in_flight && entry.submitted_tick.is_some_and(|since| self.tick.wrapping_sub(since) > most)
+            in_flight && entry.submitted_tick.is_some_and(|since| self.tick.wrapping_sub(since) > max_ticks)
         })
     }
 }

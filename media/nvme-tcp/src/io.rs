@@ -17,9 +17,9 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
+use crate::bad_block_search::logged_block;
 use crate::bad_block_search::{BadBlockSearch, Probe};
 use crate::block_codec::{self, BlockCodec};
-use crate::errors::logged_block;
 use crate::reconnecting_session::{CompletedCommand, ReconnectingSession};
 use crate::session::Session;
 use crate::status::{CommandContext, bad_block_cause, failure};
@@ -40,9 +40,9 @@ impl Io {
         command.encode(self.nsid()).map_err(unfit)
     }
 
-    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, answered: &CompletedCommand) -> Error {
-        let asked = CommandContext { kind, extent, queue: answered.queue, nsid: self.nsid() };
-        failure(answered.status(), asked)
+    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, completed: &CompletedCommand) -> Error {
+        let context = CommandContext { kind, extent, queue: completed.queue, nsid: self.nsid() };
+        failure(completed.status(), context)
     }
 
     /// A Read, with whatever status.
@@ -61,16 +61,16 @@ impl Io {
     }
 
     /// The data of a Read that succeeded, checked here.
-    fn check_read(&self, extent: Extent, checks: &Checks, answered: CompletedCommand) -> Outcome {
+    fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
         let needed = self.codec.read_bytes(extent);
-        let read = answered.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
+        let read = completed.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
         let Some(read) = read else {
             let reason =
                 format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
             return Err(ErrorKind::Media { reason }.into());
         };
-        let summed = &self.session.counters.guard_bytes_checksummed;
-        match self.codec.check_read(read, checks, answered.session.pool(), summed) {
+        let checksummed_bytes = &self.session.counters.guard_bytes_checksummed;
+        match self.codec.check_read(read, checks, completed.session.pool(), checksummed_bytes) {
             Ok(sealed) => Ok(Response::Data(sealed)),
             Err(mismatches) => Err(integrity(block_codec::bad_blocks(extent.start(), &mismatches))),
         }
@@ -78,15 +78,15 @@ impl Io {
 
     pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
         let (protection, _) = self.codec.read_checks(extent, &checks, false);
-        let answered = self.read_once(extent, protection).await?;
-        let status = answered.status();
+        let completed = self.read_once(extent, protection).await?;
+        let status = completed.status();
         if status.is_success() {
-            return self.check_read(extent, &checks, answered);
+            return self.check_read(extent, &checks, completed);
         }
-        let Some(damage) = bad_block_cause(status) else {
-            return Err(self.failed(RequestKind::Read, Some(extent), &answered));
+        let Some(cause) = bad_block_cause(status) else {
+            return Err(self.failed(RequestKind::Read, Some(extent), &completed));
         };
-        let is_seen_here = self.codec.pi_mode.shown().is_some() && damage != BadBlockCause::Media;
+        let is_seen_here = self.codec.pi_mode.shown().is_some() && cause != BadBlockCause::Media;
         if is_seen_here {
             // The target found wrong tags. Without its checks it hands the blocks over, and here every one that is wrong
             // is found, with its values.
@@ -95,9 +95,9 @@ impl Io {
                 return self.check_read(extent, &checks, unchecked);
             }
         }
-        Err(match BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &answered).await?) {
-            Some(faults) => faults.into(),
-            None => self.failed(RequestKind::Read, Some(extent), &answered),
+        Err(match BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &completed).await?) {
+            Some(bad_blocks) => bad_blocks.into(),
+            None => self.failed(RequestKind::Read, Some(extent), &completed),
         })
     }
 
@@ -112,14 +112,14 @@ impl Io {
         let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
         let command = self.encode(IoCommand::Write(blocks))?;
         let build = |session: &Session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))));
-        let answered = self.session.execute(build).await?;
-        if answered.status().is_success() {
-            self.note_write(&answered, durability);
+        let completed = self.session.execute(build).await?;
+        if completed.status().is_success() {
+            self.note_write(&completed, durability);
             return Ok(Response::Done);
         }
-        Err(match bad_block_cause(answered.status()) {
-            Some(damage) => self.write_refused(extent, data, damage, &answered).await,
-            None => self.failed(RequestKind::Write, Some(extent), &answered),
+        Err(match bad_block_cause(completed.status()) {
+            Some(cause) => self.write_refused(extent, data, cause, &completed).await,
+            None => self.failed(RequestKind::Write, Some(extent), &completed),
         })
     }
 
@@ -129,8 +129,8 @@ impl Io {
         &self,
         extent: Extent,
         data: &Sealed,
-        damage: BadBlockCause,
-        answered: &CompletedCommand,
+        cause: BadBlockCause,
+        completed: &CompletedCommand,
     ) -> Error {
         if let Some(format) = self.codec.pi_mode.shown() {
             let mut wrong = Vec::new();
@@ -141,15 +141,15 @@ impl Io {
                 return integrity(block_codec::bad_blocks(extent.start(), &wrong));
             }
         }
-        match logged_block(answered, extent).await {
-            Some(lba) => integrity(vec![BadBlock::new(lba, damage, None, None)]),
-            None => self.failed(RequestKind::Write, Some(extent), answered),
+        match logged_block(completed, extent).await {
+            Some(lba) => integrity(vec![BadBlock::new(lba, cause, None, None)]),
+            None => self.failed(RequestKind::Write, Some(extent), completed),
         }
     }
 
-    fn note_write(&self, answered: &CompletedCommand, durability: Durability) {
+    fn note_write(&self, completed: &CompletedCommand, durability: Durability) {
         if durability == Durability::Volatile {
-            self.session.flush_epochs.write_completed(answered.epoch);
+            self.session.flush_epochs.write_completed(completed.epoch);
         }
     }
 
@@ -160,11 +160,11 @@ impl Io {
             mark.set(self.session.flush_epochs.flush_started()?);
             Ok((command, HostData::None))
         };
-        let answered = self.session.execute(build).await?;
-        if !answered.status().is_success() {
-            return Err(self.failed(RequestKind::Flush, None, &answered));
+        let completed = self.session.execute(build).await?;
+        if !completed.status().is_success() {
+            return Err(self.failed(RequestKind::Flush, None, &completed));
         }
-        self.session.flush_epochs.flush_completed(answered.epoch, mark.get());
+        self.session.flush_epochs.flush_completed(completed.epoch, mark.get());
         Ok(Response::Done)
     }
 
@@ -174,11 +174,11 @@ impl Io {
             BlockCommand { protection: self.codec.zeroes(extent), force_unit_access, ..BlockCommand::new(extent) };
         let deallocate = may_unmap && self.session.profile.abilities.unmap_zeroes;
         let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
-        let answered = self.without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
-        if !answered.status().is_success() {
-            return Err(self.failed(RequestKind::WriteZeroes, Some(extent), &answered));
+        let completed = self.execute_without_data(self.encode(IoCommand::WriteZeroes(zeroes))?).await?;
+        if !completed.status().is_success() {
+            return Err(self.failed(RequestKind::WriteZeroes, Some(extent), &completed));
         }
-        self.note_write(&answered, durability);
+        self.note_write(&completed, durability);
         Ok(Response::Done)
     }
 
@@ -206,14 +206,14 @@ impl Io {
         let command = self.encode(IoCommand::DatasetManagement(dsm))?;
         let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
         let list = Slice::copy_from(ranges.as_slice().as_bytes());
-        let answered = self.session.execute(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
-        match answered.status().is_success() {
+        let completed = self.session.execute(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
+        match completed.status().is_success() {
             true => Ok(()),
-            false => Err(self.failed(RequestKind::Discard, extents.first().copied(), &answered)),
+            false => Err(self.failed(RequestKind::Discard, extents.first().copied(), &completed)),
         }
     }
 
-    async fn without_data(&self, command: Command) -> Result<CompletedCommand, Error> {
+    async fn execute_without_data(&self, command: Command) -> Result<CompletedCommand, Error> {
         self.session.execute(|_| Ok((command, HostData::None))).await
     }
 
@@ -221,7 +221,7 @@ impl Io {
     pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
         let (protection, _) = self.codec.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
-        self.without_data(command).await
+        self.execute_without_data(command).await
     }
 
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
@@ -230,16 +230,16 @@ impl Io {
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
             return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
         }
-        let answered = self.verify_once(extent, &checks).await?;
-        let coverage = self.coverage(extent, &checks, &answered);
-        if answered.status().is_success() {
+        let completed = self.verify_once(extent, &checks).await?;
+        let coverage = self.coverage(extent, &checks, &completed);
+        if completed.status().is_success() {
             return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
         }
-        if bad_block_cause(answered.status()).is_none() {
-            return Err(self.failed(RequestKind::Verify, Some(extent), &answered));
+        if bad_block_cause(completed.status()).is_none() {
+            return Err(self.failed(RequestKind::Verify, Some(extent), &completed));
         }
-        match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &answered).await?) {
-            Some(faults) => Err(faults.covering(coverage).into()),
+        match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &completed).await?) {
+            Some(bad_blocks) => Err(bad_blocks.covering(coverage).into()),
             // The hunt read every block again and found them good: the target has got over it.
             None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
         }
@@ -247,9 +247,9 @@ impl Io {
 
     /// How far a Verify went that was answered so. It counts what the target of that very session says: another one may have
     /// taken its place since.
-    fn coverage(&self, extent: Extent, checks: &Checks, answered: &CompletedCommand) -> Coverage {
-        match answered.session.pages.extensions.contains(Extensions::COVERAGE) {
-            true => Coverage::from_bits(answered.result.completion.dword0(), extent),
+    fn coverage(&self, extent: Extent, checks: &Checks, completed: &CompletedCommand) -> Coverage {
+        match completed.session.pages.extensions.contains(Extensions::COVERAGE) {
+            true => Coverage::from_bits(completed.result.completion.dword0(), extent),
             false => Coverage::of(self.codec.checks_seals(checks)),
         }
     }
@@ -296,8 +296,8 @@ impl Io {
         let command = self.encode(IoCommand::Compare(BlockCommand::new(extent)))?;
         let build =
             |session: &Session| Ok((command, HostData::Write(self.codec.comparand(extent, data, session.pool()))));
-        let answered = self.session.execute(build).await?;
-        let status = answered.status();
+        let completed = self.session.execute(build).await?;
+        let status = completed.status();
         if status.is_success() {
             return Ok(Response::Done);
         }
@@ -307,11 +307,11 @@ impl Io {
                     .compare_read(extent, data, extent.start())
                     .await
                     .err()
-                    .unwrap_or_else(|| self.failed(RequestKind::Compare, Some(extent), &answered)),
-                None => self.failed(RequestKind::Compare, Some(extent), &answered),
+                    .unwrap_or_else(|| self.failed(RequestKind::Compare, Some(extent), &completed)),
+                None => self.failed(RequestKind::Compare, Some(extent), &completed),
             });
         }
-        let logged = logged_block(&answered, extent).await;
+        let logged = logged_block(&completed, extent).await;
         match (logged, self.codec.pi_mode.kept()) {
             (Some(lba), None) => Err(ErrorKind::Miscompare { lba }.into()),
             // Tags are compared as well, and it is the data that is asked about.
@@ -341,6 +341,6 @@ impl Io {
 }
 
 /// The error of these damaged blocks, of which there is at least one.
-fn integrity(faults: Vec<BadBlock>) -> Error {
-    BadBlocks::new(faults).expect("a mismatch is about a block").into()
+fn integrity(bad_blocks: Vec<BadBlock>) -> Error {
+    BadBlocks::new(bad_blocks).expect("a mismatch is about a block").into()
 }

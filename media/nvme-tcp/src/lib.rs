@@ -19,14 +19,9 @@
 mod admin;
 mod bad_block_search;
 mod block_codec;
-mod call;
 mod device;
-mod discover;
 mod error;
-mod errors;
 mod extensions;
-mod facts;
-mod identify;
 mod in_flight;
 mod io;
 mod namespace_profile;
@@ -35,13 +30,10 @@ mod queue;
 mod reconnecting_session;
 mod session;
 mod status;
-mod watch;
 
-pub use device::NvmeTcpDevice;
-pub use discover::discover;
+pub use device::{NvmeTcpDevice, discover};
 pub use error::ConnectError;
-pub use facts::{ConnectionInfo, Counters};
-pub use options::{Options, PiSource};
+pub use options::{ConnectionInfo, Counters, Options, PiSource};
 /// Where a target listens. The port is 4420 by custom, 8009 for discovery.
 pub use sealblock_runtime_reactor::net::HostPort;
 pub use sealblock_runtime_reactor::net::Reconnect;

@@ -90,7 +90,7 @@ impl NamespaceProfile {
         if format.metadata_bytes > 0 && !format.extended {
             return Err(unsupported("its metadata is in a buffer of its own, which TCP cannot carry".to_owned()));
         }
-        let tagging = pi_mode(&format, options.protection).map_err(unsupported)?;
+        let pi_mode = pi_mode(&format, options.protection).map_err(unsupported)?;
         let capacity_blocks = namespace.nsze;
         if capacity_blocks == 0 {
             return Err(unsupported("it has no blocks".to_owned()));
@@ -101,13 +101,13 @@ impl NamespaceProfile {
         let page_bytes = pages.capabilities.min_page_bytes();
         let nvm = pages.nvm_controller;
         let max_verify_bytes = nvm.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes));
-        let limits = limits(pages, options, size, tagging);
+        let limits = limits(pages, options, size, pi_mode);
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
         Ok(NamespaceProfile {
             nsid,
-            geometry: Geometry { block_size: size, capacity_blocks, protection: tagging.shown(), limits },
-            abilities: abilities(pages, tagging),
-            pi_mode: tagging,
+            geometry: Geometry { block_size: size, capacity_blocks, protection: pi_mode.shown(), limits },
+            abilities: abilities(pages, pi_mode),
+            pi_mode,
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
             get_lba_status: pages.controller.oacs.contains(Oacs::GET_LBA_STATUS),
@@ -226,10 +226,10 @@ fn zeroes_limit(pages: &IdentifyPages, page_bytes: u64) -> Option<u64> {
     }
 }
 
-fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, tagging: PiMode) -> Limits {
+fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, pi_mode: PiMode) -> Limits {
     let page_bytes = pages.capabilities.min_page_bytes();
     let mdts = pages.controller.max_transfer_bytes(page_bytes);
-    let tuple_bytes = tagging.shown().map_or(0, PiFormat::tuple_bytes);
+    let tuple_bytes = pi_mode.shown().map_or(0, PiFormat::tuple_bytes);
     let counts_metadata = !pages.controller.ctratt.contains(Ctratt::LIMITS_EXCLUDE_METADATA);
     let stride = size.bytes() + if counts_metadata { tuple_bytes } else { 0 };
     let own = u64::from(options.transfer_bytes) / size.bytes() as u64;
@@ -242,12 +242,12 @@ fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, tagging: Pi
     // Extents of a Discard share this limit; the ranges of a command have one of their own.
     let range = match pages.nvm_controller.map_or(0, |nvm| nvm.dmrsl) {
         0 => u64::MAX,
-        most if pages.controller.oncs.contains(Oncs::DATASET_MANAGEMENT) => u64::from(most),
+        max if pages.controller.oncs.contains(Oncs::DATASET_MANAGEMENT) => u64::from(max),
         _ => u64::MAX,
     };
     let total = match pages.nvm_controller.map_or(0, |nvm| nvm.dmsl) {
         0 => u64::MAX,
-        most => most,
+        max => max,
     };
     let zero = zero.min(range).min(total);
     Limits { max_transfer_blocks: count(transfer), max_verify_blocks: count(verify), max_zero_blocks: count(zero) }
@@ -258,12 +258,12 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &IdentifyPages, tagging: PiMode) -> Abilities {
+fn abilities(pages: &IdentifyPages, pi_mode: PiMode) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
-    let most = pages.controller.max_transfer_bytes(pages.capabilities.min_page_bytes());
-    let fits = ReservedArea::ALL.iter().all(|slot| most.is_none_or(|most| slot.frame_bytes() as u64 <= most));
+    let max = pages.controller.max_transfer_bytes(pages.capabilities.min_page_bytes());
+    let fits = ReservedArea::ALL.iter().all(|area| max.is_none_or(|max| area.frame_bytes() as u64 <= max));
     let dlfeat = pages.namespace.dlfeat;
     let nsattr = pages.namespace.nsattr | pages.independent.map_or(0, |page| page.nsattr);
     Abilities {
@@ -282,7 +282,7 @@ fn abilities(pages: &IdentifyPages, tagging: PiMode) -> Abilities {
         allocation: Ability::Absent,
         reserved: if fits { has(Extensions::RESERVED) } else { Ability::Absent },
         annex_pages: if fits { pages.bitmap_pages } else { 0 },
-        seals: tagging.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
+        seals: pi_mode.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
     }
 }
@@ -293,8 +293,8 @@ fn has_volatile_cache(pages: &IdentifyPages) -> bool {
 }
 
 /// Whether data digests and guards of these blocks come from the same sum.
-pub(crate) fn shares_crcs(tagging: PiMode) -> bool {
-    tagging.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
+pub(crate) fn shares_crcs(pi_mode: PiMode) -> bool {
+    pi_mode.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }
 
 #[cfg(test)]

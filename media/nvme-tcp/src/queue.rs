@@ -9,33 +9,23 @@
 
 use std::cell::{Cell, RefCell};
 use std::net::{Shutdown, SocketAddr};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use sealblock_protocols_nvme::{Command, Completion};
-use sealblock_protocols_nvme_tcp::host::{Event, HostData, ReadData};
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme_tcp::host::{Event, HostData};
 use sealblock_protocols_nvme_tcp::{Closed, Host, HostConfig, Negotiated, TransmitLimit, target};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{spawn, timeout};
 
 use crate::Counters;
-use crate::call::CommandFuture;
 use crate::error::ConnectionLost;
-use crate::in_flight::{FifoWaiters, InFlightCommands};
+use crate::in_flight::{CommandProgress, CommandResult, FifoWaiters, InFlightCommands};
 
 /// How long the last bytes of a connection that is over may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How a command ended.
-#[derive(Debug)]
-pub(crate) struct CommandResult {
-    /// Its identifier, under which the error log knows it.
-    pub(crate) cid: u16,
-    pub(crate) completion: Completion,
-    /// The data of a command that reads.
-    pub(crate) data: Option<ReadData>,
-}
 
 /// A connection.
 pub(crate) struct Queue {
@@ -85,8 +75,8 @@ impl Queue {
     /// What was agreed on, as soon as it was.
     pub(crate) async fn established(&self) -> Result<Negotiated, ConnectionLost> {
         std::future::poll_fn(|cx| {
-            if let Some(agreed) = self.host.borrow().negotiated() {
-                return Poll::Ready(Ok(agreed));
+            if let Some(negotiated) = self.host.borrow().negotiated() {
+                return Poll::Ready(Ok(negotiated));
             }
             if let Some(lost) = self.lost() {
                 return Poll::Ready(Err(lost));
@@ -149,8 +139,8 @@ impl Queue {
     }
 
     /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
-    pub(crate) fn advance_tick(&self, most: u32) -> bool {
-        self.in_flight.borrow_mut().advance_tick(most)
+    pub(crate) fn advance_tick(&self, max_ticks: u32) -> bool {
+        self.in_flight.borrow_mut().advance_tick(max_ticks)
     }
 
     /// From here on what goes through is counted.
@@ -182,7 +172,7 @@ impl Queue {
         &self,
         command: Command,
         data: HostData,
-        is_patient: bool,
+        has_no_timeout: bool,
     ) -> Result<usize, ConnectionLost> {
         let place = {
             let mut host = self.host.borrow_mut();
@@ -191,7 +181,7 @@ impl Queue {
                 Err(error) => return Err(self.lost().unwrap_or_else(|| ConnectionLost(error.to_string().into()))),
             }
         };
-        let entry = self.in_flight.borrow_mut().insert(place, is_patient);
+        let entry = self.in_flight.borrow_mut().insert(place, has_no_timeout);
         self.wake_sender();
         Ok(entry)
     }
@@ -328,5 +318,115 @@ impl Queue {
             Poll::Pending
         })
         .await
+    }
+}
+
+enum CommandStage {
+    New(Command, HostData),
+    Waiting(u64, Command, HostData),
+    InFlight(usize),
+    Ended,
+}
+
+/// A command on its way through a queue. Dropping it leaves a command in flight to the target.
+pub(crate) struct CommandFuture<'q> {
+    queue: &'q Queue,
+    stage: CommandStage,
+    has_no_timeout: bool,
+}
+
+impl<'q> CommandFuture<'q> {
+    pub(crate) fn new(queue: &'q Queue, command: Command, data: HostData, has_no_timeout: bool) -> CommandFuture<'q> {
+        CommandFuture { queue, stage: CommandStage::New(command, data), has_no_timeout }
+    }
+
+    fn submit(&mut self, command: Command, data: HostData) -> Result<(), ConnectionLost> {
+        self.stage = CommandStage::Ended;
+        let entry = self.queue.try_submit(command, data, self.has_no_timeout)?;
+        self.stage = CommandStage::InFlight(entry);
+        Ok(())
+    }
+
+    /// Submits as soon as it is this command's turn; answers whether it is in flight.
+    fn advance(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionLost> {
+        match std::mem::replace(&mut self.stage, CommandStage::Ended) {
+            CommandStage::New(command, data) => {
+                if let Some(lost) = self.queue.lost() {
+                    return Err(lost);
+                }
+                if self.queue.waiters().borrow().len() == 0 && self.queue.has_room() {
+                    self.submit(command, data)?;
+                    return Ok(true);
+                }
+                let ticket = self.queue.waiters().borrow_mut().join(cx.waker().clone());
+                self.stage = CommandStage::Waiting(ticket, command, data);
+                Ok(false)
+            }
+            CommandStage::Waiting(ticket, command, data) => {
+                let lost = self.queue.lost();
+                let is_turn = self.queue.waiters().borrow().is_first(ticket) && self.queue.has_room();
+                if lost.is_none() && !is_turn {
+                    let before = self.queue.waiters().borrow_mut().keep_waker(ticket, cx.waker());
+                    drop(before);
+                    self.stage = CommandStage::Waiting(ticket, command, data);
+                    return Ok(false);
+                }
+                let waker = self.queue.waiters().borrow_mut().leave(ticket);
+                drop(waker);
+                if let Some(lost) = lost {
+                    return Err(lost);
+                }
+                self.submit(command, data)?;
+                self.queue.wake_next();
+                Ok(true)
+            }
+            stage @ (CommandStage::InFlight(_) | CommandStage::Ended) => {
+                self.stage = stage;
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl Future for CommandFuture<'_> {
+    type Output = Result<CommandResult, ConnectionLost>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        match this.advance(cx) {
+            Err(lost) => return Poll::Ready(Err(lost)),
+            Ok(false) => return Poll::Pending,
+            Ok(true) => {}
+        }
+        let CommandStage::InFlight(entry) = this.stage else { return Poll::Pending };
+        let fetched = this.queue.in_flight().borrow_mut().poll(entry, cx.waker());
+        match fetched {
+            CommandProgress::InFlight => Poll::Pending,
+            CommandProgress::Done(finished) => {
+                this.stage = CommandStage::Ended;
+                Poll::Ready(Ok(finished))
+            }
+            CommandProgress::Lost => {
+                this.stage = CommandStage::Ended;
+                Poll::Ready(Err(this.queue.lost().unwrap_or_else(|| ConnectionLost("the connection ended".into()))))
+            }
+        }
+    }
+}
+
+impl Drop for CommandFuture<'_> {
+    fn drop(&mut self) {
+        match self.stage {
+            CommandStage::Waiting(ticket, ..) => {
+                let waker = self.queue.waiters().borrow_mut().leave(ticket);
+                drop(waker);
+                self.queue.wake_next();
+            }
+            CommandStage::InFlight(entry) => {
+                let was = self.queue.in_flight().borrow_mut().abandon(entry);
+                drop(was);
+            }
+            CommandStage::New(..) | CommandStage::Ended => {}
+        }
     }
 }

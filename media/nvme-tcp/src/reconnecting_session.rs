@@ -9,18 +9,23 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use sealblock_block::{Error, ErrorKind, FlushEpochs};
-use sealblock_protocols_nvme::{Command, Status, StatusCode};
+use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::features::AsynchronousEvent;
+use sealblock_protocols_nvme::logs::LogPage;
+use sealblock_protocols_nvme::{AdminOpcode, Command, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
-use crate::ConnectError;
+use crate::admin;
 use crate::error::ConnectionLost;
-use crate::facts::{CounterCells, Counters, add};
+use crate::in_flight::CommandResult;
 use crate::namespace_profile::NamespaceProfile;
-use crate::queue::{CommandResult, Queue};
+use crate::options::{CounterCells, Counters, add};
+use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
 use crate::status::may_be_sent_again;
-use crate::watch;
+use crate::{ConnectError};
 
 /// The pause before a command is sent again whose status asks for none of the target's own.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -65,12 +70,12 @@ impl CompletedCommand {
 
 impl ReconnectingSession {
     /// The way that begins with this session.
-    pub(crate) fn new(mut plan: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
+    pub(crate) fn new(mut config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
         // Whatever else appears there later, this namespace is meant.
-        plan.namespace = Some(session.profile.nsid);
+        config.namespace = Some(session.profile.nsid);
         let session = Rc::new(session);
-        let link = Rc::new(ReconnectingSession {
-            config: plan,
+        let reconnecting = Rc::new(ReconnectingSession {
+            config,
             profile: session.profile.clone(),
             counters: CounterCells::default(),
             flush_epochs: FlushEpochs::default(),
@@ -79,8 +84,8 @@ impl ReconnectingSession {
             wakers: RefCell::default(),
             past_counters: Cell::default(),
         });
-        watch::start(&link, &session);
-        link
+        start_tasks(&reconnecting, &session);
+        reconnecting
     }
 
     /// Whether the namespace takes writes now.
@@ -152,7 +157,7 @@ impl ReconnectingSession {
                     }
                     retries += 1;
                     add(&self.counters.retries, 1);
-                    sleep(pause(&session, status)).await;
+                    sleep(retry_pause(&session, status)).await;
                 }
                 Err(lost) => {
                     self.session_lost(&session, &lost);
@@ -194,7 +199,7 @@ impl ReconnectingSession {
         self.is_writable.set(session.profile.abilities.writable);
         let before = self.state.replace(SessionState::Connected(Rc::clone(&session)));
         drop(before);
-        watch::start(self, &session);
+        start_tasks(self, &session);
         self.wake();
     }
 
@@ -254,7 +259,7 @@ fn add_session(mut all: Counters, session: &Session) -> Counters {
 }
 
 /// How long to wait before a command with this status is sent again: what the controller asks for by CRD, if it does.
-fn pause(session: &Session, status: Status) -> Duration {
+fn retry_pause(session: &Session, status: Status) -> Duration {
     let controller = &session.pages.controller;
     let delay_100ms = match status.retry_delay() {
         1 => controller.crdt1,
@@ -268,8 +273,8 @@ fn pause(session: &Session, status: Status) -> Duration {
 }
 
 /// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
-async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
-    let Some(limits) = link.upgrade().map(|link| link.config.options.reconnect) else { return };
+async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost) {
+    let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.config.options.reconnect) else { return };
     let begin = now();
     let mut delay = limits.first_delay;
     let mut last = String::from("none has ended in time");
@@ -279,8 +284,8 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
             sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
             delay = (delay * 2).min(limits.max_delay);
         }
-        let Some(link) = link.upgrade() else { return };
-        if !matches!(&*link.state.borrow(), SessionState::Reconnecting) {
+        let Some(reconnecting) = reconnecting.upgrade() else { return };
+        if !matches!(&*reconnecting.state.borrow(), SessionState::Reconnecting) {
             return;
         }
         let left = limits.total.saturating_sub(begin.elapsed());
@@ -288,24 +293,130 @@ async fn reconnect(link: Weak<ReconnectingSession>, lost: ConnectionLost) {
             break;
         }
         attempts += 1;
-        let opened = match timeout(left, link.config.open()).await {
-            Ok(opened) => opened.and_then(|session| session.profile.check_unchanged(&link.profile).map(|()| session)),
+        let result = match timeout(left, reconnecting.config.open()).await {
+            Ok(result) => result.and_then(|session| session.profile.check_unchanged(&reconnecting.profile).map(|()| session)),
             Err(_elapsed) => break,
         };
-        match opened {
+        match result {
             // Closed in the meantime.
-            Ok(_) if !matches!(&*link.state.borrow(), SessionState::Reconnecting) => return,
-            Ok(session) => return link.set_connected(session),
-            Err(error) if is_final(&error) => return link.fail(&format!("after a lost connection ({lost}): {error}")),
+            Ok(_) if !matches!(&*reconnecting.state.borrow(), SessionState::Reconnecting) => return,
+            Ok(session) => return reconnecting.set_connected(session),
+            Err(error) if is_final(&error) => return reconnecting.fail(&format!("after a lost connection ({lost}): {error}")),
             Err(error) => last = error.to_string(),
         }
     }
-    if let Some(link) = link.upgrade() {
-        link.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
+    if let Some(reconnecting) = reconnecting.upgrade() {
+        reconnecting.fail_after_attempts(&lost, attempts, begin.elapsed(), &last);
     }
 }
 
 /// Whether a target that starts again will not get over this. What it refuses while it starts, it may not refuse later.
 fn is_final(error: &ConnectError) -> bool {
     !error.is_transient() && !matches!(error, ConnectError::Refused { .. } | ConnectError::Unexpected { .. })
+}
+
+/// Looks at commands in flight in one request timeout.
+const TICKS: u32 = 8;
+/// The pause between two events, so that a controller which tells events without end keeps nobody busy.
+const EVENT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of an event's log page that are read: enough for every page to be cleared, and for all of Changed Namespaces.
+const EVENT_PAGE_BYTES: u64 = 4096;
+
+/// Starts what a session needs; it ends with the session.
+fn start_tasks(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
+    let options = &reconnecting.config.options;
+    let queues: Vec<Rc<Queue>> = session.queues().cloned().collect();
+    let mut tasks = session.tasks.borrow_mut();
+    tasks.push(spawn(end_late_commands(queues, options.request_timeout)));
+    if !options.keep_alive.is_zero() {
+        let admin = Rc::clone(session.controller.admin.queue());
+        tasks.push(spawn(keep_alive(admin, options.keep_alive / 2)));
+    }
+    tasks.push(spawn(handle_events(Rc::downgrade(reconnecting), Rc::downgrade(session))));
+}
+
+/// Ends the connection of a command that is not answered in time. The others follow when their users find out.
+async fn end_late_commands(queues: Vec<Rc<Queue>>, limit: Duration) {
+    loop {
+        sleep((limit / TICKS).max(Duration::from_millis(1))).await;
+        for queue in &queues {
+            if queue.advance_tick(TICKS) {
+                queue.end(&format!("a command on queue {} was not answered within {limit:?}", queue.id));
+            }
+        }
+    }
+}
+
+/// Signs of life. A status is not looked at: whatever it is, it is an answer.
+async fn keep_alive(admin: Rc<Queue>, period: Duration) {
+    loop {
+        sleep(period).await;
+        let command = Command::new(AdminOpcode::KeepAlive.code(), 0);
+        if admin.execute(command, HostData::None).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits for events, and notices the end of the connection even when nobody asks for anything.
+async fn handle_events(reconnecting: Weak<ReconnectingSession>, session: Weak<Session>) {
+    let Err(lost) = watch_events(&reconnecting, &session).await else { return };
+    if let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) {
+        reconnecting.session_lost(&session, &lost);
+    }
+}
+
+async fn watch_events(reconnecting: &Weak<ReconnectingSession>, session: &Weak<Session>) -> Result<(), ConnectionLost> {
+    let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else {
+        return Ok(());
+    };
+    if let Some(session) = session.upgrade() {
+        session.enable_events().await?;
+    }
+    loop {
+        let command = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let finished = admin.execute_without_timeout(command, HostData::None).await?;
+        if !finished.completion.status().is_success() {
+            // No events, then; the connection is still to be watched.
+            return Err(connection_end(&admin).await);
+        }
+        let event = AsynchronousEvent::from_dword0(finished.completion.dword0());
+        clear_event(&admin, event).await?;
+        if event == AsynchronousEvent::NAMESPACE_CHANGED {
+            check_namespace(reconnecting, session).await;
+        }
+        sleep(EVENT_PAUSE).await;
+    }
+}
+
+/// Waits for the end of a connection that tells no events.
+async fn connection_end(queue: &Queue) -> ConnectionLost {
+    loop {
+        if let Some(lost) = queue.lost() {
+            return lost;
+        }
+        sleep(EVENT_PAUSE).await;
+    }
+}
+
+/// Reads the event's log page, which lets the controller tell the next one.
+async fn clear_event(admin: &Queue, event: AsynchronousEvent) -> Result<(), ConnectionLost> {
+    let length = if event.log_page == LogPage::Health.code() { 512 } else { EVENT_PAGE_BYTES };
+    let data = HostData::Read { buffer: Buffer::zeroed(length as usize), layout: None };
+    admin.execute(GetLogPage::new(event.log_page, length).encode(), data).await.map(drop)
+}
+
+/// Looks at the namespace again. One that is another now, or gone, is not used any more.
+async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Weak<Session>) {
+    let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) else { return };
+    let (controller, nsid) = (&session.controller, reconnecting.profile.nsid);
+    let pages =
+        admin::namespace_pages(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
+    let shape = pages.and_then(|pages| NamespaceProfile::of(nsid, &pages, &reconnecting.config.options));
+    match shape.and_then(|shape| shape.check_unchanged(&reconnecting.profile).map(|()| shape)) {
+        Ok(shape) => reconnecting.set_writable(shape.abilities.writable),
+        // Whatever ended the connection is dealt with there.
+        Err(error) if error.is_transient() => {}
+        Err(error) => reconnecting.fail(&format!("namespace {nsid} changed: {error}")),
+    }
 }

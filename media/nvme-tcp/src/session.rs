@@ -23,9 +23,8 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
 
-use crate::admin::Admin;
+use crate::admin::{self, Admin};
 use crate::error::ConnectionLost;
-use crate::identify;
 use crate::namespace_profile::{IdentifyPages, NamespaceProfile};
 use crate::queue::Queue;
 use crate::{ConnectError, HostPort, Options};
@@ -78,14 +77,14 @@ impl SessionConfig {
         work: impl Future<Output = Result<T, ConnectError>>,
     ) -> Result<T, ConnectError> {
         let limit = self.options.connect_timeout;
-        let late = |_| Err(ConnectError::Timeout { address: self.address.clone(), limit });
-        timeout(limit, work).await.unwrap_or_else(late)
+        let timed_out = |_| Err(ConnectError::Timeout { address: self.address.clone(), limit });
+        timeout(limit, work).await.unwrap_or_else(timed_out)
     }
 
     async fn open_session(&self) -> Result<Session, ConnectError> {
         let controller = self.open_controller().await?;
-        let (nsid, pages) = identify::pages(&controller.admin, controller.capabilities, self.namespace).await?;
-        let shape = NamespaceProfile::of(nsid, &pages, &self.options)?;
+        let (nsid, pages) = admin::find_namespace(&controller.admin, controller.capabilities, self.namespace).await?;
+        let profile = NamespaceProfile::of(nsid, &pages, &self.options)?;
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
@@ -98,7 +97,7 @@ impl SessionConfig {
             io: Vec::new(),
             queue_depth: depth,
             in_capsule_bytes,
-            profile: shape,
+            profile,
             pages,
             tasks: RefCell::default(),
         };
@@ -144,11 +143,11 @@ impl SessionConfig {
     ) -> Result<ConnectionGuard, ConnectError> {
         let failed = |source| ConnectError::Connect { address: self.address.clone(), source };
         let queue = ConnectionGuard(Queue::open(socket, id, config).await.map_err(failed)?, false);
-        let agreed = queue.0.established().await.map_err(|lost| self.lost(&lost))?;
-        if self.options.header_digest && !agreed.header_digest {
+        let negotiated = queue.0.established().await.map_err(|lost| self.lost(&lost))?;
+        if self.options.header_digest && !negotiated.header_digest {
             return Err(ConnectError::NoDigest("header"));
         }
-        if self.options.data_digest && !agreed.data_digest {
+        if self.options.data_digest && !negotiated.data_digest {
             return Err(ConnectError::NoDigest("data"));
         }
         Ok(queue)
@@ -161,14 +160,14 @@ impl SessionConfig {
     /// Connect, CAP, CC.EN, CSTS.RDY, VS.
     async fn enable(&self, socket: SocketAddr, queue: ConnectionGuard) -> Result<Controller, ConnectError> {
         let keep_alive_ms = u32::try_from(self.options.keep_alive.as_millis()).unwrap_or(u32::MAX);
-        let ask = Connect {
+        let request = Connect {
             queue: 0,
             entries: u32::from(ADMIN_ENTRIES),
             attributes: ConnectAttributes::NONE,
             keep_alive_ms: if self.subsystem.is_discovery() { 0 } else { keep_alive_ms },
         };
         let admin = Admin::new(Rc::clone(&queue.0), self.address.clone());
-        let id = self.connect(&admin, ask, CNTLID_DYNAMIC).await?;
+        let id = self.connect(&admin, request, CNTLID_DYNAMIC).await?;
         let capabilities = Capabilities::from_bits(property(&admin, Property::Capabilities).await?);
         let version = Version::from_bits(property(&admin, Property::Version).await? as u32);
         let sets = capabilities.command_sets;
@@ -186,11 +185,11 @@ impl SessionConfig {
     }
 
     /// Sends Connect; gives the controller's identifier.
-    async fn connect(&self, admin: &Admin, ask: Connect, cntlid: u16) -> Result<u16, ConnectError> {
+    async fn connect(&self, admin: &Admin, request: Connect, cntlid: u16) -> Result<u16, ConnectError> {
         let (subnqn, hostnqn) = (self.subsystem.clone(), Some(self.options.host_nqn.clone()));
         let data = ConnectData { hostid: self.options.host_id, cntlid, subnqn, hostnqn };
         let data = HostData::Write(Slice::copy_from(&data.encode()).into());
-        let finished = admin.try_execute(ask.encode(), data).await?;
+        let finished = admin.try_execute(request.encode(), data).await?;
         let status = finished.completion.status();
         if !status.is_success() {
             let detail = match status.code() {
@@ -211,8 +210,8 @@ impl SessionConfig {
     async fn number_of_queues(&self, controller: &Controller) -> Result<u16, ConnectError> {
         let wanted = u32::from(self.options.queues.max(1));
         let cdw11 = NumberOfQueues { submission: wanted, completion: wanted }.bits();
-        let ask = SetFeatures { fid: FeatureId::NumberOfQueues.code(), save: false, nsid: 0, cdw11 };
-        let finished = controller.admin.execute("Set Features, Number of Queues", ask.encode(), HostData::None).await?;
+        let request = SetFeatures { fid: FeatureId::NumberOfQueues.code(), save: false, nsid: 0, cdw11 };
+        let finished = controller.admin.execute("Set Features, Number of Queues", request.encode(), HostData::None).await?;
         let granted = NumberOfQueues::from_bits(finished.completion.dword0())
             .map_err(|invalid| ConnectError::Unexpected { what: "Number of Queues", why: invalid.to_string() })?;
         Ok(wanted.min(granted.submission).min(granted.completion) as u16)
@@ -221,16 +220,16 @@ impl SessionConfig {
     async fn open_io(&self, session: &Session, id: u16) -> Result<Rc<Queue>, ConnectError> {
         let config = self.config(session.queue_depth, Some(session.in_capsule_bytes));
         let queue = self.open_queue(session.controller.socket, id, config).await?;
-        let line = Admin::new(Rc::clone(&queue.0), self.address.clone());
+        let io_queue = Admin::new(Rc::clone(&queue.0), self.address.clone());
         // Without flow control reads may end with their data, which saves a PDU. A controller that does not do without
         // says so with an invalid parameter.
         let entries = u32::from(session.queue_depth) + 1;
         let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
-        let ask = Connect { queue: id, entries, attributes, keep_alive_ms: 0 };
-        match self.connect(&line, ask, session.controller.id).await {
+        let request = Connect { queue: id, entries, attributes, keep_alive_ms: 0 };
+        match self.connect(&io_queue, request, session.controller.id).await {
             Err(ConnectError::Refused { status, .. }) if status.code() == StatusCode::CONNECT_INVALID_PARAMETERS => {
-                let ask = Connect { attributes: ConnectAttributes::NONE, ..ask };
-                self.connect(&line, ask, session.controller.id).await?
+                let request = Connect { attributes: ConnectAttributes::NONE, ..request };
+                self.connect(&io_queue, request, session.controller.id).await?
             }
             other => other?,
         };
@@ -296,9 +295,9 @@ impl Session {
         if wanted == 0 {
             return Ok(());
         }
-        let ask = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
+        let request = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
         // A controller that refuses tells fewer events; nothing else depends on it.
-        self.controller.admin.queue().execute(ask.encode(), HostData::None).await.map(drop)
+        self.controller.admin.queue().execute(request.encode(), HostData::None).await.map(drop)
     }
 
     /// Shuts the controller down, as far as it answers.

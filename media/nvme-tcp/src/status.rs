@@ -81,19 +81,19 @@ fn class(code: StatusCode) -> FailureClass {
 }
 
 /// The failure that a status means.
-pub(crate) fn failure(status: Status, asked: CommandContext) -> Error {
-    let blocks = asked.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
+pub(crate) fn failure(status: Status, context: CommandContext) -> Error {
+    let blocks = context.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
     let name = status.code().io_name().unwrap_or("an unknown status");
     let reason = format!(
         "the target answered {}{blocks} of namespace {} on queue {} with {name} ({status})",
-        asked.kind.name(),
-        asked.nsid,
-        asked.queue,
+        context.kind.name(),
+        context.nsid,
+        context.queue,
     );
     match class(status.code()) {
         FailureClass::ReadOnly => ErrorKind::ReadOnly,
         FailureClass::NoSpace => ErrorKind::NoSpace { reason },
-        FailureClass::Absent => ErrorKind::Absent(asked.kind),
+        FailureClass::Absent => ErrorKind::Absent(context.kind),
         FailureClass::Refused => ErrorKind::Media { reason: format!("{reason}, which refuses the command") },
         FailureClass::Medium => ErrorKind::Media { reason },
         FailureClass::Path => ErrorKind::Unreachable { reason },

@@ -15,19 +15,18 @@
 //! Shape: `session` is the connection, `negotiate` and `options` its first half, `reply` and `chunk` the second; `ask` is
 //! what goes out, `pending` what is in flight.
 
-mod chunk;
-mod client_request;
 mod config;
+mod export_info;
 mod negotiate;
-mod options;
 mod pending;
 mod reply;
+mod request;
 mod session;
 mod violation;
 
-pub use client_request::{ClientRequest, SubmitError};
 pub use config::{Config, Goal, Limits};
-pub use options::{BlockSizes, ExportInfo, ListedExport, ReplyStyle};
+pub use export_info::{BlockSizes, ExportInfo, ListedExport, ReplyStyle};
 pub use pending::{CompletedRequest, Reply, ServerError};
+pub use request::{ClientRequest, SubmitError};
 pub use session::{Client, Event};
 pub use violation::{Closed, NegotiationError, Violation};

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use sealblock_runtime_memory::Pool;
 
-use crate::tls::Tls;
-use crate::wire::{STRING_BYTES, transmission};
+use crate::wire::{STRING_BYTES, rep, transmission};
 
 /// Largest payload that any connection takes or gives, in bytes.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
@@ -131,6 +130,26 @@ impl ServerConfig {
         self.staging_bytes = self.staging_bytes.max(limits.option_bytes).max(4096);
         self.direct_bytes = self.direct_bytes.max(1);
         self
+    }
+}
+
+/// What a client is told that sends STARTTLS.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Tls {
+    /// This server knows no TLS.
+    #[default]
+    Unsupported,
+    /// This server is not to use TLS.
+    Forbidden,
+}
+
+impl Tls {
+    /// The type of the reply to STARTTLS.
+    pub(crate) fn start(self) -> u32 {
+        match self {
+            Tls::Unsupported => rep::ERR_UNSUP,
+            Tls::Forbidden => rep::ERR_POLICY,
+        }
     }
 }
 

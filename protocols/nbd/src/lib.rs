@@ -18,27 +18,23 @@
 //! Shape: one fixed newstyle negotiation ([`Limits`] bound it), then transmission. Headers are compact or extended, and
 //! replies are simple, structured or extended, by what was negotiated; whoever carries requests out sees no difference.
 
-mod bytes;
 pub mod client;
 mod config;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod input;
-mod metadata;
 mod negotiate;
 mod output;
 mod reply;
 mod request;
 mod server;
-mod tls;
 mod violation;
 pub mod wire;
 
-pub use config::{Export, Limits, ServerConfig};
+pub use config::{Export, Limits, ServerConfig, Tls};
 pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};
-pub use tls::Tls;
 pub use violation::{Closed, Violation};
 pub use wire::ErrorCode;
 

@@ -2,9 +2,9 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::bytes::FieldReader;
 use crate::config::Export;
 use crate::violation::Violation;
+use crate::wire::FieldReader;
 use crate::wire::{self, ErrorCode, command, flag};
 
 /// A request that is in flight, to be given back with its answer. It is not to be dropped: its place would be lost.

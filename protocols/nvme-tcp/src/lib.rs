@@ -22,21 +22,18 @@ pub mod config;
 mod crcs;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-mod gather;
 pub mod host;
-mod payload;
+mod output;
 pub mod pdu;
 mod receive;
 mod slab;
-mod tags;
 pub mod target;
 pub mod violation;
 
 pub use config::{HostConfig, Negotiated, TargetConfig};
 pub use crcs::{BlockCrcs, BlockLayout};
-pub use gather::TransmitLimit;
 pub use host::Host;
-pub use payload::Payload;
+pub use output::{Payload, TransmitLimit};
 pub use receive::ReceiveCounters;
 pub use target::Target;
 pub use violation::{Closed, FatalErrorStatus, Violation};

@@ -297,9 +297,9 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
         let device = open(fake.address, "disk", options()).await;
         let answer = device.execute(Request::BlockStatus { extent: extent(2, 16) }).await.unwrap();
         let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
-        let told: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
+        let reported: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
         use BlockState::{Data, Hole};
-        assert_eq!(told, [(3, Hole), (3, Data), (5, Hole), (3, Data), (2, Hole)]);
+        assert_eq!(reported, [(3, Hole), (3, Data), (5, Hole), (3, Data), (2, Hole)]);
         let slow = serve_fake(export(), |command| match command {
             Command::BlockStatus { .. } => Some(Reply::Status(vec![StatusDescriptor { length: 512, status: 3 }])),
             _ => None,

@@ -136,13 +136,13 @@ fn exports_are_listed_and_unknown_ones_refused() {
     run(|| async {
         let served = serve(&plain(BlockSize::B4096));
         let names = discover(served.address.into(), options()).await.unwrap();
-        let told: Vec<_> = names.iter().map(|listed| (&listed.name[..], &listed.description[..])).collect();
-        assert_eq!(told, [("disk", "blocks"), ("fixed", "")]);
+        let reported: Vec<_> = names.iter().map(|listed| (&listed.name[..], &listed.description[..])).collect();
+        assert_eq!(reported, [("disk", "blocks"), ("fixed", "")]);
         let named = Address::new("localhost", served.address.port());
         let device = NbdDevice::connect(named, "", options()).await.unwrap();
-        let facts = device.info().clone();
-        assert_eq!((&facts.export[..], &facts.description[..], facts.allocation), ("disk", "blocks", true));
-        assert!(facts.flush && facts.fua && facts.fast_zero && facts.can_multi_conn);
+        let info = device.info().clone();
+        assert_eq!((&info.export[..], &info.description[..], info.allocation), ("disk", "blocks", true));
+        assert!(info.flush && info.fua && info.fast_zero && info.can_multi_conn);
         device.close().await;
         let unknown = NbdDevice::connect(served.address.into(), "nothing", options()).await.err().unwrap();
         assert!(matches!(&unknown, ConnectError::Refused(_)), "{unknown}");

@@ -167,8 +167,8 @@ fn qemu_stores_and_tells_holes() {
         let bytes = std::fs::read(&scratch.0).unwrap();
         let device = open(stock.address, "disk", options()).await;
         assert!(bytes[..4096] == sealed(&device, extent(0, 1), 0).data()[..], "it is in the file");
-        let told = runs(&device, 0, 4096).await;
-        assert_eq!(told.iter().map(|run| run.0).sum::<u32>(), 4096);
-        assert!(told.iter().any(|run| run.1) && told.iter().any(|run| !run.1), "holes and data: {told:?}");
+        let reported = runs(&device, 0, 4096).await;
+        assert_eq!(reported.iter().map(|run| run.0).sum::<u32>(), 4096);
+        assert!(reported.iter().any(|run| run.1) && reported.iter().any(|run| !run.1), "holes and data: {reported:?}");
     });
 }

@@ -29,7 +29,7 @@ fn pages() -> IdentifyPages {
     }
 }
 
-fn shape(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, ConnectError> {
+fn profile(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, ConnectError> {
     let mut pages = pages();
     change(&mut pages);
     NamespaceProfile::of(1, &pages, &Options::default())
@@ -37,22 +37,22 @@ fn shape(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, Co
 
 #[test]
 fn limits_are_those_of_the_pages() {
-    let shape = shape(|_| ()).unwrap();
-    let limits = shape.geometry.limits;
+    let profile = profile(|_| ()).unwrap();
+    let limits = profile.geometry.limits;
     // 128 KiB with metadata counted, 1 MiB of Verify, 32 KiB of zeroes.
     assert_eq!(
         (limits.max_transfer_blocks.get(), limits.max_verify_blocks.get(), limits.max_zero_blocks.get()),
         (31, 256, 8)
     );
-    assert_eq!(shape.identity.uuid, Some([3; 16]));
-    assert!(shape.abilities.offloads && shape.abilities.writable && !shape.abilities.unmap_zeroes);
-    assert_eq!(shape.abilities.verify, Ability::Native);
-    assert_eq!(shape.abilities.compare, Ability::Absent);
+    assert_eq!(profile.identity.uuid, Some([3; 16]));
+    assert!(profile.abilities.offloads && profile.abilities.writable && !profile.abilities.unmap_zeroes);
+    assert_eq!(profile.abilities.verify, Ability::Native);
+    assert_eq!(profile.abilities.compare, Ability::Absent);
 }
 
 #[test]
 fn without_limits_one_command_names_what_it_can() {
-    let free = shape(|pages| {
+    let free = profile(|pages| {
         pages.controller.mdts = 0;
         pages.nvm_controller = None;
         pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
@@ -62,7 +62,7 @@ fn without_limits_one_command_names_what_it_can() {
         (limits.max_transfer_blocks.get(), limits.max_verify_blocks.get(), limits.max_zero_blocks.get()),
         (256, MAX_BLOCKS, MAX_BLOCKS)
     );
-    let bounded = shape(|pages| {
+    let bounded = profile(|pages| {
         pages.controller.ctratt = Ctratt::LIMITS_EXCLUDE_METADATA;
         pages.namespace.noiob = 20;
     });
@@ -72,24 +72,24 @@ fn without_limits_one_command_names_what_it_can() {
 #[test]
 fn zeroes_are_promised_only_with_both_bits_of_dlfeat() {
     for (bits, promised) in [(0, false), (1, false), (8, false), (9, true), (10, false), (0x19, true)] {
-        let shape = shape(|pages| pages.namespace.dlfeat = Dlfeat::from_bits(bits)).unwrap();
-        assert_eq!(shape.abilities.unmap_zeroes, promised, "{bits:#x}");
+        let profile = profile(|pages| pages.namespace.dlfeat = Dlfeat::from_bits(bits)).unwrap();
+        assert_eq!(profile.abilities.unmap_zeroes, promised, "{bits:#x}");
     }
 }
 
 #[test]
 fn a_write_protected_namespace_takes_no_writes() {
-    assert!(!shape(|pages| pages.namespace.nsattr = 1).unwrap().abilities.writable);
+    assert!(!profile(|pages| pages.namespace.nsattr = 1).unwrap().abilities.writable);
     let independent = IndependentNamespace { nsattr: 1, ..IndependentNamespace::default() };
-    assert!(!shape(|pages| pages.independent = Some(independent)).unwrap().abilities.writable);
+    assert!(!profile(|pages| pages.independent = Some(independent)).unwrap().abilities.writable);
 }
 
 #[test]
 fn a_cache_is_volatile_unless_either_page_says_no() {
-    assert!(!shape(|_| ()).unwrap().volatile_write_cache);
-    assert!(shape(|pages| pages.controller.vwc = Vwc::PRESENT).unwrap().volatile_write_cache);
+    assert!(!profile(|_| ()).unwrap().volatile_write_cache);
+    assert!(profile(|pages| pages.controller.vwc = Vwc::PRESENT).unwrap().volatile_write_cache);
     let none = IndependentNamespace { nsfeat: NO_VOLATILE_CACHE, ..IndependentNamespace::default() };
-    let protected = shape(|pages| (pages.controller.vwc, pages.independent) = (Vwc::PRESENT, Some(none)));
+    let protected = profile(|pages| (pages.controller.vwc, pages.independent) = (Vwc::PRESENT, Some(none)));
     assert!(!protected.unwrap().volatile_write_cache);
 }
 
@@ -108,12 +108,12 @@ fn pages_that_lie_are_refused_with_a_reason() {
         (|pages| pages.ids.push(NamespaceId::CommandSet(2)), "command set is 2"),
     ];
     for (lie, reason) in lies {
-        let error = shape(lie).unwrap_err().to_string();
+        let error = profile(lie).unwrap_err().to_string();
         assert!(error.contains(reason), "{error} does not say {reason}");
     }
-    let plain_with_metadata = shape(|pages| pages.namespace.dps = Dps::NONE).unwrap_err().to_string();
+    let plain_with_metadata = profile(|pages| pages.namespace.dps = Dps::NONE).unwrap_err().to_string();
     assert!(plain_with_metadata.contains("8 bytes of metadata"), "{plain_with_metadata}");
-    let extended = shape(|pages| {
+    let extended = profile(|pages| {
         pages.controller.ctratt = Ctratt::EXTENDED_LBA_FORMATS;
         pages.nvm_namespace = None;
     });
@@ -122,12 +122,12 @@ fn pages_that_lie_are_refused_with_a_reason() {
 
 #[test]
 fn a_namespace_is_the_same_only_if_all_of_it_is() {
-    let before = shape(|_| ()).unwrap();
-    assert!(shape(|pages| pages.controller.cntlid = 77).unwrap().check_unchanged(&before).is_ok());
+    let before = profile(|_| ()).unwrap();
+    assert!(profile(|pages| pages.controller.cntlid = 77).unwrap().check_unchanged(&before).is_ok());
     let others: [fn(&mut IdentifyPages); 2] =
         [|pages| pages.ids = vec![NamespaceId::Uuid([4; 16])], |pages| pages.namespace.lbaf[0].lbads = 9];
     for other in others {
-        assert!(matches!(shape(other).unwrap().check_unchanged(&before), Err(ConnectError::Changed { .. })));
+        assert!(matches!(profile(other).unwrap().check_unchanged(&before), Err(ConnectError::Changed { .. })));
     }
 }
 
@@ -138,9 +138,9 @@ fn a_namespace_that_was_resized_is_the_same_if_its_identifier_says_so() {
     let nameless: [fn(&mut IdentifyPages); 2] =
         [|pages| pages.ids = vec![], |pages| (pages.ids, pages.namespace.nsze) = (vec![], 1001)];
     for now in known {
-        assert!(shape(now).unwrap().check_unchanged(&shape(known[0]).unwrap()).is_ok());
+        assert!(profile(now).unwrap().check_unchanged(&profile(known[0]).unwrap()).is_ok());
     }
-    let [before, now] = nameless.map(|pages| shape(pages).unwrap());
+    let [before, now] = nameless.map(|pages| profile(pages).unwrap());
     assert!(
         matches!(now.check_unchanged(&before), Err(ConnectError::Changed { what }) if what.contains("1001 blocks"))
     );
@@ -159,8 +159,8 @@ proptest::proptest! {
         pages.nvm_namespace = Some(NvmNamespace::decode(&bytes).unwrap());
         pages.nvm_controller = Some(NvmController::decode(&bytes).unwrap());
         pages.controller = Controller::decode(&bytes).unwrap();
-        if let Ok(shape) = NamespaceProfile::of(1, &pages, &Options::default()) {
-            let geometry = shape.geometry;
+        if let Ok(profile) = NamespaceProfile::of(1, &pages, &Options::default()) {
+            let geometry = profile.geometry;
             proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
             proptest::prop_assert!(geometry.limits.max_verify_blocks.get() <= MAX_BLOCKS);
         }
@@ -170,15 +170,15 @@ proptest::proptest! {
 #[test]
 fn digests_and_an_annex_are_there_when_the_target_says_so() {
     let abilities = |extensions, mdts| {
-        let shape = shape(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
-        (shape.abilities.checksum, shape.abilities.reserved)
+        let profile = profile(|pages| (pages.extensions, pages.controller.mdts) = (extensions, mdts)).unwrap();
+        (profile.abilities.checksum, profile.abilities.reserved)
     };
     let both = Extensions::CHECKSUM | Extensions::RESERVED;
     assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));
     assert_eq!(abilities(Extensions::CHECKSUM, 5), (Ability::Native, Ability::Absent));
     assert_eq!(abilities(Extensions::RESERVED, 5), (Ability::Absent, Ability::Native));
     // A slot is one transfer: 16 KiB are too few for the larger one.
-    for (mdts, annex) in [(0, Ability::Native), (3, Ability::Native), (2, Ability::Absent)] {
-        assert_eq!(abilities(both, mdts), (Ability::Native, annex), "MDTS {mdts}");
+    for (mdts, reserved) in [(0, Ability::Native), (3, Ability::Native), (2, Ability::Absent)] {
+        assert_eq!(abilities(both, mdts), (Ability::Native, reserved), "MDTS {mdts}");
     }
 }

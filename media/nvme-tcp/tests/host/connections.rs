@@ -26,9 +26,9 @@ fn the_only_namespace_needs_no_number_and_one_of_several_does() {
     run(|| async {
         let served = serve(&[(plain(), PiVisibility::Plain)]);
         let device = connect(served.address.into(), None, options()).await.unwrap();
-        let facts = device.info();
-        assert_eq!((facts.namespace, facts.serial.as_str(), facts.uuid), (1, "SN1", Some([1; 16])));
-        assert_eq!((facts.queues, facts.max_transfer_bytes), (1, Some(1 << 20)));
+        let info = device.info();
+        assert_eq!((info.namespace, info.serial.as_str(), info.uuid), (1, "SN1", Some([1; 16])));
+        assert_eq!((info.queues, info.max_transfer_bytes), (1, Some(1 << 20)));
         let none = connect(served.address.into(), Some(7), options()).await.err().unwrap();
         assert!(matches!(&none, ConnectError::NoNamespace { wanted: 7, active } if active == &[1]), "{none}");
         served.target.stop();

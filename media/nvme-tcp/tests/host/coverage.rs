@@ -52,9 +52,9 @@ impl Device for Copies {
             }
             Ok(other) => Ok(other),
             Err(error) => {
-                let (faults, coverage) = error.into_damage()?;
-                let faults = sealblock_block::BadBlocks::new(faults).unwrap();
-                Err(faults.covering(self.reach(extent, coverage)).into())
+                let (bad_blocks, coverage) = error.into_damage()?;
+                let bad_blocks = sealblock_block::BadBlocks::new(bad_blocks).unwrap();
+                Err(bad_blocks.covering(self.reach(extent, coverage)).into())
             }
         }
     }

@@ -101,9 +101,9 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             let data = sealed_with(&device, place, 2, Lba::new(80), 0);
             let misdirected = Request::Write { extent: place, data, durability: Durability::Volatile };
             let error = device.execute(misdirected).await.unwrap_err();
-            let faults = error.bad_blocks().expect("an integrity error").as_slice().to_vec();
-            assert_eq!(faults[0].lba, Lba::new(8));
-            assert_eq!(faults[0].cause, BadBlockCause::Tag(Field::RefTag));
+            let bad_blocks = error.bad_blocks().expect("an integrity error").as_slice().to_vec();
+            assert_eq!(bad_blocks[0].lba, Lba::new(8));
+            assert_eq!(bad_blocks[0].cause, BadBlockCause::Tag(Field::RefTag));
             let back = read(&device, place).await.unwrap();
             assert_eq!(back.data()[..], sealed(&device, place, 1).data()[..]);
             // Any application tag of the writer's is good.
@@ -138,11 +138,11 @@ fn every_damaged_block_is_named_by_a_verify_that_moves_no_data() {
                 assert!(memory.damage(Lba::new(lba), damage));
             }
             let error = verify(&device, all).await.unwrap_err();
-            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
-            assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad);
-            for fault in faults {
-                let field = if fault.lba.get() % 2 == 0 { Field::Guard } else { Field::RefTag };
-                assert_eq!(fault.cause, BadBlockCause::Tag(field), "{}", fault.lba);
+            let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
+            assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), bad);
+            for bad_block in bad_blocks {
+                let field = if bad_block.lba.get() % 2 == 0 { Field::Guard } else { Field::RefTag };
+                assert_eq!(bad_block.cause, BadBlockCause::Tag(field), "{}", bad_block.lba);
             }
             assert_eq!(device.device().counters().received_bytes, received, "no payload came");
             let good = verify(&device, extent(3, 600)).await;
@@ -165,11 +165,11 @@ fn a_read_names_every_damaged_block() {
                 assert!(memory.damage(Lba::new(lba), Corruption::Data { at: 1, mask: 0x10 }));
             }
             let error = read(&device, place).await.unwrap_err();
-            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
-            assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), [110, 111, 163]);
-            assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::Guard)));
+            let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
+            assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), [110, 111, 163]);
+            assert!(bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Tag(Field::Guard)));
             // Where the tags do not come here, the target's damage log has the values that differ.
-            assert!(faults.iter().all(|fault| fault.expected.is_some()));
+            assert!(bad_blocks.iter().all(|bad_block| bad_block.expected.is_some()));
             assert!(read(&device, extent(112, 51)).await.is_ok());
             served.target.stop();
         }

@@ -224,8 +224,8 @@ fn damaged_blocks_are_found_without_hints_and_with_wrong_ones() {
             let bad: &[u64] = &[3, 4, 300, 511, 4000];
             let device = open(&damaged(bad, named)).await;
             let error = verify(&device, extent(0, 4096)).await.unwrap_err();
-            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
-            assert_eq!(faults.iter().map(|fault| fault.lba.get()).collect::<Vec<_>>(), bad, "{named:?}");
+            let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
+            assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), bad, "{named:?}");
         }
     });
 }

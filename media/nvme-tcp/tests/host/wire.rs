@@ -80,8 +80,8 @@ fn damage_on_the_wire_is_refused_and_nothing_is_written() {
             flip.set(Some(offset));
             let error = far.execute(marked(place)).await.unwrap_err();
             assert_eq!(flip.get(), None, "the wire has seen the tuple");
-            let faults = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
-            assert_eq!((faults[0].lba, faults[0].cause), (Lba::new(8), BadBlockCause::Tag(field)), "{offset}");
+            let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
+            assert_eq!((bad_blocks[0].lba, bad_blocks[0].cause), (Lba::new(8), BadBlockCause::Tag(field)), "{offset}");
             assert_eq!(read(&near, place).await.unwrap().data()[..], before.data()[..], "{offset}");
         }
         served.target.stop();

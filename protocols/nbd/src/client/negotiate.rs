@@ -1,10 +1,10 @@
 //! The fixed newstyle negotiation as a client leads it: one option after the other, each asked once.
 
-use crate::bytes::FieldReader;
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
-use crate::client::options::{ExportReply, ListedExport, ReplyStyle};
+use crate::client::export_info::{ExportReply, ListedExport, ReplyStyle};
 use crate::client::session::{Client, ClientPhase, ClientStep, Event};
 use crate::client::violation::{Closed, NegotiationError, Violation};
+use crate::wire::FieldReader;
 use crate::wire::{self, handshake, info, option, rep};
 
 /// What was agreed on so far.

@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Buffer;
 
-use crate::client::client_request::RequestFields;
+use crate::client::request::RequestFields;
 use crate::client::violation::Violation;
 use crate::reply::StatusDescriptor;
 use crate::wire::ErrorCode;

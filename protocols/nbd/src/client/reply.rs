@@ -1,12 +1,16 @@
 //! Headers of replies in each of their three forms, matched with what is in flight.
 
-use crate::bytes::FieldReader;
-use crate::client::chunk::Chunk;
-use crate::client::options::ReplyStyle;
+use sealblock_runtime_memory::Buffer;
+
+use crate::client::export_info::ReplyStyle;
 use crate::client::pending::{PendingRequest, ServerError};
+use crate::client::request::RequestFields;
 use crate::client::session::{Client, ClientPhase, ClientStep, Event};
-use crate::client::violation::Violation;
-use crate::wire::{self, ErrorCode, chunk, command};
+use crate::client::violation::{Violation, printable};
+use crate::input::Fill;
+use crate::reply::StatusDescriptor;
+use crate::wire::FieldReader;
+use crate::wire::{self, ErrorCode, STRING_BYTES, chunk, command, flag};
 
 /// The header of a chunk.
 #[derive(Clone, Copy, Debug)]
@@ -89,5 +93,266 @@ impl Client {
         let Some(mut pending) = self.remove_request(place) else { return Ok(ClientStep::Again) };
         pending.errors.extend(error);
         Ok(ClientStep::Event(Event::Completed(pending.finish(place)?)))
+    }
+}
+
+/// Longest payload of an error: number, length of the text, text, offset.
+const ERROR_BYTES: u64 = 4 + 2 + STRING_BYTES as u64 + 8;
+/// Bit 15 of a chunk's type: it is an error, even of a type that is not known.
+const IS_ERROR: u16 = 1 << 15;
+
+/// A chunk whose payload is coming.
+pub(super) struct Chunk {
+    place: usize,
+    is_last: bool,
+    kind: u16,
+    /// Bytes of the payload that were not read.
+    left: u64,
+    is_extended: bool,
+    data: Option<DataChunk>,
+    status: Option<StatusChunk>,
+}
+
+/// Data on its way to its place: the memory of the read, in three parts.
+struct DataChunk {
+    before: Buffer,
+    fill: Fill,
+    behind: Buffer,
+    left: usize,
+}
+
+/// Runs so far, and how far they reach.
+struct StatusChunk {
+    runs: Vec<StatusDescriptor>,
+    /// Runs that are still to come.
+    runs_left: u64,
+    reached: u64,
+}
+
+impl Chunk {
+    /// The chunk of this header, if its request has such.
+    pub(super) fn begin(
+        place: usize,
+        fields: RequestFields,
+        header: ChunkHeader,
+        is_extended: bool,
+    ) -> Result<Chunk, Violation> {
+        let ChunkHeader { is_last, kind, length } = header;
+        let wants = |good: bool| if good { Ok(()) } else { Err(Violation::Chunk { kind, command: fields.kind }) };
+        let is_long = match kind {
+            chunk::NONE => {
+                wants(is_last)?;
+                length == 0
+            }
+            chunk::OFFSET_DATA => {
+                wants(fields.kind == command::READ)?;
+                length > 8 && length - 8 <= fields.length
+            }
+            chunk::OFFSET_HOLE => {
+                wants(fields.kind == command::READ)?;
+                length == 12
+            }
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => {
+                wants(fields.kind == command::BLOCK_STATUS && (kind == chunk::BLOCK_STATUS_EXT) == is_extended)?;
+                let (head, run) = if is_extended { (8, 16) } else { (4, 8) };
+                length > head && (length - head).is_multiple_of(run)
+            }
+            error if error & IS_ERROR != 0 => (6..=ERROR_BYTES).contains(&length),
+            _ => return Err(Violation::Chunk { kind, command: fields.kind }),
+        };
+        if !is_long {
+            return Err(Violation::ChunkLength { kind, length });
+        }
+        Ok(Chunk { place, is_last, kind, left: length, is_extended, data: None, status: None })
+    }
+
+    /// All data of a read behind a simple reply.
+    pub(super) fn whole_data(place: usize, pending: &mut PendingRequest, len: usize) -> Chunk {
+        let data = Some(DataChunk::of(pending, 0, len));
+        let (kind, left) = (chunk::OFFSET_DATA, 0);
+        Chunk { place, is_last: true, kind, left, is_extended: false, data, status: None }
+    }
+
+    /// Where data goes, and how much of it is missing.
+    pub(super) fn fill(&mut self) -> Option<(&mut Fill, &mut usize)> {
+        self.data.as_mut().map(|data| (&mut data.fill, &mut data.left))
+    }
+}
+
+impl DataChunk {
+    /// Takes the memory of these bytes out of the read.
+    fn of(pending: &mut PendingRequest, at: usize, len: usize) -> DataChunk {
+        let mut before = std::mem::take(&mut pending.data);
+        let behind = before.split_off(at + len);
+        let fill = Fill::new(before.split_off(at));
+        DataChunk { before, fill, behind, left: len }
+    }
+
+    /// The memory of the read, in one piece again.
+    fn join(self) -> Buffer {
+        const SAME: &str = "these are parts of one buffer, in order";
+        self.before.try_join(self.fill.finish()).expect(SAME).try_join(self.behind).expect(SAME)
+    }
+}
+
+impl Client {
+    /// Goes on with the payload of a chunk.
+    pub(super) fn chunk(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &self.phase else { return Ok(ClientStep::Again) };
+        match chunk.kind {
+            chunk::NONE => self.end_chunk(None),
+            chunk::OFFSET_DATA if chunk.data.is_some() => self.data(),
+            chunk::OFFSET_DATA => self.begin_data(),
+            chunk::OFFSET_HOLE => self.hole(),
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT if chunk.status.is_some() => self.runs(),
+            chunk::BLOCK_STATUS | chunk::BLOCK_STATUS_EXT => self.begin_runs(),
+            _ => self.error(),
+        }
+    }
+
+    /// The chunk and its request.
+    fn current(&mut self) -> Option<(&mut Chunk, &mut PendingRequest)> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return None };
+        let pending = self.pending.get_mut(chunk.place)?.as_mut()?;
+        Some((chunk, pending))
+    }
+
+    /// The payload was read.
+    fn end_chunk(&mut self, error: Option<ServerError>) -> Result<ClientStep, Violation> {
+        let max = self.config.limits.errors.max(1);
+        let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
+        let (place, is_last) = (chunk.place, chunk.is_last);
+        if pending.errors.len() < max {
+            pending.errors.extend(error);
+        }
+        if is_last {
+            return self.finish(place, None);
+        }
+        self.phase = ClientPhase::Reply;
+        Ok(ClientStep::Again)
+    }
+
+    fn begin_data(&mut self) -> Result<ClientStep, Violation> {
+        let Some(offset) = self.input.peek(8).and_then(|bytes| FieldReader(bytes).u64()) else {
+            return Ok(ClientStep::Wait);
+        };
+        self.input.take(8);
+        let max = self.config.limits.pieces;
+        let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
+        let (at, len) = pending.within(offset, chunk.left - 8)?;
+        pending.mark_received(at, len, max)?;
+        chunk.data = Some(DataChunk::of(pending, at, len));
+        Ok(ClientStep::Again)
+    }
+
+    fn data(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
+        let Some(data) = &mut chunk.data else { return Ok(ClientStep::Again) };
+        let now = self.input.take(data.left);
+        data.left -= now.len();
+        data.fill.push(now);
+        if data.left > 0 {
+            return Ok(ClientStep::Wait);
+        }
+        let whole = chunk.data.take().map(DataChunk::join).unwrap_or_default();
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
+        pending.data = whole;
+        self.end_chunk(None)
+    }
+
+    fn hole(&mut self) -> Result<ClientStep, Violation> {
+        let Some(mut fields) = self.input.peek(12).map(FieldReader) else { return Ok(ClientStep::Wait) };
+        let (offset, length) = (fields.u64().unwrap_or(0), fields.u32().unwrap_or(0));
+        self.input.take(12);
+        let max = self.config.limits.pieces;
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
+        let (at, len) = pending.within(offset, length.into())?;
+        pending.mark_received(at, len, max)?;
+        pending.data[at..at + len].fill(0);
+        self.end_chunk(None)
+    }
+
+    fn begin_runs(&mut self) -> Result<ClientStep, Violation> {
+        let context = self.negotiation.context;
+        let max = self.config.limits.runs as u64;
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
+        let (head, run) = if chunk.is_extended { (8, 16) } else { (4, 8) };
+        let Some(mut fields) = self.input.peek(head).map(FieldReader) else { return Ok(ClientStep::Wait) };
+        let id = fields.u32().unwrap_or(0);
+        let runs_left = (chunk.left - head as u64) / run;
+        let descriptor_count = fields.u32().map_or(runs_left, u64::from);
+        self.input.take(head);
+        if Some(id) != context {
+            return Err(Violation::Context(id));
+        }
+        if descriptor_count != runs_left || runs_left > max {
+            return Err(Violation::ChunkLength { kind: chunk.kind, length: chunk.left });
+        }
+        chunk.status = Some(StatusChunk { runs: Vec::new(), runs_left, reached: 0 });
+        let is_second = self.current().is_some_and(|(_, pending)| pending.runs.is_some());
+        if is_second { Err(Violation::Runs) } else { Ok(ClientStep::Again) }
+    }
+
+    fn runs(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &mut self.phase else { return Ok(ClientStep::Again) };
+        let Some(pending) = self.pending.get_mut(chunk.place).and_then(Option::as_mut) else {
+            return Ok(ClientStep::Again);
+        };
+        let Some(status) = &mut chunk.status else { return Ok(ClientStep::Again) };
+        while status.runs_left > 0 {
+            let len = if chunk.is_extended { 16 } else { 8 };
+            let Some(mut fields) = self.input.peek(len).map(FieldReader) else { return Ok(ClientStep::Wait) };
+            let (length, flags) = match chunk.is_extended {
+                true => (fields.u64(), fields.u64()),
+                false => (fields.u32().map(u64::from), fields.u32().map(u64::from)),
+            };
+            self.input.take(len);
+            status.runs_left -= 1;
+            status.take(pending.fields, length.unwrap_or(0), flags.unwrap_or(0))?;
+        }
+        pending.runs = chunk.status.take().map(|status| status.runs);
+        self.end_chunk(None)
+    }
+
+    fn error(&mut self) -> Result<ClientStep, Violation> {
+        let ClientPhase::Chunk(chunk) = &self.phase else { return Ok(ClientStep::Again) };
+        let (kind, length) = (chunk.kind, chunk.left);
+        // Not more than `ERROR_BYTES`, for which the staging buffer has room.
+        let Some(payload) = self.input.peek(length as usize) else { return Ok(ClientStep::Wait) };
+        let mut fields = FieldReader(payload);
+        let (number, text_len) = (fields.u32().unwrap_or(0), fields.u16().unwrap_or(0));
+        let wrong = Violation::ChunkLength { kind, length };
+        let message = printable(fields.bytes(text_len.into()).filter(|text| text.len() <= STRING_BYTES).ok_or(wrong)?);
+        let offset = if kind == chunk::ERROR_OFFSET { Some(fields.u64().ok_or(wrong)?) } else { None };
+        // What an error of a type that is not known has behind its text is nobody's business here.
+        if matches!(kind, chunk::ERROR | chunk::ERROR_OFFSET) && fields.end().is_none() {
+            return Err(wrong);
+        }
+        self.input.take(length as usize);
+        if number == 0 {
+            return Err(Violation::NoError);
+        }
+        let Some((_, pending)) = self.current() else { return Ok(ClientStep::Again) };
+        if let Some(offset) = offset {
+            pending.within(offset, 1)?;
+        }
+        self.end_chunk(Some(ServerError { code: ErrorCode::of(number), offset, message }))
+    }
+}
+
+impl StatusChunk {
+    /// Takes the next run. Only the last may go beyond the request, where it is cut, and not if one was asked for.
+    fn take(&mut self, fields: RequestFields, length: u64, flags: u64) -> Result<(), Violation> {
+        let is_one = fields.flags & flag::REQ_ONE != 0;
+        let left = fields.length - self.reached;
+        let is_single = self.runs.is_empty() && self.runs_left == 0;
+        if length == 0 || left == 0 || is_one && (!is_single || length > left) {
+            return Err(Violation::Runs);
+        }
+        let length = length.min(left);
+        self.reached += length;
+        // Bits above those that are known mean nothing here.
+        self.runs.push(StatusDescriptor { length, status: flags as u32 });
+        Ok(())
     }
 }

@@ -2,12 +2,12 @@
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::client::chunk::Chunk;
-use crate::client::client_request::{ClientRequest, RequestFields, SubmitError};
 use crate::client::config::{Config, Goal};
+use crate::client::export_info::{ExportInfo, ListedExport};
 use crate::client::negotiate::{NegotiationState, OptionReply};
-use crate::client::options::{ExportInfo, ListedExport};
 use crate::client::pending::{CompletedRequest, PendingRequest};
+use crate::client::reply::Chunk;
+use crate::client::request::{ClientRequest, RequestFields, SubmitError};
 use crate::client::violation::Closed;
 use crate::input::Input;
 use crate::output::Output;

@@ -194,7 +194,7 @@ impl NegotiationError {
     pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> NegotiationError {
         let text = ServerText::new(text);
         match kind {
-            rep::ERR_TLS_REQD => crate::tls::demanded(),
+            rep::ERR_TLS_REQD => NegotiationError::TlsRequired,
             rep::ERR_UNKNOWN => NegotiationError::Unknown(text),
             rep::ERR_POLICY => NegotiationError::Policy(text),
             rep::ERR_SHUTDOWN => NegotiationError::Shutdown(text),

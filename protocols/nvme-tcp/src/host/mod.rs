@@ -6,21 +6,16 @@
 //! The way of a command: [`Host::submit`] gives it its identifier, [`Event::Completed`] ends it. There is nothing to do
 //! in between. Commands still in flight when the connection closes never complete; the submitter knows which they are.
 
-mod complete;
-mod connect;
-mod output;
-mod read;
 mod state;
-mod submit;
-mod write;
+mod transfer;
 
 use sealblock_protocols_nvme::Completion;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::{HostConfig, Negotiated};
 use crate::crcs::{BlockCrcs, BlockLayout};
-use crate::gather::TransmitLimit;
-use crate::payload::Payload;
+use crate::output::Payload;
+use crate::output::TransmitLimit;
 use crate::receive::Receiver;
 use crate::target::Counters;
 use crate::violation::Closed;

@@ -2,15 +2,16 @@
 
 use std::collections::VecDeque;
 
-use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme::{Command, Completion, DataPointer, StatusCode};
 use smallvec::SmallVec;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::Event;
+use super::{Cid, Event, Host, HostData, ReadData, SubmitError};
 use crate::config::{HostConfig, Negotiated, whole_dwords};
-use crate::gather::Headers;
-use crate::payload::Payload;
-use crate::pdu::{DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, PduRules, PduType, TermReq};
+use crate::output::{Headers, Payload};
+use crate::pdu::{
+    self, CapsuleResp, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduRules, PduType, TermReq,
+};
 use crate::receive::{Fill, Side, Sink};
 use crate::slab::Slab;
 use crate::target::Counters;
@@ -154,5 +155,140 @@ impl Side for HostState {
 
     fn payload(&mut self, sink: Sink) {
         self.read_data(sink);
+    }
+}
+
+impl HostState {
+    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
+        let is_requested = !self.output.iter().any(|output| matches!(output, Output::IcReq));
+        if kind != PduType::IcResp || !is_requested {
+            return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));
+        }
+        let response = IcResp::ref_from_bytes(header).expect("the header of an ICResp has its length");
+        response.check(self.requested_digests())?;
+        let negotiated = Negotiated {
+            header_digest: response.digests & DIGEST_HEADER != 0,
+            data_digest: response.digests & DIGEST_DATA != 0,
+            host_alignment_bytes: pdu::alignment_bytes(self.config.hpda),
+            controller_alignment_bytes: pdu::alignment_bytes(response.cpda),
+            max_h2c_data_bytes: response.maxh2cdata_bytes.get(),
+            max_r2ts: self.config.max_r2ts.get(),
+        };
+        for rules in [&mut self.incoming, &mut self.outgoing] {
+            rules.header_digest = negotiated.header_digest;
+            rules.data_digest = negotiated.data_digest;
+        }
+        self.incoming.alignment_bytes = negotiated.host_alignment_bytes;
+        self.outgoing.alignment_bytes = negotiated.controller_alignment_bytes;
+        self.config.max_h2c_data_bytes = self.config.max_h2c_data_bytes.min(negotiated.max_h2c_data_bytes);
+        self.negotiated = Some(negotiated);
+        self.events.push_back(Event::Established(negotiated));
+        Ok(())
+    }
+}
+
+impl Host {
+    /// Submits a command; its CID, PSDT and data pointer are set here. Without data the data pointer is left as a
+    /// transport descriptor of length 0, as Linux sends it.
+    ///
+    /// # Errors
+    /// As [`SubmitError`] says; the data is dropped then, so a caller that wants to try again keeps a handle on it.
+    pub fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
+        self.state.submit(command, data)
+    }
+
+    /// Whether one more command may be submitted now.
+    pub fn can_submit(&self) -> bool {
+        let most = usize::from(self.state.config.max_commands.get());
+        self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < most
+    }
+}
+
+impl HostState {
+    fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
+        if self.negotiated.is_none() || !self.is_open() {
+            return Err(SubmitError::NotEstablished);
+        }
+        let (pointer, data) = self.place(data)?;
+        let is_long = matches!(&data, TransferData::Read(read) if read.is_long);
+        let mut command = command.with_data(pointer);
+        // Over Fabrics PSDT is always 01b; FUSE stays as it is.
+        command.flags = command.flags & 0x3F | 0x40;
+        let token = self.commands.insert(CommandState { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
+        let cid = self.commands.tag(token);
+        if let Some(slot) = self.commands.get_mut(token) {
+            slot.command = slot.command.with_cid(cid);
+        }
+        self.long_transfers += usize::from(is_long);
+        self.output.push_back(Output::Capsule(token));
+        Ok(Cid(cid))
+    }
+
+    fn place(&self, data: HostData) -> Result<(DataPointer, TransferData), SubmitError> {
+        let length = |len: usize| match u32::try_from(len) {
+            Ok(len_bytes) if len_bytes > 0 && len_bytes.is_multiple_of(4) => Ok(len_bytes),
+            _ => Err(SubmitError::Length(len)),
+        };
+        Ok(match data {
+            HostData::None => (DataPointer::None, TransferData::None),
+            HostData::Write(payload) => {
+                let length_bytes = length(payload.len_bytes())?;
+                if length_bytes <= self.config.max_in_capsule_bytes {
+                    (DataPointer::InCapsule { offset_bytes: 0, length_bytes }, TransferData::InCapsule(payload))
+                } else {
+                    let write = WriteTransfer { payload, solicited: 0, r2t_ranges: SmallVec::new() };
+                    (DataPointer::Transport { length_bytes }, TransferData::Write(write))
+                }
+            }
+            HostData::Read { buffer, layout: shape } => {
+                let length_bytes = length(buffer.len())?;
+                let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
+                let read = ReadTransfer {
+                    fill: Some(Fill::new(buffer, self.incoming.data_digest, shape)),
+                    len_bytes: length_bytes,
+                    received: 0,
+                    is_last: false,
+                    is_success: false,
+                    is_long,
+                };
+                (DataPointer::Transport { length_bytes }, TransferData::Read(read))
+            }
+        })
+    }
+}
+
+impl HostState {
+    pub(super) fn response(&mut self, header: &[u8]) -> Result<(), Violation> {
+        let pdu = CapsuleResp::ref_from_bytes(header).expect("the header of a response has its length");
+        let unknown = Violation::field(CapsuleResp::CID_AT, clause::CAPSULE_RESP, "no command in flight has this CID");
+        let token = self.commands.by_tag(pdu.completion.cid.get()).ok_or(unknown)?;
+        let slot = self.commands.get_mut(token).ok_or(unknown)?;
+        if !slot.is_sent {
+            return Err(Violation::sequence(clause::CAPSULE_RESP, "a response to a command that was not sent yet"));
+        }
+        self.complete(token, pdu.completion);
+        Ok(())
+    }
+
+    /// Ends a command. Data that it was asked for and has not sent yet is not sent any more.
+    pub(super) fn complete(&mut self, token: u32, mut completion: Completion) {
+        let Some(slot) = self.commands.remove(token) else { return };
+        let cid = slot.command.cid.get();
+        let data = match slot.data {
+            TransferData::Read(read) => {
+                self.long_transfers -= usize::from(read.is_long);
+                read.fill.map(|fill| {
+                    let damaged = fill.is_damaged();
+                    let (buffer, sums) = fill.finish();
+                    ReadData { buffer, crcs: sums, is_damaged: damaged }
+                })
+            }
+            _ => None,
+        };
+        if data.as_ref().is_some_and(|data| data.is_damaged) && completion.status().is_success() {
+            let sqhd = completion.sqhd.get();
+            completion = Completion::new(cid, StatusCode::TRANSIENT_TRANSPORT_ERROR.status(), 0).with_sqhd(sqhd);
+        }
+        self.events.push_back(Event::Completed { cid: Cid(cid), completion, data });
     }
 }

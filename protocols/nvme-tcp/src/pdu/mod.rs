@@ -5,20 +5,15 @@
 //! fields are ignored on receipt and zero when sent, as the Base specification asks, except where a clause calls a
 //! wrong value an error.
 
-mod capsule;
 mod common;
-mod connect;
-mod data;
-mod terminate;
+mod types;
 
-pub use capsule::{CapsuleCmd, CapsuleResp};
 pub use common::{CommonHeader, Direction, Frame, PduRules, PduType, begin, flags, frame};
-pub use connect::{
-    DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_ALIGNMENT_CODE, MIN_MAXH2CDATA_BYTES, alignment_bytes,
+pub use types::{
+    C2HData, CapsuleCmd, CapsuleResp, DIGEST_DATA, DIGEST_HEADER, H2CData, IcReq, IcResp, MAX_ALIGNMENT_CODE,
+    MAX_TERM_PLEN_BYTES, MIN_MAXH2CDATA_BYTES, R2T, TermReq, alignment_bytes,
 };
-pub use data::{C2HData, H2CData, R2T};
-pub(crate) use data::{CCCID_AT, TTAG_AT};
-pub use terminate::{MAX_TERM_PLEN_BYTES, TermReq};
+pub(crate) use types::{CCCID_AT, TTAG_AT};
 
 /// Bytes of a header or data digest.
 pub const DIGEST_BYTES: usize = 4;

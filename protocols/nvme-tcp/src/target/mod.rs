@@ -8,10 +8,6 @@
 //! through [`Target::transmit`] the command counts against the limits, so a host that does not read its responses
 //! cannot make the target keep more than the limits allow.
 
-mod calls;
-mod capsule;
-mod connect;
-mod output;
 mod state;
 mod transfer;
 
@@ -20,7 +16,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::{Negotiated, TargetConfig};
 use crate::crcs::BlockCrcs;
-use crate::gather::TransmitLimit;
+use crate::output::TransmitLimit;
 use crate::receive::{ReceiveCounters, Receiver};
 use crate::violation::Closed;
 use state::TargetState;

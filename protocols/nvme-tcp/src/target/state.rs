@@ -2,19 +2,19 @@
 
 use std::collections::VecDeque;
 
-use sealblock_protocols_nvme::{Command, Completion};
+use sealblock_protocols_nvme::{Command, Completion, DataPointer};
 use smallvec::SmallVec;
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
-use super::{Counters, Event};
+use super::{CommandData, Counters, DataError, Event, Received, Token};
 use crate::config::{Negotiated, TargetConfig, whole_dwords};
-use crate::gather::Headers;
-use crate::payload::Payload;
-use crate::pdu::{Direction, Frame, IcResp, PduRules, PduType, TermReq};
+use crate::output::{Headers, Payload};
+use crate::pdu::{
+    self, CapsuleCmd, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduRules, PduType, TermReq,
+};
 use crate::receive::{Fill, Side, Sink};
-use crate::slab::Slab;
-use crate::tags::TagSet;
-use crate::violation::Closed;
+use crate::slab::{Slab, TagSet};
+use crate::violation::{Closed, Violation, clause};
 
 pub(super) struct TargetState {
     pub(super) config: TargetConfig,
@@ -197,5 +197,140 @@ impl Side for TargetState {
             }
             CommandStage::Received { .. } | CommandStage::Completed => {}
         }
+    }
+}
+
+impl TargetState {
+    pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
+        if kind != PduType::IcReq {
+            return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));
+        }
+        let request = IcReq::ref_from_bytes(header).expect("the header of an ICReq has its length");
+        request.check()?;
+        let config = &self.config;
+        let allowed =
+            if config.header_digest { DIGEST_HEADER } else { 0 } | if config.data_digest { DIGEST_DATA } else { 0 };
+        let digests = request.digests & allowed;
+        let negotiated = Negotiated {
+            header_digest: digests & DIGEST_HEADER != 0,
+            data_digest: digests & DIGEST_DATA != 0,
+            host_alignment_bytes: pdu::alignment_bytes(request.hpda),
+            controller_alignment_bytes: pdu::alignment_bytes(config.cpda),
+            max_h2c_data_bytes: config.max_h2c_data_bytes,
+            max_r2ts: request.maxr2t.get().saturating_add(1).min(config.max_r2ts.get()),
+        };
+        let response = IcResp::new(config.cpda, digests, config.max_h2c_data_bytes);
+        for rules in [&mut self.incoming, &mut self.outgoing] {
+            rules.header_digest = negotiated.header_digest;
+            rules.data_digest = negotiated.data_digest;
+        }
+        self.incoming.alignment_bytes = negotiated.controller_alignment_bytes;
+        self.outgoing.alignment_bytes = negotiated.host_alignment_bytes;
+        self.negotiated = Some(negotiated);
+        self.output.push_back(Output::IcResp(Box::new(response)));
+        self.events.push_back(Event::Established(negotiated));
+        Ok(())
+    }
+}
+
+impl TargetState {
+    pub(super) fn capsule(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
+        let command = CapsuleCmd::ref_from_bytes(header).expect("the header of a capsule has its length").command;
+        if frame.data_bytes > self.config.max_in_capsule_bytes {
+            return Err(Violation::field(4, clause::CAPSULES, "more in-capsule data than the controller takes"));
+        }
+        let data = self.capsule_data_of(&command, frame)?;
+        let cid = command.cid.get();
+        if self.cids.contains(cid) && !self.forget_unanswered(cid) {
+            return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
+        }
+        let slot = || CommandState {
+            cid,
+            len_bytes: 0,
+            held_bytes: 0,
+            may_stay_unanswered: false,
+            stage: CommandStage::Received { fetched: false },
+            sends: SmallVec::new(),
+            queued_bytes: 0,
+            sent_bytes: 0,
+            completion: None,
+        };
+        let Some(token) = self.commands.insert_with(slot) else {
+            return Err(Violation::sequence(clause::CAPSULES, "more commands than the queue has entries"));
+        };
+        self.cids.insert(cid);
+        self.deliver(token, command, data, (frame, sink));
+        Ok(())
+    }
+
+    /// What the data pointer says, held against what the capsule has.
+    fn capsule_data_of(&self, command: &Command, frame: &Frame) -> Result<CommandData, Violation> {
+        let unusable = |error| Ok(CommandData::Unusable(error));
+        match command.data() {
+            Err(error) => unusable(DataError::Sgl(error)),
+            Ok(DataPointer::None | DataPointer::Transport { .. }) if frame.data_bytes > 0 => {
+                Err(Violation::field(4, clause::CAPSULES, "data in a capsule whose command has none there"))
+            }
+            Ok(DataPointer::None) => Ok(CommandData::None),
+            Ok(DataPointer::Transport { length_bytes }) => Ok(CommandData::Transport { len_bytes: length_bytes }),
+            Ok(DataPointer::InCapsule { length_bytes, .. }) if length_bytes != frame.data_bytes => {
+                unusable(DataError::Length)
+            }
+            Ok(DataPointer::InCapsule { offset_bytes, .. }) if offset_bytes != 0 => unusable(DataError::Offset),
+            Ok(DataPointer::InCapsule { length_bytes, .. }) => {
+                let buffer = self.config.pool.take(length_bytes as usize);
+                Ok(CommandData::InCapsule(Received { buffer, crcs: None }))
+            }
+        }
+    }
+
+    /// Forgets a kept command with this CID, if there is one.
+    fn forget_unanswered(&mut self, cid: u16) -> bool {
+        let mut all = self.commands.tokens();
+        let kept = all.find(|&token| self.commands.get(token).is_some_and(|s| s.may_stay_unanswered && s.cid == cid));
+        drop(all);
+        kept.is_some_and(|token| {
+            self.release(token);
+            true
+        })
+    }
+
+    pub(super) fn has_room(&self, bytes: usize) -> bool {
+        self.bytes_in_flight.saturating_add(bytes) <= self.config.max_bytes_in_flight
+    }
+
+    /// Tells of the command, now or when its in-capsule data has come.
+    fn deliver(&mut self, token: u32, command: Command, data: CommandData, (frame, sink): (&Frame, &mut Sink)) {
+        let slot = self.commands.get_mut(token).expect("the caller has just made the entry");
+        match data {
+            CommandData::InCapsule(Received { buffer, .. }) => {
+                slot.stage = CommandStage::Capsule(command);
+                slot.held_bytes = buffer.len();
+                self.bytes_in_flight += buffer.len();
+                self.capsule_bytes += buffer.len();
+                let shape =
+                    self.config.layout_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
+                *sink = Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) };
+            }
+            data => {
+                if let CommandData::Transport { len_bytes } = data {
+                    slot.len_bytes = len_bytes;
+                }
+                self.events.push_back(Event::Command { token: Token(token), command, data });
+            }
+        }
+    }
+
+    /// The in-capsule data is there.
+    pub(super) fn capsule_data(&mut self, sink: Sink, command: Command) {
+        let (Some(slot), Some(fill)) = (self.commands.get_mut(sink.token), sink.fill) else { return };
+        slot.stage = CommandStage::Received { fetched: true };
+        let data = if fill.is_damaged() {
+            CommandData::Unusable(DataError::Digest)
+        } else {
+            let (buffer, sums) = fill.finish();
+            CommandData::InCapsule(Received { buffer, crcs: sums })
+        };
+        self.events.push_back(Event::Command { token: Token(sink.token), command, data });
     }
 }

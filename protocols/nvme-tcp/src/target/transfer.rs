@@ -4,13 +4,18 @@
 //! one shorter, so which R2T a PDU answers follows from its offset; all R2Ts of a command have the same tag, since a
 //! host answers them in order.
 
+use sealblock_protocols_nvme::Completion;
+use sealblock_runtime_memory::{Buffer, Slice};
 use zerocopy::FromBytes;
+use zerocopy::little_endian::U16;
 
-use super::state::{CommandStage, Output, TargetState};
-use super::{DataError, Event, Received, Token};
+use super::state::{CommandStage, OutgoingData, Output, TargetState, Transfer};
+use super::{CallError, DataError, Event, Received, Target, Token};
 use crate::config::Negotiated;
-use crate::pdu::{CCCID_AT, Frame, H2CData, TTAG_AT};
-use crate::receive::Sink;
+use crate::crcs::BlockLayout;
+use crate::output::{Gather, Payload, TransmitLimit};
+use crate::pdu::{C2HData, CCCID_AT, CapsuleResp, Frame, H2CData, PduType, R2T, TTAG_AT, flags};
+use crate::receive::{Fill, Sink};
 use crate::violation::{Violation, clause};
 
 impl TargetState {
@@ -102,5 +107,214 @@ impl TargetState {
             self.long_transfers -= usize::from(transfer.is_long);
             self.output.push_back(Output::Response(token));
         }
+    }
+}
+
+impl Target {
+    /// Fetches the data of a command with [`CommandData::Transport`](super::CommandData::Transport) into `buffer`,
+    /// which is as long as the host's. R2Ts go out, and [`Event::DataReady`](super::Event::DataReady) brings the
+    /// buffer back. With `shape`, and data digests on, it brings the CRC-32C of each block as well.
+    ///
+    /// # Errors
+    /// Refuses, and gives the buffer back, as [`CallError`] says.
+    pub fn fetch_data(
+        &mut self,
+        token: Token,
+        buffer: Buffer,
+        shape: Option<BlockLayout>,
+    ) -> Result<(), (CallError, Buffer)> {
+        match self.state.check_fetch(token, &buffer) {
+            Ok(()) => self.state.start_fetch(token, buffer, shape),
+            Err(error) => return Err((error, buffer)),
+        }
+        Ok(())
+    }
+
+    /// Sends data of a command that reads; may be called again for what follows, until `completion` is given. With a
+    /// successful completion that returns nothing else, and [`Target::set_success_flag`], no response is needed.
+    ///
+    /// # Errors
+    /// As [`CallError`] says: more data than the host has room for, no whole dwords, or a command already answered.
+    pub fn send_data(
+        &mut self,
+        token: Token,
+        data: impl Into<Payload>,
+        completion: Option<Completion>,
+    ) -> Result<(), CallError> {
+        self.state.send(token, data.into(), completion)
+    }
+
+    /// Says that a command may stay unanswered as long as the connection, as an Asynchronous Event Request may. If the host
+    /// uses its identifier for another command meanwhile, it has forgotten this one, and so does the connection: SPDK's
+    /// hosts do that when they take leave.
+    pub fn allow_unanswered(&mut self, token: Token) {
+        if let Some(slot) = self.state.commands.get_mut(token.0) {
+            slot.may_stay_unanswered = matches!(slot.stage, CommandStage::Received { .. }) && slot.completion.is_none();
+        }
+    }
+
+    /// Answers a command, at any stage. The completion's CID is set to that of the command. If data is being fetched,
+    /// no more is asked for, what comes is thrown away, and the response follows it.
+    ///
+    /// # Errors
+    /// For a token that is not in flight, or a command that has been answered.
+    pub fn respond(&mut self, token: Token, completion: Completion) -> Result<(), CallError> {
+        self.state.respond(token, completion)
+    }
+}
+
+impl TargetState {
+    fn check_fetch(&mut self, Token(token): Token, buffer: &Buffer) -> Result<(), CallError> {
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        let room_bytes = slot.len_bytes as usize;
+        if !matches!(slot.stage, CommandStage::Received { fetched: false }) || room_bytes == 0 || slot.queued_bytes > 0
+        {
+            return Err(CallError::WrongState);
+        }
+        if buffer.len() != room_bytes || !room_bytes.is_multiple_of(4) {
+            return Err(CallError::Length { len_bytes: buffer.len(), room_bytes });
+        }
+        if self.has_room(buffer.len()) { Ok(()) } else { Err(CallError::OverLimit) }
+    }
+
+    fn start_fetch(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockLayout>) {
+        let place = usize::from(token as u16);
+        if self.transfers.len() <= place {
+            self.transfers.resize_with(place + 1, Transfer::default);
+        }
+        let Some(slot) = self.commands.get_mut(token) else { return };
+        let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
+        slot.held_bytes = buffer.len();
+        self.bytes_in_flight += buffer.len();
+        self.long_transfers += usize::from(is_long);
+        let fill = Some(Fill::new(buffer, self.incoming.data_digest, shape));
+        slot.stage = CommandStage::Fetching;
+        self.transfers[place] = Transfer { fill, received: 0, solicited: 0, queued: 0, is_long };
+        self.queue_r2ts(token);
+    }
+
+    fn send(&mut self, Token(token): Token, payload: Payload, completion: Option<Completion>) -> Result<(), CallError> {
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if !matches!(slot.stage, CommandStage::Received { .. }) {
+            return Err(CallError::WrongState);
+        }
+        let (len_bytes, room_bytes) = (payload.len_bytes(), (slot.len_bytes - slot.queued_bytes) as usize);
+        if len_bytes > room_bytes || !len_bytes.is_multiple_of(4) {
+            return Err(CallError::Length { len_bytes, room_bytes });
+        }
+        if len_bytes > 0 {
+            slot.queued_bytes += len_bytes as u32;
+            slot.sends.push(OutgoingData { payload, sent: 0 });
+            if slot.sends.len() == 1 {
+                self.output.push_back(Output::Data(token));
+            }
+        }
+        match completion {
+            Some(completion) => self.respond(Token(token), completion),
+            None => Ok(()),
+        }
+    }
+
+    fn respond(&mut self, Token(token): Token, mut completion: Completion) -> Result<(), CallError> {
+        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if slot.completion.is_some() {
+            return Err(CallError::WrongState);
+        }
+        completion.cid = U16::new(slot.cid);
+        slot.may_stay_unanswered = false;
+        slot.completion = Some(completion);
+        if let CommandStage::Fetching = slot.stage {
+            self.drain(token);
+        } else {
+            slot.stage = CommandStage::Completed;
+            // Data that is still to be sent is followed by the response, or makes it needless.
+            if slot.sends.is_empty() {
+                self.output.push_back(Output::Response(token));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl TargetState {
+    pub(super) fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
+        if self.output.is_empty() {
+            return 0;
+        }
+        let mut summed = 0;
+        let pool = self.config.pool.clone();
+        let mut headers = std::mem::take(&mut self.headers);
+        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut summed);
+        while gather.has_room() {
+            match self.output.pop_front() {
+                None => break,
+                Some(Output::IcResp(response)) => gather.header(&self.outgoing, PduType::IcResp, &*response),
+                Some(Output::R2t(token)) => self.put_r2t(token, &mut gather),
+                Some(Output::Data(token)) => self.put_data(token, &mut gather),
+                Some(Output::Response(token)) => self.put_response(token, &mut gather),
+                Some(Output::Terminate(request)) => gather.put(&request),
+            }
+        }
+        let bytes = gather.finish();
+        self.headers = headers;
+        self.counters.payload_bytes_sent_checksummed += summed;
+        bytes
+    }
+
+    /// The R2T for the next range; none any more if the command was answered in the meantime.
+    fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
+        let tag = self.commands.tag(token);
+        let most_bytes = self.config.max_r2t_bytes;
+        let Some((slot, transfer)) = self.transfer(token) else { return };
+        if slot.completion.is_some() || transfer.solicited >= slot.len_bytes {
+            return;
+        }
+        let offset = transfer.solicited;
+        let len = most_bytes.min(slot.len_bytes - offset);
+        transfer.solicited += len;
+        let cid = slot.cid;
+        let request = R2T::new(&self.outgoing, cid, tag, offset, len);
+        gather.header(&self.outgoing, PduType::R2T, &request);
+    }
+
+    /// The next C2HData of a command. What is left waits behind the other commands' output.
+    fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
+        let Some(slot) = self.commands.get_mut(token) else { return };
+        let is_only = slot.sends.len() == 1;
+        let Some(send) = slot.sends.first_mut() else { return };
+        let left = send.payload.len_bytes() - send.sent;
+        let len = send.payload.cut_bytes(send.sent, left, self.config.max_c2h_data_bytes as usize);
+        let is_end = len == left && is_only;
+        let is_whole = slot.sent_bytes + len as u32 == slot.len_bytes;
+        let is_last = is_end && (slot.completion.is_some() || is_whole);
+        let plain = |c: &sealblock_protocols_nvme::Completion| c.status().is_success() && c.result.get() == 0;
+        let is_success = is_last && self.success_flag && slot.completion.as_ref().is_some_and(plain);
+        let more_flags = if is_last { flags::LAST } else { 0 } | if is_success { flags::SUCCESS } else { 0 };
+        let cid = slot.cid;
+        let header = C2HData::new(&self.outgoing, more_flags, cid, slot.sent_bytes, len as u32);
+        let range = (&mut send.payload, send.sent, send.sent + len);
+        gather.with_data(&self.outgoing, PduType::C2HData, &header, range);
+        send.sent += len;
+        slot.sent_bytes += len as u32;
+        self.counters.payload_bytes_sent += len as u64;
+        match (len == left, is_only) {
+            (false, _) => {}
+            (true, true) => slot.sends.clear(),
+            (true, false) => drop(slot.sends.remove(0)),
+        }
+        let is_answered = slot.completion.is_some();
+        match (is_end, is_success, is_answered) {
+            (false, ..) => self.output.push_back(Output::Data(token)),
+            (true, true, _) => self.release(token),
+            (true, false, true) => self.output.push_back(Output::Response(token)),
+            (true, false, false) => {}
+        }
+    }
+
+    fn put_response(&mut self, token: u32, gather: &mut Gather<'_>) {
+        let Some(completion) = self.commands.get_mut(token).and_then(|slot| slot.completion) else { return };
+        let response = CapsuleResp::new(&self.outgoing, completion);
+        gather.header(&self.outgoing, PduType::CapsuleResp, &response);
+        self.release(token);
     }
 }

@@ -1,7 +1,7 @@
 //! What servers say in reply to options.
 
-use crate::bytes::FieldReader;
 use crate::client::violation::{Violation, printable};
+use crate::wire::FieldReader;
 use crate::wire::{STRING_BYTES, info, transmission};
 
 /// An export that LIST names.

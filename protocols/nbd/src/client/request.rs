@@ -2,7 +2,7 @@
 
 use sealblock_runtime_memory::Slice;
 
-use crate::client::options::ExportInfo;
+use crate::client::export_info::ExportInfo;
 use crate::wire::{command, flag, transmission};
 
 /// One request. Offsets and lengths are in bytes.

@@ -1,0 +1,147 @@
+//! R2Ts that arrive for the data of writes (NVMe/TCP 3.3.2.2).
+
+use sealblock_protocols_nvme::{Completion, Status};
+use sealblock_runtime_memory::Slice;
+use zerocopy::FromBytes;
+
+use super::state::{HostState, Output, R2tRange, TransferData};
+use crate::output::{Gather, TransmitLimit};
+use crate::pdu::{C2HData, CCCID_AT, CapsuleCmd, Frame, H2CData, PduType, R2T};
+use crate::receive::Sink;
+use crate::violation::{Violation, clause};
+
+impl HostState {
+    pub(super) fn r2t(&mut self, header: &[u8]) -> Result<(), Violation> {
+        let pdu = R2T::ref_from_bytes(header).expect("the header of an R2T has its length");
+        pdu.check()?;
+        let unknown = Violation::field(CCCID_AT, clause::R2T, "no command in flight has this CCCID");
+        let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
+        let slot = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Write(write) = &mut slot.data else {
+            return Err(Violation::sequence(clause::H2C, "an R2T for a command without data to transfer"));
+        };
+        if !slot.is_sent {
+            return Err(Violation::sequence(clause::H2C, "an R2T for a command that was not sent yet"));
+        }
+        let (offset, len) = (pdu.r2to.get(), pdu.r2tl.get());
+        let end = u64::from(offset) + u64::from(len);
+        if end > write.payload.len_bytes() as u64 {
+            return Err(Violation::out_of_range(clause::H2C, "an R2T that exceeds the Command Data Buffer"));
+        }
+        if offset != write.solicited {
+            return Err(Violation::sequence(clause::H2C, "an R2T that does not follow the one before it"));
+        }
+        if write.r2t_ranges.len() as u64 >= u64::from(self.config.max_r2ts.get()) {
+            return Err(Violation::limit(clause::H2C, "more R2Ts outstanding than MAXR2T"));
+        }
+        write.solicited = end as u32;
+        write.r2t_ranges.push(R2tRange { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
+        if write.r2t_ranges.len() == 1 {
+            self.output.push_back(Output::Data(token));
+        }
+        Ok(())
+    }
+}
+
+impl HostState {
+    pub(super) fn c2h_data(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
+        let pdu = C2HData::ref_from_bytes(header).expect("the header of a C2HData has its length");
+        pdu.check(frame)?;
+        let unknown = Violation::field(CCCID_AT, clause::C2H, "no command in flight has this CCCID");
+        let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
+        let slot = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Read(read) = &mut slot.data else {
+            return Err(Violation::sequence(clause::C2H, "data for a command that reads none"));
+        };
+        if !slot.is_sent {
+            return Err(Violation::sequence(clause::C2H, "data for a command that was not sent yet"));
+        }
+        if read.is_last {
+            return Err(Violation::sequence(clause::C2H, "data behind the last data of its command"));
+        }
+        let (offset, len) = (pdu.datao.get(), pdu.datal.get());
+        if u64::from(offset) + u64::from(len) > u64::from(read.len_bytes) {
+            return Err(Violation::out_of_range(clause::C2H, "data outside the Command Data Buffer"));
+        }
+        if offset != read.received {
+            return Err(Violation::sequence(clause::C2H, "data that does not follow the data before it"));
+        }
+        read.received += len;
+        read.is_last = pdu.is_last();
+        read.is_success = pdu.is_success();
+        *sink = Sink { token, fill: read.fill.take() };
+        Ok(())
+    }
+
+    /// The data of a PDU is there.
+    pub(super) fn read_data(&mut self, sink: Sink) {
+        let Some(slot) = self.commands.get_mut(sink.token) else { return };
+        let TransferData::Read(read) = &mut slot.data else { return };
+        read.fill = sink.fill;
+        if read.is_success {
+            let cid = slot.command.cid.get();
+            self.complete(sink.token, Completion::new(cid, Status::SUCCESS, 0));
+        }
+    }
+}
+
+impl HostState {
+    pub(super) fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
+        if self.output.is_empty() {
+            return 0;
+        }
+        let mut summed = 0;
+        let pool = self.config.pool.clone();
+        let mut headers = std::mem::take(&mut self.headers);
+        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut summed);
+        while gather.has_room() {
+            match self.output.pop_front() {
+                None => break,
+                Some(Output::IcReq) => gather.header(&self.outgoing, PduType::IcReq, &self.request()),
+                Some(Output::Capsule(token)) => self.put_capsule(token, &mut gather),
+                Some(Output::Data(token)) => self.put_data(token, &mut gather),
+                Some(Output::Terminate(request)) => gather.put(&request),
+            }
+        }
+        let bytes = gather.finish();
+        self.headers = headers;
+        self.counters.payload_bytes_sent_checksummed += summed;
+        bytes
+    }
+
+    fn put_capsule(&mut self, token: u32, gather: &mut Gather<'_>) {
+        let Some(slot) = self.commands.get_mut(token) else { return };
+        slot.is_sent = true;
+        let rules = &self.outgoing;
+        if let TransferData::InCapsule(payload) = &mut slot.data {
+            let len = payload.len_bytes();
+            let header = CapsuleCmd::new(rules, slot.command, len as u32);
+            gather.with_data(rules, PduType::CapsuleCmd, &header, (payload, 0, len));
+            self.counters.payload_bytes_sent += len as u64;
+        } else {
+            gather.header(rules, PduType::CapsuleCmd, &CapsuleCmd::new(rules, slot.command, 0));
+        }
+    }
+
+    /// The next H2CData of a command. What is left waits behind the other commands' output. Nothing, if the command
+    /// has been completed in the meantime.
+    fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
+        let Some(slot) = self.commands.get_mut(token) else { return };
+        let TransferData::Write(write) = &mut slot.data else { return };
+        let Some(asked) = write.r2t_ranges.first_mut() else { return };
+        let (from, left) = (asked.from as usize, (asked.to - asked.from) as usize);
+        let len = write.payload.cut_bytes(from, left, self.config.max_h2c_data_bytes as usize);
+        let is_last = len == left;
+        let cid = slot.command.cid.get();
+        let header = H2CData::new(&self.outgoing, is_last, cid, asked.ttag, asked.from, len as u32);
+        gather.with_data(&self.outgoing, PduType::H2CData, &header, (&mut write.payload, from, from + len));
+        asked.from += len as u32;
+        if is_last {
+            write.r2t_ranges.remove(0);
+        }
+        if !write.r2t_ranges.is_empty() {
+            self.output.push_back(Output::Data(token));
+        }
+        self.counters.payload_bytes_sent += len as u64;
+    }
+}
