@@ -15,11 +15,7 @@ use crate::status::{failure, is_about_blocks};
 ///
 /// # Errors
 /// Failures that are not about blocks.
-pub(crate) async fn find_bad_blocks(
-    io: &Io,
-    extent: Extent,
-    errors: Vec<ServerError>,
-) -> Result<Vec<BadBlock>, Error> {
+pub(crate) async fn find_bad_blocks(io: &Io, extent: Extent, errors: Vec<ServerError>) -> Result<Vec<BadBlock>, Error> {
     let mut bad_blocks = Vec::new();
     let mut failing = vec![(extent, errors)];
     while let Some((run, errors)) = failing.pop() {

@@ -114,7 +114,8 @@ impl Connection {
             self.submit(request)?
         };
         pending.notify.wait().await;
-        pending.result
+        pending
+            .result
             .take()
             .ok_or_else(|| self.lost().unwrap_or_else(|| ConnectionLost("the connection ended".into())).into())
     }

@@ -100,11 +100,12 @@ pub use sealblock_protocols_nbd::client::ListedExport;
 /// Outside a reactor.
 pub async fn discover(address: Address, options: Options) -> Result<Vec<ListedExport>, ConnectError> {
     let config = SessionConfig { address, export: String::new(), options };
-    config.in_time(async {
-        match config.negotiate(Goal::List).await? {
-            (_, Event::Listed(exports)) => Ok(exports),
-            _ => Err(config.lost("the negotiation came to something else")),
-        }
-    })
-    .await
+    config
+        .in_time(async {
+            match config.negotiate(Goal::List).await? {
+                (_, Event::Listed(exports)) => Ok(exports),
+                _ => Err(config.lost("the negotiation came to something else")),
+            }
+        })
+        .await
 }

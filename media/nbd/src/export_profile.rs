@@ -129,8 +129,9 @@ mod tests {
 
     #[test]
     fn blocks_are_as_large_as_the_size_allows() {
-        let of =
-            |size, smallest| profile(size, sizes(smallest, 32 << 20), 1).map(|profile| profile.geometry.block_size.bytes());
+        let of = |size, smallest| {
+            profile(size, sizes(smallest, 32 << 20), 1).map(|profile| profile.geometry.block_size.bytes())
+        };
         assert_eq!(of(1 << 20, 1), Ok(4096));
         assert_eq!(of((1 << 20) + 512, 1), Ok(512));
         assert_eq!(of(0, 512), Ok(4096), "an export may be empty");
@@ -141,8 +142,9 @@ mod tests {
 
     #[test]
     fn requests_are_as_long_as_both_sides_take() {
-        let of =
-            |largest| profile(1 << 20, sizes(1, largest), 1).map(|profile| profile.geometry.limits.max_transfer_blocks.get());
+        let of = |largest| {
+            profile(1 << 20, sizes(1, largest), 1).map(|profile| profile.geometry.limits.max_transfer_blocks.get())
+        };
         assert_eq!((of(32 << 20), of(u32::MAX), of(64 << 10)), (Ok(256), Ok(256), Ok(16)));
         assert!(of(2048).unwrap_err().contains("less than a block"));
     }

@@ -75,7 +75,12 @@ pub struct ConnectionInfo {
 }
 
 impl ConnectionInfo {
-    pub(crate) fn of(requested_name: &str, described: &ExportInfo, connections: usize, queue_depth: u16) -> ConnectionInfo {
+    pub(crate) fn of(
+        requested_name: &str,
+        described: &ExportInfo,
+        connections: usize,
+        queue_depth: u16,
+    ) -> ConnectionInfo {
         let has = |flag| described.has(flag);
         let name = described.name.as_deref().unwrap_or(requested_name);
         ConnectionInfo {

@@ -202,7 +202,9 @@ async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost
             sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
             delay = (delay * 2).min(limits.max_delay);
         }
-        let Some(reconnecting) = reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting()) else { return };
+        let Some(reconnecting) = reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting()) else {
+            return;
+        };
         let left = limits.total.saturating_sub(begin.elapsed());
         if left.is_zero() {
             break;

@@ -209,8 +209,9 @@ async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result
         retain_event: true,
         ..GetLogPage::new(page.code(), length_bytes)
     };
-    let all =
-        admin.log_if_known("Supported Log Pages", request(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES)).await?;
+    let all = admin
+        .log_if_known("Supported Log Pages", request(LogPage::SupportedLogPages, NSID_ALL, LOG_PAGES_BYTES))
+        .await?;
     if !all.is_some_and(|all| lists_log_page(&all, LogPage::Extensions.code())) {
         return Ok((Extensions::NONE, 0));
     }

@@ -73,8 +73,11 @@ impl BlockCodec {
             PiMode::None => ProtectionInfo::NONE,
             PiMode::Target(format) => {
                 let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
-                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }
-                    .with_tags(format, 0, initial_ref_tag)
+                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }.with_tags(
+                    format,
+                    0,
+                    initial_ref_tag,
+                )
             }
             PiMode::Host(format) => self.offer_tags(format, extent, data),
         }

@@ -59,7 +59,9 @@ impl NvmeTcpDevice {
             match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => tracing::warn!(target = %reconnecting.config.address, %error, "shutdown failed"),
-                Err(elapsed) => tracing::warn!(target = %reconnecting.config.address, %elapsed, "shutdown took too long"),
+                Err(elapsed) => {
+                    tracing::warn!(target = %reconnecting.config.address, %elapsed, "shutdown took too long")
+                }
             }
         }
         reconnecting.fail("the device was closed");

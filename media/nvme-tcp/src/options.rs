@@ -9,7 +9,6 @@ use sealblock_integrity::PiFormat;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
 
-
 /// Who makes the tags of a namespace with protection information. On one without, it means nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum PiSource {

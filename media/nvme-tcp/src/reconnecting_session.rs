@@ -17,6 +17,7 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
+use crate::ConnectError;
 use crate::admin;
 use crate::error::ConnectionLost;
 use crate::in_flight::CommandResult;
@@ -25,7 +26,6 @@ use crate::options::{CounterCells, Counters, add};
 use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
 use crate::status::may_be_sent_again;
-use crate::{ConnectError};
 
 /// The pause before a command is sent again whose status asks for none of the target's own.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -294,14 +294,18 @@ async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost
         }
         attempts += 1;
         let result = match timeout(left, reconnecting.config.open()).await {
-            Ok(result) => result.and_then(|session| session.profile.check_unchanged(&reconnecting.profile).map(|()| session)),
+            Ok(result) => {
+                result.and_then(|session| session.profile.check_unchanged(&reconnecting.profile).map(|()| session))
+            }
             Err(_elapsed) => break,
         };
         match result {
             // Closed in the meantime.
             Ok(_) if !matches!(&*reconnecting.state.borrow(), SessionState::Reconnecting) => return,
             Ok(session) => return reconnecting.set_connected(session),
-            Err(error) if is_final(&error) => return reconnecting.fail(&format!("after a lost connection ({lost}): {error}")),
+            Err(error) if is_final(&error) => {
+                return reconnecting.fail(&format!("after a lost connection ({lost}): {error}"));
+            }
             Err(error) => last = error.to_string(),
         }
     }

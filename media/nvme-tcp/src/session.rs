@@ -211,7 +211,8 @@ impl SessionConfig {
         let wanted = u32::from(self.options.queues.max(1));
         let cdw11 = NumberOfQueues { submission: wanted, completion: wanted }.bits();
         let request = SetFeatures { fid: FeatureId::NumberOfQueues.code(), save: false, nsid: 0, cdw11 };
-        let finished = controller.admin.execute("Set Features, Number of Queues", request.encode(), HostData::None).await?;
+        let finished =
+            controller.admin.execute("Set Features, Number of Queues", request.encode(), HostData::None).await?;
         let granted = NumberOfQueues::from_bits(finished.completion.dword0())
             .map_err(|invalid| ConnectError::Unexpected { what: "Number of Queues", why: invalid.to_string() })?;
         Ok(wanted.min(granted.submission).min(granted.completion) as u16)

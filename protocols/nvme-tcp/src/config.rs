@@ -24,8 +24,8 @@ type LayoutFn = dyn Fn(&Command) -> Option<BlockLayout> + Send + Sync;
 
 impl LayoutOf {
     /// Asks `shape_of` for each command with in-capsule data, when data digests are on.
-    pub fn new(shape_of: impl Fn(&Command) -> Option<BlockLayout> + Send + Sync + 'static) -> LayoutOf {
-        LayoutOf(Arc::new(shape_of))
+    pub fn new(layout_of: impl Fn(&Command) -> Option<BlockLayout> + Send + Sync + 'static) -> LayoutOf {
+        LayoutOf(Arc::new(layout_of))
     }
 
     /// The shape of this command's data.

@@ -63,7 +63,7 @@ impl BlockLayout {
 
 impl fmt::Debug for BlockLayout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "BlockShape({} + {} bytes)", self.data_bytes(), self.metadata_bytes())
+        write!(f, "BlockLayout({} + {} bytes)", self.data_bytes(), self.metadata_bytes())
     }
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn append(crc: u32, before_bytes: usize, bytes: &[u8]) -> u32 {
 /// Sums arriving data once, for the digests of its PDUs and the guards of its blocks.
 #[derive(Debug)]
 pub(crate) struct CrcAccumulator {
-    shape: Option<BlockLayout>,
+    layout: Option<BlockLayout>,
     guards: SmallVec<[u32; 4]>,
     /// Bytes since the start of the block.
     at: usize,
@@ -104,90 +104,90 @@ pub(crate) struct CrcAccumulator {
 }
 
 impl CrcAccumulator {
-    pub(crate) fn new(shape: Option<BlockLayout>) -> CrcAccumulator {
-        CrcAccumulator { shape, guards: SmallVec::new(), at: 0, cut: (0, 0), head: (0, 0), pdu: (0, 0) }
+    pub(crate) fn new(layout: Option<BlockLayout>) -> CrcAccumulator {
+        CrcAccumulator { layout, guards: SmallVec::new(), at: 0, cut: (0, 0), head: (0, 0), pdu: (0, 0) }
     }
 
     /// Sums the next bytes; `summed` counts them.
-    pub(crate) fn update(&mut self, mut bytes: &[u8], summed: &mut u64) {
-        *summed += bytes.len() as u64;
+    pub(crate) fn update(&mut self, mut bytes: &[u8], checksummed: &mut u64) {
+        *checksummed += bytes.len() as u64;
         // The shape is put aside, not cloned: a clone is two atomic operations.
-        let Some(shape) = self.shape.take() else {
+        let Some(layout) = self.layout.take() else {
             self.pdu = (append(self.pdu.0, self.pdu.1, bytes), self.pdu.1 + bytes.len());
             return;
         };
         while !bytes.is_empty() {
-            let end = if self.at < shape.data_bytes() { shape.data_bytes() } else { shape.stride_bytes() };
+            let end = if self.at < layout.data_bytes() { layout.data_bytes() } else { layout.stride_bytes() };
             let (now, later) = bytes.split_at(bytes.len().min(end - self.at));
             self.cut = (append(self.cut.0, self.cut.1, now), self.cut.1 + now.len());
             self.at += now.len();
             if self.at == end {
-                self.close_cut(&shape);
+                self.close_cut(&layout);
             }
             bytes = later;
         }
-        self.shape = Some(shape);
+        self.layout = Some(layout);
     }
 
     /// Ends the PDU, and gives the CRC-32C of its data.
     pub(crate) fn end_pdu(&mut self) -> u32 {
-        if let Some(shape) = self.shape.take() {
-            self.close_cut(&shape);
-            self.shape = Some(shape);
+        if let Some(layout) = self.layout.take() {
+            self.close_cut(&layout);
+            self.layout = Some(layout);
         }
         std::mem::take(&mut self.pdu).0
     }
 
     /// The guards, if blocks were asked for and the data ended with a block.
     pub(crate) fn finish(self) -> Option<BlockCrcs> {
-        let shape = self.shape.filter(|_| self.at == 0)?;
-        Some(BlockCrcs { layout: shape, guards: self.guards })
+        let layout = self.layout.filter(|_| self.at == 0)?;
+        Some(BlockCrcs { layout, guards: self.guards })
     }
 
-    fn close_cut(&mut self, shape: &BlockLayout) {
+    fn close_cut(&mut self, layout: &BlockLayout) {
         let (crc, len) = std::mem::take(&mut self.cut);
         if len == 0 {
             return;
         }
-        self.pdu = (join(shape, self.pdu, crc, len), self.pdu.1 + len);
-        if self.at <= shape.data_bytes() {
-            self.head = (join(shape, self.head, crc, len), self.head.1 + len);
-            if self.at == shape.data_bytes() {
+        self.pdu = (join(layout, self.pdu, crc, len), self.pdu.1 + len);
+        if self.at <= layout.data_bytes() {
+            self.head = (join(layout, self.head, crc, len), self.head.1 + len);
+            if self.at == layout.data_bytes() {
                 self.guards.push(std::mem::take(&mut self.head).0);
             }
         }
-        if self.at == shape.stride_bytes() {
+        if self.at == layout.stride_bytes() {
             self.at = 0;
         }
     }
 }
 
 /// Joins, but for nothing before, which needs no join.
-fn join(shape: &BlockLayout, before: (u32, usize), crc: u32, len: usize) -> u32 {
-    if before.1 == 0 { crc } else { shape.join(before.0, crc, len) }
+fn join(layout: &BlockLayout, before: (u32, usize), crc: u32, len: usize) -> u32 {
+    if before.1 == 0 { crc } else { layout.join(before.0, crc, len) }
 }
 
 /// The CRC-32C of bytes `from..to` of data whose sums are known, `read` giving the pieces of a range that must be
 /// summed after all: metadata, and blocks of which only a part is wanted.
 pub(crate) fn digest_of(
-    sums: &BlockCrcs,
+    crcs: &BlockCrcs,
     (from, to): (usize, usize),
     mut read: impl FnMut(usize, usize, &mut dyn FnMut(&[u8])),
-    summed: &mut u64,
+    checksummed: &mut u64,
 ) -> u32 {
-    let (shape, mut at, mut crc) = (&sums.layout, from, (0, 0));
+    let (layout, mut at, mut crc) = (&crcs.layout, from, (0, 0));
     while at < to {
-        let (block, within) = (at / shape.stride_bytes(), at % shape.stride_bytes());
-        let edge = if within < shape.data_bytes() { shape.data_bytes() } else { shape.stride_bytes() };
+        let (block, within) = (at / layout.stride_bytes(), at % layout.stride_bytes());
+        let edge = if within < layout.data_bytes() { layout.data_bytes() } else { layout.stride_bytes() };
         let len = (edge - within).min(to - at);
-        let known = sums.guards.get(block).filter(|_| within == 0 && len == shape.data_bytes());
+        let known = crcs.guards.get(block).filter(|_| within == 0 && len == layout.data_bytes());
         let part = known.copied().unwrap_or_else(|| {
             let mut part = (0, 0);
             read(at, at + len, &mut |bytes| part = (append(part.0, part.1, bytes), part.1 + bytes.len()));
-            *summed += part.1 as u64;
+            *checksummed += part.1 as u64;
             part.0
         });
-        crc = (join(shape, crc, part, len), crc.1 + len);
+        crc = (join(layout, crc, part, len), crc.1 + len);
         at += len;
     }
     crc.0
@@ -213,24 +213,24 @@ mod tests {
             blocks in 1_usize..5, metadata_bytes in prop::sample::select(vec![0_usize, 8, 16, 512]),
             chunks in prop::collection::vec((1_usize..1500, any::<bool>()), 1..30),
         ) {
-            let shape = BlockLayout::new(512, metadata_bytes).unwrap();
-            let data: Vec<u8> = (0..blocks * shape.stride_bytes()).map(|i| (i * 7 + i / 251) as u8).collect();
-            let (mut summer, mut summed) = (CrcAccumulator::new(Some(shape.clone())), 0);
+            let layout = BlockLayout::new(512, metadata_bytes).unwrap();
+            let data: Vec<u8> = (0..blocks * layout.stride_bytes()).map(|i| (i * 7 + i / 251) as u8).collect();
+            let (mut accumulator, mut checksummed) = (CrcAccumulator::new(Some(layout.clone())), 0);
             let (mut at, mut pdu_from) = (0, 0);
             for (len, ends) in chunks {
                 let next = data.len().min(at + len);
-                summer.update(&data[at..next], &mut summed);
+                accumulator.update(&data[at..next], &mut checksummed);
                 at = next;
                 if ends {
-                    prop_assert_eq!(summer.end_pdu(), guard::crc32c(&data[pdu_from..at]));
+                    prop_assert_eq!(accumulator.end_pdu(), guard::crc32c(&data[pdu_from..at]));
                     pdu_from = at;
                 }
             }
-            summer.update(&data[at..], &mut summed);
-            prop_assert_eq!(summer.end_pdu(), guard::crc32c(&data[pdu_from..]));
-            prop_assert_eq!(summed, data.len() as u64);
-            let guards: Vec<u32> = data.chunks(shape.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
-            prop_assert_eq!(summer.finish().unwrap().guards.to_vec(), guards);
+            accumulator.update(&data[at..], &mut checksummed);
+            prop_assert_eq!(accumulator.end_pdu(), guard::crc32c(&data[pdu_from..]));
+            prop_assert_eq!(checksummed, data.len() as u64);
+            let guards: Vec<u32> = data.chunks(layout.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
+            prop_assert_eq!(accumulator.finish().unwrap().guards.to_vec(), guards);
         }
 
         /// Known sums give the digest of any range; only metadata and cut blocks are read.
@@ -239,26 +239,26 @@ mod tests {
             metadata_bytes in prop::sample::select(vec![0_usize, 8, 16]),
             cut in any::<(prop::sample::Index, prop::sample::Index)>(),
         ) {
-            let shape = BlockLayout::new(512, metadata_bytes).unwrap();
-            let data: Vec<u8> = (0..4 * shape.stride_bytes()).map(|i| (i * 11) as u8).collect();
-            let guards = data.chunks(shape.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
-            let sums = BlockCrcs { layout: shape.clone(), guards };
+            let layout = BlockLayout::new(512, metadata_bytes).unwrap();
+            let data: Vec<u8> = (0..4 * layout.stride_bytes()).map(|i| (i * 11) as u8).collect();
+            let guards = data.chunks(layout.stride_bytes()).map(|b| guard::crc32c(&b[..512])).collect();
+            let crcs = BlockCrcs { layout: layout.clone(), guards };
             let (a, b) = (cut.0.index(data.len() + 1), cut.1.index(data.len() + 1));
             let range = (a.min(b), a.max(b));
-            let mut summed = 0;
-            let crc = digest_of(&sums, range, |from, to, sum| sum(&data[from..to]), &mut summed);
+            let mut checksummed = 0;
+            let crc = digest_of(&crcs, range, |from, to, sum| sum(&data[from..to]), &mut checksummed);
             prop_assert_eq!(crc, guard::crc32c(&data[range.0..range.1]));
             let mut all = 0;
-            digest_of(&sums, (0, data.len()), |from, to, sum| sum(&data[from..to]), &mut all);
+            digest_of(&crcs, (0, data.len()), |from, to, sum| sum(&data[from..to]), &mut all);
             prop_assert_eq!(all, 4 * metadata_bytes as u64);
         }
     }
 
     #[test]
     fn data_that_ends_within_a_block_has_no_guards() {
-        let mut summer = CrcAccumulator::new(BlockLayout::new(512, 0));
-        summer.update(&[1; 700], &mut 0);
-        summer.end_pdu();
-        assert!(summer.finish().is_none());
+        let mut accumulator = CrcAccumulator::new(BlockLayout::new(512, 0));
+        accumulator.update(&[1; 700], &mut 0);
+        accumulator.end_pdu();
+        assert!(accumulator.finish().is_none());
     }
 }

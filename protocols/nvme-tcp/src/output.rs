@@ -59,10 +59,10 @@ impl<'a> Gather<'a> {
         out: &'a mut Vec<Slice>,
         (pool, headers): (&'a Pool, &'a mut Headers),
         limit: TransmitLimit,
-        summed: &'a mut u64,
+        checksummed: &'a mut u64,
     ) -> Gather<'a> {
         let before = out.len();
-        Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, checksummed: summed }
+        Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, checksummed }
     }
 
     /// Whether one more PDU may be added. If so, there is memory for its headers.
@@ -154,8 +154,8 @@ impl Payload {
     ///
     /// The sums must be right, or the peer sees a wrong data digest; so a caller that verified the guards has, with the
     /// digest, vouched for the same bytes from end to end.
-    pub fn with_crcs(mut self, sums: BlockCrcs) -> Payload {
-        self.crcs = Some(sums).filter(|sums| sums.len_bytes() == self.len_bytes);
+    pub fn with_crcs(mut self, crcs: BlockCrcs) -> Payload {
+        self.crcs = Some(crcs).filter(|crcs| crcs.len_bytes() == self.len_bytes);
         self
     }
 
@@ -181,21 +181,26 @@ impl Payload {
         if left_bytes <= max_bytes {
             return left_bytes;
         }
-        let Some(sums) = &self.crcs else { return max_bytes };
-        let stride = sums.layout.stride_bytes();
+        let Some(crcs) = &self.crcs else { return max_bytes };
+        let stride = crcs.layout.stride_bytes();
         let end = (from + max_bytes) / stride * stride;
         // The wire wants dwords, and a stride need not be one.
         if end > from && (end - from).is_multiple_of(4) { end - from } else { max_bytes }
     }
 
     /// The CRC-32C of bytes `from..to`; `summed` counts those that had to be read for it.
-    pub(crate) fn digest(&self, from: usize, to: usize, summed: &mut u64) -> u32 {
-        if let Some(sums) = &self.crcs {
-            return digest_of(sums, (from, to), |from, to, sum| self.each(from, to, |s, a, b| sum(&s[a..b])), summed);
+    pub(crate) fn digest(&self, from: usize, to: usize, checksummed: &mut u64) -> u32 {
+        if let Some(crcs) = &self.crcs {
+            return digest_of(
+                crcs,
+                (from, to),
+                |from, to, sum| self.each(from, to, |s, a, b| sum(&s[a..b])),
+                checksummed,
+            );
         }
         let mut crc = (0, 0);
         self.each(from, to, |slice, a, b| crc = (append(crc.0, crc.1, &slice[a..b]), crc.1 + b - a));
-        *summed += crc.1 as u64;
+        *checksummed += crc.1 as u64;
         crc.0
     }
 
@@ -241,28 +246,28 @@ mod tests {
         let mut seen = Vec::new();
         payload.each(2, 7, |slice, a, b| seen.extend_from_slice(&slice[a..b]));
         assert_eq!(seen, b"cdefg");
-        let mut summed = 0;
-        assert_eq!(payload.digest(2, 7, &mut summed), guard::crc32c(b"cdefg"));
-        assert_eq!(summed, 5);
+        let mut checksummed = 0;
+        assert_eq!(payload.digest(2, 7, &mut checksummed), guard::crc32c(b"cdefg"));
+        assert_eq!(checksummed, 5);
     }
 
     #[test]
     fn sums_of_another_length_are_not_believed() {
-        let shape = BlockLayout::new(512, 0).unwrap();
-        let sums = |n| BlockCrcs { layout: shape.clone(), guards: std::iter::repeat_n(0, n).collect() };
+        let layout = BlockLayout::new(512, 0).unwrap();
+        let crcs = |n| BlockCrcs { layout: layout.clone(), guards: std::iter::repeat_n(0, n).collect() };
         let data = || Payload::from(Slice::copy_from(&[1; 1024]));
-        let mut summed = 0;
-        assert_eq!(data().with_crcs(sums(1)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
-        assert_eq!(summed, 1024);
-        assert_ne!(data().with_crcs(sums(2)).digest(0, 1024, &mut summed), guard::crc32c(&[1; 1024]));
-        assert_eq!(summed, 1024);
+        let mut checksummed = 0;
+        assert_eq!(data().with_crcs(crcs(1)).digest(0, 1024, &mut checksummed), guard::crc32c(&[1; 1024]));
+        assert_eq!(checksummed, 1024);
+        assert_ne!(data().with_crcs(crcs(2)).digest(0, 1024, &mut checksummed), guard::crc32c(&[1; 1024]));
+        assert_eq!(checksummed, 1024);
     }
 
     #[test]
     fn pdus_end_with_blocks_where_they_can() {
-        let shape = BlockLayout::new(512, 8).unwrap();
-        let sums = BlockCrcs { layout: shape, guards: std::iter::repeat_n(0, 4).collect() };
-        let payload = Payload::from(Slice::copy_from(&[0; 2080])).with_crcs(sums);
+        let layout = BlockLayout::new(512, 8).unwrap();
+        let crcs = BlockCrcs { layout, guards: std::iter::repeat_n(0, 4).collect() };
+        let payload = Payload::from(Slice::copy_from(&[0; 2080])).with_crcs(crcs);
         assert_eq!(payload.cut_bytes(0, 2080, 1100), 1040);
         assert_eq!(payload.cut_bytes(520, 1560, 4096), 1560);
         assert_eq!(payload.cut_bytes(0, 2080, 100), 100);

@@ -30,8 +30,8 @@ pub(crate) struct Fill {
 
 impl Fill {
     /// Memory to be filled from its start; summed only when data digests are there to be checked.
-    pub(crate) fn new(buffer: Buffer, data_digest: bool, shape: Option<BlockLayout>) -> Fill {
-        Fill { buffer, filled: 0, crcs: data_digest.then(|| CrcAccumulator::new(shape)), is_damaged: false }
+    pub(crate) fn new(buffer: Buffer, data_digest: bool, layout: Option<BlockLayout>) -> Fill {
+        Fill { buffer, filled: 0, crcs: data_digest.then(|| CrcAccumulator::new(layout)), is_damaged: false }
     }
 
     pub(crate) fn is_damaged(&self) -> bool {
@@ -41,15 +41,15 @@ impl Fill {
     /// The bytes that came, and the sums of their blocks unless some were damaged.
     pub(crate) fn finish(mut self) -> (Buffer, Option<BlockCrcs>) {
         self.buffer.truncate(self.filled);
-        let summer = self.crcs.filter(|_| !self.is_damaged);
-        (self.buffer, summer.and_then(CrcAccumulator::finish))
+        let accumulator = self.crcs.filter(|_| !self.is_damaged);
+        (self.buffer, accumulator.and_then(CrcAccumulator::finish))
     }
 
     /// Notes that `len` more bytes are in place.
     fn advance(&mut self, len: usize, counters: &mut ReceiveCounters) {
         let to = self.filled + len;
-        if let Some(summer) = &mut self.crcs {
-            summer.update(&self.buffer[self.filled..to], &mut counters.payload_bytes_checksummed);
+        if let Some(accumulator) = &mut self.crcs {
+            accumulator.update(&self.buffer[self.filled..to], &mut counters.payload_bytes_checksummed);
         }
         self.filled = to;
         counters.payload_bytes += len as u64;
@@ -63,7 +63,7 @@ impl Fill {
 
     /// Ends a PDU whose data has this digest, or else is damaged.
     fn check(&mut self, digest: u32) {
-        self.is_damaged |= self.crcs.as_mut().is_some_and(|summer| summer.end_pdu() != digest);
+        self.is_damaged |= self.crcs.as_mut().is_some_and(|accumulator| accumulator.end_pdu() != digest);
     }
 }
 

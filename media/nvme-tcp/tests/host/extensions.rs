@@ -111,7 +111,11 @@ fn every_damaged_block_is_named_by_a_digest() {
             let error = digest(&device, extent(0, 2000)).await.unwrap_err();
             let bad_blocks: Vec<_> = error.bad_blocks().unwrap().as_slice().to_vec();
             assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), bad);
-            assert!(bad_blocks.iter().all(|bad_block| bad_block.expected.is_some() && bad_block.expected != bad_block.actual));
+            assert!(
+                bad_blocks
+                    .iter()
+                    .all(|bad_block| bad_block.expected.is_some() && bad_block.expected != bad_block.actual)
+            );
             let between = digest(&device, extent(9, 990)).await.unwrap();
             assert_eq!(between.0, guard::crc64(read(&device, extent(9, 990)).await.unwrap().data()));
             bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Corruption::Data { at: 1, mask: 0x10 })));

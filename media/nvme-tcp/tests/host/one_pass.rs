@@ -247,7 +247,10 @@ fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
             let attempt = Request::Write { extent: place, data: wrong, durability: Durability::Volatile };
             let (refused, cost) = at_target(&served, device.execute(attempt)).await;
             let bad_blocks = refused.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec();
-            assert_eq!(bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(), [start + blocks - 1]);
+            assert_eq!(
+                bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect::<Vec<_>>(),
+                [start + blocks - 1]
+            );
             assert_eq!(cost.guard_bytes_summed, 0);
             assert_eq!(read(&device, place).await.unwrap().data()[..], sealed(&device, place, 6).data()[..]);
         }

@@ -152,8 +152,8 @@ impl Pair<'_> {
             1 => (WRITE, HostData::Write(Payload::from(Slice::copy_from(&pattern(number, 0, dwords * 4))))),
             2 => (WRITE, HostData::Write(Payload::from(Slice::copy_from(&pattern(number, 0, 2048))))),
             _ => {
-                let shape = if bit(choice, 2) { BlockLayout::new(512, 8) } else { None };
-                (READ, HostData::Read { buffer: Buffer::zeroed(dwords * 4), layout: shape })
+                let layout = if bit(choice, 2) { BlockLayout::new(512, 8) } else { None };
+                (READ, HostData::Read { buffer: Buffer::zeroed(dwords * 4), layout })
             }
         };
         let mut command = Command::new(opcode, 1);
@@ -272,8 +272,8 @@ impl Pair<'_> {
             return;
         }
         if held.left_bytes > 0 && held.command.opcode == WRITE && !bit(choice, 7) {
-            let shape = if bit(choice, 0) { BlockLayout::new(512, 0) } else { None };
-            held.fetching = self.target.fetch_data(held.token, Buffer::zeroed(held.left_bytes), shape).is_ok();
+            let layout = if bit(choice, 0) { BlockLayout::new(512, 0) } else { None };
+            held.fetching = self.target.fetch_data(held.token, Buffer::zeroed(held.left_bytes), layout).is_ok();
             return;
         }
         if held.left_bytes > 0 && held.command.opcode == READ && !bit(choice, 7) {

@@ -199,8 +199,8 @@ impl Host {
 
     /// Whether one more command may be submitted now.
     pub fn can_submit(&self) -> bool {
-        let most = usize::from(self.state.config.max_commands.get());
-        self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < most
+        let max = usize::from(self.state.config.max_commands.get());
+        self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < max
     }
 }
 
@@ -216,8 +216,8 @@ impl HostState {
         command.flags = command.flags & 0x3F | 0x40;
         let token = self.commands.insert(CommandState { command, is_sent: false, data }).ok_or(SubmitError::Full)?;
         let cid = self.commands.tag(token);
-        if let Some(slot) = self.commands.get_mut(token) {
-            slot.command = slot.command.with_cid(cid);
+        if let Some(entry) = self.commands.get_mut(token) {
+            entry.command = entry.command.with_cid(cid);
         }
         self.long_transfers += usize::from(is_long);
         self.output.push_back(Output::Capsule(token));
@@ -240,11 +240,11 @@ impl HostState {
                     (DataPointer::Transport { length_bytes }, TransferData::Write(write))
                 }
             }
-            HostData::Read { buffer, layout: shape } => {
+            HostData::Read { buffer, layout } => {
                 let length_bytes = length(buffer.len())?;
                 let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
                 let read = ReadTransfer {
-                    fill: Some(Fill::new(buffer, self.incoming.data_digest, shape)),
+                    fill: Some(Fill::new(buffer, self.incoming.data_digest, layout)),
                     len_bytes: length_bytes,
                     received: 0,
                     is_last: false,
@@ -262,8 +262,8 @@ impl HostState {
         let pdu = CapsuleResp::ref_from_bytes(header).expect("the header of a response has its length");
         let unknown = Violation::field(CapsuleResp::CID_AT, clause::CAPSULE_RESP, "no command in flight has this CID");
         let token = self.commands.by_tag(pdu.completion.cid.get()).ok_or(unknown)?;
-        let slot = self.commands.get_mut(token).ok_or(unknown)?;
-        if !slot.is_sent {
+        let entry = self.commands.get_mut(token).ok_or(unknown)?;
+        if !entry.is_sent {
             return Err(Violation::sequence(clause::CAPSULE_RESP, "a response to a command that was not sent yet"));
         }
         self.complete(token, pdu.completion);
@@ -272,15 +272,15 @@ impl HostState {
 
     /// Ends a command. Data that it was asked for and has not sent yet is not sent any more.
     pub(super) fn complete(&mut self, token: u32, mut completion: Completion) {
-        let Some(slot) = self.commands.remove(token) else { return };
-        let cid = slot.command.cid.get();
-        let data = match slot.data {
+        let Some(entry) = self.commands.remove(token) else { return };
+        let cid = entry.command.cid.get();
+        let data = match entry.data {
             TransferData::Read(read) => {
                 self.long_transfers -= usize::from(read.is_long);
                 read.fill.map(|fill| {
                     let damaged = fill.is_damaged();
-                    let (buffer, sums) = fill.finish();
-                    ReadData { buffer, crcs: sums, is_damaged: damaged }
+                    let (buffer, crcs) = fill.finish();
+                    ReadData { buffer, crcs, is_damaged: damaged }
                 })
             }
             _ => None,

@@ -16,11 +16,11 @@ impl HostState {
         pdu.check()?;
         let unknown = Violation::field(CCCID_AT, clause::R2T, "no command in flight has this CCCID");
         let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
-        let slot = self.commands.get_mut(token).ok_or(unknown)?;
-        let TransferData::Write(write) = &mut slot.data else {
+        let entry = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Write(write) = &mut entry.data else {
             return Err(Violation::sequence(clause::H2C, "an R2T for a command without data to transfer"));
         };
-        if !slot.is_sent {
+        if !entry.is_sent {
             return Err(Violation::sequence(clause::H2C, "an R2T for a command that was not sent yet"));
         }
         let (offset, len) = (pdu.r2to.get(), pdu.r2tl.get());
@@ -49,11 +49,11 @@ impl HostState {
         pdu.check(frame)?;
         let unknown = Violation::field(CCCID_AT, clause::C2H, "no command in flight has this CCCID");
         let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
-        let slot = self.commands.get_mut(token).ok_or(unknown)?;
-        let TransferData::Read(read) = &mut slot.data else {
+        let entry = self.commands.get_mut(token).ok_or(unknown)?;
+        let TransferData::Read(read) = &mut entry.data else {
             return Err(Violation::sequence(clause::C2H, "data for a command that reads none"));
         };
-        if !slot.is_sent {
+        if !entry.is_sent {
             return Err(Violation::sequence(clause::C2H, "data for a command that was not sent yet"));
         }
         if read.is_last {
@@ -75,11 +75,11 @@ impl HostState {
 
     /// The data of a PDU is there.
     pub(super) fn read_data(&mut self, sink: Sink) {
-        let Some(slot) = self.commands.get_mut(sink.token) else { return };
-        let TransferData::Read(read) = &mut slot.data else { return };
+        let Some(entry) = self.commands.get_mut(sink.token) else { return };
+        let TransferData::Read(read) = &mut entry.data else { return };
         read.fill = sink.fill;
         if read.is_success {
-            let cid = slot.command.cid.get();
+            let cid = entry.command.cid.get();
             self.complete(sink.token, Completion::new(cid, Status::SUCCESS, 0));
         }
     }
@@ -90,10 +90,10 @@ impl HostState {
         if self.output.is_empty() {
             return 0;
         }
-        let mut summed = 0;
+        let mut checksummed = 0;
         let pool = self.config.pool.clone();
         let mut headers = std::mem::take(&mut self.headers);
-        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut summed);
+        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut checksummed);
         while gather.has_room() {
             match self.output.pop_front() {
                 None => break,
@@ -105,37 +105,37 @@ impl HostState {
         }
         let bytes = gather.finish();
         self.headers = headers;
-        self.counters.payload_bytes_sent_checksummed += summed;
+        self.counters.payload_bytes_sent_checksummed += checksummed;
         bytes
     }
 
     fn put_capsule(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(slot) = self.commands.get_mut(token) else { return };
-        slot.is_sent = true;
+        let Some(entry) = self.commands.get_mut(token) else { return };
+        entry.is_sent = true;
         let rules = &self.outgoing;
-        if let TransferData::InCapsule(payload) = &mut slot.data {
+        if let TransferData::InCapsule(payload) = &mut entry.data {
             let len = payload.len_bytes();
-            let header = CapsuleCmd::new(rules, slot.command, len as u32);
+            let header = CapsuleCmd::new(rules, entry.command, len as u32);
             gather.with_data(rules, PduType::CapsuleCmd, &header, (payload, 0, len));
             self.counters.payload_bytes_sent += len as u64;
         } else {
-            gather.header(rules, PduType::CapsuleCmd, &CapsuleCmd::new(rules, slot.command, 0));
+            gather.header(rules, PduType::CapsuleCmd, &CapsuleCmd::new(rules, entry.command, 0));
         }
     }
 
     /// The next H2CData of a command. What is left waits behind the other commands' output. Nothing, if the command
     /// has been completed in the meantime.
     fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(slot) = self.commands.get_mut(token) else { return };
-        let TransferData::Write(write) = &mut slot.data else { return };
-        let Some(asked) = write.r2t_ranges.first_mut() else { return };
-        let (from, left) = (asked.from as usize, (asked.to - asked.from) as usize);
+        let Some(entry) = self.commands.get_mut(token) else { return };
+        let TransferData::Write(write) = &mut entry.data else { return };
+        let Some(range) = write.r2t_ranges.first_mut() else { return };
+        let (from, left) = (range.from as usize, (range.to - range.from) as usize);
         let len = write.payload.cut_bytes(from, left, self.config.max_h2c_data_bytes as usize);
         let is_last = len == left;
-        let cid = slot.command.cid.get();
-        let header = H2CData::new(&self.outgoing, is_last, cid, asked.ttag, asked.from, len as u32);
+        let cid = entry.command.cid.get();
+        let header = H2CData::new(&self.outgoing, is_last, cid, range.ttag, range.from, len as u32);
         gather.with_data(&self.outgoing, PduType::H2CData, &header, (&mut write.payload, from, from + len));
-        asked.from += len as u32;
+        range.from += len as u32;
         if is_last {
             write.r2t_ranges.remove(0);
         }

@@ -144,7 +144,7 @@ impl TargetState {
 
     /// Forgets a command whose response is on its way.
     pub(super) fn release(&mut self, token: u32) {
-        let freed = self.commands.release(token, |slot| (slot.cid, slot.held_bytes, slot.len_bytes));
+        let freed = self.commands.release(token, |entry| (entry.cid, entry.held_bytes, entry.len_bytes));
         if let Some((cid, held_bytes, len_bytes)) = freed {
             self.cids.remove(cid);
             self.bytes_in_flight -= held_bytes;
@@ -155,8 +155,8 @@ impl TargetState {
 
     /// The transfer of a command that is in [`Stage::Fetching`].
     pub(super) fn transfer(&mut self, token: u32) -> Option<(&mut CommandState, &mut Transfer)> {
-        let slot = self.commands.get_mut(token).filter(|slot| matches!(slot.stage, CommandStage::Fetching))?;
-        Some((slot, self.transfers.get_mut(usize::from(token as u16))?))
+        let entry = self.commands.get_mut(token).filter(|entry| matches!(entry.stage, CommandStage::Fetching))?;
+        Some((entry, self.transfers.get_mut(usize::from(token as u16))?))
     }
 }
 
@@ -186,8 +186,8 @@ impl Side for TargetState {
     }
 
     fn payload(&mut self, sink: Sink) {
-        let Some(slot) = self.commands.get_mut(sink.token) else { return };
-        match slot.stage {
+        let Some(entry) = self.commands.get_mut(sink.token) else { return };
+        match entry.stage {
             CommandStage::Capsule(command) => self.capsule_data(sink, command),
             CommandStage::Fetching => {
                 if let Some((_, transfer)) = self.transfer(sink.token) {
@@ -244,7 +244,7 @@ impl TargetState {
         if self.cids.contains(cid) && !self.forget_unanswered(cid) {
             return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
         }
-        let slot = || CommandState {
+        let entry = || CommandState {
             cid,
             len_bytes: 0,
             held_bytes: 0,
@@ -255,7 +255,7 @@ impl TargetState {
             sent_bytes: 0,
             completion: None,
         };
-        let Some(token) = self.commands.insert_with(slot) else {
+        let Some(token) = self.commands.insert_with(entry) else {
             return Err(Violation::sequence(clause::CAPSULES, "more commands than the queue has entries"));
         };
         self.cids.insert(cid);
@@ -301,20 +301,20 @@ impl TargetState {
 
     /// Tells of the command, now or when its in-capsule data has come.
     fn deliver(&mut self, token: u32, command: Command, data: CommandData, (frame, sink): (&Frame, &mut Sink)) {
-        let slot = self.commands.get_mut(token).expect("the caller has just made the entry");
+        let entry = self.commands.get_mut(token).expect("the caller has just made the entry");
         match data {
             CommandData::InCapsule(Received { buffer, .. }) => {
-                slot.stage = CommandStage::Capsule(command);
-                slot.held_bytes = buffer.len();
+                entry.stage = CommandStage::Capsule(command);
+                entry.held_bytes = buffer.len();
                 self.bytes_in_flight += buffer.len();
                 self.capsule_bytes += buffer.len();
-                let shape =
-                    self.config.layout_of.as_ref().filter(|_| frame.data_digest).and_then(|shape| shape.of(&command));
-                *sink = Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, shape)) };
+                let layout =
+                    self.config.layout_of.as_ref().filter(|_| frame.data_digest).and_then(|layout| layout.of(&command));
+                *sink = Sink { token, fill: Some(Fill::new(buffer, frame.data_digest, layout)) };
             }
             data => {
                 if let CommandData::Transport { len_bytes } = data {
-                    slot.len_bytes = len_bytes;
+                    entry.len_bytes = len_bytes;
                 }
                 self.events.push_back(Event::Command { token: Token(token), command, data });
             }
@@ -323,13 +323,13 @@ impl TargetState {
 
     /// The in-capsule data is there.
     pub(super) fn capsule_data(&mut self, sink: Sink, command: Command) {
-        let (Some(slot), Some(fill)) = (self.commands.get_mut(sink.token), sink.fill) else { return };
-        slot.stage = CommandStage::Received { fetched: true };
+        let (Some(entry), Some(fill)) = (self.commands.get_mut(sink.token), sink.fill) else { return };
+        entry.stage = CommandStage::Received { fetched: true };
         let data = if fill.is_damaged() {
             CommandData::Unusable(DataError::Digest)
         } else {
-            let (buffer, sums) = fill.finish();
-            CommandData::InCapsule(Received { buffer, crcs: sums })
+            let (buffer, crcs) = fill.finish();
+            CommandData::InCapsule(Received { buffer, crcs })
         };
         self.events.push_back(Event::Command { token: Token(sink.token), command, data });
     }

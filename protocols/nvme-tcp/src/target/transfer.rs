@@ -31,8 +31,8 @@ impl TargetState {
         let unknown = Violation::field(TTAG_AT, clause::H2C, "no R2T has this TTAG");
         let token = self.commands.by_tag(pdu.ttag.get()).ok_or(unknown)?;
         let range_bytes = self.config.max_r2t_bytes;
-        let slot = self.commands.get(token).ok_or(unknown)?;
-        if slot.cid != pdu.cccid.get() {
+        let entry = self.commands.get(token).ok_or(unknown)?;
+        if entry.cid != pdu.cccid.get() {
             return Err(Violation::field(CCCID_AT, clause::H2C_DATA, "CCCID is not the command of the TTAG"));
         }
         let Some((_, transfer)) = self.transfer(token) else {
@@ -64,34 +64,34 @@ impl TargetState {
 
     /// Queues as many R2Ts as may be outstanding.
     pub(super) fn queue_r2ts(&mut self, token: u32) {
-        let most = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
+        let max = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
         let range_bytes = self.config.max_r2t_bytes;
-        let Some((slot, transfer)) = self.transfer(token) else { return };
+        let Some((entry, transfer)) = self.transfer(token) else { return };
         // A range that has partly come is still outstanding, so the count starts at the range's start.
         let done = transfer.received / range_bytes;
-        let mut asked = 0;
-        while transfer.queued < slot.len_bytes && transfer.queued.div_ceil(range_bytes) - done < most {
-            transfer.queued = transfer.queued.saturating_add(range_bytes).min(slot.len_bytes);
-            asked += 1;
+        let mut new_r2ts = 0;
+        while transfer.queued < entry.len_bytes && transfer.queued.div_ceil(range_bytes) - done < max {
+            transfer.queued = transfer.queued.saturating_add(range_bytes).min(entry.len_bytes);
+            new_r2ts += 1;
         }
-        self.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(asked));
+        self.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(new_r2ts));
     }
 
     /// The data of a PDU is there.
     pub(super) fn transfer_data(&mut self, token: u32) {
-        let Some((slot, transfer)) = self.transfer(token) else { return };
-        if slot.completion.is_some() {
+        let Some((entry, transfer)) = self.transfer(token) else { return };
+        if entry.completion.is_some() {
             self.drain(token);
-        } else if transfer.received < slot.len_bytes {
+        } else if transfer.received < entry.len_bytes {
             self.queue_r2ts(token);
         } else if let Some(fill) = transfer.fill.take() {
-            slot.stage = CommandStage::Received { fetched: true };
+            entry.stage = CommandStage::Received { fetched: true };
             self.long_transfers -= usize::from(transfer.is_long);
             let data = if fill.is_damaged() {
                 Err(DataError::Digest)
             } else {
-                let (buffer, sums) = fill.finish();
-                Ok(Received { buffer, crcs: sums })
+                let (buffer, crcs) = fill.finish();
+                Ok(Received { buffer, crcs })
             };
             self.events.push_back(Event::DataReady { token: Token(token), data });
         }
@@ -100,9 +100,9 @@ impl TargetState {
     /// Answers a command that was completed while its data was on the way, once all data has come that was asked for:
     /// the host may have sent it before it sees the response, and data for an unknown tag would be a fatal error.
     pub(super) fn drain(&mut self, token: u32) {
-        let Some((slot, transfer)) = self.transfer(token) else { return };
+        let Some((entry, transfer)) = self.transfer(token) else { return };
         if transfer.received == transfer.solicited && transfer.fill.is_some() {
-            slot.stage = CommandStage::Completed;
+            entry.stage = CommandStage::Completed;
             transfer.fill = None;
             self.long_transfers -= usize::from(transfer.is_long);
             self.output.push_back(Output::Response(token));
@@ -121,10 +121,10 @@ impl Target {
         &mut self,
         token: Token,
         buffer: Buffer,
-        shape: Option<BlockLayout>,
+        layout: Option<BlockLayout>,
     ) -> Result<(), (CallError, Buffer)> {
         match self.state.check_fetch(token, &buffer) {
-            Ok(()) => self.state.start_fetch(token, buffer, shape),
+            Ok(()) => self.state.start_fetch(token, buffer, layout),
             Err(error) => return Err((error, buffer)),
         }
         Ok(())
@@ -148,8 +148,9 @@ impl Target {
     /// uses its identifier for another command meanwhile, it has forgotten this one, and so does the connection: SPDK's
     /// hosts do that when they take leave.
     pub fn allow_unanswered(&mut self, token: Token) {
-        if let Some(slot) = self.state.commands.get_mut(token.0) {
-            slot.may_stay_unanswered = matches!(slot.stage, CommandStage::Received { .. }) && slot.completion.is_none();
+        if let Some(entry) = self.state.commands.get_mut(token.0) {
+            entry.may_stay_unanswered =
+                matches!(entry.stage, CommandStage::Received { .. }) && entry.completion.is_none();
         }
     }
 
@@ -165,9 +166,11 @@ impl Target {
 
 impl TargetState {
     fn check_fetch(&mut self, Token(token): Token, buffer: &Buffer) -> Result<(), CallError> {
-        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
-        let room_bytes = slot.len_bytes as usize;
-        if !matches!(slot.stage, CommandStage::Received { fetched: false }) || room_bytes == 0 || slot.queued_bytes > 0
+        let entry = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        let room_bytes = entry.len_bytes as usize;
+        if !matches!(entry.stage, CommandStage::Received { fetched: false })
+            || room_bytes == 0
+            || entry.queued_bytes > 0
         {
             return Err(CallError::WrongState);
         }
@@ -177,35 +180,35 @@ impl TargetState {
         if self.has_room(buffer.len()) { Ok(()) } else { Err(CallError::OverLimit) }
     }
 
-    fn start_fetch(&mut self, Token(token): Token, buffer: Buffer, shape: Option<BlockLayout>) {
+    fn start_fetch(&mut self, Token(token): Token, buffer: Buffer, layout: Option<BlockLayout>) {
         let place = usize::from(token as u16);
         if self.transfers.len() <= place {
             self.transfers.resize_with(place + 1, Transfer::default);
         }
-        let Some(slot) = self.commands.get_mut(token) else { return };
+        let Some(entry) = self.commands.get_mut(token) else { return };
         let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
-        slot.held_bytes = buffer.len();
+        entry.held_bytes = buffer.len();
         self.bytes_in_flight += buffer.len();
         self.long_transfers += usize::from(is_long);
-        let fill = Some(Fill::new(buffer, self.incoming.data_digest, shape));
-        slot.stage = CommandStage::Fetching;
+        let fill = Some(Fill::new(buffer, self.incoming.data_digest, layout));
+        entry.stage = CommandStage::Fetching;
         self.transfers[place] = Transfer { fill, received: 0, solicited: 0, queued: 0, is_long };
         self.queue_r2ts(token);
     }
 
     fn send(&mut self, Token(token): Token, payload: Payload, completion: Option<Completion>) -> Result<(), CallError> {
-        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
-        if !matches!(slot.stage, CommandStage::Received { .. }) {
+        let entry = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if !matches!(entry.stage, CommandStage::Received { .. }) {
             return Err(CallError::WrongState);
         }
-        let (len_bytes, room_bytes) = (payload.len_bytes(), (slot.len_bytes - slot.queued_bytes) as usize);
+        let (len_bytes, room_bytes) = (payload.len_bytes(), (entry.len_bytes - entry.queued_bytes) as usize);
         if len_bytes > room_bytes || !len_bytes.is_multiple_of(4) {
             return Err(CallError::Length { len_bytes, room_bytes });
         }
         if len_bytes > 0 {
-            slot.queued_bytes += len_bytes as u32;
-            slot.sends.push(OutgoingData { payload, sent: 0 });
-            if slot.sends.len() == 1 {
+            entry.queued_bytes += len_bytes as u32;
+            entry.sends.push(OutgoingData { payload, sent: 0 });
+            if entry.sends.len() == 1 {
                 self.output.push_back(Output::Data(token));
             }
         }
@@ -216,19 +219,19 @@ impl TargetState {
     }
 
     fn respond(&mut self, Token(token): Token, mut completion: Completion) -> Result<(), CallError> {
-        let slot = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
-        if slot.completion.is_some() {
+        let entry = self.commands.get_mut(token).ok_or(CallError::UnknownToken)?;
+        if entry.completion.is_some() {
             return Err(CallError::WrongState);
         }
-        completion.cid = U16::new(slot.cid);
-        slot.may_stay_unanswered = false;
-        slot.completion = Some(completion);
-        if let CommandStage::Fetching = slot.stage {
+        completion.cid = U16::new(entry.cid);
+        entry.may_stay_unanswered = false;
+        entry.completion = Some(completion);
+        if let CommandStage::Fetching = entry.stage {
             self.drain(token);
         } else {
-            slot.stage = CommandStage::Completed;
+            entry.stage = CommandStage::Completed;
             // Data that is still to be sent is followed by the response, or makes it needless.
-            if slot.sends.is_empty() {
+            if entry.sends.is_empty() {
                 self.output.push_back(Output::Response(token));
             }
         }
@@ -241,10 +244,10 @@ impl TargetState {
         if self.output.is_empty() {
             return 0;
         }
-        let mut summed = 0;
+        let mut checksummed = 0;
         let pool = self.config.pool.clone();
         let mut headers = std::mem::take(&mut self.headers);
-        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut summed);
+        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut checksummed);
         while gather.has_room() {
             match self.output.pop_front() {
                 None => break,
@@ -257,53 +260,53 @@ impl TargetState {
         }
         let bytes = gather.finish();
         self.headers = headers;
-        self.counters.payload_bytes_sent_checksummed += summed;
+        self.counters.payload_bytes_sent_checksummed += checksummed;
         bytes
     }
 
     /// The R2T for the next range; none any more if the command was answered in the meantime.
     fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
         let tag = self.commands.tag(token);
-        let most_bytes = self.config.max_r2t_bytes;
-        let Some((slot, transfer)) = self.transfer(token) else { return };
-        if slot.completion.is_some() || transfer.solicited >= slot.len_bytes {
+        let max_bytes = self.config.max_r2t_bytes;
+        let Some((entry, transfer)) = self.transfer(token) else { return };
+        if entry.completion.is_some() || transfer.solicited >= entry.len_bytes {
             return;
         }
         let offset = transfer.solicited;
-        let len = most_bytes.min(slot.len_bytes - offset);
+        let len = max_bytes.min(entry.len_bytes - offset);
         transfer.solicited += len;
-        let cid = slot.cid;
+        let cid = entry.cid;
         let request = R2T::new(&self.outgoing, cid, tag, offset, len);
         gather.header(&self.outgoing, PduType::R2T, &request);
     }
 
     /// The next C2HData of a command. What is left waits behind the other commands' output.
     fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(slot) = self.commands.get_mut(token) else { return };
-        let is_only = slot.sends.len() == 1;
-        let Some(send) = slot.sends.first_mut() else { return };
+        let Some(entry) = self.commands.get_mut(token) else { return };
+        let is_only = entry.sends.len() == 1;
+        let Some(send) = entry.sends.first_mut() else { return };
         let left = send.payload.len_bytes() - send.sent;
         let len = send.payload.cut_bytes(send.sent, left, self.config.max_c2h_data_bytes as usize);
         let is_end = len == left && is_only;
-        let is_whole = slot.sent_bytes + len as u32 == slot.len_bytes;
-        let is_last = is_end && (slot.completion.is_some() || is_whole);
+        let is_whole = entry.sent_bytes + len as u32 == entry.len_bytes;
+        let is_last = is_end && (entry.completion.is_some() || is_whole);
         let plain = |c: &sealblock_protocols_nvme::Completion| c.status().is_success() && c.result.get() == 0;
-        let is_success = is_last && self.success_flag && slot.completion.as_ref().is_some_and(plain);
+        let is_success = is_last && self.success_flag && entry.completion.as_ref().is_some_and(plain);
         let more_flags = if is_last { flags::LAST } else { 0 } | if is_success { flags::SUCCESS } else { 0 };
-        let cid = slot.cid;
-        let header = C2HData::new(&self.outgoing, more_flags, cid, slot.sent_bytes, len as u32);
+        let cid = entry.cid;
+        let header = C2HData::new(&self.outgoing, more_flags, cid, entry.sent_bytes, len as u32);
         let range = (&mut send.payload, send.sent, send.sent + len);
         gather.with_data(&self.outgoing, PduType::C2HData, &header, range);
         send.sent += len;
-        slot.sent_bytes += len as u32;
+        entry.sent_bytes += len as u32;
         self.counters.payload_bytes_sent += len as u64;
         match (len == left, is_only) {
             (false, _) => {}
-            (true, true) => slot.sends.clear(),
-            (true, false) => drop(slot.sends.remove(0)),
+            (true, true) => entry.sends.clear(),
+            (true, false) => drop(entry.sends.remove(0)),
         }
-        let is_answered = slot.completion.is_some();
-        match (is_end, is_success, is_answered) {
+        let is_completed = entry.completion.is_some();
+        match (is_end, is_success, is_completed) {
             (false, ..) => self.output.push_back(Output::Data(token)),
             (true, true, _) => self.release(token),
             (true, false, true) => self.output.push_back(Output::Response(token)),
@@ -312,7 +315,7 @@ impl TargetState {
     }
 
     fn put_response(&mut self, token: u32, gather: &mut Gather<'_>) {
-        let Some(completion) = self.commands.get_mut(token).and_then(|slot| slot.completion) else { return };
+        let Some(completion) = self.commands.get_mut(token).and_then(|entry| entry.completion) else { return };
         let response = CapsuleResp::new(&self.outgoing, completion);
         gather.header(&self.outgoing, PduType::CapsuleResp, &response);
         self.release(token);

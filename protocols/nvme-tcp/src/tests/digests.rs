@@ -105,22 +105,22 @@ fn less_data_than_asked_for_shortens_the_buffer() {
     }
 }
 
-fn sums_of(shape: &BlockLayout, data: &[u8]) -> BlockCrcs {
-    let crc = |block: &[u8]| guard::crc32c(&block[..shape.data_bytes()]);
-    BlockCrcs { layout: shape.clone(), guards: data.chunks(shape.stride_bytes()).map(crc).collect() }
+fn crcs_of(layout: &BlockLayout, data: &[u8]) -> BlockCrcs {
+    let crc = |block: &[u8]| guard::crc32c(&block[..layout.data_bytes()]);
+    BlockCrcs { layout: layout.clone(), guards: data.chunks(layout.stride_bytes()).map(crc).collect() }
 }
 
 /// A pair with all digests and with sums both ways, whose PDUs cut the blocks.
-fn pair_with_sums(shape: &BlockLayout) -> Pair {
+fn pair_with_crcs(layout: &BlockLayout) -> Pair {
     let mut host = HostConfig::new(pool());
     (host.header_digest, host.data_digest) = (true, true);
     let mut target = TargetConfig::new(pool());
     target.max_h2c_data_bytes = 20_000;
     target.max_c2h_data_bytes = 30_000;
-    let of = shape.clone();
+    let of = layout.clone();
     target.layout_of = Some(crate::config::LayoutOf::new(move |_| Some(of.clone())));
     let mut pair = Pair::new(host, target, &[1 << 20]);
-    (pair.shape, pair.send_sums) = (Some(shape.clone()), true);
+    (pair.layout, pair.send_crcs) = (Some(layout.clone()), true);
     pair
 }
 
@@ -129,13 +129,13 @@ fn pair_with_sums(shape: &BlockLayout) -> Pair {
 #[test]
 fn each_byte_is_summed_once_at_each_end() {
     for metadata_bytes in [0_usize, 16] {
-        let shape = BlockLayout::new(4096, metadata_bytes).unwrap();
-        let mut pair = pair_with_sums(&shape);
-        let data: Vec<u8> = (0..32 * shape.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
-        let payload = Payload::from(Slice::copy_from(&data)).with_crcs(sums_of(&shape, &data));
+        let layout = BlockLayout::new(4096, metadata_bytes).unwrap();
+        let mut pair = pair_with_crcs(&layout);
+        let data: Vec<u8> = (0..32 * layout.stride_bytes()).map(|i| (i * 13 + i / 4096) as u8).collect();
+        let payload = Payload::from(Slice::copy_from(&data)).with_crcs(crcs_of(&layout, &data));
         pair.host.submit(Command::new(WRITE, 1), HostData::Write(payload)).unwrap();
-        let small = Payload::from(Slice::copy_from(&data[..shape.stride_bytes()]));
-        let small = small.with_crcs(sums_of(&shape, &data[..shape.stride_bytes()]));
+        let small = Payload::from(Slice::copy_from(&data[..layout.stride_bytes()]));
+        let small = small.with_crcs(crcs_of(&layout, &data[..layout.stride_bytes()]));
         pair.host.submit(Command::new(WRITE, 1), HostData::Write(small)).unwrap();
         pair.run();
         assert!(pair.disk[..data.len()] == data[..]);
@@ -145,14 +145,14 @@ fn each_byte_is_summed_once_at_each_end() {
         assert_eq!(received.payload_bytes, sent.payload_bytes_sent);
         assert_eq!(received.payload_bytes_checksummed, received.payload_bytes);
 
-        let read = HostData::Read { buffer: Buffer::zeroed(data.len()), layout: Some(shape.clone()) };
+        let read = HostData::Read { buffer: Buffer::zeroed(data.len()), layout: Some(layout.clone()) };
         pair.completed.clear();
         pair.host.submit(Command::new(READ, 1), read).unwrap();
         pair.run();
         match pair.completed.pop() {
             Some(host::Event::Completed { data: Some(read), .. }) => {
                 assert!(!read.is_damaged && read.buffer[..] == data[..]);
-                assert_eq!(read.crcs.unwrap().guards, sums_of(&shape, &data).guards);
+                assert_eq!(read.crcs.unwrap().guards, crcs_of(&layout, &data).guards);
             }
             other => panic!("{other:?}"),
         }
@@ -167,15 +167,15 @@ fn each_byte_is_summed_once_at_each_end() {
 
 #[test]
 fn wrong_sums_are_seen_as_a_wrong_digest() {
-    let shape = BlockLayout::new(4096, 0).unwrap();
+    let layout = BlockLayout::new(4096, 0).unwrap();
     let mut host = HostConfig::new(pool());
     host.data_digest = true;
     let mut pair = Pair::new(host, TargetConfig::new(pool()), &[1 << 20]);
     let data = vec![8; 16384];
-    let mut sums = sums_of(&shape, &data);
-    sums.guards[2] ^= 1;
+    let mut crcs = crcs_of(&layout, &data);
+    crcs.guards[2] ^= 1;
     pair.host
-        .submit(Command::new(WRITE, 1), HostData::Write(Payload::from(Slice::copy_from(&data)).with_crcs(sums)))
+        .submit(Command::new(WRITE, 1), HostData::Write(Payload::from(Slice::copy_from(&data)).with_crcs(crcs)))
         .unwrap();
     pair.run();
     match pair.completed.pop() {

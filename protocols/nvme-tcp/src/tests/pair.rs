@@ -43,9 +43,9 @@ pub(super) struct Pair {
     to_host: Pipe,
     pub(super) disk: Vec<u8>,
     /// How the export sees the data.
-    pub(super) shape: Option<BlockLayout>,
+    pub(super) layout: Option<BlockLayout>,
     /// Whether reads go out with the sums of their blocks.
-    pub(super) send_sums: bool,
+    pub(super) send_crcs: bool,
     /// Commands answered only now and then, in an order that is not theirs.
     waiting: Vec<(Token, Answer)>,
     /// Writes whose data is on the way.
@@ -71,8 +71,8 @@ impl Pair {
             to_target: pipe(),
             to_host: pipe(),
             disk: vec![0; 1 << 20],
-            shape: None,
-            send_sums: false,
+            layout: None,
+            send_crcs: false,
             waiting: Vec::new(),
             writes: Vec::new(),
             turns: 0,
@@ -144,7 +144,7 @@ impl Pair {
                 }
                 CommandData::Transport { len_bytes } => {
                     let buffer = Buffer::zeroed(len_bytes as usize);
-                    self.target.fetch_data(token, buffer, self.shape.clone()).unwrap();
+                    self.target.fetch_data(token, buffer, self.layout.clone()).unwrap();
                     self.writes.push((token, command));
                 }
             },
@@ -162,11 +162,11 @@ impl Pair {
     fn store(&mut self, token: Token, command: &Command, received: target::Received) {
         let at = command.cdw10_11() as usize;
         self.disk[at..at + received.buffer.len()].copy_from_slice(&received.buffer);
-        if let Some(sums) = received.crcs {
+        if let Some(crcs) = received.crcs {
             self.sums_seen += 1;
-            let stride = sums.layout.stride_bytes();
-            for (block, &guard) in received.buffer.chunks(stride).zip(&sums.guards) {
-                assert_eq!(guard, sealblock_integrity::guard::crc32c(&block[..sums.layout.data_bytes()]));
+            let stride = crcs.layout.stride_bytes();
+            for (block, &guard) in received.buffer.chunks(stride).zip(&crcs.guards) {
+                assert_eq!(guard, sealblock_integrity::guard::crc32c(&block[..crcs.layout.data_bytes()]));
             }
         }
         self.waiting.push((token, Answer::Response(Status::SUCCESS)));
@@ -184,12 +184,12 @@ impl Pair {
             Answer::Read { at, len } => {
                 let data = Slice::copy_from(&self.disk[at..at + len]);
                 let mut payload = Payload::new([data.slice(..len / 2), data.slice(len / 2..)]);
-                if let Some(shape) = self.shape.clone().filter(|_| self.send_sums) {
-                    let crc = |block: &[u8]| sealblock_integrity::guard::crc32c(&block[..shape.data_bytes()]);
-                    let whole = len.is_multiple_of(shape.stride_bytes());
+                if let Some(layout) = self.layout.clone().filter(|_| self.send_crcs) {
+                    let crc = |block: &[u8]| sealblock_integrity::guard::crc32c(&block[..layout.data_bytes()]);
+                    let whole = len.is_multiple_of(layout.stride_bytes());
                     let guards =
-                        if whole { data.chunks(shape.stride_bytes()).map(crc).collect() } else { Default::default() };
-                    payload = payload.with_crcs(crate::BlockCrcs { layout: shape, guards });
+                        if whole { data.chunks(layout.stride_bytes()).map(crc).collect() } else { Default::default() };
+                    payload = payload.with_crcs(crate::BlockCrcs { layout, guards });
                 }
                 self.target.send_data(token, payload, Some(Completion::new(0, Status::SUCCESS, 0))).unwrap();
             }

@@ -62,7 +62,7 @@ fn read_back(pair: &mut Pair, written: Vec<(Cid, usize, Vec<u8>)>) -> Result<(),
         prop_assert_eq!(completion_of(pair, cid), (0, None));
         prop_assert!(pair.disk[at..at + data.len()] == data[..]);
         let buffer = Buffer::zeroed(data.len());
-        let read = HostData::Read { buffer, layout: pair.shape.clone() };
+        let read = HostData::Read { buffer, layout: pair.layout.clone() };
         reads.push((pair.host.submit(command(READ, at), read).unwrap(), data));
     }
     pair.run();
@@ -80,12 +80,12 @@ fn counts_agree(pair: &Pair) -> Result<(), TestCaseError> {
     prop_assert_eq!(host.payload_bytes_sent, target.received.payload_bytes);
     prop_assert_eq!(target.payload_bytes_sent, host.received.payload_bytes);
     let digests = pair.host.negotiated().unwrap().data_digest;
-    for (all, summed) in [
+    for (all, checksummed) in [
         (host.payload_bytes_sent, host.payload_bytes_sent_checksummed),
         (host.received.payload_bytes, host.received.payload_bytes_checksummed),
         (target.received.payload_bytes, target.received.payload_bytes_checksummed),
     ] {
-        prop_assert_eq!(summed, if digests { all } else { 0 });
+        prop_assert_eq!(checksummed, if digests { all } else { 0 });
     }
     let most = if digests { target.payload_bytes_sent } else { 0 };
     prop_assert!(target.payload_bytes_sent_checksummed <= most);
@@ -102,12 +102,12 @@ proptest! {
         (host, target) in configs(),
         pieces in prop::collection::vec(prop_oneof![1_usize..100, 1000_usize..200_000], 1..6),
         sizes in prop::collection::vec(1_usize..12_000, 1..12),
-        (reorder, success_flag, send_sums, shaped) in any::<(bool, bool, bool, bool)>(),
+        (reorder, success_flag, send_crcs, shaped) in any::<(bool, bool, bool, bool)>(),
         limit_bytes in 1_usize..100_000,
     ) {
         let mut pair = Pair::new(host, target, &pieces);
-        (pair.reorder, pair.send_sums) = (reorder, send_sums);
-        pair.shape = BlockLayout::new(512, 0).filter(|_| shaped);
+        (pair.reorder, pair.send_crcs) = (reorder, send_crcs);
+        pair.layout = BlockLayout::new(512, 0).filter(|_| shaped);
         pair.limit = TransmitLimit { bytes: limit_bytes, slices: 64 };
         pair.target.set_success_flag(success_flag);
         let (mut at, mut written) = (0, Vec::new());

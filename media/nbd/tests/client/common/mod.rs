@@ -136,5 +136,8 @@ pub async fn flush(device: &impl Device) -> Result<Response, Error> {
 
 /// The blocks that an error names.
 pub fn bad(error: &Error) -> Vec<u64> {
-    error.bad_blocks().map(|bad_blocks| bad_blocks.as_slice().iter().map(|bad_block| bad_block.lba.get()).collect()).unwrap_or_default()
+    error
+        .bad_blocks()
+        .map(|bad_blocks| bad_blocks.as_slice().iter().map(|bad_block| bad_block.lba.get()).collect())
+        .unwrap_or_default()
 }
