@@ -16,7 +16,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// One way to an address.
+/// One address that a name resolves to.
 pub(crate) enum ResolvedAddress {
     Tcp(SocketAddr),
     Unix(PathBuf),
@@ -28,7 +28,7 @@ impl Address {
         Address::Tcp(Host::new(host, port))
     }
 
-    /// The ways to it, in the order in which they are to be tried; at least one.
+    /// Resolves the name; connect to the results in this order. Returns at least one.
     pub(crate) async fn resolve(&self) -> io::Result<Vec<ResolvedAddress>> {
         Ok(match self {
             Address::Tcp(host) => host.resolve().await?.into_iter().map(ResolvedAddress::Tcp).collect(),
@@ -36,7 +36,7 @@ impl Address {
         })
     }
 
-    /// What is looked up of it.
+    /// The host name or path, for error messages.
     pub(crate) fn host(&self) -> String {
         match self {
             Address::Tcp(host) => host.bare_host().to_owned(),

@@ -1,8 +1,8 @@
-//! Which blocks are damaged, once a read of many has failed.
+//! Finds the bad blocks of a Read that failed.
 //!
-//! A server may name an offset with its error. That block is bad; what lies before and behind it is read again by itself, so
-//! that one bad block never hides another. Where no offset is named, a failing run is halved. Each step makes runs shorter,
-//! so a read of n blocks costs less than 2n further ones, whatever the server says.
+//! A server may name an offset with its error. That block is bad; the blocks before and after it are read again, so that
+//! one bad block never hides another. Without an offset, a failing run is halved. Every step makes runs shorter, so a read
+//! of n blocks costs fewer than 2n further reads, whatever the server replies.
 
 use sealblock_block::{BadBlock, Error, RequestKind};
 use sealblock_protocols_nbd::client::ServerError;
@@ -11,10 +11,10 @@ use sealblock_units::{Extent, Lba};
 use crate::io::Io;
 use crate::status::{failure, is_about_blocks};
 
-/// The damaged blocks of a run whose read has failed with EIO; none if all of them could be read one by one.
+/// The bad blocks of an extent whose Read failed with EIO; none if every block alone is readable.
 ///
 /// # Errors
-/// Failures that are not about blocks.
+/// Errors of the server other than EIO.
 pub(crate) async fn find_bad_blocks(io: &Io, extent: Extent, errors: Vec<ServerError>) -> Result<Vec<BadBlock>, Error> {
     let mut bad_blocks = Vec::new();
     let mut failing = vec![(extent, errors)];
@@ -48,7 +48,7 @@ fn named(run: Extent, errors: &[ServerError], shift: u32) -> Vec<Lba> {
     blocks.into_iter().map(Lba::new).collect()
 }
 
-/// What of `run` lies between these blocks.
+/// The parts of `run` between these blocks.
 fn between(run: Extent, blocks: &[Lba]) -> Vec<Extent> {
     let end = run.start().get() + run.len();
     let mut from = run.start().get();

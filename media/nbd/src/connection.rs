@@ -1,11 +1,11 @@
-//! One connection: requests in, answers out.
+//! One connection: requests in, replies out.
 //!
 //! Two tasks move bytes, one each way; a request is an entry in a table. Requests that are submitted in the same turn of the
-//! reactor leave in one gather send, and one receive may end many of them.
+//! reactor leave in one gather send, and one receive may complete many of them.
 //!
-//! Invariants: a request ends once, with its answer or with [`Lost`]; requests that find the connection full are sent in the
-//! order in which they came; a future that is dropped leaves its request to the server, whose answer is thrown away; no
-//! borrow is held while a task is woken.
+//! Invariants: a request completes once, with its reply or with [`ConnectionLost`]; requests that find the connection full
+//! are sent in the order in which they came; dropping a future discards the reply to its request; no borrow is held while a
+//! task is woken.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -22,19 +22,19 @@ use sealblock_runtime_reactor::{Notify, spawn, timeout};
 use crate::address::ResolvedAddress;
 use crate::error::{ConnectionLost, RequestError};
 
-/// How long the last bytes of a connection that is over may take.
+/// Time limit for sending the last bytes of a connection that ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// NBD has no keep alive of its own, so TCP finds out a server that has died while nothing was asked.
+/// NBD has no keep alive, so TCP detects a server that crashed while no request was in flight.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 30, interval_s: 10, probes: 3 };
 
-/// How a request was answered.
+/// The reply to a request, or the server's errors.
 pub(crate) type ReplyResult = Result<Reply, Vec<ServerError>>;
 
-/// Who waits for an answer.
+/// A request in flight.
 struct PendingRequest {
     notify: Notify,
     result: Cell<Option<ReplyResult>>,
-    /// The tick at which the request was sent.
+    /// Tick at which the request was sent.
     sent_tick: u32,
 }
 
@@ -42,14 +42,14 @@ struct PendingRequest {
 pub(crate) struct Connection {
     stream: Stream,
     core: RefCell<Client>,
-    /// Requests in flight by their place.
+    /// Requests in flight, by their index in the client.
     pending: RefCell<Vec<Option<Rc<PendingRequest>>>>,
     waiters: FifoWaiters,
-    /// Why the connection is over.
+    /// Why the connection ended; `None` while it is open.
     end_reason: RefCell<Option<Rc<str>>>,
-    /// Something is to be sent, or the connection is over.
+    /// Wakes the sender: bytes are to be sent, or the connection ended.
     output_notify: Notify,
-    /// What the negotiation came to, and the bell for it.
+    /// The result of the negotiation, and its notification.
     negotiation_event: RefCell<Option<Event>>,
     negotiated_notify: Notify,
     is_sending: Cell<bool>,
@@ -58,7 +58,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects, and begins what the connection is for.
+    /// Connects and starts the negotiation.
     pub(crate) async fn open(resolved: &ResolvedAddress, config: Config) -> std::io::Result<Rc<Connection>> {
         let stream = resolved.connect().await?;
         if resolved.is_tcp() {
@@ -83,7 +83,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// What the negotiation comes to.
+    /// Waits for the result of the negotiation.
     pub(crate) async fn negotiated(&self) -> Result<Event, Closed> {
         loop {
             if let Some(event) = self.negotiation_event.take() {
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// Asks, as soon as there is room for it.
+    /// Executes a request once fewer than the maximum are in flight.
     pub(crate) async fn execute(&self, request: ClientRequest) -> Result<ReplyResult, RequestError> {
         let pending = if self.waiters.len() == 0 && self.core.borrow().can_submit() {
             self.submit(request)?
@@ -141,27 +141,27 @@ impl Connection {
         Ok(pending)
     }
 
-    /// Requests in flight and in line.
+    /// Requests in flight and waiting.
     pub(crate) fn load(&self) -> usize {
         self.core.borrow().in_flight() + self.waiters.len()
     }
 
-    /// Requests that were answered.
+    /// Requests that completed.
     pub(crate) fn completed_count(&self) -> u64 {
         self.completed_count.get()
     }
 
-    /// Why the connection is over, if it is.
+    /// Why the connection ended, if it did.
     pub(crate) fn lost(&self) -> Option<ConnectionLost> {
         self.end_reason.borrow().clone().map(ConnectionLost)
     }
 
-    /// Says goodbye. Answers are not read any more.
+    /// Sends NBD_CMD_DISC. Later replies are not read.
     pub(crate) fn disconnect(&self) {
         self.core.borrow_mut().disconnect();
     }
 
-    /// Ends the connection: all requests are lost.
+    /// Ends the connection: all its requests fail with [`ConnectionLost`].
     pub(crate) fn end(&self, reason: &str) {
         {
             let mut ended = self.end_reason.borrow_mut();
@@ -171,8 +171,8 @@ impl Connection {
             *ended = Some(reason.into());
         }
         if self.core.borrow().in_flight() > 0 {
-            // They are repeated elsewhere. Left to itself the system would deliver them minutes later, over newer ones. Where
-            // the connection cannot be reset at once it is as soon as its tasks let go.
+            // The requests are sent again on another connection. Without a reset the kernel could deliver these copies minutes
+            // later, over newer writes. If the reset fails, dropping the socket resets it.
             let _ = self.stream.reset();
         }
         self.core.borrow_mut().close();
@@ -181,20 +181,20 @@ impl Connection {
         self.waiters.notify_all();
         self.negotiated_notify.ring();
         if self.is_sending.get() {
-            // A peer that does not read would hold the sender for ever.
+            // A peer that does not read would block the sender forever.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
         self.output_notify.ring();
     }
 
-    /// Counts a tick, and tells whether a request has been in flight for more than `most` of them.
+    /// Advances the tick. True if a request has been in flight for more than `max_ticks` ticks.
     pub(crate) fn advance_tick(&self, max_ticks: u32) -> bool {
         let tick = self.tick.get().wrapping_add(1);
         self.tick.set(tick);
         self.pending.borrow().iter().flatten().any(|pending| tick.wrapping_sub(pending.sent_tick) > max_ticks)
     }
 
-    /// Hands out what has happened.
+    /// Completes the requests whose replies arrived.
     fn dispatch(&self) {
         loop {
             let event = self.core.borrow_mut().next_event();
@@ -209,7 +209,7 @@ impl Connection {
                     }
                     self.waiters.notify_first();
                 }
-                // The reason is told by the receiver, which finds no buffer to receive into.
+                // The receiver finds no buffer to receive into, and ends the connection with the reason.
                 Some(Event::Closed(_)) => {}
                 Some(event @ (Event::Listed(_) | Event::Described(_) | Event::Ready(_))) => {
                     self.negotiation_event.replace(Some(event));
@@ -221,7 +221,7 @@ impl Connection {
     }
 }
 
-/// Receives until the connection is over.
+/// Receives until the connection ends.
 async fn receive(connection: Rc<Connection>) {
     let reason = loop {
         let buffer = connection.core.borrow_mut().receive_buffer();
@@ -240,7 +240,7 @@ async fn receive(connection: Rc<Connection>) {
     connection.end(&reason);
 }
 
-/// Sends until the connection is over and its last words are out.
+/// Sends until the connection has ended and its last bytes are out.
 async fn send(connection: Rc<Connection>) {
     let mut out = Vec::new();
     loop {
@@ -269,30 +269,30 @@ async fn send(connection: Rc<Connection>) {
     let _ = connection.stream.shutdown(Shutdown::Both);
 }
 
-/// Those who wait, the first in front.
+/// Requests that wait for room on a connection, in order of arrival.
 #[derive(Default)]
 pub(crate) struct FifoWaiters(RefCell<VecDeque<Rc<Notify>>>);
 
-/// A place in the line, given up when it is dropped.
+/// A waiting request; dropping it leaves the queue.
 pub(crate) struct FifoPlace<'a> {
     waiters: &'a FifoWaiters,
     notify: Rc<Notify>,
 }
 
 impl FifoWaiters {
-    /// How many wait.
+    /// Waiting requests.
     pub(crate) fn len(&self) -> usize {
         self.0.borrow().len()
     }
 
-    /// Joins at the end.
+    /// Joins the end of the queue.
     pub(crate) fn join(&self) -> FifoPlace<'_> {
         let notify = Rc::new(Notify::default());
         self.0.borrow_mut().push_back(Rc::clone(&notify));
         FifoPlace { waiters: self, notify }
     }
 
-    /// Calls the first.
+    /// Wakes the first request.
     pub(crate) fn notify_first(&self) {
         let first = self.0.borrow().front().cloned();
         if let Some(first) = first {
@@ -300,7 +300,7 @@ impl FifoWaiters {
         }
     }
 
-    /// Calls everybody.
+    /// Wakes all requests.
     pub(crate) fn notify_all(&self) {
         let all: Vec<Rc<Notify>> = self.0.borrow().iter().cloned().collect();
         all.iter().for_each(|notify| notify.ring());
@@ -308,12 +308,12 @@ impl FifoWaiters {
 }
 
 impl FifoPlace<'_> {
-    /// Whether it is the first.
+    /// True if the request is the first in the queue.
     pub(crate) fn is_first(&self) -> bool {
         self.waiters.0.borrow().front().is_some_and(|first| Rc::ptr_eq(first, &self.notify))
     }
 
-    /// Waits to be called.
+    /// Waits until the queue wakes the request.
     pub(crate) async fn wait(&self) {
         self.notify.wait().await;
     }
@@ -324,7 +324,7 @@ impl Drop for FifoPlace<'_> {
         let was_first = self.is_first();
         self.waiters.0.borrow_mut().retain(|notify| !Rc::ptr_eq(notify, &self.notify));
         if was_first {
-            // Whoever is first now finds out by itself whether there is room.
+            // The new first request checks for room itself.
             self.waiters.notify_first();
         }
     }
@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_to_come_is_the_first_and_who_leaves_makes_room() {
+    fn requests_keep_their_order_and_dropped_ones_leave_the_queue() {
         let waiters = FifoWaiters::default();
         let (a, b, c) = (waiters.join(), waiters.join(), waiters.join());
         assert!(a.is_first() && !b.is_first());

@@ -1,4 +1,4 @@
-//! The device: an export that is open.
+//! An open export as a block device, and the list of a server's exports.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use crate::{Address, ConnectError, ConnectionInfo, Counters, Options};
 
 /// An export of an NBD server. Clones are the same device. It belongs to the reactor on which it was opened.
 ///
-/// Dropping the last clone closes the connections without a word to the server; see [`NbdDevice::close`].
+/// Dropping the last clone closes the connections without NBD_CMD_DISC; see [`NbdDevice::close`].
 #[derive(Clone)]
 pub struct NbdDevice(Rc<NbdState>);
 
@@ -25,7 +25,7 @@ impl NbdDevice {
     /// Opens an export; the empty name is the server's default.
     ///
     /// # Errors
-    /// As [`ConnectError`] says; everything within [`Options::connect_timeout`].
+    /// See [`ConnectError`]; [`Options::connect_timeout`] bounds all of it.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -37,8 +37,8 @@ impl NbdDevice {
         Ok(NbdDevice(Rc::new(NbdState { io: Io { session: ReconnectingSession::new(config, session) }, info })))
     }
 
-    /// Ends the device for all its clones: tells the server so, and closes the connections. Requests in flight and later
-    /// ones fail. Writes that were not flushed are the caller's to flush before.
+    /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and later
+    /// ones fail. The caller flushes before.
     pub async fn close(&self) {
         let reconnecting = &self.0.io.session;
         if let Some(session) = reconnecting.current_session() {
@@ -52,7 +52,7 @@ impl NbdDevice {
         &self.0.info
     }
 
-    /// What went through since the device was opened.
+    /// What the device transferred since it was opened.
     pub fn counters(&self) -> Counters {
         self.0.io.session.counters()
     }
@@ -91,10 +91,10 @@ impl Device for NbdDevice {
 
 pub use sealblock_protocols_nbd::client::ListedExport;
 
-/// The exports that a server names, in its order. Of the options only [`Options::connect_timeout`] counts.
+/// The exports that a server lists, in its order. Uses only [`Options::connect_timeout`] of the options.
 ///
 /// # Errors
-/// As [`ConnectError`] says. Servers may refuse to name what they export, and clients can open it all the same.
+/// See [`ConnectError`]. A server may refuse to list its exports; a client can open them all the same.
 ///
 /// # Panics
 /// Outside a reactor.

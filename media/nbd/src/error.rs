@@ -1,4 +1,4 @@
-//! Why an export could not be reached, and the way a connection ends.
+//! Errors of opening an export, and of a lost connection.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,42 +10,42 @@ use crate::Address;
 /// Why an export could not be opened, or the exports not listed.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The name of the host says no address.
+    /// The host name does not resolve.
     #[error("cannot look up {host}: {source}")]
     Resolve {
-        /// The name.
+        /// The host name.
         host: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// No connection.
+    /// The connection cannot be made.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The server's address.
         address: Address,
-        /// What the system said of the last address tried.
+        /// The system's error for the last address tried.
         source: std::io::Error,
     },
-    /// It took too long.
+    /// The server is not connected and negotiated within the time limit.
     #[error("{address} did not answer within {limit:?}")]
     Timeout {
-        /// Who.
+        /// The server's address.
         address: Address,
         /// [`crate::Options::connect_timeout`].
         limit: Duration,
     },
-    /// The connection ended while it was being set up.
+    /// The connection ended during the negotiation.
     #[error("the connection to {address} ended while it was being set up: {reason}")]
     Lost {
-        /// Who.
+        /// The server's address.
         address: Address,
-        /// Why.
+        /// Why it ended.
         reason: String,
     },
     /// The name of the export is longer than the protocol allows.
     #[error("names of exports have at most 4096 bytes")]
     Name,
-    /// The server does not go on.
+    /// The server refuses the export.
     #[error("{0}")]
     Refused(NegotiationError),
     /// The server broke the protocol.
@@ -54,7 +54,7 @@ pub enum ConnectError {
     /// The export's shape is none that can be used.
     #[error("the export cannot be used: {0}")]
     Unsupported(String),
-    /// Something is there, but not the export that was open before.
+    /// After a reconnect, the export has another size, block size or other abilities.
     #[error("what answers is not the export that was open: {what}")]
     Changed {
         /// What differs.
@@ -63,14 +63,14 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether trying again later may help.
+    /// True if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             ConnectError::Resolve { .. }
             | ConnectError::Connect { .. }
             | ConnectError::Timeout { .. }
             | ConnectError::Lost { .. } => true,
-            // While a server starts, its exports may come one by one.
+            // A server that is starting may add its exports one by one.
             ConnectError::Refused(refused) => {
                 matches!(
                     refused,
@@ -85,18 +85,18 @@ impl ConnectError {
     }
 }
 
-/// A connection that is over; requests in flight may or may not have been carried out.
+/// A connection that ended. The server may or may not have executed the requests in flight.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct ConnectionLost(pub(crate) Rc<str>);
 
-/// Why a request has no answer.
+/// Why a request has no reply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum RequestError {
-    /// Its connection is over.
+    /// Its connection ended.
     #[error(transparent)]
     Lost(#[from] ConnectionLost),
-    /// It was not sent.
+    /// The request was not sent.
     #[error(transparent)]
     NotSent(#[from] SubmitError),
 }

@@ -1,6 +1,6 @@
-//! What a server says of an export, as geometry, limits and abilities.
+//! An export's geometry, limits and abilities, from what the server says of it.
 //!
-//! Pure, so that every lie a server can tell here is a test.
+//! Pure, so that tests cover every inconsistent server.
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
 use sealblock_protocols_nbd::client::ExportInfo;
@@ -9,7 +9,7 @@ use sealblock_units::{BlockCount, BlockSize};
 
 use crate::{ConnectError, Options};
 
-/// The most bytes that one question about holes covers; the gate asks further ones at the same time.
+/// Maximum bytes that one BLOCK_STATUS covers; the gate sends several at a time.
 const ALLOCATION_BYTES: u64 = 64 << 20;
 
 /// An export as a device.
@@ -17,19 +17,19 @@ const ALLOCATION_BYTES: u64 = 64 << 20;
 pub(crate) struct ExportProfile {
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
-    /// FLUSH is there, so writes are volatile.
+    /// The server supports FLUSH, so writes are volatile.
     pub(crate) flush: bool,
-    /// FUA is there.
+    /// The server supports FUA.
     pub(crate) fua: bool,
     /// Several connections see each other's writes and flushes.
     pub(crate) can_multi_conn: bool,
 }
 
 impl ExportProfile {
-    /// The shape of what was described.
+    /// The profile of the export that `info` describes.
     ///
     /// # Errors
-    /// [`ConnectError::Unsupported`] for blocks or a size that no device here has.
+    /// [`ConnectError::Unsupported`] if no [`BlockSize`] suits the server's block sizes and the export's size.
     pub(crate) fn of(info: &ExportInfo, options: &Options) -> Result<ExportProfile, ConnectError> {
         use transmission as t;
         let block_size = block_size(info)?;
@@ -46,7 +46,7 @@ impl ExportProfile {
             discard: native(has(t::SEND_TRIM)),
             write_zeroes: native(has(t::SEND_WRITE_ZEROES)),
             allocation: native(info.context.is_some()),
-            // A server may make holes of zeroes, and may not: nothing says that it does.
+            // NBD has no flag that promises a hole after WRITE_ZEROES.
             unmap_zeroes: false,
             offloads: true,
             ..Abilities::BASIC
@@ -62,7 +62,7 @@ impl ExportProfile {
         })
     }
 
-    /// Whether this is what was there before: a device does not change while it is open.
+    /// Refuses an export that differs from `before`: an open device does not change.
     pub(crate) fn check_unchanged(&self, before: &ExportProfile) -> Result<(), ConnectError> {
         let changed = |what: String| Err(ConnectError::Changed { what });
         if self.geometry.capacity_bytes() != before.geometry.capacity_bytes() {
@@ -79,7 +79,7 @@ impl ExportProfile {
     }
 }
 
-/// Blocks of 4096 bytes where the size is a multiple of them, else of 512.
+/// 4096 bytes if the export's size is a multiple of it, else 512.
 fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
     let (size, smallest) = (info.size_bytes, u64::from(info.sizes.smallest));
     let unsupported = |why: String| Err(ConnectError::Unsupported(why));
@@ -104,7 +104,7 @@ fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
     }
 }
 
-/// As many blocks as these bytes have, and at least one.
+/// Whole blocks in `bytes`, at least one.
 fn blocks(bytes: u64, block: u64) -> BlockCount {
     u32::try_from(bytes / block).ok().and_then(BlockCount::new).unwrap_or(BlockCount::ONE)
 }

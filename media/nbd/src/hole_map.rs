@@ -1,35 +1,35 @@
-//! Holes as servers tell them, by bytes, and as devices do, by blocks.
+//! Holes in bytes, as servers report them, to holes in blocks.
 
 use sealblock_block::{BlockState, StatusRun};
 use sealblock_units::BlockCount;
 
-/// Runs of bytes as runs of blocks: a block is a hole only if all of it is.
+/// Converts runs of bytes to runs of blocks: a block is a hole only if all its bytes are.
 pub(crate) struct HoleMap {
     shift: u32,
-    /// Up to here, in bytes, it is known.
+    /// Status is known up to this byte.
     at: u64,
-    /// Up to here it is in the runs, by whole blocks; the block from here on has been all hole as far as it is known.
+    /// `runs` cover all bytes up to this block boundary.
     known_to: u64,
     runs: Vec<(u64, bool)>,
-    /// Whether the block at `settled`, of which a part is known, has data.
+    /// True if the known part of the block at `known_to` has data.
     has_data: bool,
 }
 
 impl HoleMap {
-    /// Nothing is known from this byte on, the first of a block.
+    /// Starts at byte `at`, the first of a block.
     pub(crate) fn new(at: u64, shift: u32) -> HoleMap {
         HoleMap { shift, at, known_to: at, runs: Vec::new(), has_data: false }
     }
 
-    /// The start of the first block, in bytes, that is not known as a whole.
+    /// First byte of the first block whose status is not fully known.
     pub(crate) fn next_block(&self) -> u64 {
         self.known_to
     }
 
-    /// What the next bytes are.
+    /// Adds the status of the next `length` bytes.
     pub(crate) fn push(&mut self, length: u64, is_hole: bool) {
         let (block, end) = (1_u64 << self.shift, self.at + length);
-        // The rest of a block that began with other runs.
+        // Complete the block that earlier runs began.
         if self.at > self.known_to {
             self.has_data |= !is_hole;
             if end < self.known_to + block {
@@ -53,8 +53,8 @@ impl HoleMap {
         }
     }
 
-    /// The next question begins with a whole block, so one of which the answer has told a part only counts as data. That
-    /// also lets every answer lead on.
+    /// Ends a reply. The next request starts at a block boundary, so a block that the reply covers only in part counts as
+    /// data. So every reply makes progress.
     pub(crate) fn end_reply(&mut self) {
         if self.at > self.known_to {
             self.add(1 << self.shift, false);
@@ -62,7 +62,7 @@ impl HoleMap {
         (self.at, self.has_data) = (self.known_to, false);
     }
 
-    /// All runs up to `end`. What is not known is data.
+    /// All runs up to `end`. Unknown blocks count as data.
     pub(crate) fn finish(mut self, end: u64) -> Vec<StatusRun> {
         if self.known_to < end {
             self.add(end - self.known_to, false);

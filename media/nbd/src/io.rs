@@ -1,4 +1,4 @@
-//! Each operation as requests.
+//! Executes block requests as NBD requests.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use crate::options::add;
 use crate::reconnecting_session::{CompletedRequest, ReconnectingSession};
 use crate::status::{failure, is_about_blocks};
 
-/// Questions about holes for one operation; what is still open then counts as data.
+/// Maximum BLOCK_STATUS requests for one block request; the rest of its extent counts as data.
 const MAX_STATUS_REQUESTS: usize = 1024;
-/// Status bits of `base:allocation` that together say: takes no space, and reads as zeroes.
+/// NBD_STATE_HOLE and NBD_STATE_ZERO of `base:allocation`: unallocated, and reads as zeroes.
 const HOLE_AND_ZERO: u32 = 3;
 
-/// Carries operations out on one export.
+/// Executes block requests on one export.
 pub(crate) struct Io {
     pub(crate) session: Rc<ReconnectingSession>,
 }
@@ -30,12 +30,12 @@ impl Io {
         self.session.profile.geometry.block_size.shift()
     }
 
-    /// Where blocks are, and how long they are, in bytes.
+    /// Offset and length of an extent, in bytes.
     fn bytes(&self, extent: Extent) -> (u64, u64) {
         (extent.start().get() << self.block_shift(), extent.len() << self.block_shift())
     }
 
-    /// A read, whatever it is answered with.
+    /// Executes one Read; returns the reply, success or not.
     pub(crate) async fn read_once(&self, extent: Extent) -> Result<CompletedRequest, Error> {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
@@ -56,7 +56,7 @@ impl Io {
         if let Some(bad_blocks) = BadBlocks::new(bad_block_search::find_bad_blocks(self, extent, errors).await?) {
             return Err(bad_blocks.into());
         }
-        // Each block can be read by itself. If they still cannot be together, nobody can say which is bad.
+        // Every block alone is readable. If the whole extent still fails, no bad block can be named.
         match self.read_once(extent).await?.result {
             Ok(reply) => self.data(reply),
             Err(errors) => Err(failure(RequestKind::Read, Some(extent), &errors)),
@@ -73,7 +73,7 @@ impl Io {
         Ok(Response::Data(plain.verify(&Checks::NONE).expect("there is nothing to check")))
     }
 
-    /// A request that changes something and answers nothing.
+    /// Executes a request that changes blocks; returns its epoch.
     async fn change(&self, kind: RequestKind, extent: Extent, request: ClientRequest) -> Result<u64, Error> {
         let completed = self.session.execute(|| Ok(request.clone())).await?;
         match completed.result {
@@ -82,7 +82,7 @@ impl Io {
         }
     }
 
-    /// Makes a change durable that could not be asked to be so by itself, or enters it in the ledger.
+    /// Completes a change: flushes it if it must be durable and the server has no FUA, else records it as unflushed.
     async fn make_durable(&self, epoch: u64, durability: Durability) -> Outcome {
         let is_durable = durability == Durability::ForceUnitAccess;
         if is_durable && self.session.profile.fua {
@@ -112,7 +112,7 @@ impl Io {
         self.make_durable(epoch, durability).await
     }
 
-    /// What a Discard loses is what it asked to lose, so it is in no ledger.
+    /// Deallocates the extents. A lost Discard loses no data, so it is not recorded as an unflushed write.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
             let (offset, length) = self.bytes(*extent);
@@ -122,7 +122,7 @@ impl Io {
     }
 
     pub(crate) async fn flush(&self) -> Outcome {
-        // A server without FLUSH has, as far as a client can know, no cache.
+        // A server without FLUSH is assumed to have no volatile cache.
         if !self.session.profile.flush {
             return Ok(Response::Done);
         }
@@ -141,7 +141,8 @@ impl Io {
         }
     }
 
-    /// Which blocks are holes: asks on behind what was answered, because servers tell as much as they like.
+    /// Reports which blocks are holes. A server may describe less than the requested length, so the loop continues where the
+    /// reply ends.
     pub(crate) async fn block_status(&self, extent: Extent) -> Outcome {
         let (start, length) = self.bytes(extent);
         let end = start + length;

@@ -1,17 +1,17 @@
 //! An export of an NBD server as a block device: the client's side of the protocol.
 //!
-//! [`NbdDevice`] turns operations into requests on one or more connections of this reactor, over TCP or a Unix socket; [`discover`] asks a server
-//! what it exports. What is one connection's business is in the client's core of `protocols/nbd`; sockets are the reactor's.
+//! [`NbdDevice`] executes each block request as NBD requests on one or more connections of this reactor, over TCP or a Unix
+//! socket; [`discover`] lists a server's exports. `protocols/nbd` parses and writes the bytes; the reactor owns the sockets.
 //!
 //! Invariants:
-//! - Nothing that a server sends is used before it was checked; no server makes anything here panic, loop or grow.
-//! - A request is answered once: with its outcome, or with an error that says what was asked and what was answered. All
-//!   waiting has a limit in [`Options`].
-//! - A block is called damaged only after the server has named it, or has failed a read of it alone.
-//! - A Flush does not vouch for writes that were acknowledged before a connection was lost.
+//! - Every byte that a server sends is checked before use; no server can make this crate panic, loop or grow.
+//! - A request completes once: with its outcome, or with an error that names the request and the reply. Every wait has a
+//!   limit in [`Options`].
+//! - A block is reported bad only after the server has named it, or has failed a read of it alone.
+//! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
-//! Shape: one thread, so state is in cells. From below: `connection` is a connection, `session` all connections to an export,
-//! `link` the sessions that follow one another, `io` the operations, `device` the outside.
+//! One thread, so state is in cells. `connection` is one connection, `session` all connections to an export,
+//! `reconnecting_session` replaces a lost session, `io` executes requests, `device` is the public type.
 
 mod address;
 mod bad_block_search;

@@ -1,4 +1,4 @@
-//! How an export is used: every limit by its name.
+//! How an export is used, what the server says of it, and what was transferred.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -15,18 +15,17 @@ pub struct Options {
     pub connections: u16,
     /// Requests in flight on one connection; at least 1. Further ones wait in order.
     pub queue_depth: u16,
-    /// The most bytes of data in one request, if the server's largest block does not say less; at least one block, and at
-    /// most 32 MiB.
+    /// Maximum bytes of data in one request, cut to the server's largest block; at least one block, at most 32 MiB.
     pub transfer_bytes: u32,
-    /// The most bytes that one request zeroes or gives up, so that it is answered in time.
+    /// Maximum bytes that one request zeroes or deallocates: a longer one could exceed [`Options::request_timeout`].
     pub zero_bytes: u32,
-    /// Time for names, connections and the negotiation, of one attempt.
+    /// Time limit of one attempt: name resolution, connections and negotiation.
     pub connect_timeout: Duration,
-    /// Time for one request; then the connection is reset. Noticed up to an eighth of it late.
+    /// Time limit of one request; the connection is then reset. Detected up to an eighth of it late.
     pub request_timeout: Duration,
-    /// Connections that one request may lose before it fails, so that a request which kills its server stops doing so.
+    /// Connections that one request may lose before it fails: a request that crashes its server must not be sent forever.
     pub max_connection_losses: u8,
-    /// What happens when a connection is lost.
+    /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
 }
 
@@ -47,30 +46,30 @@ impl Default for Options {
     }
 }
 
-/// What a server says of an export. Texts are as it sent them, without what is not printable.
+/// What a server says of an export. Texts are the server's, without characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
-    /// The export's name, as the server has it or else as asked for.
+    /// The export's name as the server reports it, else the requested name.
     pub export: String,
-    /// Text for people, possibly none.
+    /// Description for people, possibly empty.
     pub description: String,
-    /// Block sizes in bytes that the server takes.
+    /// Block size constraints of the server, in bytes.
     pub sizes: BlockSizes,
-    /// How replies look.
+    /// Form of the replies.
     pub style: ReplyStyle,
-    /// FLUSH is there; without it writes count as durable when they are answered.
+    /// The server supports FLUSH; without it, a write is durable once its reply arrives.
     pub flush: bool,
-    /// FUA is there; without it a durable write is followed by a flush.
+    /// The server supports FUA; without it, a durable write is followed by a flush.
     pub fua: bool,
-    /// FAST_ZERO is there.
+    /// The server supports FAST_ZERO.
     pub fast_zero: bool,
     /// Several connections see each other's writes and flushes.
     pub can_multi_conn: bool,
-    /// The server tells holes (`base:allocation`).
+    /// The server reports holes (`base:allocation`).
     pub allocation: bool,
     /// Connections in use.
     pub connections: usize,
-    /// Requests in flight on one of them.
+    /// Maximum requests in flight on one connection.
     pub queue_depth: u16,
 }
 
@@ -99,10 +98,10 @@ impl ConnectionInfo {
     }
 }
 
-/// What went through a device since it was opened, over all its connections.
+/// What a device transferred since it was opened, over all its connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// Requests that were answered.
+    /// Requests that completed.
     pub requests: u64,
     /// Bytes of data that were read.
     pub received_bytes: u64,

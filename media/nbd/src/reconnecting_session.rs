@@ -1,7 +1,7 @@
-//! The way to the export: a session while there is one, a new one when it is lost, and an end to trying.
+//! The session to an export, opened again when its connection is lost, until the limits of reconnecting are reached.
 //!
-//! Invariants: a request waits for a session, or learns that there will be none; a session that replaces another leads to an
-//! export of the same shape; every attempt, pause and repetition is bounded by [`crate::Options`].
+//! Invariants: a request waits for a session, or fails once reconnecting has failed; a new session has the same
+//! [`ExportProfile`] as the first; [`crate::Options`] bounds every attempt, pause and repetition.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -18,19 +18,19 @@ use crate::options::{CounterCells, Counters, add};
 use crate::session::{Session, SessionConfig};
 use crate::status::is_shutdown;
 
-/// What leads to the export now.
+/// The session of this moment.
 enum SessionState {
     Connected(Rc<Session>),
-    /// A new session is being set up.
+    /// A new session is being opened.
     Reconnecting,
-    /// There will be none.
+    /// The device was closed, or reconnecting failed. Final.
     Failed(Rc<str>),
 }
 
-/// The way to one export.
+/// A session that is replaced when its connection is lost.
 pub(crate) struct ReconnectingSession {
     pub(crate) config: SessionConfig,
-    /// The export as it was first met, and has to stay.
+    /// The export when it was opened; a new session must have the same.
     pub(crate) profile: ExportProfile,
     pub(crate) counters: CounterCells,
     pub(crate) flush_epochs: FlushEpochs,
@@ -38,15 +38,15 @@ pub(crate) struct ReconnectingSession {
     wakers: RefCell<Vec<Waker>>,
 }
 
-/// A request that was answered.
+/// A request with a final reply.
 pub(crate) struct CompletedRequest {
-    /// [`Ledger::epoch`] of the session that it went through.
+    /// [`FlushEpochs::epoch`] of the session that executed it.
     pub(crate) epoch: u64,
     pub(crate) result: Result<Reply, Vec<ServerError>>,
 }
 
 impl ReconnectingSession {
-    /// The way that begins with this session.
+    /// Starts with this open session.
     pub(crate) fn new(config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
         Rc::new(ReconnectingSession {
             config,
@@ -58,7 +58,10 @@ impl ReconnectingSession {
         })
     }
 
-    /// The session, as soon as there is one.
+    /// Waits for a connected session.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] once reconnecting has failed.
     async fn session(&self) -> Result<Rc<Session>, Error> {
         std::future::poll_fn(|cx| match &*self.state.borrow() {
             SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
@@ -73,7 +76,7 @@ impl ReconnectingSession {
         .await
     }
 
-    /// The session of this moment, if there is one.
+    /// The connected session, if there is one.
     pub(crate) fn current_session(&self) -> Option<Rc<Session>> {
         match &*self.state.borrow() {
             SessionState::Connected(session) => Some(Rc::clone(session)),
@@ -81,8 +84,8 @@ impl ReconnectingSession {
         }
     }
 
-    /// Carries a request out, over a new session when the connection is lost or the server goes away: all of them may be
-    /// repeated. What comes back is final, success or not.
+    /// Executes a request, again on a new session when the connection is lost or the server shuts down: every request is
+    /// idempotent. The returned result is final, success or not.
     pub(crate) async fn execute(
         self: &Rc<Self>,
         build: impl Fn() -> Result<ClientRequest, Error>,
@@ -112,7 +115,7 @@ impl ReconnectingSession {
         }
     }
 
-    /// A connection of the session is over, so all of it is. Sets up a new one, unless that is being done already.
+    /// Ends the session after the loss of one of its connections, and starts to reconnect unless that is in progress.
     fn session_lost(self: &Rc<Self>, session: &Rc<Session>, lost: &ConnectionLost) {
         {
             let mut state = self.state.borrow_mut();
@@ -127,13 +130,13 @@ impl ReconnectingSession {
         spawn(reconnect(Rc::downgrade(self), lost.clone()));
     }
 
-    /// Counts what went through a session that is over, and what of it is in doubt.
+    /// Adds up the counters of a session that ended, and records that its unflushed writes may be lost.
     fn retire_session(&self, session: &Session) {
         add(&self.counters.past_requests, session.completed_count());
         self.flush_epochs.session_lost(self.profile.flush);
     }
 
-    /// There is a session again.
+    /// Resumes waiting requests on a new session.
     fn set_connected(&self, session: Session) {
         add(&self.counters.reconnects, 1);
         let before = self.state.replace(SessionState::Connected(Rc::new(session)));
@@ -141,7 +144,7 @@ impl ReconnectingSession {
         self.wake();
     }
 
-    /// There will be no session any more.
+    /// Fails waiting and later requests; no session follows.
     pub(crate) fn fail(&self, reason: &str) {
         let before = {
             let mut state = self.state.borrow_mut();
@@ -160,7 +163,7 @@ impl ReconnectingSession {
         self.wake();
     }
 
-    /// The limits of reconnecting are reached.
+    /// Fails because the limits of reconnecting are reached.
     fn fail_after_attempts(&self, lost: &ConnectionLost, attempts: u32, time: Duration, last: &str) {
         let address = &self.config.address;
         self.fail(&format!(
@@ -178,7 +181,7 @@ impl ReconnectingSession {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// What went through so far.
+    /// Counters over all sessions.
     pub(crate) fn counters(&self) -> Counters {
         let counting = &self.counters;
         let now = self.current_session().map_or(0, |session| session.completed_count());
@@ -191,7 +194,7 @@ impl ReconnectingSession {
     }
 }
 
-/// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
+/// Opens a new session: at once, then with growing pauses, until an attempt succeeds or the limits are reached.
 async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost) {
     let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.config.options.reconnect) else { return };
     let begin = now();
@@ -212,7 +215,7 @@ async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost
         attempts += 1;
         let Ok(result) = timeout(left, reconnecting.config.open()).await else { break };
         match result.and_then(|session| session.profile.check_unchanged(&reconnecting.profile).map(|()| session)) {
-            // Closed in the meantime.
+            // The device was closed in the meantime.
             Ok(_) if !reconnecting.is_reconnecting() => return,
             Ok(session) => return reconnecting.set_connected(session),
             Err(error) if !error.is_transient() => {

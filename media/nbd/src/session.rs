@@ -1,4 +1,4 @@
-//! All connections to an export, set up one after the other.
+//! All connections to an export, opened one after the other, and the timeout of their requests.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,14 +11,14 @@ use crate::connection::Connection;
 use crate::export_profile::ExportProfile;
 use crate::{Address, ConnectError, Options};
 
-/// Looks at requests in flight in one request timeout.
+/// Timeout checks within one request timeout.
 const TICKS: u32 = 8;
-/// Whatever the options say, one block can be read and written.
+/// Minimum payload limit: one block can always be read and written.
 const LARGEST_BLOCK_BYTES: u32 = 4096;
 /// Longest name of an export in bytes (`doc/proto.md`, "Values").
 const MAX_NAME_BYTES: usize = 4096;
 
-/// Who talks to whom, and how.
+/// Server, export and options of a session; opens it again after a loss.
 #[derive(Clone)]
 pub(crate) struct SessionConfig {
     pub(crate) address: Address,
@@ -26,17 +26,17 @@ pub(crate) struct SessionConfig {
     pub(crate) options: Options,
 }
 
-/// Connections that take requests.
+/// Connections that accept requests.
 pub(crate) struct Session {
     pub(crate) connections: Vec<Rc<Connection>>,
     pub(crate) info: ExportInfo,
     pub(crate) profile: ExportProfile,
-    /// The look at late requests; aborted when the session ends.
+    /// Ends connections whose requests time out; aborted when the session ends.
     timeout_task: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
-    /// Sets everything up, in time.
+    /// Opens all connections within [`Options::connect_timeout`].
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
         if self.export.len() > MAX_NAME_BYTES {
             return Err(ConnectError::Name);
@@ -75,7 +75,7 @@ impl SessionConfig {
         }
     }
 
-    /// A connection whose negotiation is over, and what it came to.
+    /// Connects and negotiates; returns the connection and the result of the negotiation.
     pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(ConnectionGuard, Event), ConnectError> {
         let guard = ConnectionGuard(Some(self.connect(goal).await?));
         let Some(connection) = &guard.0 else { return Err(self.lost("there is no connection")) };
@@ -119,12 +119,12 @@ impl Session {
         Session { connections: vec![first], info, profile, timeout_task: RefCell::default() }
     }
 
-    /// The connection with the least to do.
+    /// The connection with the fewest requests.
     pub(crate) fn pick(&self) -> &Rc<Connection> {
         self.connections.iter().min_by_key(|connection| connection.load()).expect("a session has a connection")
     }
 
-    /// Says goodbye on every connection.
+    /// Sends NBD_CMD_DISC on every connection.
     pub(crate) fn disconnect(&self) {
         self.connections.iter().for_each(|connection| connection.disconnect());
     }
@@ -137,20 +137,20 @@ impl Session {
         }
     }
 
-    /// Requests that were answered.
+    /// Requests that completed.
     pub(crate) fn completed_count(&self) -> u64 {
         self.connections.iter().map(|connection| connection.completed_count()).sum()
     }
 }
 
 impl Drop for Session {
-    /// The tasks of a connection hold it, so it has to be told.
+    /// Ends the connections: their own tasks hold them, so they would outlive the session.
     fn drop(&mut self) {
-        self.end("nobody uses the connection any more");
+        self.end("the session was dropped");
     }
 }
 
-/// A connection that ends unless it is kept.
+/// Ends its connection on drop unless [`ConnectionGuard::keep`] was called.
 pub(crate) struct ConnectionGuard(Option<Rc<Connection>>);
 
 impl ConnectionGuard {
@@ -167,7 +167,7 @@ impl Drop for ConnectionGuard {
     }
 }
 
-/// Ends the connection of a request that is not answered in time. Its users find out.
+/// Ends each connection on which a request exceeds `limit`. The reconnecting session notices.
 async fn end_late_requests(connections: Vec<Rc<Connection>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;

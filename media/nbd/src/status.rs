@@ -1,21 +1,21 @@
-//! Errors that servers answer, as failures. One table.
+//! Maps the errors of an NBD server to [`ErrorKind`]s. One table.
 
 use sealblock_block::{Error, ErrorKind, RequestKind};
 use sealblock_protocols_nbd::ErrorCode;
 use sealblock_protocols_nbd::client::ServerError;
 use sealblock_units::Extent;
 
-/// Whether these errors say nothing but that blocks are bad, so that it is worth finding out which.
+/// True if all errors are EIO, so a search for the bad blocks can help.
 pub(crate) fn is_about_blocks(errors: &[ServerError]) -> bool {
     errors.iter().all(|error| error.code == ErrorCode::Io)
 }
 
-/// Whether the server is going away, so that the request is one for whatever comes after it.
+/// True if the server shuts down, so the request must be sent again after a reconnect.
 pub(crate) fn is_shutdown(errors: &[ServerError]) -> bool {
     errors.iter().any(|error| error.code == ErrorCode::Shutdown)
 }
 
-/// The failure that errors mean: that of the first which is not EIO, because it says more.
+/// The error of the request, by the first error that is not EIO: it is more specific.
 pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, errors: &[ServerError]) -> Error {
     let main_error = errors.iter().find(|error| error.code != ErrorCode::Io).or(errors.first());
     let blocks = extent.map(|extent| format!(" of {extent}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Admin commands and their answers, with errors that say which command it was.
+//! Admin commands, with errors that name the command; the Identify and log pages of a namespace.
 
 use std::rc::Rc;
 
@@ -19,7 +19,7 @@ use crate::namespace_profile::IdentifyPages;
 use crate::queue::Queue;
 use crate::{ConnectError, HostPort};
 
-/// A queue that is asked one thing after the other.
+/// An admin queue, for commands that are executed one after the other.
 pub(crate) struct Admin {
     queue: Rc<Queue>,
     address: HostPort,
@@ -35,7 +35,7 @@ impl Admin {
         &self.queue
     }
 
-    /// Carries a command out, whatever its status.
+    /// Executes a command; returns its completion, whatever the status.
     pub(crate) async fn try_execute(&self, command: Command, data: HostData) -> Result<CommandResult, ConnectError> {
         let lost = |lost: crate::error::ConnectionLost| ConnectError::Lost {
             address: self.address.clone(),
@@ -44,7 +44,7 @@ impl Admin {
         self.queue.execute(command, data).await.map_err(lost)
     }
 
-    /// Carries a command out that has to succeed.
+    /// Executes a command that must succeed.
     pub(crate) async fn execute(
         &self,
         what: &'static str,
@@ -58,7 +58,7 @@ impl Admin {
         }
     }
 
-    /// Carries a command out that has to bring this many bytes.
+    /// Executes a command that must succeed and return exactly `len_bytes` bytes.
     async fn read(&self, what: &'static str, command: Command, len_bytes: usize) -> Result<Buffer, ConnectError> {
         let data = HostData::Read { buffer: Buffer::zeroed(len_bytes), layout: None };
         let finished = self.execute(what, command, data).await?;
@@ -100,7 +100,7 @@ impl Admin {
         }
     }
 
-    /// Part of a log page, as long as asked for.
+    /// Part of a log page, of the requested length.
     pub(crate) async fn log(&self, what: &'static str, request: GetLogPage) -> Result<Buffer, ConnectError> {
         self.read(what, request.encode(), request.length_bytes as usize).await
     }
@@ -119,14 +119,14 @@ impl Admin {
     }
 }
 
-/// Lists of namespaces that are read at most, each of up to 1024.
+/// Maximum lists of namespaces that are read, each of up to 1024.
 const MAX_LISTS: usize = 16;
 /// Namespaces that one list has room for.
 const LIST_ENTRIES: usize = 1024;
 /// Bytes of the page Supported Log Pages.
 const LOG_PAGES_BYTES: u64 = 1024;
 
-/// The pages of the namespace asked for, or of the only one there is.
+/// The pages of the `wanted` namespace, or of the only one there is.
 pub(crate) async fn find_namespace(
     admin: &Admin,
     capabilities: Capabilities,
@@ -149,12 +149,12 @@ pub(crate) async fn find_namespace(
     Ok((nsid, pages))
 }
 
-/// Identify Controller, checked as far as everything depends on it.
+/// Identify Controller, with its type and queue entry sizes checked.
 async fn controller(admin: &Admin) -> Result<Controller, ConnectError> {
     let page = admin.identify(Cns::Controller, 0).await?;
     let controller = decode(Controller::decode(&page), "Identify Controller")?;
     let is_io = controller.cntrltype == ControllerType::Io.code();
-    // Entries of 64 and 16 bytes are what this host has.
+    // This host's queue entries have 64 and 16 bytes.
     if is_io && (controller.sqes & 0xF > 6 || controller.sqes >> 4 < 6 || controller.cqes & 0xF > 4) {
         let why = format!("queue entries that no host has (SQES {:#x}, CQES {:#x})", controller.sqes, controller.cqes);
         return Err(ConnectError::Unexpected { what: "Identify Controller", why });
@@ -198,8 +198,8 @@ pub(crate) async fn namespace_pages(
     })
 }
 
-/// What the namespace has besides the specification, and the bitmap pages of its annex. The page that tells is asked for only where the controller lists it, so
-/// that others need not refuse it and log that.
+/// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only if
+/// the controller lists it: another vendor's controller would log an error.
 async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result<(Extensions, u32), ConnectError> {
     if !controller.lpa.contains(Lpa::SUPPORTED_LOG_PAGES) {
         return Ok((Extensions::NONE, 0));
@@ -237,7 +237,7 @@ async fn active_namespaces(admin: &Admin) -> Result<Vec<u32>, ConnectError> {
         }
         let page = admin.identify(Cns::ActiveNamespaces, after).await?;
         let before = all.len();
-        // A list that does not go on behind the last one would be read for ever.
+        // A list that does not continue after the last NSID would be read forever.
         all.extend(parse_namespace_list(&page).filter(|&nsid| nsid > after));
         if all.len() - before < LIST_ENTRIES {
             break;

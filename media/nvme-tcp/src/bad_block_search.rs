@@ -1,12 +1,12 @@
-//! Which blocks are damaged, once a command over many of them has failed.
+//! Finds the bad blocks of a command that failed.
 //!
 //! A status names a field and no block. The target may know more: Get LBA Status lists blocks that it knows to be bad, and
-//! the error log names the first block of a command. These are hints: no block is called bad before a command over it
-//! alone has failed, which also tells the field, and none is called good before a command over it has succeeded. Where
-//! there is no hint, or a wrong one, failing runs are halved.
+//! the error log names the first block of a command. These are hints: a block is reported bad only after a command over it
+//! alone has failed, which also yields the cause, and good only after a command over it has succeeded. Without a hint, or
+//! with a wrong one, failing runs are halved.
 //!
-//! Every step makes the run in question shorter, so a hunt ends. A target that fails a run, and each time anew, but none
-//! of its blocks, is not followed any further: that is an error of its own.
+//! Every step makes the run shorter, so a search ends. A target that repeatedly fails a run but none of its blocks ends the
+//! search with an error.
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{BadBlock, BadBlockCause, Error, ErrorKind, RequestKind};
@@ -23,16 +23,16 @@ use crate::reconnecting_session::CompletedCommand;
 use crate::session::Session;
 use crate::status::{CommandContext, bad_block_cause, failure};
 
-/// Blocks of one probe: few enough that what lies behind a bad block is soon read again.
+/// Blocks of one probe: few, so that the blocks after a bad one are soon read again.
 const PROBE_BLOCKS: u32 = 256;
-/// Probes under way at once.
+/// Probes in flight at once.
 const PROBES: usize = 8;
-/// Bytes of one answer to Get LBA Status: 4095 runs.
+/// Bytes of one Get LBA Status page: 4095 runs.
 const STATUS_BYTES: usize = 64 << 10;
-/// Runs of blocks believed bad that are taken from one answer; the others are found without hints.
+/// Maximum blocks taken from one page as hints; the search finds the others without.
 const MAX_HINTS: usize = 4096;
 
-/// What a probe is.
+/// The command that probes blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Probe {
     /// Verify, which moves no data.
@@ -41,7 +41,7 @@ pub(crate) enum Probe {
     Read,
 }
 
-/// A search for damaged blocks.
+/// A search for bad blocks.
 pub(crate) struct BadBlockSearch<'a> {
     io: &'a Io,
     extent: Extent,
@@ -49,13 +49,13 @@ pub(crate) struct BadBlockSearch<'a> {
     probe: Probe,
 }
 
-/// What is still to be done.
+/// A step of the search.
 enum SearchTask {
-    /// Find out about these blocks.
+    /// Probe these blocks.
     Probe(Extent),
-    /// These blocks failed so.
+    /// Split these blocks, which failed.
     Split(Extent, CompletedCommand),
-    /// What was found since there were so many faults is all that these blocks have: at least one, as they failed.
+    /// Confirm that the parts of a failed run contain a bad block: at least one was found since `found_before`.
     Confirm { extent: Extent, found_before: usize, is_second: bool, failed: CompletedCommand },
 }
 
@@ -64,7 +64,7 @@ impl<'a> BadBlockSearch<'a> {
         BadBlockSearch { io, extent: Extent::one(Lba::ZERO), checks, probe }
     }
 
-    /// The damaged blocks of `extent`, which the command answered so is about; none if all are good by now.
+    /// The bad blocks of `extent`, over which a command failed; none if every block is good by now.
     pub(crate) async fn of(mut self, extent: Extent, completed: &CompletedCommand) -> Result<Vec<BadBlock>, Error> {
         self.extent = extent;
         let runs = self.runs(extent, completed).await;
@@ -85,7 +85,7 @@ impl<'a> BadBlockSearch<'a> {
         Ok(bad_blocks)
     }
 
-    /// A probe: nothing if the blocks are good, the answer if some are not.
+    /// Probes the blocks; `None` if all are good, else the failed command.
     async fn probe_run(&self, run: Extent) -> Result<Option<CompletedCommand>, Error> {
         let onward = run.start().get() - self.extent.start().get();
         let checks = self.io.codec.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
@@ -107,7 +107,7 @@ impl<'a> BadBlockSearch<'a> {
         }
     }
 
-    /// Works the list off, last in, first out.
+    /// Executes the tasks, last in, first out; returns the bad blocks.
     async fn run_tasks(&self, mut todo: Vec<SearchTask>) -> Result<Vec<BadBlock>, Error> {
         let mut bad_blocks = Vec::new();
         while let Some(task) = todo.pop() {
@@ -130,7 +130,7 @@ impl<'a> BadBlockSearch<'a> {
                     return Err(self.unnamed(extent, &failed));
                 }
                 SearchTask::Confirm { extent, found_before, .. } => {
-                    // None of its blocks is bad. If the run is still bad as a whole, the halves have one more chance.
+                    // No block of the run failed alone. Probe the whole run again; if it fails, search its halves once more.
                     if let Some(failed) = self.probe_run(extent).await? {
                         todo.push(SearchTask::Confirm { extent, found_before, is_second: true, failed });
                         todo.extend(halves(extent).map(SearchTask::Probe));
@@ -141,7 +141,7 @@ impl<'a> BadBlockSearch<'a> {
         Ok(bad_blocks)
     }
 
-    /// A failing run of several blocks in shorter ones: around the block that the error log names, or in halves.
+    /// Splits a failing run of several blocks: around the block that the error log names, or in halves.
     async fn parts(&self, run: Extent, failed: &CompletedCommand) -> Vec<Extent> {
         match logged_block(failed, run).await {
             Some(lba) => around(run, lba),
@@ -149,7 +149,7 @@ impl<'a> BadBlockSearch<'a> {
         }
     }
 
-    /// The first runs to look at: blocks that the target knows to be bad one by one, and what lies between them.
+    /// The first runs to probe: each block that the target lists as bad, and the runs between them.
     async fn runs(&self, extent: Extent, completed: &CompletedCommand) -> Vec<Extent> {
         let mut bad = self.listed_blocks(extent, completed, LbaStatusAction::Tracked).await;
         if bad.is_empty() {
@@ -176,7 +176,7 @@ impl<'a> BadBlockSearch<'a> {
         if !session.profile.get_lba_status {
             return Vec::new();
         }
-        // A range of 2^16 blocks has no number in the command; then all to the end is asked for, and cut here.
+        // The command cannot express a range of 2^16 blocks: request all to the end, and cut the list here.
         let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
         let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
         let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
@@ -192,7 +192,7 @@ impl<'a> BadBlockSearch<'a> {
         blocks
     }
 
-    /// The error of a target that says that blocks are bad and does not say which.
+    /// The error of a target that fails a run but none of its blocks alone.
     fn unnamed(&self, extent: Extent, failed: &CompletedCommand) -> Error {
         let status = failed.status();
         let reason = format!(
@@ -202,7 +202,7 @@ impl<'a> BadBlockSearch<'a> {
     }
 }
 
-/// The block, what is before it, and what is behind it.
+/// The block, the run before it and the run after it.
 fn around(run: Extent, lba: Lba) -> Vec<Extent> {
     let (start, end) = (run.start().get(), run.start().get() + run.len());
     let before = Extent::from_raw(start, lba.get() - start).ok();
@@ -218,7 +218,7 @@ fn halves(run: Extent) -> [Extent; 2] {
     [part(start, half), part(start + half, run.len() - half)]
 }
 
-/// The blocks from `from` up to but not with `end`, in pieces.
+/// The blocks from `from` to `end`, exclusive, in pieces of [`PROBE_BLOCKS`].
 fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
     let piece = BlockCount::new(PROBE_BLOCKS).expect("not 0");
     if let Ok(between) = Extent::from_raw(from, end.saturating_sub(from)) {
@@ -226,9 +226,9 @@ fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
     }
 }
 
-/// Entries of the error log that are read at most.
+/// Maximum entries of the error log that are read.
 const MAX_ENTRIES: u64 = 64;
-/// Bytes of the damage page that are read at most, and with one command.
+/// Maximum bytes of the damage log that are read, and bytes read with one command.
 const DAMAGE_BYTES: u64 = 1 << 20;
 const PART_BYTES: u64 = 64 << 10;
 
@@ -239,7 +239,7 @@ pub(crate) async fn logged_block(completed: &CompletedCommand, extent: Extent) -
     let length = entries * ErrorEntry::BYTES as u64;
     let request = GetLogPage { retain_event: true, ..GetLogPage::new(LogPage::ErrorInformation.code(), length) };
     let page = session.controller.admin.log("Get Log Page, Error Information", request).await.ok()?;
-    // Newest first: an identifier is used again, so older entries of the same one are of other commands.
+    // Newest first: identifiers are reused, so an older entry with the same one belongs to another command.
     let same_command = |entry: &ErrorEntry| entry.sqid == completed.queue && entry.cid == completed.result.cid;
     let entry = ErrorLog::decode(&page).find(same_command)?;
     let is_this = entry.status().code() == completed.status().code() && entry.nsid == session.profile.nsid;
@@ -251,8 +251,8 @@ pub(crate) fn contains(extent: Extent, lba: Lba) -> bool {
     lba.get().checked_sub(extent.start().get()).is_some_and(|at| at < extent.len())
 }
 
-/// Fills in what was expected and what was found, where the target has the page that tells. Other targets have another
-/// page there, or none; then the values stay unknown.
+/// Fills in expected and actual values from the target's damage log. Other targets have another page there, or none; the
+/// values then stay unknown.
 pub(crate) async fn add_values(session: &Session, bad_blocks: &mut [BadBlock]) {
     if bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Media || bad_block.expected.is_some()) {
         return;
@@ -268,7 +268,7 @@ pub(crate) async fn add_values(session: &Session, bad_blocks: &mut [BadBlock]) {
     }
 }
 
-/// The damage page of the session's namespace, whole and of one generation.
+/// The damage log of the session's namespace, read without a change in between.
 async fn damage_log(session: &Session) -> Option<DamageLog> {
     let nsid = session.profile.nsid;
     let admin = &session.controller.admin;

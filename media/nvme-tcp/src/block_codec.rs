@@ -1,4 +1,5 @@
-//! Blocks on the wire: data and tags apart here, interleaved there; and which fields a command lets the target check.
+//! Converts blocks between memory, where data and tags are apart, and the wire, where they are interleaved; chooses the
+//! checks that a command requests of the target.
 
 use std::cell::Cell;
 
@@ -13,19 +14,19 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use crate::namespace_profile::{NamespaceProfile, PiMode};
 use crate::options::add;
 
-/// Blocks of at least this many bytes are sent from where they lie, with their tags between them; smaller ones are copied
-/// together, because a gather list of them would cost more than the copy.
+/// Blocks of at least this many bytes are sent without a copy, with their tags between them; smaller ones are copied
+/// together, because their gather list would cost more than the copy.
 const GATHER_BYTES: usize = 4096;
-/// The application tag that switches checking off.
+/// The application tag that disables checking of a block.
 const UNCHECKED_APP_TAG: u16 = 0xFFFF;
 
-/// What data of a namespace is like on the wire.
+/// The wire format of a namespace's blocks.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockCodec {
     pub(crate) size: BlockSize,
     pub(crate) pi_mode: PiMode,
     storage_tag_mask: u64,
-    /// Where data digests and guards are the same sums.
+    /// Set if one CRC serves data digests and guards.
     pub(crate) crc_layout: Option<BlockLayout>,
 }
 
@@ -38,16 +39,16 @@ impl BlockCodec {
         BlockCodec { size, pi_mode, storage_tag_mask: profile.storage_tag_mask, crc_layout: crcs }
     }
 
-    /// Bytes that a Read of these blocks brings.
+    /// Bytes that a Read of these blocks transfers.
     pub(crate) fn read_bytes(&self, extent: Extent) -> usize {
         extent.len() as usize * (self.size.bytes() + self.pi_mode.shown().map_or(0, PiFormat::tuple_bytes))
     }
 
-    /// The fields of a Read or Verify that has to check this, and whether they say all of it.
+    /// The fields of a Read or Verify that request these checks, and true if they express all of them.
     pub(crate) fn read_checks(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
         match self.pi_mode {
             PiMode::None => (ProtectionInfo::NONE, true),
-            // Nobody here sees the tags, so the target checks all it can.
+            // This host does not receive the tags, so the target checks all it can.
             PiMode::Target(format) => {
                 let info =
                     read_checks(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
@@ -57,7 +58,7 @@ impl BlockCodec {
         }
     }
 
-    /// Whether a Verify or Read that has to check this has the guard of every block checked.
+    /// True if a Verify or Read with these checks compares the guard of every block.
     pub(crate) fn checks_seals(&self, checks: &Checks) -> bool {
         match self.pi_mode {
             PiMode::None => false,
@@ -66,8 +67,8 @@ impl BlockCodec {
         }
     }
 
-    /// The fields of a Write of this data. Guards and reference tags are always checked; application and storage tags
-    /// when all blocks have the same, so that tags are not damaged on the way without notice.
+    /// The fields of a Write of this data. The target always checks guards and reference tags; it checks application and
+    /// storage tags if all blocks have the same. So a tag that changes in transfer is detected.
     pub(crate) fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
         match self.pi_mode {
             PiMode::None => ProtectionInfo::NONE,
@@ -107,14 +108,14 @@ impl BlockCodec {
         info.with_tags(format, first.storage_tag, reference)
     }
 
-    /// The fields of Write Zeroes: the target makes the tags of zeroes.
+    /// The fields of Write Zeroes: the target generates the tags.
     pub(crate) fn zeroes(&self, extent: Extent) -> ProtectionInfo {
         let Some(format) = self.pi_mode.kept() else { return ProtectionInfo::NONE };
         let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
         ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, initial_ref_tag)
     }
 
-    /// Data to be written, as it travels.
+    /// Data of a Write in wire format.
     pub(crate) fn payload(&self, data: &Sealed, pool: &Pool) -> Payload {
         match self.pi_mode.shown() {
             Some(format) => self.with_tags(format, data, pool),
@@ -122,8 +123,8 @@ impl BlockCodec {
         }
     }
 
-    /// Data to be compared, as it travels. The target compares tags too, so data without the namespace's tags gets those
-    /// that a target makes of it.
+    /// Data of a Compare in wire format. The target compares tags too, so data without the namespace's tags gets those
+    /// that a target would generate.
     pub(crate) fn comparand(&self, extent: Extent, data: &Sealed, pool: &Pool) -> Payload {
         let Some(format) = self.pi_mode.kept() else { return Payload::from(data.data().clone()) };
         if data.format() == Some(format) {
@@ -153,12 +154,12 @@ impl BlockCodec {
             (Some(profile), Some(guards)) => {
                 payload.with_crcs(BlockCrcs { layout: profile.clone(), guards: guards.collect() })
             }
-            // Guards that were not compared with the data must not vouch for it.
+            // Unverified guards must not yield a digest: it would hide their mismatch with the data.
             _ => payload,
         }
     }
 
-    /// Blocks that arrived, checked. `read` has the bytes of whole blocks.
+    /// Verifies received blocks. `read` has whole blocks.
     pub(crate) fn check_read(
         &self,
         read: ReadData,
@@ -173,7 +174,7 @@ impl BlockCodec {
         let (data, tags) = self.split_tags(format, read.buffer, pool);
         let len = data.len() as u64;
         let blocks = Unverified::new(data, tags, self.size, Some(format)).expect("one tuple was taken from each block");
-        // There are sums only if these bytes were summed for a data digest, and the digest was right.
+        // Block CRCs are present only if a data digest over these bytes matched.
         if let Some(crcs) = read.crcs.filter(|_| format.guard() == GuardKind::Crc32c) {
             return blocks.verify_with_crcs(checks, &crcs.guards);
         }
@@ -183,7 +184,7 @@ impl BlockCodec {
         blocks.verify(checks)
     }
 
-    /// Data and tags, taken apart in place; one block is not even moved.
+    /// Separates data and tags in place; a single block is not moved.
     fn split_tags(&self, format: PiFormat, mut buffer: Buffer, pool: &Pool) -> (Slice, Slice) {
         let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
         let (stride, blocks) = (size + tuple, buffer.len() / (size + tuple));
@@ -201,13 +202,13 @@ impl BlockCodec {
     }
 }
 
-/// The faults of mismatches in blocks from `start`.
+/// The bad blocks of mismatches in blocks from `start`.
 pub(crate) fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
     mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
 }
 
-/// Checks as fields of a command, and whether these say all of it: not every mask of a storage tag has a field, and
-/// Type 1 has no reference tag but the address.
+/// Checks as fields of a command, and true if the fields express all of them. They cannot express every mask of a storage
+/// tag, and with Type 1 no reference tag but the LBA (NVM, "Protection Information").
 fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
     let mut info = ProtectionInfo::NONE;
     let mut is_all = true;

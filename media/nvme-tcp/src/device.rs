@@ -1,4 +1,4 @@
-//! The device: a namespace that is open.
+//! An open namespace as a block device, and the log of a discovery controller.
 
 use std::rc::Rc;
 
@@ -17,13 +17,13 @@ use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource}
 
 /// A namespace over NVMe/TCP. Clones are the same device. It belongs to the reactor on which it was opened.
 ///
-/// Dropping the last clone closes the connections without a word to the target; see [`NvmeTcpDevice::close`].
+/// Dropping the last clone closes the connections without shutting the controller down; see [`NvmeTcpDevice::close`].
 #[derive(Clone)]
 pub struct NvmeTcpDevice(Rc<NvmeTcpState>);
 
 struct NvmeTcpState {
     io: Io,
-    /// What was found at first; the controller's identifier is that of the session of the moment.
+    /// As found on opening; the controller's identifier changes with the session.
     info: ConnectionInfo,
 }
 
@@ -31,7 +31,7 @@ impl NvmeTcpDevice {
     /// Opens a namespace: the one with this identifier, or the only one there is.
     ///
     /// # Errors
-    /// As [`ConnectError`] says; everything within [`Options::connect_timeout`].
+    /// See [`ConnectError`]; [`Options::connect_timeout`] bounds all of it.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -49,9 +49,9 @@ impl NvmeTcpDevice {
         Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
     }
 
-    /// Ends the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
-    /// connections. Requests in flight and later ones fail. Gives up after [`Options::shutdown_timeout`]. Writes that were
-    /// not flushed are the caller's to flush before.
+    /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
+    /// connections. Requests in flight and later ones fail. Waits at most [`Options::shutdown_timeout`]. The caller flushes
+    /// before.
     pub async fn close(&self) {
         let reconnecting = &self.0.io.session;
         if let Some(session) = reconnecting.current_session() {
@@ -73,7 +73,7 @@ impl NvmeTcpDevice {
         ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.info.controller_id), ..self.0.info.clone() }
     }
 
-    /// What went through since the device was opened.
+    /// What the device transferred since it was opened.
     pub fn counters(&self) -> Counters {
         self.0.io.session.counters()
     }
@@ -147,16 +147,16 @@ impl Device for NvmeTcpDevice {
 
 /// Bytes read with one command.
 const PART_BYTES: u64 = 4096;
-/// Entries that are read at most; a page that announces more is refused.
+/// Maximum entries of the log; a page that announces more is refused.
 const MAX_ENTRIES: u64 = 4096;
-/// Times that the page is read again because it changed while it was read.
+/// Attempts to read the page without a change in between.
 const ATTEMPTS: usize = 4;
 
-/// What a discovery controller names: subsystems, and other discovery controllers (see `SubsystemType`). Of the options
-/// those about queues, tags and reconnecting mean nothing here.
+/// The entries of a discovery log: subsystems, and other discovery controllers (see `SubsystemType`). Ignores the options
+/// about queues, tags and reconnecting.
 ///
 /// # Errors
-/// As [`ConnectError`] says.
+/// See [`ConnectError`].
 ///
 /// # Panics
 /// Outside a reactor.
@@ -181,7 +181,7 @@ pub async fn discover(address: HostPort, options: Options) -> Result<Vec<Discove
 
 const LOG_COMMAND: &str = "Get Log Page, Discovery";
 
-/// The page, or `None` if it changed meanwhile.
+/// The page, or `None` if GENCTR changed while it was read.
 async fn read_log(admin: &Admin) -> Result<Option<Vec<DiscoveryEntry>>, ConnectError> {
     let unexpected = |why: String| ConnectError::Unexpected { what: LOG_COMMAND, why };
     let head = read_part(admin, 0, DiscoveryHeader::BYTES as u64).await?;

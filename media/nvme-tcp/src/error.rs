@@ -1,4 +1,4 @@
-//! Why a namespace could not be reached, and the way a queue ends.
+//! Errors of opening a namespace, and of a lost connection.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,60 +11,60 @@ use crate::HostPort;
 /// Why a namespace could not be opened, or a discovery log not read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The name of the host says no address.
+    /// The host name does not resolve.
     #[error("cannot look up {host}: {source}")]
     Resolve {
-        /// The name.
+        /// The host name.
         host: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// No TCP connection.
+    /// The TCP connection cannot be made.
     #[error("cannot connect to {address}: {source}")]
     Connect {
-        /// Where.
+        /// The target's address.
         address: HostPort,
-        /// What the system said of the last address tried.
+        /// The system's error for the last address tried.
         source: std::io::Error,
     },
-    /// It took too long.
+    /// The controller is not ready within the time limit.
     #[error("{address} did not answer within {limit:?}")]
     Timeout {
-        /// Who.
+        /// The target's address.
         address: HostPort,
         /// [`crate::Options::connect_timeout`].
         limit: Duration,
     },
-    /// The connection ended while it was being set up.
+    /// The connection ended before the controller was ready.
     #[error("the connection to {address} ended while it was being set up: {reason}")]
     Lost {
-        /// Who.
+        /// The target's address.
         address: HostPort,
-        /// Why.
+        /// Why it ended.
         reason: String,
     },
-    /// The target refused a command on the way.
+    /// The target refused a command.
     #[error("the target refused {what}: {status}{detail}")]
     Refused {
-        /// Which command.
+        /// The command.
         what: &'static str,
-        /// Its answer.
+        /// Its status.
         status: Status,
-        /// What the answer says besides.
+        /// Further detail from its completion.
         detail: String,
     },
-    /// The target's answers make no sense, or it is none of the kind that was expected.
+    /// A completion or a page of the target is inconsistent, or the controller is of another type than expected.
     #[error("the target answered {what} with {why}")]
     Unexpected {
-        /// Which question.
+        /// The command or page.
         what: &'static str,
         /// What is wrong.
         why: String,
     },
-    /// The target did not agree to a digest that was asked for.
+    /// The target does not enable a requested digest.
     #[error("the target does not use {0} digests")]
     NoDigest(&'static str),
-    /// It wants a host to prove who it is, which this one cannot.
+    /// The target requires authentication or a secure channel, which this host does not support.
     #[error("the target demands authentication or a secure channel")]
     AuthenticationRequired,
     /// The namespace asked for is not among the active ones.
@@ -75,13 +75,13 @@ pub enum ConnectError {
         /// NSIDs there are.
         active: Vec<u32>,
     },
-    /// None was asked for, and there is not just one.
+    /// No namespace was requested, and there is not exactly one.
     #[error("which namespace? The active ones are {}", List(.active))]
     WhichNamespace {
         /// NSIDs there are; possibly none.
         active: Vec<u32>,
     },
-    /// The format of the namespace is none that can be used.
+    /// The namespace's format is not supported.
     #[error("namespace {nsid} cannot be used: {source}")]
     Format {
         /// Its NSID.
@@ -89,7 +89,7 @@ pub enum ConnectError {
         /// Why.
         source: NamespaceFormatError,
     },
-    /// The namespace has something that cannot be used over TCP or by this host.
+    /// The namespace has a property that TCP or this host does not support.
     #[error("namespace {nsid} cannot be used: {why}")]
     Unsupported {
         /// Its NSID.
@@ -97,7 +97,7 @@ pub enum ConnectError {
         /// What.
         why: String,
     },
-    /// Something is there, but not the namespace that was open before.
+    /// After a reconnect, the namespace has another identifier, size or format.
     #[error("what answers is not the namespace that was open: {what}")]
     Changed {
         /// What differs.
@@ -106,7 +106,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether trying again later may help.
+    /// True if a later attempt may succeed.
     pub fn is_transient(&self) -> bool {
         match self {
             ConnectError::Resolve { .. }
@@ -114,7 +114,7 @@ impl ConnectError {
             | ConnectError::Timeout { .. }
             | ConnectError::Lost { .. } => true,
             ConnectError::Refused { status, .. } => !status.do_not_retry(),
-            // While a target starts, its namespaces may come one by one.
+            // A target that is starting may add its namespaces one by one.
             ConnectError::NoNamespace { .. } | ConnectError::WhichNamespace { .. } => true,
             ConnectError::Unexpected { .. }
             | ConnectError::NoDigest(_)
@@ -143,7 +143,7 @@ impl fmt::Display for List<'_> {
     }
 }
 
-/// A queue whose connection is over; commands in flight may or may not have been carried out.
+/// A queue's connection ended. The target may or may not have executed the commands in flight.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct ConnectionLost(pub(crate) std::rc::Rc<str>);

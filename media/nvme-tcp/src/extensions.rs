@@ -1,7 +1,7 @@
-//! Operations that take extensions of sealblock: Digest, and the annex.
+//! Requests that need sealblock's vendor specific extensions: Checksum, and the reserved area.
 //!
-//! Invariant: a command of an extension goes only to a session whose target has said that the namespace has it. A target
-//! that took the place of another may be of another kind, and the same number may mean anything there.
+//! Invariant: a vendor specific command is sent only on a session whose target offers it. After a reconnect the target may
+//! be another vendor's, where the same opcode may mean anything.
 
 use sealblock_block::{BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response};
 use sealblock_integrity::{Checks, guard};
@@ -20,7 +20,7 @@ use crate::session::Session;
 use crate::status::bad_block_cause;
 
 impl Io {
-    /// A Digest, with whatever status.
+    /// Executes one Checksum; returns its completion, whatever the status.
     async fn checksum_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
         let (protection, _) = self.codec.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Checksum(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
@@ -55,7 +55,7 @@ impl Io {
             };
             return Err(bad_blocks.covering(coverage).into());
         }
-        // The hunt read every block again and found them good: the target has got over it, and can be asked once more.
+        // The search re-read every block, so the failure was transient: retry once.
         let again = self.checksum_once(extent, &checks).await?;
         match again.status().is_success() {
             true => self.checksum_response(extent, checks, &again).await,
@@ -63,15 +63,15 @@ impl Io {
         }
     }
 
-    /// The answer of a Digest that succeeded. Both dwords of its completion are the sum, so which copies it has not looked at is
-    /// asked with a Verify, where there are any.
+    /// The response to a Checksum that succeeded. Its completion has room for the CRC-64 only, so a Verify reports which
+    /// copies were not checked, if there are several.
     async fn checksum_response(&self, extent: Extent, checks: Checks, completed: &CompletedCommand) -> Outcome {
         let coverage = self.checksum_coverage(extent, checks, completed).await?;
         let crc64 = completed.result.completion.result.get();
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage }))
     }
 
-    /// How far a Digest went that was answered so.
+    /// Coverage of a Checksum.
     async fn checksum_coverage(
         &self,
         extent: Extent,
@@ -99,24 +99,24 @@ impl Io {
         match frame.decode(&received) {
             Ok(bytes) => Ok(Response::Reserved(Slice::copy_from(bytes))),
             Err(why) => {
-                let reason = format!("what the target sent of the annex of namespace {nsid} cannot be used: {why}");
+                let reason = format!("the reserved area of namespace {nsid} is invalid: {why}");
                 Err(ErrorKind::Media { reason }.into())
             }
         }
     }
 
-    /// Durable when it is answered, so it is in no ledger; repeated, it writes the same.
+    /// Writes the reserved area: durable once complete, so it is not recorded as an unflushed write. Idempotent.
     pub(crate) async fn write_reserved(&self, area: ReservedArea, bytes: &[u8]) -> Outcome {
         let (frame, cdw11) = frame_of(area);
         let (limit, actual) = (frame.max_bytes() as u64, bytes.len() as u64);
-        let too_long = ErrorKind::Limit { what: "bytes for the annex", limit, actual };
+        let too_long = ErrorKind::Limit { what: "bytes for the reserved area", limit, actual };
         let data = Slice::copy_from(&frame.encode(bytes).ok_or(too_long)?);
         let set = SetFeatures { fid: frame.feature().code(), save: false, nsid: self.nsid(), cdw11 }.encode();
         self.reserved_command(RequestKind::WriteReserved, set, || HostData::Write(data.clone().into())).await?;
         Ok(Response::Done)
     }
 
-    /// A command about the annex, which succeeded.
+    /// Executes a command on the reserved area, which must succeed.
     async fn reserved_command(
         &self,
         kind: RequestKind,
@@ -135,7 +135,7 @@ impl Io {
     }
 }
 
-/// Refuses what the session's target has not offered.
+/// Refuses a command that the session's target does not offer.
 fn offered(session: &Session, extension: Extensions, kind: RequestKind) -> Result<(), Error> {
     match session.pages.extensions.contains(extension) {
         true => Ok(()),
@@ -143,7 +143,7 @@ fn offered(session: &Session, extension: Extensions, kind: RequestKind) -> Resul
     }
 }
 
-/// The feature of a slot, and its dword 11.
+/// The feature of a reserved area, and its dword 11.
 const fn frame_of(area: ReservedArea) -> (ReservedFrame, u32) {
     match area {
         ReservedArea::GroupLabel => (ReservedFrame::Group, 0),
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_has_room_for_all_that_a_slot_holds() {
+    fn a_frame_has_room_for_a_whole_reserved_area() {
         for area in [ReservedArea::GroupLabel, ReservedArea::ScrubState, ReservedArea::Bitmap { page: 7 }] {
             assert_eq!(frame_of(area).0.max_bytes(), area.max_bytes());
         }

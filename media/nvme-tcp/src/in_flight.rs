@@ -1,4 +1,4 @@
-//! Who waits: for the completion of a command, or for room in the queue.
+//! Commands of a queue that wait: for their completion, or for room in the queue.
 
 use std::collections::VecDeque;
 use std::task::Waker;
@@ -6,25 +6,25 @@ use std::task::Waker;
 use sealblock_protocols_nvme::Completion;
 use sealblock_protocols_nvme_tcp::host::ReadData;
 
-/// How a command ended.
+/// The end of a command.
 #[derive(Debug)]
 pub(crate) struct CommandResult {
-    /// Its identifier, under which the error log knows it.
+    /// Command identifier, which the error log repeats.
     pub(crate) cid: u16,
     pub(crate) completion: Completion,
     /// The data of a command that reads.
     pub(crate) data: Option<ReadData>,
 }
 
-/// How the wait for a command's completion stands.
+/// State of an entry.
 #[derive(Debug)]
 enum CommandState {
     Free,
     /// In flight.
     Waiting(Option<Waker>),
-    /// In flight, and nobody waits any more.
+    /// In flight; its future was dropped.
     Abandoned,
-    /// Ended, and not fetched yet.
+    /// Completed; its future has not read the result yet.
     Done(CommandResult),
     /// The connection ended before the command did.
     Lost,
@@ -32,24 +32,25 @@ enum CommandState {
 
 struct InFlightCommand {
     state: CommandState,
-    /// The tick at which the command was submitted; `None` for one that may take for ever.
+    /// Tick at which the command was submitted; `None` for a command without a timeout.
     submitted_tick: Option<u32>,
 }
 
-/// What a command has come to.
+/// Progress of a command.
 #[derive(Debug)]
 pub(crate) enum CommandProgress {
-    /// It is in flight.
+    /// The command is in flight.
     InFlight,
-    /// It ended.
+    /// The command completed.
     Done(CommandResult),
-    /// It never will.
+    /// The connection ended before the command completed.
     Lost,
 }
 
-/// The commands in flight of a queue and those whose end was not fetched yet.
+/// The commands of a queue that are in flight, and those whose future has not read the result yet.
 ///
-/// Invariant: `by_place` is right for each place at which a command is in flight.
+/// Invariant: for each command in flight, `by_place` maps its index in [`Host`](sealblock_protocols_nvme_tcp::Host) to its
+/// entry.
 pub(crate) struct InFlightCommands {
     entries: Vec<InFlightCommand>,
     free: Vec<usize>,
@@ -58,12 +59,12 @@ pub(crate) struct InFlightCommands {
 }
 
 impl InFlightCommands {
-    /// For commands at `places` places at once.
+    /// Room for `places` commands in flight.
     pub(crate) fn new(places: usize) -> InFlightCommands {
         InFlightCommands { entries: Vec::new(), free: Vec::new(), by_place: vec![0; places.max(1)], tick: 0 }
     }
 
-    /// Notes a command that was submitted; gives its entry.
+    /// Adds a command that was submitted; returns its entry.
     pub(crate) fn insert(&mut self, place: usize, has_no_timeout: bool) -> usize {
         let since = (!has_no_timeout).then_some(self.tick);
         let new = InFlightCommand { state: CommandState::Waiting(None), submitted_tick: since };
@@ -81,7 +82,7 @@ impl InFlightCommands {
         entry
     }
 
-    /// Notes the end of the command at `place`; gives who waits for it.
+    /// Stores the result of the command at `place`; returns the waker of its future.
     pub(crate) fn finish(&mut self, place: usize, finished: CommandResult) -> Option<Waker> {
         let entry = self.by_place[place];
         let state = &mut self.entries[entry].state;
@@ -101,7 +102,7 @@ impl InFlightCommands {
         }
     }
 
-    /// What the command has come to; one that ended gives up its entry, one in flight keeps the waker.
+    /// Polls a command: frees the entry of one that ended, keeps the waker for one in flight.
     pub(crate) fn poll(&mut self, entry: usize, waker: &Waker) -> CommandProgress {
         let state = &mut self.entries[entry].state;
         match std::mem::replace(state, CommandState::Free) {
@@ -121,7 +122,7 @@ impl InFlightCommands {
         }
     }
 
-    /// Nobody waits for this command any more. What it held is given back, to be dropped outside of any borrow.
+    /// Marks the command's future as dropped. The caller drops the returned state outside of any borrow.
     pub(crate) fn abandon(&mut self, entry: usize) -> impl Sized + use<> {
         let state = &mut self.entries[entry].state;
         let was = std::mem::replace(state, CommandState::Free);
@@ -133,7 +134,7 @@ impl InFlightCommands {
         was
     }
 
-    /// The connection is over: all commands in flight are lost. Gives who waits for them.
+    /// Marks all commands in flight as lost; returns the wakers of their futures.
     pub(crate) fn lose_all(&mut self) -> Vec<Waker> {
         let mut wakers = Vec::new();
         for (i, entry) in self.entries.iter_mut().enumerate() {
@@ -149,7 +150,7 @@ impl InFlightCommands {
         wakers
     }
 
-    /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
+    /// Advances the tick. True if a command has been in flight for more than `max_ticks` ticks.
     pub(crate) fn advance_tick(&mut self, max_ticks: u32) -> bool {
         self.tick = self.tick.wrapping_add(1);
         self.entries.iter().any(|entry| {
@@ -167,41 +168,41 @@ pub(crate) struct FifoWaiters {
 }
 
 impl FifoWaiters {
-    /// How many wait.
+    /// Waiting commands.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Joins at the end; gives a ticket.
+    /// Joins the end of the queue; returns a ticket.
     pub(crate) fn join(&mut self, waker: Waker) -> u64 {
         self.tickets += 1;
         self.waiting.push_back((self.tickets, waker));
         self.tickets
     }
 
-    /// Whether this ticket is the first.
+    /// True if this ticket is the first.
     pub(crate) fn is_first(&self, ticket: u64) -> bool {
         self.waiting.front().is_some_and(|(first, _)| *first == ticket)
     }
 
-    /// Takes a ticket out.
+    /// Removes a ticket.
     pub(crate) fn leave(&mut self, ticket: u64) -> Option<Waker> {
         let at = self.waiting.iter().position(|(other, _)| *other == ticket)?;
         self.waiting.remove(at).map(|(_, waker)| waker)
     }
 
-    /// Who is to be woken for this ticket from now on; gives who was before.
+    /// Replaces the waker of a ticket; returns the previous one, for the caller to drop outside of any borrow.
     pub(crate) fn keep_waker(&mut self, ticket: u64, waker: &Waker) -> Option<Waker> {
         let (_, kept) = self.waiting.iter_mut().find(|(other, _)| *other == ticket)?;
         if kept.will_wake(waker) { None } else { Some(std::mem::replace(kept, waker.clone())) }
     }
 
-    /// Who is first.
+    /// The waker of the first command.
     pub(crate) fn first_waker(&self) -> Option<Waker> {
         self.waiting.front().map(|(_, waker)| waker.clone())
     }
 
-    /// All who wait.
+    /// The wakers of all commands.
     pub(crate) fn wakers(&self) -> Vec<Waker> {
         self.waiting.iter().map(|(_, waker)| waker.clone()).collect()
     }

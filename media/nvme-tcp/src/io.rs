@@ -1,4 +1,4 @@
-//! Each operation as commands.
+//! Executes block requests as NVM commands.
 
 use std::rc::Rc;
 
@@ -24,7 +24,7 @@ use crate::reconnecting_session::{CompletedCommand, ReconnectingSession};
 use crate::session::Session;
 use crate::status::{CommandContext, bad_block_cause, failure};
 
-/// Carries operations out on one namespace.
+/// Executes block requests on one namespace.
 pub(crate) struct Io {
     pub(crate) session: Rc<ReconnectingSession>,
     pub(crate) codec: BlockCodec,
@@ -45,7 +45,7 @@ impl Io {
         failure(completed.status(), context)
     }
 
-    /// A Read, with whatever status.
+    /// Executes one Read; returns its completion, whatever the status.
     pub(crate) async fn read_once(
         &self,
         extent: Extent,
@@ -60,7 +60,7 @@ impl Io {
         self.session.execute(build).await
     }
 
-    /// The data of a Read that succeeded, checked here.
+    /// Verifies the data of a Read that succeeded.
     fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
         let needed = self.codec.read_bytes(extent);
         let read = completed.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
@@ -88,8 +88,8 @@ impl Io {
         };
         let is_seen_here = self.codec.pi_mode.shown().is_some() && cause != BadBlockCause::Media;
         if is_seen_here {
-            // The target found wrong tags. Without its checks it hands the blocks over, and here every one that is wrong
-            // is found, with its values.
+            // The target found wrong tags. Read again without its checks: this host then finds every bad block, with the
+            // expected and actual values.
             let unchecked = self.read_once(extent, ProtectionInfo::NONE).await?;
             if unchecked.status().is_success() {
                 return self.check_read(extent, &checks, unchecked);
@@ -101,7 +101,7 @@ impl Io {
         })
     }
 
-    /// How damaged blocks are looked for.
+    /// The command that searches for bad blocks.
     pub(crate) fn probe(&self) -> Probe {
         if self.session.profile.abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
     }
@@ -123,8 +123,8 @@ impl Io {
         })
     }
 
-    /// The target found tags that do not fit. If they are wrong here already, these are the blocks; otherwise they were
-    /// damaged on the way, or do not fit the command, and the target's error log names the first of them.
+    /// The error of a Write whose tags the target rejected. Reports the blocks whose tags mismatch here already; else the
+    /// tags changed in transfer or do not match the command, and the target's error log names the first block.
     async fn write_refused(
         &self,
         extent: Extent,
@@ -182,7 +182,7 @@ impl Io {
         Ok(Response::Done)
     }
 
-    /// What a Discard loses is what it asked to lose, so it is in no ledger.
+    /// Deallocates the extents. A lost Discard loses no data, so it is not recorded as an unflushed write.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         let shape = &self.session.profile;
         let mut rest = extents;
@@ -217,7 +217,7 @@ impl Io {
         self.session.execute(|_| Ok((command, HostData::None))).await
     }
 
-    /// A Verify, with whatever status.
+    /// Executes one Verify; returns its completion, whatever the status.
     pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
         let (protection, _) = self.codec.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
@@ -240,13 +240,12 @@ impl Io {
         }
         match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &completed).await?) {
             Some(bad_blocks) => Err(bad_blocks.covering(coverage).into()),
-            // The hunt read every block again and found them good: the target has got over it.
+            // The search re-read every block, so the failure was transient.
             None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
         }
     }
 
-    /// How far a Verify went that was answered so. It counts what the target of that very session says: another one may have
-    /// taken its place since.
+    /// Coverage of a Verify. Uses the extensions of the session that executed it: a later session may have another target.
     fn coverage(&self, extent: Extent, checks: &Checks, completed: &CompletedCommand) -> Coverage {
         match completed.session.pages.extensions.contains(Extensions::COVERAGE) {
             true => Coverage::from_bits(completed.result.completion.dword0(), extent),
@@ -254,7 +253,7 @@ impl Io {
         }
     }
 
-    /// How far Reads go, which look at one copy.
+    /// Coverage of Reads, which check one copy only.
     fn reach_of_reads(&self, extent: Extent, checks: &Checks, extensions: Extensions) -> Coverage {
         let mut coverage = self.reach(checks, extensions);
         if extensions.contains(Extensions::COPIES) {
@@ -263,13 +262,14 @@ impl Io {
         coverage
     }
 
-    /// Whether such checks, of a target that has these, look at seals.
+    /// Coverage of these checks by a target with these extensions: whether they compare seals.
     pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
         let is_plain = self.codec.pi_mode.kept().is_none();
         Coverage::of(self.codec.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
     }
 
-    /// Checks that no command can say are made here, of blocks that are read, in order; says how many bytes that took.
+    /// Reads all blocks in order and checks them here, for checks that no command can express; returns the bytes read and
+    /// the coverage.
     pub(crate) async fn read_all(
         &self,
         extent: Extent,
@@ -314,12 +314,12 @@ impl Io {
         let logged = logged_block(&completed, extent).await;
         match (logged, self.codec.pi_mode.kept()) {
             (Some(lba), None) => Err(ErrorKind::Miscompare { lba }.into()),
-            // Tags are compared as well, and it is the data that is asked about.
+            // The target compares tags too, but only different data is a miscompare.
             (logged, _) => self.compare_read(extent, data, logged.unwrap_or(extent.start())).await,
         }
     }
 
-    /// The first block from `from` that differs, found by reading.
+    /// Finds the first block from `from` whose data differs, by reading.
     async fn compare_read(&self, extent: Extent, data: &Sealed, from: Lba) -> Outcome {
         let size = self.codec.size.bytes();
         let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
@@ -340,7 +340,7 @@ impl Io {
     }
 }
 
-/// The error of these damaged blocks, of which there is at least one.
+/// The error of these bad blocks, at least one.
 fn integrity(bad_blocks: Vec<BadBlock>) -> Error {
     BadBlocks::new(bad_blocks).expect("a mismatch is about a block").into()
 }

@@ -1,20 +1,20 @@
 //! A namespace over NVMe/TCP as a block device: the host's side of the protocol.
 //!
-//! [`NvmeTcpDevice`] turns operations into commands on the I/O queues of a controller, each queue a TCP connection on this
-//! reactor; [`discover`] asks a discovery controller what there is. What is one connection's business is in the core of
-//! `protocols/nvme-tcp`; sockets are the reactor's.
+//! [`NvmeTcpDevice`] executes each block request as commands on the I/O queues of a controller, each queue a TCP connection
+//! on this reactor; [`discover`] reads the discovery log. `protocols/nvme-tcp` parses and writes the PDUs; the reactor owns
+//! the sockets.
 //!
 //! Invariants:
-//! - Nothing that a target sends is used before it was checked; no target makes anything here panic, loop or grow.
-//! - Blocks are checked where they arrive: what is handed on as [`sealblock_integrity::Sealed`] was compared with its tags
-//!   here, whatever the target did before.
-//! - A request is answered once: with its outcome, or with an error that says what was asked, of whom, and what was
-//!   answered. All waiting has a limit in [`Options`].
-//! - A block is called damaged only after a command about it alone has failed, or its tags were compared here.
-//! - A Flush does not vouch for writes that were acknowledged before a connection was lost.
+//! - Every byte that a target sends is checked before use; no target can make this crate panic, loop or grow.
+//! - Blocks are verified where they arrive: this crate compares a [`sealblock_integrity::Sealed`] with its tags, whatever
+//!   the target checked before.
+//! - A request completes once: with its outcome, or with an error that names the command, its namespace and queue, and the
+//!   status. Every wait has a limit in [`Options`].
+//! - A block is reported bad only after a command over it alone has failed, or this crate has compared its tags.
+//! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
-//! Shape: one thread, so state is in cells. From below: `queue` is a connection, `session` all connections to a controller,
-//! `link` the sessions that follow one another, `io` the operations, `device` the outside.
+//! One thread, so state is in cells. `queue` is one connection, `session` all connections to a controller,
+//! `reconnecting_session` replaces a lost session, `io` executes requests, `device` is the public type.
 
 mod admin;
 mod bad_block_search;

@@ -1,6 +1,6 @@
-//! What the Identify pages mean: geometry, limits, abilities, and what blocks are on the wire.
+//! A namespace's geometry, limits, abilities and protection information, from its Identify pages.
 //!
-//! Pure, so that every lie a target can tell here is a test. Nothing of a page is used before it was checked.
+//! Pure, so that tests cover every inconsistent target. Every field is checked before use.
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
 use sealblock_integrity::{GuardKind, PiFormat};
@@ -34,18 +34,18 @@ pub(crate) struct IdentifyPages {
     pub(crate) bitmap_pages: u32,
 }
 
-/// Who makes the tags that the namespace keeps.
+/// Protection information of the namespace, and its generator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum PiMode {
-    /// It keeps none.
+    /// The namespace has none.
     None,
-    /// They travel with the data.
+    /// Tags travel with the data.
     Host(PiFormat),
-    /// The target makes and checks them.
+    /// The target generates and checks the tags.
     Target(PiFormat),
 }
 
-/// What tells one namespace from another.
+/// Identifiers, size and format of a namespace: a new session must find the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct NamespaceIdentity {
     pub(crate) uuid: Option<[u8; 16]>,
@@ -56,7 +56,7 @@ pub(crate) struct NamespaceIdentity {
     format: NamespaceFormat,
 }
 
-/// A namespace, understood.
+/// What requests need to know of a namespace.
 #[derive(Clone, Debug)]
 pub(crate) struct NamespaceProfile {
     pub(crate) nsid: u32,
@@ -81,7 +81,7 @@ pub(crate) struct NamespaceProfile {
 }
 
 impl NamespaceProfile {
-    /// What the pages say of namespace `nsid`, used as `options` ask.
+    /// The profile of namespace `nsid` by its pages and the options.
     pub(crate) fn of(nsid: u32, pages: &IdentifyPages, options: &Options) -> Result<NamespaceProfile, ConnectError> {
         let unsupported = |why: String| ConnectError::Unsupported { nsid, why };
         let namespace = &pages.namespace;
@@ -122,8 +122,8 @@ impl NamespaceProfile {
         })
     }
 
-    /// Whether this is the namespace that `before` was, or what is not the same. One that is known by its identifier may have been
-    /// resized: whoever opened it goes on with the blocks that it had, and the controller refuses those that are gone.
+    /// Refuses a namespace that differs from `before`. A namespace with an identifier may have been resized: the device keeps
+    /// its capacity, and the controller refuses blocks that no longer exist.
     pub(crate) fn check_unchanged(&self, before: &NamespaceProfile) -> Result<(), ConnectError> {
         let (a, b) = (&self.identity, &before.identity);
         let what = if (a.uuid, a.nguid, a.eui64) != (b.uuid, b.nguid, b.eui64) {
@@ -142,7 +142,7 @@ impl NamespaceProfile {
 }
 
 impl PiMode {
-    /// The protection information that users of the device see.
+    /// The protection information that the device has.
     pub(crate) const fn shown(self) -> Option<PiFormat> {
         match self {
             PiMode::Host(format) => Some(format),
@@ -150,7 +150,7 @@ impl PiMode {
         }
     }
 
-    /// The protection information that the namespace keeps.
+    /// The protection information that the namespace stores.
     pub(crate) const fn kept(self) -> Option<PiFormat> {
         match self {
             PiMode::Host(format) | PiMode::Target(format) => Some(format),
@@ -161,7 +161,7 @@ impl PiMode {
 
 fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, ConnectError> {
     let namespace = &pages.namespace;
-    // Not even the index may point to a format that is not there.
+    // The index must name a format in the list.
     let formats = usize::from(namespace.nlbaf.get()) + usize::from(namespace.nulbaf);
     if namespace.format_index() >= formats {
         let why = format!("format {} of {formats}", namespace.format_index());
@@ -197,7 +197,7 @@ fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, Conne
     Ok(NamespaceIdentity { uuid, nguid, eui64, serial, capacity_blocks: namespace.nsze, format })
 }
 
-/// An identifier of nothing but zeroes is none.
+/// `None` for an identifier that is all zeroes.
 fn some<const N: usize>(id: [u8; N]) -> Option<[u8; N]> {
     (id != [0; N]).then_some(id)
 }
@@ -216,7 +216,7 @@ fn pi_mode(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String>
     })
 }
 
-/// WZSL, and WZDSL where it is told. Some hosts take 0 for MDTS, so the smaller meaning is the safe one.
+/// WZSL, and WZDSL if supported. A value of 0 means no limit here, but MDTS to some hosts; the smaller reading is safe.
 fn zeroes_limit(pages: &IdentifyPages, page_bytes: u64) -> Option<u64> {
     let nvm = pages.nvm_controller?;
     let plain = limit_bytes(nvm.wzsl, page_bytes);
@@ -239,7 +239,7 @@ fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, pi_mode: Pi
     let in_blocks = |bytes: Option<u64>| bytes.map_or(u64::from(MAX_BLOCKS), |bytes| bytes >> size.shift());
     let verify = in_blocks(pages.nvm_controller.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes)));
     let zero = in_blocks(zeroes_limit(pages, page_bytes).or(mdts));
-    // Extents of a Discard share this limit; the ranges of a command have one of their own.
+    // Each range of a Discard has this limit, and all ranges of a command together have another.
     let range = match pages.nvm_controller.map_or(0, |nvm| nvm.dmrsl) {
         0 => u64::MAX,
         max if pages.controller.oncs.contains(Oncs::DATASET_MANAGEMENT) => u64::from(max),
@@ -253,7 +253,7 @@ fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, pi_mode: Pi
     Limits { max_transfer_blocks: count(transfer), max_verify_blocks: count(verify), max_zero_blocks: count(zero) }
 }
 
-/// This many blocks, brought to what one command may name.
+/// `blocks`, clamped to 1 and the maximum of one command.
 fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
@@ -292,7 +292,7 @@ fn has_volatile_cache(pages: &IdentifyPages) -> bool {
     pages.controller.vwc.contains(Vwc::PRESENT) && !none
 }
 
-/// Whether data digests and guards of these blocks come from the same sum.
+/// True if one CRC serves data digests and guards of these blocks.
 pub(crate) fn shares_crcs(pi_mode: PiMode) -> bool {
     pi_mode.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }

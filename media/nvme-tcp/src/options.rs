@@ -1,4 +1,4 @@
-//! How a namespace is used: every limit by its name.
+//! How a namespace is used, what the target says of it, and what was transferred.
 
 use std::cell::Cell;
 use std::collections::hash_map::RandomState;
@@ -9,7 +9,7 @@ use sealblock_integrity::PiFormat;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
 
-/// Who makes the tags of a namespace with protection information. On one without, it means nothing.
+/// Generator of the tags of a namespace with protection information. Without effect on one without.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum PiSource {
     /// As [`PiSource::Host`].
@@ -17,8 +17,8 @@ pub enum PiSource {
     Auto,
     /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
     Host,
-    /// PRACT = 1: the target makes the tags and checks them; the device shows no protection information, and between the
-    /// target and here only the data digest looks after the data.
+    /// PRACT = 1: the target generates and checks the tags; the device has no protection information, and only the data
+    /// digest protects the data between target and host.
     Target,
 }
 
@@ -29,7 +29,7 @@ pub struct Options {
     pub host_nqn: Nqn,
     /// HOSTID: the identifier of this host, the same for all its connections.
     pub host_id: [u8; 16],
-    /// I/O queues, each a connection of its own, all on this reactor; at least 1. The target may grant fewer.
+    /// I/O queues, one connection each, all on this reactor; at least 1. The target may grant fewer.
     pub queues: u16,
     /// Commands in flight on one queue; at least 1. Further ones wait in order. Cut to what CAP.MQES and MAXCMD allow.
     pub queue_depth: u16,
@@ -39,21 +39,21 @@ pub struct Options {
     pub data_digest: bool,
     /// Who makes tags.
     pub protection: PiSource,
-    /// The most bytes of data in one transfer, if the target's MDTS does not say less; at least one block.
+    /// Maximum bytes of data in one transfer, cut to the target's MDTS; at least one block.
     pub transfer_bytes: u32,
-    /// Time for names, connections and everything up to the first I/O, of one attempt.
+    /// Time limit of one attempt: name resolution, connections and everything up to the first I/O.
     pub connect_timeout: Duration,
-    /// Time for one command; then the connection is reset. Noticed up to an eighth of it late.
+    /// Time limit of one command; the connection is then reset. Detected up to an eighth of it late.
     pub request_timeout: Duration,
-    /// KATO: the target drops this host after so long without a sign of life; one is sent twice as often. Zero for none.
+    /// KATO: the target drops this host after so long without a command. Keep Alive is sent twice as often. Zero for none.
     pub keep_alive: Duration,
     /// Time that [`crate::NvmeTcpDevice::close`] gives the target to shut the controller down.
     pub shutdown_timeout: Duration,
     /// Times that one request is sent again after a status that allows it, without counting lost connections.
     pub retries: u8,
-    /// Connections that one request may lose before it fails, so that a request which kills its target stops doing so.
+    /// Connections that one request may lose before it fails: a request that crashes its target must not be sent forever.
     pub max_connection_losses: u8,
-    /// What happens when a connection is lost.
+    /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
 }
 
@@ -97,10 +97,10 @@ fn random_id() -> [u8; 16] {
     })
 }
 
-/// What the target says of itself and of the namespace. Texts are as the target sent them, without what is not printable.
+/// What the target says of itself and of the namespace. Texts are the target's, without characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
-    /// The subsystem's name, as asked for.
+    /// The requested subsystem's name.
     pub subsystem: Nqn,
     /// MN: model.
     pub model: String,
@@ -120,9 +120,9 @@ pub struct ConnectionInfo {
     pub nguid: Option<[u8; 16]>,
     /// EUI64, if it has one.
     pub eui64: Option<[u8; 8]>,
-    /// The namespace's own protection information, whoever makes it.
+    /// The namespace's own protection information, whether host or target generates it.
     pub protection: Option<PiFormat>,
-    /// Who makes the tags: [`PiSource::Host`] or [`PiSource::Target`]. `Auto` where there are none.
+    /// Generator of the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.
     pub tags: PiSource,
     /// I/O queues in use.
     pub queues: u16,
@@ -142,26 +142,26 @@ pub struct ConnectionInfo {
     pub in_capsule_bytes: u32,
     /// Writes are volatile until a Flush (VWC, VWCNP).
     pub volatile_write_cache: bool,
-    /// The target tells damaged blocks by Get LBA Status.
+    /// The target supports Get LBA Status, which lists bad blocks.
     pub get_lba_status: bool,
     /// The namespace may be in use by other controllers (NMIC).
     pub shared: bool,
 }
 
-/// What went through a device since it was opened, over all its connections.
+/// What a device transferred since it was opened, over all its connections.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Commands completed on I/O queues.
     pub commands: u64,
-    /// Payload bytes of I/O commands that came: data, and tags that travel with it.
+    /// Payload bytes of I/O commands that were received: data, and tags that travel with it.
     pub received_bytes: u64,
     /// Payload bytes of I/O commands that were sent.
     pub sent_bytes: u64,
-    /// Of the bytes that came, those that were summed for data digests; block guards come from the same pass.
+    /// Received bytes that a data digest was computed over; the same pass yields the block guards.
     pub received_bytes_checksummed: u64,
-    /// Of the bytes that were sent, those that were summed for data digests; not those whose guards were known.
+    /// Sent bytes that a data digest was computed over; without those whose guards were known.
     pub sent_bytes_checksummed: u64,
-    /// Bytes of data whose guards were computed here apart from data digests.
+    /// Bytes of data whose guards were computed apart from data digests.
     pub guard_bytes_checksummed: u64,
     /// Commands sent again after a status that allows it.
     pub retries: u64,
@@ -170,8 +170,8 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// Bytes that this device summed, for whatever purpose, to move [`Counters::received_bytes`] and
-    /// [`Counters::sent_bytes`]. Guards of data that is written are made before it gets here, and count there.
+    /// Bytes that this device computed any CRC over, to move [`Counters::received_bytes`] and [`Counters::sent_bytes`].
+    /// The creator of a Write computes its guards, so they are not counted here.
     pub fn bytes_checksummed(&self) -> u64 {
         self.received_bytes_checksummed + self.sent_bytes_checksummed + self.guard_bytes_checksummed
     }

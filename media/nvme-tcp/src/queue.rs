@@ -1,11 +1,11 @@
 //! One connection, which is one queue: commands in, completions out.
 //!
-//! Two tasks move bytes, one each way. A command is a place in a table and a waker: no task and no box for each. Commands
-//! that are submitted in the same turn of the reactor leave in one gather send, and one receive may end many of them.
+//! Two tasks move bytes, one each way. A command is a table entry and a waker: no task and no box for each. Commands that
+//! are submitted in the same turn of the reactor leave in one gather send, and one receive may complete many of them.
 //!
-//! Invariants: a command ends once, with its completion or with [`Lost`]; commands that find the queue full are submitted
-//! in the order in which they came; a future that is dropped leaves its command to the target, whose answer is thrown
-//! away; no borrow is held while a waker is called; what the system has not sent yet of commands that are lost is never sent.
+//! Invariants: a command completes once, with its completion or with [`ConnectionLost`]; commands that find the queue full
+//! are submitted in the order in which they came; dropping a future discards the completion of its command; no borrow is
+//! held while a waker is called; a reset discards the unsent bytes of lost commands.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Shutdown, SocketAddr};
@@ -24,7 +24,7 @@ use crate::Counters;
 use crate::error::ConnectionLost;
 use crate::in_flight::{CommandProgress, CommandResult, FifoWaiters, InFlightCommands};
 
-/// How long the last bytes of a connection that is over may take.
+/// Time limit for sending the last bytes of a connection that ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// A connection.
@@ -35,21 +35,21 @@ pub(crate) struct Queue {
     host: RefCell<Host>,
     in_flight: RefCell<InFlightCommands>,
     waiters: RefCell<FifoWaiters>,
-    /// Why the connection is over.
+    /// Why the connection ended; `None` while it is open.
     end_reason: RefCell<Option<Rc<str>>>,
-    /// Whether bytes are being sent at this moment.
+    /// True while bytes are being sent.
     is_sending: Cell<bool>,
-    /// The sender, while it has nothing to do.
+    /// Waker of the sender while there is nothing to send.
     idle_sender: RefCell<Option<Waker>>,
-    /// Who waits for the connection to be set up.
+    /// Waker of the task that waits for the connection.
     opener: RefCell<Option<Waker>>,
     completed: Cell<u64>,
-    /// What had gone through when the queue was ready for requests.
+    /// Counters at the moment when the queue became ready for I/O.
     base: Cell<(u64, target::Counters)>,
 }
 
 impl Queue {
-    /// Connects and agrees on digests; gives the queue and what was agreed.
+    /// Connects and starts to negotiate digests.
     pub(crate) async fn open(address: SocketAddr, id: u16, config: HostConfig) -> std::io::Result<Rc<Queue>> {
         let stream = Stream::connect(address).await?;
         stream.set_nodelay(true)?;
@@ -72,7 +72,7 @@ impl Queue {
         Ok(queue)
     }
 
-    /// What was agreed on, as soon as it was.
+    /// Waits for ICResp; returns what was negotiated.
     pub(crate) async fn established(&self) -> Result<Negotiated, ConnectionLost> {
         std::future::poll_fn(|cx| {
             if let Some(negotiated) = self.host.borrow().negotiated() {
@@ -88,27 +88,27 @@ impl Queue {
         .await
     }
 
-    /// Carries a command out, as soon as the queue has room for it.
+    /// Executes a command once the queue has room for it.
     pub(crate) fn execute(&self, command: Command, data: HostData) -> CommandFuture<'_> {
         CommandFuture::new(self, command, data, false)
     }
 
-    /// The same for a command that may take for ever, as Asynchronous Event Request does.
+    /// The same without a timeout, as Asynchronous Event Request needs.
     pub(crate) fn execute_without_timeout(&self, command: Command, data: HostData) -> CommandFuture<'_> {
         CommandFuture::new(self, command, data, true)
     }
 
-    /// Commands in flight and in line.
+    /// Commands in flight and waiting.
     pub(crate) fn load(&self) -> usize {
         self.host.borrow().commands_in_flight() + self.waiters.borrow().len()
     }
 
-    /// Why the connection is over, if it is.
+    /// Why the connection ended, if it did.
     pub(crate) fn lost(&self) -> Option<ConnectionLost> {
         self.end_reason.borrow().clone().map(ConnectionLost)
     }
 
-    /// Ends the connection: all commands are lost.
+    /// Ends the connection: all its commands fail with [`ConnectionLost`].
     pub(crate) fn end(&self, reason: &str) {
         {
             let mut ended = self.end_reason.borrow_mut();
@@ -119,8 +119,8 @@ impl Queue {
         }
         // An admin queue always has something in flight, which changes no block.
         if self.id != 0 && self.host.borrow().commands_in_flight() > 0 {
-            // They are repeated elsewhere. Left to itself the system would deliver them minutes later, over newer ones.
-            // Where it cannot be reset at once it is as soon as its tasks let go.
+            // The commands are sent again on another connection. Without a reset the kernel could deliver these copies
+            // minutes later, over newer writes. If the reset fails, dropping the socket resets it.
             let _ = self.stream.reset();
         }
         self.host.borrow_mut().close();
@@ -132,23 +132,23 @@ impl Queue {
             waker.wake();
         }
         if self.is_sending.get() {
-            // A peer that does not read would hold the sender for ever.
+            // A peer that does not read would block the sender forever.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
         self.wake_sender();
     }
 
-    /// Counts a tick, and tells whether a command has been in flight for more than `most` of them.
+    /// Advances the tick. True if a command has been in flight for more than `max_ticks` ticks.
     pub(crate) fn advance_tick(&self, max_ticks: u32) -> bool {
         self.in_flight.borrow_mut().advance_tick(max_ticks)
     }
 
-    /// From here on what goes through is counted.
+    /// Starts to count: Connect and earlier traffic do not count.
     pub(crate) fn start_counting(&self) {
         self.base.set((self.completed.get(), self.host.borrow().counters()));
     }
 
-    /// Adds what went through since then.
+    /// Adds what was transferred since [`Queue::start_counting`].
     pub(crate) fn add_to(&self, all: &mut Counters) {
         let ((completed, base), now) = (self.base.get(), self.host.borrow().counters());
         all.commands += self.completed.get() - completed;
@@ -167,7 +167,7 @@ impl Queue {
         }
     }
 
-    /// Submits the command if it is its turn: the table's entry, or the command back.
+    /// Submits the command; returns its entry in the table.
     pub(crate) fn try_submit(
         &self,
         command: Command,
@@ -186,7 +186,7 @@ impl Queue {
         Ok(entry)
     }
 
-    /// Whether one more command may be submitted now.
+    /// True if one more command may be submitted now.
     pub(crate) fn has_room(&self) -> bool {
         self.host.borrow().can_submit()
     }
@@ -201,7 +201,7 @@ impl Queue {
         &self.in_flight
     }
 
-    /// Calls the first in line if there is room for it.
+    /// Wakes the first waiting command if there is room for it.
     pub(crate) fn wake_next(&self) {
         if self.has_room() {
             let waker = self.waiters.borrow().first_waker();
@@ -211,7 +211,7 @@ impl Queue {
         }
     }
 
-    /// Hands out what has happened.
+    /// Completes the commands whose completions arrived.
     fn dispatch(&self) {
         loop {
             let event = self.host.borrow_mut().next_event();
@@ -232,7 +232,7 @@ impl Queue {
                     }
                     self.wake_next();
                 }
-                // The reason is told by the receiver, which finds no buffer to receive into.
+                // The receiver finds no buffer to receive into, and ends the connection with the reason.
                 Some(Event::Closed(_)) => self.wake_sender(),
             }
         }
@@ -251,7 +251,7 @@ impl Queue {
     }
 }
 
-/// Receives until the connection is over.
+/// Receives until the connection ends.
 async fn receive(queue: Rc<Queue>) {
     let reason = loop {
         let buffer = queue.host.borrow_mut().receive_buffer();
@@ -263,7 +263,7 @@ async fn receive(queue: Rc<Queue>) {
             Err(error) => break format!("receiving failed: {error}"),
         }
         queue.dispatch();
-        // What was completed is to be asked for again before more is received, so that both sides stay busy.
+        // Send the next commands before receiving more, so that both sides stay busy.
         queue.wake_sender_if_output();
     };
     queue.end(&reason);
@@ -277,7 +277,7 @@ impl Queue {
     }
 }
 
-/// Sends until the connection is over and its last words are out.
+/// Sends until the connection has ended and its last bytes are out.
 async fn send(queue: Rc<Queue>) {
     let mut out = Vec::new();
     loop {
@@ -307,7 +307,7 @@ async fn send(queue: Rc<Queue>) {
 }
 
 impl Queue {
-    /// Waits until there is something to send, or the connection is over.
+    /// Waits until there is something to send, or the connection ends.
     async fn wait_for_output(&self) {
         std::future::poll_fn(|cx: &mut Context<'_>| {
             if self.host.borrow().has_output() || self.end_reason.borrow().is_some() {
@@ -328,7 +328,7 @@ enum CommandStage {
     Ended,
 }
 
-/// A command on its way through a queue. Dropping it leaves a command in flight to the target.
+/// The future of one command. Dropping it does not abort a command in flight; its completion is discarded.
 pub(crate) struct CommandFuture<'q> {
     queue: &'q Queue,
     stage: CommandStage,
@@ -347,7 +347,7 @@ impl<'q> CommandFuture<'q> {
         Ok(())
     }
 
-    /// Submits as soon as it is this command's turn; answers whether it is in flight.
+    /// Submits the command when it is its turn. True if it is in flight.
     fn advance(&mut self, cx: &mut Context<'_>) -> Result<bool, ConnectionLost> {
         match std::mem::replace(&mut self.stage, CommandStage::Ended) {
             CommandStage::New(command, data) => {

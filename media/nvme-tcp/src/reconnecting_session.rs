@@ -1,7 +1,8 @@
-//! The way to the namespace: a session while there is one, a new one when it is lost, and an end to trying.
+//! The session to a namespace, opened again when its connection is lost, until the limits of reconnecting are reached; and
+//! its background tasks: keep alive, timeouts, events of the controller.
 //!
-//! Invariants: a request waits for a session, or learns that there will be none; a session that replaces another leads to
-//! the same namespace; every attempt, pause and repetition is bounded by [`crate::Options`].
+//! Invariants: a request waits for a session, or fails once reconnecting has failed; a new session finds the same
+//! namespace; [`crate::Options`] bounds every attempt, pause and repetition.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -27,36 +28,36 @@ use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
 use crate::status::may_be_sent_again;
 
-/// The pause before a command is sent again whose status asks for none of the target's own.
+/// Pause before a retry if the status does not request one by CRD.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// What leads to the namespace now.
+/// The session of this moment.
 enum SessionState {
     Connected(Rc<Session>),
-    /// A new session is being set up.
+    /// A new session is being opened.
     Reconnecting,
-    /// There will be none.
+    /// The device was closed, or reconnecting failed. Final.
     Failed(Rc<str>),
 }
 
-/// The way to one namespace.
+/// A session that is replaced when its connection is lost.
 pub(crate) struct ReconnectingSession {
     pub(crate) config: SessionConfig,
-    /// The namespace as it was first met, and has to stay.
+    /// The namespace when it was opened; a new session must find the same.
     pub(crate) profile: NamespaceProfile,
     pub(crate) counters: CounterCells,
     pub(crate) flush_epochs: FlushEpochs,
     is_writable: Cell<bool>,
     state: RefCell<SessionState>,
     wakers: RefCell<Vec<Waker>>,
-    /// What went through sessions that are over.
+    /// Counters of sessions that ended.
     past_counters: Cell<Counters>,
 }
 
-/// A command that was answered, and by whom.
+/// A command with a final completion, and the session and queue that executed it.
 pub(crate) struct CompletedCommand {
     pub(crate) session: Rc<Session>,
-    /// [`Ledger::epoch`] of that session.
+    /// [`FlushEpochs::epoch`] of that session.
     pub(crate) epoch: u64,
     pub(crate) queue: u16,
     pub(crate) result: CommandResult,
@@ -69,9 +70,9 @@ impl CompletedCommand {
 }
 
 impl ReconnectingSession {
-    /// The way that begins with this session.
+    /// Starts with this open session.
     pub(crate) fn new(mut config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
-        // Whatever else appears there later, this namespace is meant.
+        // Later sessions must open the same namespace, even if others have appeared.
         config.namespace = Some(session.profile.nsid);
         let session = Rc::new(session);
         let reconnecting = Rc::new(ReconnectingSession {
@@ -88,17 +89,20 @@ impl ReconnectingSession {
         reconnecting
     }
 
-    /// Whether the namespace takes writes now.
+    /// True if the namespace accepts writes now.
     pub(crate) fn is_writable(&self) -> bool {
         self.is_writable.get()
     }
 
-    /// The namespace takes writes, or does not any more.
+    /// Sets whether the namespace accepts writes.
     pub(crate) fn set_writable(&self, writable: bool) {
         self.is_writable.set(writable);
     }
 
-    /// The session, as soon as there is one.
+    /// Waits for a connected session.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] once reconnecting has failed.
     pub(crate) async fn session(&self) -> Result<Rc<Session>, Error> {
         std::future::poll_fn(|cx| match &*self.state.borrow() {
             SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
@@ -113,7 +117,7 @@ impl ReconnectingSession {
         .await
     }
 
-    /// The session of this moment, if there is one.
+    /// The connected session, if there is one.
     pub(crate) fn current_session(&self) -> Option<Rc<Session>> {
         match &*self.state.borrow() {
             SessionState::Connected(session) => Some(Rc::clone(session)),
@@ -121,8 +125,8 @@ impl ReconnectingSession {
         }
     }
 
-    /// Carries an I/O command out that may be repeated: over a new session when the connection is lost, and again when
-    /// its status allows it. What comes back is final, success or not.
+    /// Executes an idempotent I/O command: again on a new session when the connection is lost, and again when its status
+    /// allows it. The returned completion is final, success or not.
     pub(crate) async fn execute(
         self: &Rc<Self>,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
@@ -171,7 +175,7 @@ impl ReconnectingSession {
         }
     }
 
-    /// A connection of the session is over, so all of it is. Sets up a new one, unless that is being done already.
+    /// Ends the session after the loss of one of its connections, and starts to reconnect unless that is in progress.
     pub(crate) fn session_lost(self: &Rc<Self>, session: &Rc<Session>, lost: &ConnectionLost) {
         {
             let mut state = self.state.borrow_mut();
@@ -186,13 +190,13 @@ impl ReconnectingSession {
         spawn(reconnect(Rc::downgrade(self), lost.clone()));
     }
 
-    /// Counts what went through a session that is over, and what of it is in doubt.
+    /// Adds up the counters of a session that ended, and records that its unflushed writes may be lost.
     fn retire_session(&self, session: &Session) {
         self.past_counters.set(add_session(self.past_counters.get(), session));
         self.flush_epochs.session_lost(self.profile.volatile_write_cache);
     }
 
-    /// There is a session again.
+    /// Resumes waiting requests on a new session.
     fn set_connected(self: &Rc<Self>, session: Session) {
         let session = Rc::new(session);
         add(&self.counters.reconnects, 1);
@@ -203,7 +207,7 @@ impl ReconnectingSession {
         self.wake();
     }
 
-    /// There will be no session any more.
+    /// Fails waiting and later requests; no session follows.
     pub(crate) fn fail(&self, reason: &str) {
         let before = {
             let mut state = self.state.borrow_mut();
@@ -222,7 +226,7 @@ impl ReconnectingSession {
         self.wake();
     }
 
-    /// The limits of reconnecting are reached.
+    /// Fails because the limits of reconnecting are reached.
     fn fail_after_attempts(&self, lost: &ConnectionLost, attempts: u32, time: Duration, last: &str) {
         let address = &self.config.address;
         let tried = match attempts {
@@ -237,7 +241,7 @@ impl ReconnectingSession {
         waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// What went through so far.
+    /// Counters over all sessions.
     pub(crate) fn counters(&self) -> Counters {
         let passed = match &*self.state.borrow() {
             SessionState::Connected(session) => add_session(self.past_counters.get(), session),
@@ -252,13 +256,13 @@ impl ReconnectingSession {
     }
 }
 
-/// What went through before, and through the I/O queues of this session.
+/// Adds the counters of the session's I/O queues.
 fn add_session(mut all: Counters, session: &Session) -> Counters {
     session.io.iter().for_each(|queue| queue.add_to(&mut all));
     all
 }
 
-/// How long to wait before a command with this status is sent again: what the controller asks for by CRD, if it does.
+/// Pause before a retry: the time that the controller requests by CRD, if it does.
 fn retry_pause(session: &Session, status: Status) -> Duration {
     let controller = &session.pages.controller;
     let delay_100ms = match status.retry_delay() {
@@ -268,11 +272,11 @@ fn retry_pause(session: &Session, status: Status) -> Duration {
         _ if status.code() == StatusCode::TRANSIENT_TRANSPORT_ERROR => return Duration::ZERO,
         _ => return RETRY_PAUSE,
     };
-    // However long a controller asks for, a request does not wait longer than for an answer.
+    // Bounded: a controller must not delay a request for minutes.
     Duration::from_millis(u64::from(delay_100ms) * 100).min(Duration::from_secs(5))
 }
 
-/// Sets up a new session: at once, then with growing pauses, until it is there or the limits are reached.
+/// Opens a new session: at once, then with growing pauses, until an attempt succeeds or the limits are reached.
 async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost) {
     let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.config.options.reconnect) else { return };
     let begin = now();
@@ -300,7 +304,7 @@ async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost
             Err(_elapsed) => break,
         };
         match result {
-            // Closed in the meantime.
+            // The device was closed in the meantime.
             Ok(_) if !matches!(&*reconnecting.state.borrow(), SessionState::Reconnecting) => return,
             Ok(session) => return reconnecting.set_connected(session),
             Err(error) if is_final(&error) => {
@@ -314,19 +318,19 @@ async fn reconnect(reconnecting: Weak<ReconnectingSession>, lost: ConnectionLost
     }
 }
 
-/// Whether a target that starts again will not get over this. What it refuses while it starts, it may not refuse later.
+/// True if no later attempt can succeed. A target that is starting may refuse what it accepts later.
 fn is_final(error: &ConnectError) -> bool {
     !error.is_transient() && !matches!(error, ConnectError::Refused { .. } | ConnectError::Unexpected { .. })
 }
 
-/// Looks at commands in flight in one request timeout.
+/// Timeout checks within one request timeout.
 const TICKS: u32 = 8;
-/// The pause between two events, so that a controller which tells events without end keeps nobody busy.
+/// Pause between two events: a controller that reports events without end must not keep this core busy.
 const EVENT_PAUSE: Duration = Duration::from_millis(100);
-/// Bytes of an event's log page that are read: enough for every page to be cleared, and for all of Changed Namespaces.
+/// Bytes read of an event's log page: enough to clear any event, and for all of Changed Namespace List.
 const EVENT_PAGE_BYTES: u64 = 4096;
 
-/// Starts what a session needs; it ends with the session.
+/// Starts the background tasks of a session; they end with it.
 fn start_tasks(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
     let options = &reconnecting.config.options;
     let queues: Vec<Rc<Queue>> = session.queues().cloned().collect();
@@ -339,7 +343,7 @@ fn start_tasks(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
     tasks.push(spawn(handle_events(Rc::downgrade(reconnecting), Rc::downgrade(session))));
 }
 
-/// Ends the connection of a command that is not answered in time. The others follow when their users find out.
+/// Ends each connection on which a command exceeds `limit`. The reconnecting session then ends the others.
 async fn end_late_commands(queues: Vec<Rc<Queue>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;
@@ -351,7 +355,7 @@ async fn end_late_commands(queues: Vec<Rc<Queue>>, limit: Duration) {
     }
 }
 
-/// Signs of life. A status is not looked at: whatever it is, it is an answer.
+/// Sends Keep Alive. Any completion, whatever its status, proves that the controller is alive.
 async fn keep_alive(admin: Rc<Queue>, period: Duration) {
     loop {
         sleep(period).await;
@@ -362,7 +366,7 @@ async fn keep_alive(admin: Rc<Queue>, period: Duration) {
     }
 }
 
-/// Waits for events, and notices the end of the connection even when nobody asks for anything.
+/// Handles events, and detects the end of the connection even when no request is in flight.
 async fn handle_events(reconnecting: Weak<ReconnectingSession>, session: Weak<Session>) {
     let Err(lost) = watch_events(&reconnecting, &session).await else { return };
     if let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) {
@@ -381,7 +385,7 @@ async fn watch_events(reconnecting: &Weak<ReconnectingSession>, session: &Weak<S
         let command = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
         let finished = admin.execute_without_timeout(command, HostData::None).await?;
         if !finished.completion.status().is_success() {
-            // No events, then; the connection is still to be watched.
+            // The controller reports no events; still detect the end of the connection.
             return Err(connection_end(&admin).await);
         }
         let event = AsynchronousEvent::from_dword0(finished.completion.dword0());
@@ -393,7 +397,7 @@ async fn watch_events(reconnecting: &Weak<ReconnectingSession>, session: &Weak<S
     }
 }
 
-/// Waits for the end of a connection that tells no events.
+/// Waits for the end of the connection of a controller that reports no events.
 async fn connection_end(queue: &Queue) -> ConnectionLost {
     loop {
         if let Some(lost) = queue.lost() {
@@ -403,14 +407,14 @@ async fn connection_end(queue: &Queue) -> ConnectionLost {
     }
 }
 
-/// Reads the event's log page, which lets the controller tell the next one.
+/// Reads the event's log page, which allows the controller to report the next event.
 async fn clear_event(admin: &Queue, event: AsynchronousEvent) -> Result<(), ConnectionLost> {
     let length = if event.log_page == LogPage::Health.code() { 512 } else { EVENT_PAGE_BYTES };
     let data = HostData::Read { buffer: Buffer::zeroed(length as usize), layout: None };
     admin.execute(GetLogPage::new(event.log_page, length).encode(), data).await.map(drop)
 }
 
-/// Looks at the namespace again. One that is another now, or gone, is not used any more.
+/// Reads the namespace's pages again; fails the device if the namespace changed or no longer exists.
 async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Weak<Session>) {
     let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) else { return };
     let (controller, nsid) = (&session.controller, reconnecting.profile.nsid);
@@ -419,7 +423,7 @@ async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Wea
     let shape = pages.and_then(|pages| NamespaceProfile::of(nsid, &pages, &reconnecting.config.options));
     match shape.and_then(|shape| shape.check_unchanged(&reconnecting.profile).map(|()| shape)) {
         Ok(shape) => reconnecting.set_writable(shape.abilities.writable),
-        // Whatever ended the connection is dealt with there.
+        // The loss of the connection is handled where it ended.
         Err(error) if error.is_transient() => {}
         Err(error) => reconnecting.fail(&format!("namespace {nsid} changed: {error}")),
     }

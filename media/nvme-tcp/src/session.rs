@@ -1,6 +1,6 @@
-//! An association with a controller: its admin queue and its I/O queues, set up step by step.
+//! An association with a controller: opens its admin queue and its I/O queues.
 //!
-//! Everything that the target says on the way is checked before it is used, and all of it has one time limit.
+//! Every value from the target is checked before use, and one time limit bounds all steps.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -29,12 +29,12 @@ use crate::namespace_profile::{IdentifyPages, NamespaceProfile};
 use crate::queue::Queue;
 use crate::{ConnectError, HostPort, Options};
 
-/// Entries of the admin queue: what every controller has to take.
+/// Entries of the admin queue: the minimum that every controller supports.
 const ADMIN_ENTRIES: u16 = 32;
-/// The pauses between two looks at CSTS.
+/// First and longest pause between two reads of CSTS.
 const STATUS_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
-/// Who talks to whom, and how.
+/// Target, namespace and options of a session; opens it again after a loss.
 #[derive(Clone)]
 pub(crate) struct SessionConfig {
     pub(crate) address: HostPort,
@@ -43,7 +43,7 @@ pub(crate) struct SessionConfig {
     pub(crate) options: Options,
 }
 
-/// A controller whose admin queue works.
+/// An enabled controller with its admin queue.
 pub(crate) struct Controller {
     pub(crate) admin: Admin,
     pub(crate) capabilities: Capabilities,
@@ -53,7 +53,7 @@ pub(crate) struct Controller {
     pool: Pool,
 }
 
-/// A controller whose I/O queues work.
+/// An enabled controller with its I/O queues.
 pub(crate) struct Session {
     pub(crate) controller: Controller,
     pub(crate) io: Vec<Rc<Queue>>,
@@ -61,17 +61,17 @@ pub(crate) struct Session {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) profile: NamespaceProfile,
     pub(crate) pages: IdentifyPages,
-    /// Keep alive, watch and events; aborted when the session ends.
+    /// Keep alive, timeouts and events; aborted when the session ends.
     pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
-    /// Sets everything up, within the time limit.
+    /// Opens all queues within [`Options::connect_timeout`].
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
         self.in_time(self.open_session()).await
     }
 
-    /// An answer within the time limit, or none.
+    /// Bounds `work` by [`Options::connect_timeout`].
     pub(crate) async fn in_time<T>(
         &self,
         work: impl Future<Output = Result<T, ConnectError>>,
@@ -88,7 +88,7 @@ impl SessionConfig {
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
-        // A queue of one entry more than commands, because a full ring could not be told from an empty one.
+        // A queue has one entry more than commands: a full ring would look like an empty one.
         let depth = u32::from(self.options.queue_depth.max(1).min(maxcmd)).min(entries.saturating_sub(1)).max(1) as u16;
         let in_capsule = if pages.controller.icdoff == 0 { pages.controller.in_capsule_bytes() } else { 0 };
         let in_capsule_bytes = u32::try_from(in_capsule).unwrap_or(u32::MAX);
@@ -108,7 +108,7 @@ impl SessionConfig {
         Ok(session)
     }
 
-    /// Sets up the admin queue and enables the controller.
+    /// Opens the admin queue and enables the controller.
     pub(crate) async fn open_controller(&self) -> Result<Controller, ConnectError> {
         let mut failure = None;
         let unknown = |source| ConnectError::Resolve { host: self.address.bare_host().to_owned(), source };
@@ -122,7 +122,7 @@ impl SessionConfig {
         Err(failure.expect("names that are looked up have at least one address"))
     }
 
-    /// What a connection of so many commands is to be like.
+    /// The configuration of a connection for `commands` commands.
     fn config(&self, commands: u16, in_capsule_bytes: Option<u32>) -> HostConfig {
         let mut config = HostConfig::new(pool());
         config.max_commands = NonZeroU16::new(commands).unwrap_or(NonZeroU16::MIN);
@@ -134,7 +134,7 @@ impl SessionConfig {
         config
     }
 
-    /// Connects one queue and agrees on digests.
+    /// Connects one queue and negotiates digests.
     async fn open_queue(
         &self,
         socket: SocketAddr,
@@ -184,7 +184,7 @@ impl SessionConfig {
         Ok(Controller { admin, capabilities, version, id, socket, pool: pool() })
     }
 
-    /// Sends Connect; gives the controller's identifier.
+    /// Sends Connect; returns the controller's identifier.
     async fn connect(&self, admin: &Admin, request: Connect, cntlid: u16) -> Result<u16, ConnectError> {
         let (subnqn, hostnqn) = (self.subsystem.clone(), Some(self.options.host_nqn.clone()));
         let data = ConnectData { hostid: self.options.host_id, cntlid, subnqn, hostnqn };
@@ -222,8 +222,8 @@ impl SessionConfig {
         let config = self.config(session.queue_depth, Some(session.in_capsule_bytes));
         let queue = self.open_queue(session.controller.socket, id, config).await?;
         let io_queue = Admin::new(Rc::clone(&queue.0), self.address.clone());
-        // Without flow control reads may end with their data, which saves a PDU. A controller that does not do without
-        // says so with an invalid parameter.
+        // Without SQ flow control, a Read may complete with its data, which saves a PDU. A controller that requires flow
+        // control refuses the parameter.
         let entries = u32::from(session.queue_depth) + 1;
         let attributes = ConnectAttributes::DISABLE_SQ_FLOW_CONTROL;
         let request = Connect { queue: id, entries, attributes, keep_alive_ms: 0 };
@@ -239,11 +239,11 @@ impl SessionConfig {
     }
 }
 
-/// A connection that ends when it is dropped, unless it is kept.
+/// Ends its connection on drop unless [`ConnectionGuard::keep`] was called.
 struct ConnectionGuard(Rc<Queue>, bool);
 
 impl ConnectionGuard {
-    /// Whoever gets it ends it.
+    /// Keeps the connection; the caller ends it.
     fn keep(mut self) -> Rc<Queue> {
         self.1 = true;
         Rc::clone(&self.0)
@@ -253,7 +253,7 @@ impl ConnectionGuard {
 impl Drop for ConnectionGuard {
     fn drop(&mut self) {
         if !self.1 {
-            self.0.end("given up while it was being set up");
+            self.0.end("the connection was not set up");
         }
     }
 }
@@ -265,7 +265,7 @@ impl Drop for Controller {
 }
 
 impl Session {
-    /// The I/O queue with the least to do.
+    /// The I/O queue with the fewest commands.
     pub(crate) fn pick(&self) -> &Rc<Queue> {
         match self.io.as_slice() {
             [only] => only,
@@ -273,7 +273,7 @@ impl Session {
         }
     }
 
-    /// Where buffers for reads come from.
+    /// The pool for read buffers.
     pub(crate) fn pool(&self) -> &Pool {
         &self.controller.pool
     }
@@ -290,18 +290,18 @@ impl Session {
         tasks.iter().for_each(JoinHandle::abort);
     }
 
-    /// Asks for the events that tell changes of namespaces, where the controller has them.
+    /// Enables the event Namespace Attribute Changed if the controller supports it.
     pub(crate) async fn enable_events(&self) -> Result<(), ConnectionLost> {
         let wanted = EventConfiguration::NAMESPACE_ATTRIBUTE.bits() & self.pages.controller.oaes.bits();
         if wanted == 0 {
             return Ok(());
         }
         let request = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
-        // A controller that refuses tells fewer events; nothing else depends on it.
+        // A controller may refuse; it then reports no changes, and nothing else depends on them.
         self.controller.admin.queue().execute(request.encode(), HostData::None).await.map(drop)
     }
 
-    /// Shuts the controller down, as far as it answers.
+    /// Shuts the controller down and waits for CSTS.SHST.
     pub(crate) async fn shut_down(&self) -> Result<(), ConnectError> {
         let admin = &self.controller.admin;
         let before = property(admin, Property::Configuration).await? as u32;
@@ -336,7 +336,7 @@ async fn configure(admin: &Admin, configuration: Configuration) -> Result<(), Co
     admin.execute("Property Set, CC", set, HostData::None).await.map(drop)
 }
 
-/// Looks at CSTS until it is as wanted. The time limit is the caller's.
+/// Polls CSTS until `is_there`. The caller sets the time limit.
 async fn wait_for(admin: &Admin, is_there: impl Fn(&ControllerStatus) -> bool) -> Result<(), ConnectError> {
     let (mut pause, longest) = STATUS_PAUSES;
     loop {

@@ -1,11 +1,11 @@
-//! Statuses of I/O commands as failures. One table; what it does not know keeps its number.
+//! Maps the status of an I/O command to an [`ErrorKind`]. One table; an unknown status keeps its number.
 
 use sealblock_block::{BadBlockCause, Error, ErrorKind, RequestKind};
 use sealblock_integrity::Field;
 use sealblock_protocols_nvme::{Status, StatusCode, StatusCodeType};
 use sealblock_units::Extent;
 
-/// The field of a block that a status says is wrong: a status about blocks, which are then to be found.
+/// The cause of bad blocks that a status reports; `None` if the status is not about blocks.
 pub(crate) fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
     Some(match status.code() {
         StatusCode::GUARD_CHECK_ERROR => BadBlockCause::Tag(Field::Guard),
@@ -17,13 +17,13 @@ pub(crate) fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
     })
 }
 
-/// Whether the same command may be sent again at once or soon.
+/// True if the same command may be retried after a short pause.
 pub(crate) fn may_be_sent_again(status: Status) -> bool {
     let is_about_blocks = status.code().code_type() == StatusCodeType::Media;
     !status.is_success() && !status.do_not_retry() && !is_about_blocks
 }
 
-/// What was asked, for the text of an error.
+/// The command that failed, for the error's text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommandContext {
     pub(crate) kind: RequestKind,
@@ -33,27 +33,27 @@ pub(crate) struct CommandContext {
     pub(crate) nsid: u32,
 }
 
-/// What kind of failure a status is.
+/// Class of an error status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum FailureClass {
     ReadOnly,
     NoSpace,
     Absent,
-    /// The target does not take the command as it is.
+    /// The target rejects the command.
     Refused,
-    /// The command was tried and failed.
+    /// The target executed the command, and it failed.
     Medium,
-    /// Time, or another path, may cure it.
+    /// A later attempt, or another path, may succeed.
     Path,
 }
 
-/// The kind of a status. Codes without a line of their own go by their type, and their text keeps name and number.
+/// The class of a status code. Codes without a line of their own go by their type.
 fn class(code: StatusCode) -> FailureClass {
     match code {
         StatusCode::NAMESPACE_WRITE_PROTECTED | StatusCode::WRITE_TO_READ_ONLY_RANGE => FailureClass::ReadOnly,
         StatusCode::CAPACITY_EXCEEDED | StatusCode::INSUFFICIENT_RESOURCES => FailureClass::NoSpace,
         StatusCode::INVALID_OPCODE => FailureClass::Absent,
-        // The command was sent again as often as it may be.
+        // The retries are used up.
         StatusCode::INVALID_NAMESPACE
         | StatusCode::NAMESPACE_NOT_READY
         | StatusCode::FORMAT_IN_PROGRESS
@@ -69,18 +69,18 @@ fn class(code: StatusCode) -> FailureClass {
         | StatusCode::DATA_TRANSFER_ERROR
         | StatusCode::KEEP_ALIVE_EXPIRED => FailureClass::Path,
         StatusCode::INTERNAL_ERROR => FailureClass::Medium,
-        // Access control denies what another host may do.
+        // Access control denies this host what another may do.
         StatusCode::ACCESS_DENIED => FailureClass::Refused,
         code => match code.code_type() {
             StatusCodeType::Path => FailureClass::Path,
             StatusCodeType::Media | StatusCodeType::Reserved | StatusCodeType::Vendor => FailureClass::Medium,
-            // Malformed commands, limits, reservations, and ranges although the gate has checked them.
+            // Malformed commands, limits, reservations, and ranges, although the gate has checked ranges.
             StatusCodeType::Generic | StatusCodeType::CommandSpecific => FailureClass::Refused,
         },
     }
 }
 
-/// The failure that a status means.
+/// The error that a status means for this command.
 pub(crate) fn failure(status: Status, context: CommandContext) -> Error {
     let blocks = context.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
     let name = status.code().io_name().unwrap_or("an unknown status");

@@ -103,17 +103,17 @@ fn a_target_that_makes_the_tags_checks_them_too() {
     assert!(!codec.read_checks(extent(9, 2), &Checks::NONE, true).0.pract, "Verify has nothing to strip");
 }
 
-/// Data whose guards were not checked is summed anew for its digest.
+/// The digest of data with unverified guards is computed anew.
 #[test]
-fn only_guards_that_hold_vouch_for_data() {
+fn only_verified_guards_yield_a_digest() {
     let pool = Pool::new(0, usize::MAX);
     let format = format(GuardKind::Crc32c, ProtectionType::Type1);
-    let profile = BlockLayout::new(4096, 16);
-    let codec = BlockCodec { crc_layout: profile, ..codec(PiMode::Host(format), BlockSize::B4096) };
+    let layout = BlockLayout::new(4096, 16);
+    let codec = BlockCodec { crc_layout: layout, ..codec(PiMode::Host(format), BlockSize::B4096) };
     let data = sealed(BlockSize::B4096, format, 0, 1);
     assert!(data.has_verified_guards());
-    assert!(format!("{:?}", codec.payload(&data, &pool)).contains("sums: Some"));
+    assert!(format!("{:?}", codec.payload(&data, &pool)).contains("crcs: Some"));
     let raw = Unverified::new(data.data().clone(), data.tags().clone(), BlockSize::B4096, Some(format)).unwrap();
     let raw = raw.verify(&Checks::NONE).unwrap();
-    assert!(format!("{:?}", codec.payload(&raw, &pool)).contains("sums: None"));
+    assert!(format!("{:?}", codec.payload(&raw, &pool)).contains("crcs: None"));
 }
