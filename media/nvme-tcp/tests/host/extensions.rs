@@ -274,7 +274,7 @@ fn slots_that_cannot_be_and_statuses_are_errors() {
                 _ => None,
             });
             let error = read_slot(&connect(&fake).await, ReservedArea::GroupLabel).await.unwrap_err();
-            let said = matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("cannot be used"));
+            let said = matches!(error.kind(), ErrorKind::Media { reason } if reason.contains("is invalid"));
             assert!(said, "lie {i}: {error}");
         }
         for (code, wanted) in [
