@@ -1,19 +1,19 @@
-//! The client's side of a connection: bytes in, answers out.
+//! The client's side of a connection: bytes in, replies out.
 //!
 //! ```text
 //! receive_buffer() -> Buffer -> socket -> received(Buffer, n) -> next_event()
-//! submit(Ask) -> transmit() -> socket
+//! submit(ClientRequest) -> transmit() -> socket
 //! ```
 //!
 //! Invariants:
-//! - Nothing that a server sends panics, and none of it makes a connection hold more memory than its [`Limits`] allow.
-//! - A request is answered once, and only by a reply to it: cookies, kinds and order of chunks, offsets and lengths are
-//!   checked before anything of a chunk is used. Data of a read that succeeded covers all of it, each byte once.
-//! - What the server does not offer, or does not take by its block sizes, is refused here and never sent.
-//! - The data of a long read lands in its own memory without a copy, and data of writes is never copied.
+//! - No input panics, and none makes a connection hold more memory than its [`Limits`] allow.
+//! - A request completes once, and only by a reply to it: cookies, types and order of chunks, offsets and lengths are
+//!   checked before a chunk is used. The data of a successful read covers all of it, each byte once.
+//! - A request that the server does not support, or that violates its block sizes, is refused and never sent.
+//! - The data of a long read is received into its own memory without a copy, and data of writes is never copied.
 //!
-//! Shape: `session` is the connection, `negotiate` and `options` its first half, `reply` and `chunk` the second; `ask` is
-//! what goes out, `pending` what is in flight.
+//! `session` is the connection, `negotiate` and `export_info` its negotiation; `request` writes requests, `reply` reads
+//! replies, and `pending` is a request in flight.
 
 mod config;
 mod export_info;

@@ -1,4 +1,4 @@
-//! What a connection is set up with.
+//! Configuration of a server's connection: exports, limits, memory.
 
 use std::sync::Arc;
 
@@ -6,31 +6,31 @@ use sealblock_runtime_memory::Pool;
 
 use crate::wire::{STRING_BYTES, rep, transmission};
 
-/// Largest payload that any connection takes or gives, in bytes.
+/// Maximum payload of any connection, in bytes.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
 
-/// What clients are told of an export.
+/// An export as clients see it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Export {
     /// Its name; at most 4096 bytes.
     pub name: String,
-    /// Text for people, or nothing; at most 4096 bytes.
+    /// Description for people, possibly empty; at most 4096 bytes.
     pub description: String,
     /// Bytes of data, a multiple of `block_bytes`.
     pub size_bytes: u64,
     /// Bytes of a block, a power of two: every offset and length is a multiple of it.
     pub block_bytes: u32,
-    /// Whether it can be written.
+    /// True if clients may write.
     pub writable: bool,
-    /// Whether TRIM is there, on a writable export.
+    /// True if a writable export supports TRIM.
     pub trim: bool,
-    /// Whether WRITE_ZEROES is there, on a writable export.
+    /// True if a writable export supports WRITE_ZEROES.
     pub write_zeroes: bool,
 }
 
 impl Export {
-    /// Whether clients can be told of it: its strings have legal lengths, its sizes fit each other, and one block fits
-    /// into a payload.
+    /// True if the protocol can express it: its strings have legal lengths, its size is whole blocks, and one block fits into
+    /// a payload.
     pub fn is_valid(&self) -> bool {
         self.name.len().max(self.description.len()) <= STRING_BYTES
             && self.block_bytes.is_power_of_two()
@@ -38,7 +38,7 @@ impl Export {
             && self.size_bytes.is_multiple_of(u64::from(self.block_bytes))
     }
 
-    /// What NBD calls transmission flags; `chunks` says that replies come in chunks.
+    /// Transmission flags; `chunks` is true if replies are structured or extended.
     pub(crate) fn flags(&self, chunks: bool) -> u16 {
         use transmission as t;
         let when = |is_so: bool, flags: u16| if is_so { flags } else { 0 };
@@ -54,7 +54,7 @@ impl Export {
     }
 }
 
-/// What a client can make a connection hold or do.
+/// Bounds on what a client can make a connection hold or do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Options before transmission; one more ends the connection.
@@ -65,9 +65,9 @@ pub struct Limits {
     pub negotiation_bytes: u64,
     /// Longest data of a read or write, in bytes: announced to clients. At most 32 MiB.
     pub payload_bytes: u32,
-    /// Requests in flight. Further ones wait, unread. Answers that were not sent count too.
+    /// Requests in flight; further ones stay unread. Unsent replies count too.
     pub commands: usize,
-    /// Bytes of reads and writes in flight. Further ones wait, unread, but one alone may always go.
+    /// Bytes of reads and writes in flight; further ones stay unread, but a single request may always execute.
     pub bytes_in_flight: usize,
 }
 
@@ -85,27 +85,27 @@ impl Default for Limits {
     }
 }
 
-/// What a connection is set up with.
+/// Configuration of a server's connection.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
-    /// Where memory comes from.
+    /// The pool for buffers.
     pub pool: Pool,
-    /// What can be chosen.
+    /// The exports that clients may choose.
     pub exports: Arc<[Export]>,
-    /// The place of the default export, which the empty name means where no export has it; the first unless something is said.
+    /// Index of the default export, which the empty name means if no export has it; 0 by default.
     pub default_export: Option<usize>,
-    /// What a client can make the connection hold.
+    /// Bounds on what a client can make the connection hold.
     pub limits: Limits,
-    /// What a client is told that asks for TLS.
+    /// The reply to STARTTLS.
     pub tls: Tls,
-    /// Bytes that are received at once unless they go straight to their place; raised to what an option may have.
+    /// Length of the staging buffer; raised to the longest option.
     pub staging_bytes: usize,
-    /// Data of a write of which at least this much is missing is received in its place.
+    /// Data of a write of which at least this much is missing is received directly into the write's memory.
     pub direct_bytes: usize,
 }
 
 impl ServerConfig {
-    /// These exports with default limits; those that are not valid are left out.
+    /// These exports with default limits; invalid exports are dropped.
     pub fn new(pool: Pool, exports: impl IntoIterator<Item = Export>) -> ServerConfig {
         let exports = exports.into_iter().filter(Export::is_valid).collect();
         ServerConfig {
@@ -119,7 +119,7 @@ impl ServerConfig {
         }
     }
 
-    /// The same, brought to what the protocol can say and the core needs.
+    /// Clamps all values to what the protocol can express and the connection needs.
     pub(crate) fn normalized(mut self) -> ServerConfig {
         let largest = self.exports.iter().map(|export| export.block_bytes).max().unwrap_or(1);
         let limits = &mut self.limits;
@@ -133,13 +133,14 @@ impl ServerConfig {
     }
 }
 
-/// What a client is told that sends STARTTLS.
+/// The reply to STARTTLS. TLS is not implemented ("NOTLS mode"). To add it, acknowledge the option here, hand the stream
+/// to a TLS library below this core, and discard the negotiation before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Tls {
-    /// This server knows no TLS.
+    /// The server does not support TLS.
     #[default]
     Unsupported,
-    /// This server is not to use TLS.
+    /// The server's policy forbids TLS.
     Forbidden,
 }
 
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_clients_can_be_told_is_valid() {
+    fn only_what_the_protocol_can_express_is_valid() {
         assert!(export(512).is_valid() && export(8192).is_valid());
         let long = "x".repeat(STRING_BYTES + 1);
         for bad in [

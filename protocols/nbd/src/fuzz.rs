@@ -1,7 +1,6 @@
-//! Entry functions for fuzzers and property tests: bytes against a server whose user always answers.
+//! Entry functions for fuzzers and property tests: bytes against a server whose caller completes every request.
 //!
-//! What must hold whatever comes is asserted here: no limit is exceeded, what is asked is in range, and a closed connection
-//! stays closed and quiet.
+//! Asserts for any input: no limit is exceeded, requests are in range, and a closed connection stays closed and quiet.
 
 pub mod client;
 
@@ -22,7 +21,7 @@ const LIMITS: Limits = Limits {
     bytes_in_flight: 16384,
 };
 
-/// What a server was asked, and all that it said.
+/// Events of a server, and the bytes that it sent.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub struct Transcript {
     /// Events in order, as text.
@@ -49,7 +48,7 @@ pub fn server(direct_bytes: usize) -> Server {
     Server::new(config)
 }
 
-/// What a client says that chooses the default export, with replies of one of the three styles.
+/// The bytes of a client that chooses the default export, with replies of one of the three forms.
 pub fn preamble(style: u8) -> Vec<u8> {
     let mut bytes = vec![0, 0, 0, 3];
     let mut say = |option: u32, data: &[u8]| {
@@ -72,7 +71,7 @@ pub fn preamble(style: u8) -> Vec<u8> {
     bytes
 }
 
-/// Feeds `pieces` one after the other, and answers whatever is asked.
+/// Feeds `pieces` one after the other, and completes every request.
 pub fn play<'a>(server: &mut Server, pieces: impl IntoIterator<Item = &'a [u8]>) -> Transcript {
     let mut transcript = Transcript::default();
     settle(server, &mut transcript);
@@ -128,7 +127,7 @@ fn to_text(event: &Event) -> String {
     }
 }
 
-/// Answers by the offset: most succeed, some fail.
+/// Completes a request by its offset: most succeed, some fail.
 fn answer(server: &mut Server, Request { ticket, command }: Request) {
     let in_range = |offset: u64, length: u64| {
         assert!(length > 0 && offset.checked_add(length).is_some_and(|end| end <= SIZE_BYTES));
@@ -167,7 +166,7 @@ fn answer(server: &mut Server, Request { ticket, command }: Request) {
     }
 }
 
-/// Arbitrary bytes against a server. The first byte chooses what was negotiated before, if anything, and where long
+/// Arbitrary bytes against a server. The first byte chooses the negotiation before, if any, and where long
 /// data is received; the second the length of the pieces in which the rest arrives.
 pub fn run(data: &[u8]) {
     let [choice, piece, stream @ ..] = data else { return };

@@ -1,6 +1,6 @@
-//! How bytes come in: into a staging buffer, or straight into the memory of a write, or at a client of a read.
+//! Receives bytes into a staging buffer, or directly into the memory of a write (server) or read (client).
 //!
-//! Invariants: at most one buffer is out; what was not read yet is at most the staging buffer.
+//! Invariants: at most one buffer is lent; unread bytes never exceed the staging buffer.
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
@@ -10,7 +10,7 @@ enum LentBuffer {
     Direct,
 }
 
-/// The memory of a payload and how much of it is there. `buffer` is as long as the payload.
+/// The memory of a payload, and how much of it has arrived. `buffer` is as long as the payload.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buffer: Buffer,
@@ -37,7 +37,7 @@ impl Fill {
 }
 
 pub(crate) struct Input {
-    /// Unread bytes are `start..end` of it; while a part is out, it is the part before `end`.
+    /// Unread bytes are `start..end`; while a part is lent, `staging` is the part before `end`.
     staging: Buffer,
     start: usize,
     end: usize,
@@ -50,24 +50,24 @@ impl Input {
         Input { staging: pool.take(len), start: 0, end: 0, len, lent: LentBuffer::Nothing }
     }
 
-    /// Bytes that were received and not read.
+    /// Received bytes that were not read.
     pub(crate) fn unread(&self) -> usize {
         self.end - self.start
     }
 
-    /// The next `len` bytes, once they are there. They stay unread.
+    /// The next `len` bytes if they have arrived. They stay unread.
     pub(crate) fn peek(&self, len: usize) -> Option<&[u8]> {
         (self.unread() >= len).then(|| &self.staging[self.start..self.start + len])
     }
 
-    /// Reads at most `most` bytes away.
+    /// Reads at most `max_bytes` bytes.
     pub(crate) fn take(&mut self, max_bytes: usize) -> &[u8] {
         let from = self.start;
         self.start += max_bytes.min(self.unread());
         &self.staging[from..self.start]
     }
 
-    /// The rest of the staging buffer; `None` while one is out, or when there is no rest.
+    /// Lends the rest of the staging buffer; `None` while a buffer is lent, or without a rest.
     pub(crate) fn lend(&mut self) -> Option<Buffer> {
         if !matches!(self.lent, LentBuffer::Nothing) {
             return None;
@@ -83,7 +83,7 @@ impl Input {
         Some(self.staging.split_off(self.end))
     }
 
-    /// What is missing of a write; `None` while a buffer is out, or when received bytes come first.
+    /// Lends the missing part of a payload; `None` while a buffer is lent, or while received bytes are unread.
     pub(crate) fn lend_direct(&mut self, fill: &mut Fill) -> Option<Buffer> {
         if !matches!(self.lent, LentBuffer::Nothing) || self.unread() > 0 {
             return None;
@@ -92,10 +92,10 @@ impl Input {
         Some(fill.buffer.split_off(fill.filled))
     }
 
-    /// Takes a buffer back, `len` bytes of which are new. `fill` is what is being filled, if anything.
+    /// Takes a lent buffer back, whose first `len` bytes are new. `fill` is the payload that is being received, if any.
     ///
     /// # Panics
-    /// When no buffer is out, when another comes back, and when it is shorter than `len`.
+    /// If no buffer is lent, if it is another buffer, or if it is shorter than `len`.
     pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, fill: Option<&mut Fill>) {
         const SAME: &str = "the buffer that was lent comes back";
         assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
@@ -109,7 +109,7 @@ impl Input {
                 fill.buffer = std::mem::take(&mut fill.buffer).try_join(buffer).expect(SAME);
                 fill.filled += len;
             }
-            // The connection was closed meanwhile, and the write is gone.
+            // The connection was closed meanwhile, and the write was dropped.
             (LentBuffer::Direct, None) => {}
         }
     }

@@ -1,7 +1,7 @@
 //! The network block device (NBD) protocol without sockets: a server's side of a connection, bytes in and requests out.
 //!
-//! After `doc/proto.md` of the NBD project and its extension for extended headers. [`Server`] is one connection. It
-//! neither reads a clock nor does I/O: whoever drives it moves buffers to and from a socket.
+//! Implements `doc/proto.md` of the NBD project and its extension for extended headers. [`Server`] is one connection. It
+//! neither reads a clock nor does I/O: the caller moves buffers to and from a socket.
 //!
 //! ```text
 //! receive_buffer() -> Buffer -> socket -> received(Buffer, n) -> next_event()
@@ -11,12 +11,12 @@
 //! Invariants:
 //! - No input panics, and none makes a connection hold more memory than its [`Limits`] allow.
 //! - How the input is cut into pieces changes nothing of what comes out.
-//! - What a request asks is in range, aligned, and allowed on its export before anybody sees it; all else is answered
-//!   here, with the error that the protocol names.
-//! - The data of a long write lands in its own memory without a copy, and data on its way out is never copied.
+//! - The caller sees only requests that are in range, aligned and allowed on their export; this crate fails all others
+//!   with the error that the protocol names.
+//! - The data of a long write is received into its own memory without a copy, and data to be sent is never copied.
 //!
-//! Shape: one fixed newstyle negotiation ([`Limits`] bound it), then transmission. Headers are compact or extended, and
-//! replies are simple, structured or extended, by what was negotiated; whoever carries requests out sees no difference.
+//! One fixed newstyle negotiation ([`Limits`] bound it), then transmission. Headers are compact or extended, and replies
+//! are simple, structured or extended, as negotiated; the caller sees no difference.
 
 pub mod client;
 mod config;

@@ -1,4 +1,5 @@
-//! The fixed newstyle negotiation: client flags and options, until an export is chosen.
+//! The fixed newstyle negotiation: client flags and options, until an export is chosen. The only metadata context is
+//! `base:allocation`.
 
 use crate::config::Export;
 use crate::reply::ReplyForm;
@@ -7,7 +8,7 @@ use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
 use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES, handshake, info, option, rep};
 
-/// What was agreed on so far.
+/// What was negotiated so far.
 #[derive(Debug)]
 pub(crate) struct NegotiationState {
     is_fixed: bool,
@@ -152,7 +153,7 @@ impl Server {
         }
     }
 
-    /// The export of this name; the empty name means the default, unless one has no name.
+    /// The export of this name; the empty name means the default, unless an export has the empty name.
     fn find(&self, name: &[u8]) -> Option<usize> {
         let exports = &self.config.exports;
         let named = exports.iter().position(|export| export.name.as_bytes() == name);
@@ -207,7 +208,7 @@ impl Server {
         if wanted.contains(&info::DESCRIPTION) && !export.description.is_empty() {
             put_info(info::DESCRIPTION, &[export.description.as_bytes()]);
         }
-        // Unasked too, because requests that do not keep to it fail.
+        // Sent even if not requested: requests that ignore the block sizes fail.
         let max_bytes = self.config.limits.payload_bytes;
         let best = export.block_bytes.max(4096).min(max_bytes.next_power_of_two());
         self.put_block_sizes(option, [export.block_bytes, best, max_bytes]);
@@ -243,13 +244,13 @@ impl Server {
     }
 }
 
-/// The name and the information that INFO or GO asks for.
-/// A client has asked for an export that there is not.
+/// Reports that a client requested an unknown export.
 fn unknown(name: &[u8]) -> ServerStep {
     let name = &name[..name.len().min(STRING_BYTES)];
     ServerStep::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
 }
 
+/// The name and the information that INFO or GO requests.
 fn read_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     let mut fields = FieldReader(data);
     let name = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
@@ -258,18 +259,18 @@ fn read_info(data: &[u8]) -> Option<(&[u8], Vec<u16>)> {
     Some((name, wanted))
 }
 
-/// What is asked about an export's contexts.
+/// The query of LIST_META_CONTEXT or SET_META_CONTEXT.
 pub(crate) struct ContextQuery<'a> {
     pub(crate) export: &'a [u8],
     queries: u32,
-    /// Whether one names the context.
+    /// True if a query names the context.
     exact: bool,
-    /// Whether one asks for all of the namespace `base`.
+    /// True if a query names all of the namespace `base`.
     wild: bool,
 }
 
 impl<'a> ContextQuery<'a> {
-    /// `None` when it is malformed. Queries of other namespaces are ignored, as "Metadata querying" demands.
+    /// `None` if it is malformed. Ignores queries of other namespaces ("Metadata querying").
     pub(crate) fn read(data: &'a [u8]) -> Option<ContextQuery<'a>> {
         let mut fields = FieldReader(data);
         let export = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
@@ -284,12 +285,12 @@ impl<'a> ContextQuery<'a> {
         Some(ContextQuery { export, queries, exact, wild })
     }
 
-    /// Whether a list has the context.
+    /// True if LIST_META_CONTEXT lists the context.
     pub(crate) fn lists(&self) -> bool {
         self.queries == 0 || self.exact || self.wild
     }
 
-    /// Whether the context is chosen.
+    /// True if SET_META_CONTEXT chooses the context.
     pub(crate) fn selects(&self) -> bool {
         self.exact
     }

@@ -1,22 +1,22 @@
-//! How bytes go out: short ones gathered, data as the slices that it came in.
+//! Output as a gather list: headers are copied together, data is never copied.
 //!
-//! Short bytes that follow one another without data between them become one slice. They are written into a block of memory
-//! that serves until it is used up, so that in the long run a reply allocates nothing.
+//! Headers that follow one another without data between them become one slice. They are written into a buffer that serves
+//! until it is used up, so a typical reply allocates nothing.
 
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 
-/// Bytes for headers taken at once.
+/// Bytes of one buffer for headers.
 const BLOCK_BYTES: usize = 16 << 10;
 
 pub(crate) struct Output {
     pool: Pool,
     slices: Vec<Slice>,
-    /// Memory for short bytes; what is used is cut off its front.
+    /// Buffer for headers; used bytes are split off its front.
     headers: Buffer,
-    /// Bytes at the front of `headers` that are not among the slices yet.
+    /// Bytes at the front of `headers` that are not in `slices` yet.
     open: usize,
     bytes: usize,
-    /// Replies that were not taken, and that were taken and not sent.
+    /// Replies that were not taken yet, and those taken but not sent.
     replies: [usize; 2],
     /// Their data.
     data_bytes: [usize; 2],
@@ -58,17 +58,17 @@ impl Output {
         }
     }
 
-    /// Notes that a reply is complete.
+    /// Counts a complete reply.
     pub(crate) fn end_reply(&mut self) {
         self.replies[0] += 1;
     }
 
-    /// Replies that were not sent.
+    /// Unsent replies.
     pub(crate) fn replies(&self) -> usize {
         self.replies[0] + self.replies[1]
     }
 
-    /// Their data.
+    /// Data bytes of unsent replies.
     pub(crate) fn data_bytes(&self) -> usize {
         self.data_bytes[0] + self.data_bytes[1]
     }
@@ -77,7 +77,7 @@ impl Output {
         self.bytes == 0
     }
 
-    /// Moves everything to the end of `out`, and says how many bytes it was.
+    /// Appends all output to `out`; returns its bytes.
     pub(crate) fn take(&mut self, out: &mut Vec<Slice>) -> usize {
         self.end_open();
         out.append(&mut self.slices);
@@ -87,7 +87,7 @@ impl Output {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Notes that what was taken was sent.
+    /// Marks all taken output as sent.
     pub(crate) fn sent(&mut self) {
         (self.replies[1], self.data_bytes[1]) = (0, 0);
     }

@@ -1,4 +1,4 @@
-//! Replies in each of their three forms.
+//! Writes replies in each of their three forms.
 
 use sealblock_runtime_memory::Slice;
 
@@ -6,10 +6,10 @@ use crate::output::Output;
 use crate::request::Ticket;
 use crate::wire::{self, ErrorCode, chunk, command};
 
-/// Longest text that goes with an error, in bytes; far below what the protocol allows.
+/// Maximum text of an error, in bytes; far below the protocol's maximum.
 const MESSAGE_BYTES: usize = 512;
 
-/// How replies look.
+/// Form of the replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplyForm {
     Simple,
@@ -22,7 +22,7 @@ pub(crate) enum ReplyForm {
 pub struct ErrorReply {
     /// The error.
     pub code: ErrorCode,
-    /// Where on the export, in bytes, if that is known. Not told if it is outside of the request.
+    /// Offset on the export, in bytes, if known. Not sent if it is outside the request.
     pub offset: Option<u64>,
     /// Text for people; cut after 512 bytes.
     pub message: String,
@@ -34,16 +34,16 @@ impl From<ErrorCode> for ErrorReply {
     }
 }
 
-/// A run of bytes with one status.
+/// A run of bytes with one status ("Block status").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusDescriptor {
-    /// How long it is; not 0.
+    /// Its length; not 0.
     pub length: u64,
-    /// Of `base:allocation`: bit 0 says that it is a hole, bit 1 that it reads as zeroes.
+    /// Flags of `base:allocation`: bit 0 is NBD_STATE_HOLE, bit 1 NBD_STATE_ZERO.
     pub status: u32,
 }
 
-/// Writes replies of one style.
+/// Writes replies of one form.
 pub(crate) struct ReplyWriter<'a> {
     pub(crate) style: ReplyForm,
     pub(crate) out: &'a mut Output,
@@ -72,7 +72,7 @@ impl ReplyWriter<'_> {
         self.out.end_reply();
     }
 
-    /// An error, after as much of the data of a read as there is.
+    /// An error, after the part of a read's data that was read.
     pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &ErrorReply) {
         if self.style == ReplyForm::Simple {
             self.simple(ticket, failed.code as u32);
@@ -95,7 +95,7 @@ impl ReplyWriter<'_> {
         self.out.end_reply();
     }
 
-    /// Runs of status; at least one.
+    /// Status descriptors; at least one.
     pub(crate) fn status(&mut self, ticket: &Ticket, runs: &[StatusDescriptor]) {
         let runs = if ticket.one_run { &runs[..1] } else { runs };
         let is_extended = self.style == ReplyForm::Extended;
@@ -144,7 +144,7 @@ impl ReplyWriter<'_> {
     }
 }
 
-/// Whether a request is answered with data or status when it succeeds.
+/// True if a successful request returns data or status.
 pub(crate) fn wants_payload(ticket: &Ticket) -> bool {
     matches!(ticket.kind, command::READ | command::BLOCK_STATUS)
 }

@@ -1,4 +1,4 @@
-//! Requests: their headers, what makes them valid, and what whoever carries them out sees of them.
+//! Requests: their headers, validation, and the command that the caller executes.
 
 use sealblock_runtime_memory::Buffer;
 
@@ -7,9 +7,9 @@ use crate::violation::Violation;
 use crate::wire::FieldReader;
 use crate::wire::{self, ErrorCode, command, flag};
 
-/// A request that is in flight, to be given back with its answer. It is not to be dropped: its place would be lost.
+/// A request in flight, to be returned with its reply. Do not drop it: its share of the limits would be lost.
 #[derive(PartialEq, Eq, Debug)]
-#[must_use = "a request is answered with its ticket"]
+#[must_use = "a reply needs the ticket of its request"]
 pub struct Ticket {
     pub(crate) cookie: u64,
     pub(crate) offset: u64,
@@ -20,10 +20,10 @@ pub struct Ticket {
     pub(crate) held_bytes: usize,
 }
 
-/// What is asked. Offsets and lengths are in bytes, in range, multiples of the block, and no length is 0.
+/// A validated command. Offsets and lengths are in bytes, in range, multiples of the block, and no length is 0.
 #[derive(Debug)]
 pub enum Command {
-    /// Read; answered with [`crate::Server::data`].
+    /// Read; complete it with [`crate::Server::data`].
     Read {
         /// Where.
         offset: u64,
@@ -36,61 +36,61 @@ pub enum Command {
         offset: u64,
         /// What.
         data: Buffer,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
     },
-    /// Make all writes durable that were answered so far, on whichever connection.
+    /// Make all writes durable that were completed so far, on any connection.
     Flush,
-    /// Give space up; promises nothing about what is read then.
+    /// Deallocate; later reads return anything.
     Trim {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
     },
-    /// This will be read soon.
+    /// Prefetch: a read follows soon.
     Cache {
         /// Where.
         offset: u64,
         /// How much, at most the announced payload.
         length: u32,
     },
-    /// Make zeroes.
+    /// Write zeroes.
     WriteZeroes {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
-        /// Keep the space.
+        /// Keep the blocks allocated.
         no_hole: bool,
         /// Fail at once with [`ErrorCode::NotSupported`] unless it is faster than writing.
         fast: bool,
     },
-    /// Tell what is allocated; answered with [`crate::Server::status`].
+    /// Report which bytes are allocated; complete it with [`crate::Server::status`].
     BlockStatus {
         /// Where.
         offset: u64,
-        /// How much; the answer may be about less, or more.
+        /// How much; the reply may cover less, or more.
         length: u64,
-        /// One run is wanted; of more the first is told.
+        /// REQ_ONE: only the first descriptor is sent.
         one: bool,
     },
 }
 
-/// What is asked, and the ticket to answer it with.
+/// A command, and the ticket to complete it with.
 #[derive(Debug)]
 pub struct Request {
-    /// To be given back with the answer.
+    /// Returned with the reply.
     pub ticket: Ticket,
-    /// What is asked.
+    /// What to execute.
     pub command: Command,
 }
 
-/// What was negotiated that requests depend on.
+/// Negotiated properties that requests depend on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TransmissionMode {
     pub(crate) chunks: bool,
@@ -114,7 +114,7 @@ impl Header {
         if extended { wire::EXTENDED_REQUEST_BYTES } else { wire::REQUEST_BYTES }
     }
 
-    /// Reads a header that is there as a whole.
+    /// Reads a complete header.
     pub(crate) fn read(bytes: &[u8], extended: bool) -> Result<Header, Violation> {
         let mut fields = FieldReader(bytes);
         let magic = fields.u32().unwrap_or(0);
@@ -133,8 +133,8 @@ impl Header {
 
     /// Bytes that follow the header, wanted or not.
     pub(crate) fn payload(&self, mode: &TransmissionMode) -> Result<usize, Violation> {
-        // A write always brings its data. With extended headers it is to say so by the flag, which QEMU 10.0 leaves out; any
-        // other command brings what the flag says.
+        // A write always has a payload. With extended headers it must set PAYLOAD_LEN, which QEMU 10.0 omits; any other
+        // command has a payload if the flag is set.
         let brings = self.kind == command::WRITE || (mode.extended && self.has(flag::PAYLOAD_LEN));
         match brings {
             true if self.length > u64::from(mode.payload_bytes) => {
@@ -145,7 +145,7 @@ impl Header {
         }
     }
 
-    /// Whether the request may be carried out on this export.
+    /// Checks flags, range and alignment of the request against its export.
     pub(crate) fn check(&self, export: &Export, mode: &TransmissionMode) -> Result<(), ErrorCode> {
         if self.flags & !self.allowed_flags(mode)? != 0 {
             return Err(ErrorCode::Invalid);
@@ -215,7 +215,7 @@ impl Header {
         }
     }
 
-    /// The request as it is carried out; only for what passed [`Header::check`].
+    /// The command to execute; only for a header that passed [`Header::check`].
     pub(crate) fn command(&self, data: Buffer) -> Option<Command> {
         let (offset, length, fua) = (self.offset, self.length, self.has(flag::FUA));
         Some(match self.kind {

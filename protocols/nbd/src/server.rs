@@ -14,36 +14,36 @@ use crate::wire::{ErrorCode, command};
 /// What a client did.
 #[derive(Debug)]
 pub enum Event {
-    /// It asked for an export of this name, which there is not, and was told so, or the connection ends if it cannot be told. The
-    /// first 4096 bytes of the name.
+    /// The client requested an unknown export; the server replied with an error, or ends the connection if the option has no
+    /// error reply. The first 4096 bytes of the name.
     Unknown(String),
-    /// It chose this export, by its place in [`ServerConfig::exports`]. Requests follow.
+    /// The client chose this export, by its index in [`ServerConfig::exports`]. Requests follow.
     Chosen(usize),
-    /// It asks something.
+    /// The client sent a request.
     Request(Request),
-    /// The connection is over: nothing more is read. Requests in flight may still be answered.
+    /// The connection ended: nothing more is read. Requests in flight may still complete.
     Closed(Closed),
 }
 
-/// What became of a step.
+/// Result of a step.
 pub(crate) enum ServerStep {
     Event(Event),
     Again,
-    /// More input is needed, or room.
+    /// More input is needed, or room within the limits.
     Wait,
 }
 
-/// A write whose data is coming.
+/// A request whose payload is arriving.
 pub(crate) struct IncomingPayload {
     header: Header,
     check_result: Result<(), ErrorCode>,
-    /// Where wanted data goes.
+    /// Memory of the payload; `None` if it is skipped.
     fill: Option<Fill>,
     left: usize,
     held_bytes: usize,
 }
 
-/// What comes next.
+/// What the next bytes are.
 pub(crate) enum ServerPhase {
     ClientFlags,
     OptionHeader,
@@ -55,8 +55,8 @@ pub(crate) enum ServerPhase {
 
 /// The server's side of one connection.
 ///
-/// Whoever drives it takes events until there are none after each [`Server::received`], and again after each
-/// [`Server::sent`] and [`Server::grant`], because requests that had to wait for room are read then.
+/// The caller takes events until there are none after each [`Server::received`], and again after each [`Server::sent`] and
+/// [`Server::grant`]: requests that waited for room are read then.
 pub struct Server {
     pub(crate) config: ServerConfig,
     pub(crate) phase: ServerPhase,
@@ -68,9 +68,9 @@ pub struct Server {
     /// Requests in flight and their bytes.
     requests: usize,
     bytes: usize,
-    /// A request waits for room.
+    /// True while a request waits for room.
     is_full: bool,
-    /// Bytes that may be in flight besides what [`crate::Limits`] says, and how many a request waits for that go beyond.
+    /// Granted bytes in flight, and the bytes that a waiting request needs beyond them.
     granted: usize,
     wanted: Option<usize>,
     closed: Option<Closed>,
@@ -102,7 +102,7 @@ impl Server {
         server
     }
 
-    /// The buffer for the next receive; `None` while one is out, while a request waits for room, and when it is over.
+    /// The buffer for the next receive; `None` while one is lent, while a request waits for room, and once closed.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
         if self.closed.is_some() || self.is_full {
             return None;
@@ -117,10 +117,10 @@ impl Server {
         self.input.lend()
     }
 
-    /// Takes the buffer of [`Server::receive_buffer`] back, the first `len` bytes of which are new.
+    /// Takes the buffer of [`Server::receive_buffer`] back, whose first `len` bytes are new.
     ///
     /// # Panics
-    /// When it is another buffer, or shorter than `len`.
+    /// If it is another buffer, or shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         let fill = match &mut self.phase {
             ServerPhase::Payload(payload) => payload.fill.as_mut(),
@@ -134,7 +134,7 @@ impl Server {
         }
     }
 
-    /// What the client did next; `None` when more has to be received, or taken for sending, first.
+    /// The next event; `None` until more is received or sent.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             if let Some(closed) = self.closed {
@@ -209,7 +209,7 @@ impl Server {
         Ok(ServerStep::Again)
     }
 
-    /// Whether one more request fits with these bytes.
+    /// True if one more request with these bytes fits into the limits.
     fn has_room(&mut self, bytes: usize) -> bool {
         let held = self.bytes_in_flight();
         let limits = &self.config.limits;
@@ -223,23 +223,23 @@ impl Server {
         fits
     }
 
-    /// Bounds the bytes in flight from now on, besides what [`crate::Limits`] says: for a limit over several connections. What
-    /// is in flight already stays.
+    /// Bounds the bytes in flight from now on, besides [`crate::Limits`]: for a limit over several connections. Requests in
+    /// flight keep their bytes.
     pub fn grant(&mut self, bytes: usize) {
         self.granted = bytes;
     }
 
-    /// The bytes in flight that have to be granted for the next request, if it waits for that.
+    /// Bytes in flight that the next request needs granted, if it waits for a grant.
     pub fn wanted_bytes(&self) -> Option<usize> {
         self.wanted
     }
 
-    /// Whether a request waits for room, of whatever kind.
+    /// True if a request waits for room, within the limits or the grant.
     pub fn is_full(&self) -> bool {
         self.is_full
     }
 
-    /// Goes on with the data of a request, which may have none.
+    /// Reads the payload of a request, which may be empty.
     fn payload(&mut self) -> ServerStep {
         let ServerPhase::Payload(payload) = &mut self.phase else { return ServerStep::Again };
         let now = self.input.take(payload.left);
@@ -270,26 +270,26 @@ impl Server {
 
     pub(crate) fn end(&mut self, closed: Closed) {
         self.closed = Some(closed);
-        // What was begun is dropped, and its memory with it.
+        // Drop the incomplete request with its memory.
         if let ServerPhase::Payload(payload) = std::mem::replace(&mut self.phase, ServerPhase::Request) {
             self.release(payload.held_bytes);
         }
     }
 
-    /// Answers a request other than a read or a block status: it succeeded.
+    /// Completes a request other than a read or a block status with success.
     ///
     /// # Panics
-    /// When the request wants data or status.
+    /// If the request returns data or status.
     pub fn done(&mut self, ticket: Ticket) {
         assert!(!wants_payload(&ticket), "a request for data is answered with data");
         self.release(ticket.held_bytes);
         self.writer().done(&ticket);
     }
 
-    /// Answers a read: it succeeded.
+    /// Completes a read with its data.
     ///
     /// # Panics
-    /// When it is no read, and when the data has another length.
+    /// If it is no read, or if the data has another length.
     pub fn data(&mut self, ticket: Ticket, slices: impl AsRef<[Slice]> + IntoIterator<Item = Slice>) {
         let len: usize = slices.as_ref().iter().map(|slice| slice.len()).sum();
         assert!(ticket.kind == command::READ && len as u64 == ticket.length, "a read is answered with all its data");
@@ -297,21 +297,20 @@ impl Server {
         self.writer().data(&ticket, slices);
     }
 
-    /// Answers a block status with runs from the request's offset on; the last may go beyond its end.
+    /// Completes a block status with descriptors from the request's offset on; the last may go beyond its end.
     ///
     /// # Panics
-    /// When it is no block status, and when there is no run.
+    /// If it is no block status, or without a descriptor.
     pub fn status(&mut self, ticket: Ticket, runs: &[StatusDescriptor]) {
         assert!(ticket.kind == command::BLOCK_STATUS && !runs.is_empty(), "a status is answered with runs");
         self.release(ticket.held_bytes);
         self.writer().status(&ticket, runs);
     }
 
-    /// Answers a request: it failed. `before` is what a read may give from its offset on, before what failed; it is left
-    /// out where replies have no chunks.
+    /// Completes a request with an error. `before` is the part of a read before the failure; simple replies omit it.
     ///
     /// # Panics
-    /// When there is data for another request than a read, or not less than it asked for.
+    /// If `before` has data for another request than a read, or all of its data.
     pub fn fail(&mut self, ticket: Ticket, before: Vec<Slice>, failed: &ErrorReply) {
         let len: usize = before.iter().map(|slice| slice.len()).sum();
         assert!(len == 0 || ticket.kind == command::READ && (len as u64) < ticket.length, "only a part is given");
@@ -328,50 +327,49 @@ impl Server {
         ReplyWriter { style: self.negotiation.style, out: &mut self.output }
     }
 
-    /// Whether replies come in chunks, so that a failed read may give what lies before.
+    /// True if replies have chunks, so a failed read may return the data before the failure.
     pub fn has_chunks(&self) -> bool {
         self.negotiation.style != ReplyForm::Simple
     }
 
-    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is. It counts against the limits until
-    /// [`Server::sent`] is called.
+    /// Appends all output to `out`; returns its bytes. They count against the limits until [`Server::sent`].
     pub fn transmit(&mut self, out: &mut Vec<Slice>) -> usize {
         self.output.take(out)
     }
 
-    /// Notes that all that was taken was sent.
+    /// Marks all output of [`Server::transmit`] as sent.
     pub fn sent(&mut self) {
         self.output.sent();
     }
 
-    /// Whether something is to be sent.
+    /// True if there is output to send.
     pub fn has_output(&self) -> bool {
         !self.output.is_empty()
     }
 
-    /// From now on options and requests are refused because the server ends.
+    /// Refuses further options and requests with ESHUTDOWN.
     pub fn stop(&mut self) {
         self.is_stopping = true;
     }
 
-    /// Reads nothing more.
+    /// Closes the connection: nothing more is read.
     pub fn close(&mut self) {
         if self.closed.is_none() {
             self.end(Closed::Here);
         }
     }
 
-    /// How it ended, if it did.
+    /// Why the connection ended, if it did.
     pub fn closed(&self) -> Option<Closed> {
         self.closed
     }
 
-    /// Requests that were not answered, one whose data is coming among them.
+    /// Requests in flight, including one whose payload is arriving.
     pub fn requests_in_flight(&self) -> usize {
         self.requests
     }
 
-    /// Bytes of data of those, and of answers that were not sent.
+    /// Data bytes of requests in flight and of unsent replies.
     pub fn bytes_in_flight(&self) -> usize {
         self.bytes + self.output.data_bytes()
     }

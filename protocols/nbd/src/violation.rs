@@ -1,6 +1,6 @@
-//! Why a connection ended.
+//! Reasons for the end of a server's connection.
 
-/// What a client did that no reply can mend. Sections are those of `doc/proto.md`.
+/// A protocol violation of the client that has no reply. Sections are those of `doc/proto.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
     /// Client flags that were not offered ("Client flags": the server must drop the connection).
@@ -15,7 +15,7 @@ pub enum Violation {
     /// More data of options than [`crate::Limits::negotiation_bytes`].
     #[error("options with more than {0} bytes of data")]
     NegotiationBytes(u64),
-    /// EXPORT_NAME with a name that is not there, which has no other answer ("Option types").
+    /// EXPORT_NAME with an unknown name: the option has no error reply ("Option types").
     #[error("EXPORT_NAME asks for an export that is not there")]
     UnknownExport,
     /// An option other than EXPORT_NAME without fixed newstyle, or EXPORT_NAME with extended headers ("Option types").
@@ -29,7 +29,7 @@ pub enum Violation {
     PayloadTooLong {
         /// Its length.
         bytes: u64,
-        /// What was announced.
+        /// The announced maximum.
         max: u32,
     },
 }
@@ -37,7 +37,7 @@ pub enum Violation {
 /// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Closed {
-    /// The client gave up the negotiation with ABORT.
+    /// The client ended the negotiation with ABORT.
     #[error("the client ended the negotiation")]
     Aborted,
     /// The client ended transmission with DISC.

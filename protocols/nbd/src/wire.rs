@@ -1,4 +1,5 @@
-//! The numbers of the protocol, by their names in `doc/proto.md` without `NBD_`. All are big-endian on the wire.
+//! The numbers of the protocol, by their names in `doc/proto.md` without `NBD_`, and a reader of fields. All are big-endian
+//! on the wire.
 
 /// First word of a server: "NBDMAGIC".
 pub const INIT_MAGIC: u64 = u64::from_be_bytes(*b"NBDMAGIC");
@@ -38,24 +39,24 @@ pub const STRUCTURED_REPLY_BYTES: usize = 20;
 pub const EXTENDED_REPLY_BYTES: usize = 32;
 /// Longest string of the protocol, a name or a message, in bytes ("Values", "strings").
 pub const STRING_BYTES: usize = 4096;
-/// Zeroes behind the answer to EXPORT_NAME, for clients that did not turn them down.
+/// Zeroes after the reply to EXPORT_NAME, for clients without NO_ZEROES.
 pub const EXPORT_NAME_ZEROES: usize = 124;
 
-/// Handshake flags, and the client's answer to them, which has the same bits.
+/// Handshake flags; the client flags have the same bits.
 pub mod handshake {
-    /// Options are answered one by one.
+    /// The server replies to every option.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// No zeroes behind the answer to EXPORT_NAME.
+    /// No zeroes after the reply to EXPORT_NAME.
     pub const NO_ZEROES: u16 = 1 << 1;
 }
 
 /// Options.
 pub mod option {
-    /// Choose an export without an answer for errors.
+    /// Choose an export; has no reply for errors.
     pub const EXPORT_NAME: u32 = 1;
     /// End the negotiation.
     pub const ABORT: u32 = 2;
-    /// Name the exports.
+    /// List the exports.
     pub const LIST: u32 = 3;
     /// Begin TLS.
     pub const STARTTLS: u32 = 5;
@@ -65,7 +66,7 @@ pub mod option {
     pub const GO: u32 = 7;
     /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Name metadata contexts.
+    /// List metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
     /// Choose metadata contexts.
     pub const SET_META_CONTEXT: u32 = 10;
@@ -79,13 +80,13 @@ pub mod rep {
     pub const ACK: u32 = 1;
     /// An export.
     pub const SERVER: u32 = 2;
-    /// Something about an export.
+    /// Information about an export.
     pub const INFO: u32 = 3;
     /// A metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Not known here.
+    /// Unknown option.
     pub const ERR_UNSUP: u32 = 1 << 31 | 1;
-    /// Not allowed here.
+    /// Forbidden by the server.
     pub const ERR_POLICY: u32 = 1 << 31 | 2;
     /// Malformed, or out of place.
     pub const ERR_INVALID: u32 = 1 << 31 | 3;
@@ -93,17 +94,17 @@ pub mod rep {
     pub const ERR_TLS_REQD: u32 = 1 << 31 | 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
-    /// The server ends.
+    /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
-    /// Block sizes are to be asked for.
+    /// The client must request block sizes.
     pub const ERR_BLOCK_SIZE_REQD: u32 = 1 << 31 | 8;
     /// Too large.
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
-    /// Extended headers were negotiated and stay.
+    /// Extended headers were negotiated before.
     pub const ERR_EXT_HEADER_REQD: u32 = 1 << 31 | 10;
 }
 
-/// What can be told about an export.
+/// Types of information about an export.
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
@@ -119,23 +120,23 @@ pub mod info {
 pub mod transmission {
     /// Always set.
     pub const HAS_FLAGS: u16 = 1;
-    /// Nothing can be written.
+    /// The export is read-only.
     pub const READ_ONLY: u16 = 1 << 1;
-    /// FLUSH is there.
+    /// The server supports FLUSH.
     pub const SEND_FLUSH: u16 = 1 << 2;
-    /// The flag FUA is there.
+    /// The server supports the flag FUA.
     pub const SEND_FUA: u16 = 1 << 3;
-    /// TRIM is there.
+    /// The server supports TRIM.
     pub const SEND_TRIM: u16 = 1 << 5;
-    /// WRITE_ZEROES is there.
+    /// The server supports WRITE_ZEROES.
     pub const SEND_WRITE_ZEROES: u16 = 1 << 6;
-    /// The flag DF is there.
+    /// The server supports the flag DF.
     pub const SEND_DF: u16 = 1 << 7;
     /// Several connections see each other's writes and flushes.
     pub const CAN_MULTI_CONN: u16 = 1 << 8;
-    /// CACHE is there.
+    /// The server supports CACHE.
     pub const SEND_CACHE: u16 = 1 << 10;
-    /// The flag FAST_ZERO is there.
+    /// The server supports the flag FAST_ZERO.
     pub const SEND_FAST_ZERO: u16 = 1 << 11;
 }
 
@@ -149,29 +150,29 @@ pub mod command {
     pub const DISC: u16 = 2;
     /// Make writes durable.
     pub const FLUSH: u16 = 3;
-    /// Give space up.
+    /// Deallocate.
     pub const TRIM: u16 = 4;
-    /// Will be read soon.
+    /// Prefetch.
     pub const CACHE: u16 = 5;
-    /// Make zeroes.
+    /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Tell metadata.
+    /// Report metadata.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
 /// Flags of commands.
 pub mod flag {
-    /// Durable before the answer.
+    /// Durable before the reply.
     pub const FUA: u16 = 1;
-    /// Keep the space.
+    /// Keep the blocks allocated.
     pub const NO_HOLE: u16 = 1 << 1;
     /// At most one chunk of data.
     pub const DF: u16 = 1 << 2;
-    /// One run of status.
+    /// One status descriptor.
     pub const REQ_ONE: u16 = 1 << 3;
     /// Only if it is faster than writing.
     pub const FAST_ZERO: u16 = 1 << 4;
-    /// The length is that of a payload.
+    /// The length is the payload's.
     pub const PAYLOAD_LEN: u16 = 1 << 5;
 }
 
@@ -195,9 +196,9 @@ pub mod chunk {
     pub const ERROR_OFFSET: u16 = 1 << 15 | 2;
 }
 
-/// The metadata context of allocation, the one that is known here.
+/// The metadata context of allocation, the only one supported.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// How it is called on the wire once it was chosen.
+/// Identifier of [`BASE_ALLOCATION`] in replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
 /// Errors of replies ("Error values").
@@ -208,7 +209,7 @@ pub enum ErrorCode {
     NotPermitted = 1,
     /// EIO: the medium failed, or blocks are damaged.
     Io = 5,
-    /// ENOMEM: no memory at the server.
+    /// ENOMEM: the server has no memory.
     NoMemory = 12,
     /// EINVAL: malformed, out of range, misaligned or unknown.
     Invalid = 22,
@@ -216,9 +217,9 @@ pub enum ErrorCode {
     NoSpace = 28,
     /// EOVERFLOW: longer than the announced payload.
     Overflow = 75,
-    /// ENOTSUP: zeroes that would not be fast.
+    /// ENOTSUP: FAST_ZERO was set, and zeroing would not be fast.
     NotSupported = 95,
-    /// ESHUTDOWN: the server ends.
+    /// ESHUTDOWN: the server is shutting down.
     Shutdown = 108,
 }
 
@@ -254,7 +255,7 @@ impl std::fmt::Display for ErrorCode {
     }
 }
 
-/// What is left of some bytes. Every read beyond the end gives `None` and takes nothing.
+/// Reads fields from the front of a slice. A read beyond the end returns `None` and consumes nothing.
 pub(crate) struct FieldReader<'a>(pub(crate) &'a [u8]);
 
 impl<'a> FieldReader<'a> {
@@ -286,7 +287,7 @@ impl<'a> FieldReader<'a> {
         self.bytes(usize::try_from(len).ok()?)
     }
 
-    /// `Some` when nothing is left.
+    /// `Some` if all bytes were read.
     pub(crate) fn end(&self) -> Option<()> {
         self.0.is_empty().then_some(())
     }

@@ -1,14 +1,14 @@
-//! What a client's connection is set up with.
+//! Configuration of a client's connection: goal, limits, memory.
 
 use sealblock_runtime_memory::Pool;
 
 use crate::config::MAX_PAYLOAD_BYTES;
 use crate::wire::STRING_BYTES;
 
-/// What the connection is for.
+/// Purpose of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Goal {
-    /// Name the exports, and end.
+    /// List the exports, and end.
     List,
     /// Describe an export, and end. The empty name is the server's default.
     Info(String),
@@ -16,22 +16,22 @@ pub enum Goal {
     Go(String),
 }
 
-/// What a server can make a connection hold or do.
+/// Bounds on what a server can make a connection hold or do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Limits {
     /// Replies to one option, such as exports that LIST names; more end the connection.
     pub option_replies: usize,
     /// Bytes of all replies to options together; more end the connection.
     pub negotiation_bytes: u64,
-    /// Longest data of a read or write, in bytes, unless the server says less. At most 32 MiB.
+    /// Longest data of a read or write, in bytes, cut to the server's maximum. At most 32 MiB.
     pub payload_bytes: u32,
     /// Requests in flight; [`crate::client::Client::submit`] refuses more.
     pub commands: usize,
     /// Runs of data of one read that do not touch each other; more end the connection.
     pub pieces: usize,
-    /// Runs of status in one reply; more end the connection.
+    /// Status descriptors in one reply; more end the connection.
     pub runs: usize,
-    /// Errors of one request that are kept; further ones are forgotten.
+    /// Errors of one request that are kept; further ones are dropped.
     pub errors: usize,
 }
 
@@ -51,22 +51,22 @@ impl Default for Limits {
     }
 }
 
-/// What a connection is set up with.
+/// Configuration of a client's connection.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where memory comes from.
+    /// The pool for buffers.
     pub pool: Pool,
-    /// What it is for.
+    /// Purpose of the connection.
     pub goal: Goal,
-    /// Whether extended headers are asked for; structured replies always are.
+    /// True to request extended headers; structured replies are always requested.
     pub wants_extended: bool,
-    /// Whether `base:allocation` is asked for.
+    /// True to request `base:allocation`.
     pub wants_status: bool,
-    /// What a server can make the connection hold.
+    /// Bounds on what a server can make the connection hold.
     pub limits: Limits,
-    /// Bytes that are received at once unless they go straight to their place; at least what a reply to an option may have.
+    /// Length of the staging buffer; raised to the longest reply to an option.
     pub staging_bytes: usize,
-    /// Data of a read of which at least this much is missing is received in its place.
+    /// Data of a read of which at least this much is missing is received directly into the read's memory.
     pub direct_bytes: usize,
 }
 
@@ -74,7 +74,7 @@ pub struct Config {
 pub(super) const OPTION_REPLY_DATA_BYTES: usize = 8 + 2 * STRING_BYTES;
 
 impl Config {
-    /// Everything that the server has, within default limits.
+    /// Requests all extensions, with default limits.
     pub fn new(pool: Pool, goal: Goal) -> Config {
         Config {
             pool,
@@ -87,7 +87,7 @@ impl Config {
         }
     }
 
-    /// The same, brought to what the protocol can say and the core needs.
+    /// Clamps all values to what the protocol can express and the connection needs.
     pub(super) fn normalized(mut self) -> Config {
         let limits = &mut self.limits;
         limits.payload_bytes = limits.payload_bytes.clamp(1, MAX_PAYLOAD_BYTES);
@@ -99,7 +99,7 @@ impl Config {
         self
     }
 
-    /// The name of the export it is about.
+    /// The name of the requested export; empty for a list.
     pub(super) fn export(&self) -> &str {
         match &self.goal {
             Goal::List => "",

@@ -1,15 +1,15 @@
-//! What servers say in reply to options.
+//! Information about exports, from replies to options.
 
 use crate::client::violation::{Violation, printable};
 use crate::wire::FieldReader;
 use crate::wire::{STRING_BYTES, info, transmission};
 
-/// An export that LIST names.
+/// An export in the reply to LIST.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ListedExport {
-    /// Its name. Bytes that are no text are replaced.
+    /// Its name. Bytes that are not UTF-8 are replaced.
     pub name: String,
-    /// Text for people, possibly none; only what can be printed.
+    /// Description for people, possibly empty, without characters that are not printable.
     pub description: String,
 }
 
@@ -28,14 +28,14 @@ impl ListedExport {
 pub struct BlockSizes {
     /// Offsets and lengths are multiples of it; a power of two.
     pub smallest: u32,
-    /// The best multiple.
+    /// The preferred block size.
     pub best: u32,
     /// Longest payload.
     pub largest: u32,
 }
 
 impl Default for BlockSizes {
-    /// What holds for a server that says nothing.
+    /// The protocol's defaults, for a server that sends no block sizes.
     fn default() -> BlockSizes {
         BlockSizes { smallest: 1, best: 4096, largest: crate::config::MAX_PAYLOAD_BYTES }
     }
@@ -52,10 +52,10 @@ impl BlockSizes {
     }
 }
 
-/// How replies look, by what was negotiated.
+/// Form of the replies, as negotiated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplyStyle {
-    /// Success or an error, and data behind it.
+    /// One header with success or an error, then data.
     Simple,
     /// Chunks.
     Structured,
@@ -63,27 +63,27 @@ pub enum ReplyStyle {
     Extended,
 }
 
-/// What is known of an export.
+/// Information about an export.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExportInfo {
-    /// Its name as the server has it, where it says so.
+    /// Its name as the server reports it, if it does.
     pub name: Option<String>,
-    /// Text for people, possibly none; only what can be printed.
+    /// Description for people, possibly empty, without characters that are not printable.
     pub description: String,
     /// Bytes of data.
     pub size_bytes: u64,
     /// Transmission flags: [`crate::wire::transmission`].
     pub flags: u16,
-    /// Block sizes; those of the protocol for a server that says none.
+    /// Block sizes; the protocol's defaults for a server that sends none.
     pub sizes: BlockSizes,
-    /// How replies look.
+    /// Form of the replies.
     pub style: ReplyStyle,
-    /// The context `base:allocation` as replies call it, where it was chosen.
+    /// Identifier of `base:allocation` in replies, if it was chosen.
     pub context: Option<u32>,
 }
 
 impl ExportInfo {
-    /// Whether a transmission flag is set.
+    /// True if a transmission flag is set.
     pub fn has(&self, flag: u16) -> bool {
         self.flags & flag != 0
     }
@@ -93,7 +93,7 @@ impl ExportInfo {
     }
 }
 
-/// What INFO and GO have told so far.
+/// Information from replies to INFO or GO so far.
 #[derive(Default, Debug)]
 pub(super) struct ExportReply {
     name: Option<String>,
@@ -103,7 +103,7 @@ pub(super) struct ExportReply {
 }
 
 impl ExportReply {
-    /// Takes one NBD_REP_INFO. What is not known is left alone, as the protocol wants it.
+    /// Reads one NBD_REP_INFO. Unknown types are ignored ("Option reply types").
     pub(super) fn take(&mut self, data: &[u8]) -> Option<Result<(), Violation>> {
         let mut fields = FieldReader(data);
         match fields.u16()? {
@@ -122,10 +122,10 @@ impl ExportReply {
         Some(Ok(()))
     }
 
-    /// All of it, once it was acknowledged.
+    /// The information, once the option is acknowledged.
     pub(super) fn finish(self, style: ReplyStyle, context: Option<u32>) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
-        // Flags that say what is not there: chunks were not agreed on.
+        // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
         Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context })

@@ -1,4 +1,4 @@
-//! The fixed newstyle negotiation as a client leads it: one option after the other, each asked once.
+//! The fixed newstyle negotiation of a client: one option after the other, each sent once.
 
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
 use crate::client::export_info::{ExportReply, ListedExport, ReplyStyle};
@@ -7,17 +7,17 @@ use crate::client::violation::{Closed, NegotiationError, Violation};
 use crate::wire::FieldReader;
 use crate::wire::{self, handshake, info, option, rep};
 
-/// What was agreed on so far.
+/// What was negotiated so far.
 #[derive(Debug)]
 pub(super) struct NegotiationState {
     pub(super) style: ReplyStyle,
-    /// How replies call `base:allocation`.
+    /// Identifier of `base:allocation` in replies.
     pub(super) context: Option<u32>,
     listed: Vec<ListedExport>,
     export_reply: ExportReply,
-    /// Replies to the option of the moment.
+    /// Replies to the current option.
     replies: usize,
-    /// Bytes of all of them.
+    /// Bytes of all replies to options.
     bytes: u64,
 }
 
@@ -28,7 +28,7 @@ impl Default for NegotiationState {
     }
 }
 
-/// A reply to an option whose data is coming.
+/// A reply to an option whose data is arriving.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OptionReply {
     option: u32,
@@ -68,7 +68,7 @@ impl Client {
     fn send_option(&mut self, option: u32, data: &[u8]) {
         self.output.put(&wire::OPTION_MAGIC.to_be_bytes());
         self.output.put(&option.to_be_bytes());
-        // Names were bounded when the connection was made.
+        // `Client::new` bounds the name.
         self.output.put(&(data.len() as u32).to_be_bytes());
         self.output.put(data);
         self.negotiation.replies = 0;
@@ -139,7 +139,7 @@ impl Client {
         }
     }
 
-    /// One context at most is there, the one that was asked for.
+    /// Stores the context's identifier; refuses any other context than the requested one.
     fn set_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<ClientStep, Closed> {
         let mut fields = FieldReader(data);
         let id = fields.u32().ok_or_else(|| reply.malformed())?;
@@ -150,7 +150,7 @@ impl Client {
         Ok(ClientStep::Again)
     }
 
-    /// An option that is not needed may be refused.
+    /// Handles an error reply: the server may refuse an optional option.
     fn option_refused(&mut self, reply: OptionReply, text: &[u8]) -> Result<ClientStep, Closed> {
         let refused = NegotiationError::of(reply.option, reply.kind, text);
         let is_final = matches!(refused, NegotiationError::TlsRequired | NegotiationError::Shutdown(_));
@@ -218,7 +218,7 @@ impl OptionReply {
     }
 }
 
-/// A string with its length before it.
+/// A string with its length in front.
 fn named(text: &str) -> Vec<u8> {
     [&(text.len() as u32).to_be_bytes()[..], text.as_bytes()].concat()
 }

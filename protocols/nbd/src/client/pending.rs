@@ -1,4 +1,4 @@
-//! Requests in flight, and what of their answers is there.
+//! Requests in flight, and the part of their reply that has arrived.
 
 use sealblock_runtime_memory::Buffer;
 
@@ -7,15 +7,15 @@ use crate::client::violation::Violation;
 use crate::reply::StatusDescriptor;
 use crate::wire::ErrorCode;
 
-/// An error that a server answered.
+/// An error in a server's reply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{code}{}{}", .offset.map(|at| format!(" at byte {at}")).unwrap_or_default(), Text(.message))]
 pub struct ServerError {
-    /// What it means.
+    /// The error.
     pub code: ErrorCode,
-    /// Where on the export, in bytes, if it says so: within the request.
+    /// Offset on the export, in bytes, if the reply has one; within the request.
     pub offset: Option<u64>,
-    /// Its own words, possibly none; only what can be printed.
+    /// The server's text, possibly empty, without characters that are not printable.
     pub message: String,
 }
 
@@ -28,23 +28,23 @@ impl std::fmt::Display for Text<'_> {
     }
 }
 
-/// What a request that succeeded is answered with.
+/// Reply to a request that succeeded.
 #[derive(Debug)]
 pub enum Reply {
-    /// Nothing but success.
+    /// Success without data.
     Done,
     /// All data of a read.
     Data(Buffer),
-    /// Runs of status from the request's offset on; none goes beyond its end, and they may end before. At least one.
+    /// Status descriptors from the request's offset on; they end at its end or before. At least one.
     Status(Vec<StatusDescriptor>),
 }
 
 /// The end of a request.
 #[derive(Debug)]
 pub struct CompletedRequest {
-    /// What [`crate::client::Client::submit`] gave.
+    /// Index that [`crate::client::Client::submit`] returned.
     pub place: usize,
-    /// The answer, or errors in the order in which they came: at least one.
+    /// The reply, or errors in the order in which they came: at least one.
     pub outcome: Result<Reply, Vec<ServerError>>,
 }
 
@@ -53,7 +53,7 @@ pub struct CompletedRequest {
 pub(super) struct PendingRequest {
     pub(super) cookie: u64,
     pub(super) fields: RequestFields,
-    /// Data of a read, and what of it is there: runs of bytes from its start on, in order, with gaps between them.
+    /// Data of a read, and the byte ranges of it that have arrived: in order, with gaps between them.
     pub(super) data: Buffer,
     pieces: Vec<(usize, usize)>,
     data_chunks: usize,
@@ -67,17 +67,17 @@ impl PendingRequest {
         PendingRequest { cookie, fields, data, pieces, data_chunks: 0, runs: None, errors }
     }
 
-    /// Where in the data these bytes go, if they are part of the request.
+    /// Position of these bytes in the request's data, if they are part of it.
     pub(super) fn within(&self, offset: u64, length: u64) -> Result<(usize, usize), Violation> {
         let into = offset.checked_sub(self.fields.offset);
         let fits = |into: &u64| into.checked_add(length).is_some_and(|end| length > 0 && end <= self.fields.length);
-        // The data is in memory, so positions in it are positions in memory.
+        // The data is in memory, so positions in it fit into usize.
         let into =
             into.filter(fits).and_then(|into| Some((usize::try_from(into).ok()?, usize::try_from(length).ok()?)));
         into.ok_or(Violation::OutOfRange { offset, length })
     }
 
-    /// Notes that these bytes of the data are coming, which none have before.
+    /// Marks these bytes as received; refuses bytes that were received before.
     pub(super) fn mark_received(&mut self, at: usize, len: usize, max_pieces: usize) -> Result<(), Violation> {
         self.data_chunks += 1;
         if self.data_chunks > 1 && self.fields.flags & crate::wire::flag::DF != 0 {
@@ -102,7 +102,7 @@ impl PendingRequest {
         Ok(())
     }
 
-    /// The end of the request: its last chunk was read.
+    /// Completes the request after its last chunk.
     pub(super) fn finish(self, place: usize) -> Result<CompletedRequest, Violation> {
         if !self.errors.is_empty() {
             return Ok(CompletedRequest { place, outcome: Err(self.errors) });

@@ -1,4 +1,4 @@
-//! Headers of replies in each of their three forms, matched with what is in flight.
+//! Reads replies in each of their three forms, and the payload of each chunk type, into the request in flight.
 
 use sealblock_runtime_memory::Buffer;
 
@@ -21,7 +21,7 @@ pub(super) struct ChunkHeader {
 }
 
 impl Client {
-    /// Reads the header of whatever reply comes next.
+    /// Reads the header of the next reply.
     pub(super) fn reply(&mut self) -> Result<ClientStep, Violation> {
         let Some(magic) = self.input.peek(4).and_then(|bytes| FieldReader(bytes).u32()) else {
             return Ok(ClientStep::Wait);
@@ -34,7 +34,7 @@ impl Client {
         }
     }
 
-    /// The place of the request under this cookie.
+    /// The request in flight with this cookie.
     fn place_of(&self, cookie: u64) -> Result<(usize, &PendingRequest), Violation> {
         let place = (cookie & u64::from(u32::MAX)) as usize;
         let pending = self.pending.get(place).and_then(Option::as_ref).filter(|pending| pending.cookie == cookie);
@@ -79,7 +79,7 @@ impl Client {
         if let Some(actual) = offset.filter(|offset| *offset != pending.fields.offset) {
             return Err(Violation::ReplyOffset { expected: pending.fields.offset, actual });
         }
-        // Flags without a meaning are ignored, as the protocol wants it.
+        // Unknown flags are ignored ("Structured reply flags").
         let header = ChunkHeader { is_last: flags & chunk::DONE != 0, kind, length };
         let begun = Chunk::begin(place, pending.fields, header, is_extended)?;
         self.input.take(len);
@@ -87,7 +87,7 @@ impl Client {
         Ok(ClientStep::Again)
     }
 
-    /// The last of a request was read.
+    /// Completes a request after its last chunk.
     pub(super) fn finish(&mut self, place: usize, error: Option<ServerError>) -> Result<ClientStep, Violation> {
         self.phase = ClientPhase::Reply;
         let Some(mut pending) = self.remove_request(place) else { return Ok(ClientStep::Again) };
@@ -98,10 +98,10 @@ impl Client {
 
 /// Longest payload of an error: number, length of the text, text, offset.
 const ERROR_BYTES: u64 = 4 + 2 + STRING_BYTES as u64 + 8;
-/// Bit 15 of a chunk's type: it is an error, even of a type that is not known.
+/// Bit 15 of a chunk's type: an error, even if the type is unknown.
 const IS_ERROR: u16 = 1 << 15;
 
-/// A chunk whose payload is coming.
+/// A chunk whose payload is arriving.
 pub(super) struct Chunk {
     place: usize,
     is_last: bool,
@@ -113,7 +113,7 @@ pub(super) struct Chunk {
     status: Option<StatusChunk>,
 }
 
-/// Data on its way to its place: the memory of the read, in three parts.
+/// Data that is arriving: the memory of the read, split into three parts.
 struct DataChunk {
     before: Buffer,
     fill: Fill,
@@ -121,16 +121,16 @@ struct DataChunk {
     left: usize,
 }
 
-/// Runs so far, and how far they reach.
+/// Descriptors so far, and the bytes that they cover.
 struct StatusChunk {
     runs: Vec<StatusDescriptor>,
-    /// Runs that are still to come.
+    /// Descriptors that have not arrived.
     runs_left: u64,
     reached: u64,
 }
 
 impl Chunk {
-    /// The chunk of this header, if its request has such.
+    /// The chunk of this header; refuses types and lengths that its request does not allow.
     pub(super) fn begin(
         place: usize,
         fields: RequestFields,
@@ -166,14 +166,14 @@ impl Chunk {
         Ok(Chunk { place, is_last, kind, left: length, is_extended, data: None, status: None })
     }
 
-    /// All data of a read behind a simple reply.
+    /// All data of a read after a simple reply.
     pub(super) fn whole_data(place: usize, pending: &mut PendingRequest, len: usize) -> Chunk {
         let data = Some(DataChunk::of(pending, 0, len));
         let (kind, left) = (chunk::OFFSET_DATA, 0);
         Chunk { place, is_last: true, kind, left, is_extended: false, data, status: None }
     }
 
-    /// Where data goes, and how much of it is missing.
+    /// Memory of the data, and how much is missing.
     pub(super) fn fill(&mut self) -> Option<(&mut Fill, &mut usize)> {
         self.data.as_mut().map(|data| (&mut data.fill, &mut data.left))
     }
@@ -217,7 +217,7 @@ impl Client {
         Some((chunk, pending))
     }
 
-    /// The payload was read.
+    /// Ends a chunk whose payload was read.
     fn end_chunk(&mut self, error: Option<ServerError>) -> Result<ClientStep, Violation> {
         let max = self.config.limits.errors.max(1);
         let Some((chunk, pending)) = self.current() else { return Ok(ClientStep::Again) };
@@ -324,7 +324,7 @@ impl Client {
         let wrong = Violation::ChunkLength { kind, length };
         let message = printable(fields.bytes(text_len.into()).filter(|text| text.len() <= STRING_BYTES).ok_or(wrong)?);
         let offset = if kind == chunk::ERROR_OFFSET { Some(fields.u64().ok_or(wrong)?) } else { None };
-        // What an error of a type that is not known has behind its text is nobody's business here.
+        // An error of an unknown type may have more fields after its text.
         if matches!(kind, chunk::ERROR | chunk::ERROR_OFFSET) && fields.end().is_none() {
             return Err(wrong);
         }
@@ -341,7 +341,7 @@ impl Client {
 }
 
 impl StatusChunk {
-    /// Takes the next run. Only the last may go beyond the request, where it is cut, and not if one was asked for.
+    /// Adds the next descriptor. Only the last may go beyond the request, where it is cut; with REQ_ONE none may.
     fn take(&mut self, fields: RequestFields, length: u64, flags: u64) -> Result<(), Violation> {
         let is_one = fields.flags & flag::REQ_ONE != 0;
         let left = fields.length - self.reached;
@@ -351,7 +351,7 @@ impl StatusChunk {
         }
         let length = length.min(left);
         self.reached += length;
-        // Bits above those that are known mean nothing here.
+        // Unknown flag bits are dropped.
         self.runs.push(StatusDescriptor { length, status: flags as u32 });
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What is asked of a server: checked against what it offers, then laid out as a header.
+//! Requests: checked against the export's information, then written as a header.
 
 use sealblock_runtime_memory::Slice;
 
@@ -14,7 +14,7 @@ pub enum ClientRequest {
         offset: u64,
         /// How much.
         length: u32,
-        /// All of it in one chunk (DF).
+        /// DF: all data in one chunk.
         whole: bool,
     },
     /// Write.
@@ -23,47 +23,47 @@ pub enum ClientRequest {
         offset: u64,
         /// What.
         data: Slice,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
     },
-    /// Make all writes durable that were answered so far.
+    /// Make all writes durable that were completed so far.
     Flush,
-    /// Give space up.
+    /// Deallocate.
     Trim {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
     },
-    /// This will be read soon.
+    /// Prefetch: a read follows soon.
     Cache {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
     },
-    /// Make zeroes.
+    /// Write zeroes.
     WriteZeroes {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
-        /// Durable before the answer.
+        /// Durable before the reply.
         fua: bool,
-        /// Keep the space.
+        /// Keep the blocks allocated.
         no_hole: bool,
         /// Only if it is faster than writing.
         fast: bool,
     },
-    /// Tell what is allocated.
+    /// Report which bytes are allocated.
     BlockStatus {
         /// Where.
         offset: u64,
         /// How much.
         length: u64,
-        /// One run only (REQ_ONE).
+        /// REQ_ONE: one descriptor only.
         one: bool,
     },
 }
@@ -71,16 +71,16 @@ pub enum ClientRequest {
 /// Why a request was not sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// No export was chosen yet, or the connection is over.
+    /// No export was chosen yet, or the connection ended.
     #[error("the connection is not ready for requests")]
     NotReady,
     /// [`crate::client::Limits::commands`] are in flight.
     #[error("as many requests are in flight as may be")]
     Full,
-    /// The server does not offer it.
+    /// The server does not support it.
     #[error("the server does not offer {0}")]
     NotOffered(&'static str),
-    /// Nothing, or not within the export.
+    /// The range is empty, or not within the export.
     #[error("{length} bytes at {offset} are not on an export of {size} bytes")]
     Range {
         /// Where.
@@ -105,12 +105,12 @@ pub enum SubmitError {
     TooLong {
         /// How much.
         length: u64,
-        /// How much may be.
+        /// The maximum.
         max: u64,
     },
 }
 
-/// The fields of a request's header that are its own.
+/// The fields of a request's header, without magic and cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RequestFields {
     pub(super) kind: u16,
@@ -145,7 +145,7 @@ impl ClientRequest {
         RequestFields { kind, flags, offset, length }
     }
 
-    /// Whether it may be sent to an export that is described so.
+    /// Checks the request against the export's information and the maximum payload.
     pub(super) fn check(&self, export: &ExportInfo, max: u32) -> Result<(), SubmitError> {
         self.check_offered(export)?;
         if matches!(self, ClientRequest::Flush) {

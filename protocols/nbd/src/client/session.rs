@@ -1,4 +1,4 @@
-//! The client's side of a connection: buffers, events, and requests on their way out.
+//! The client's side of a connection: buffers, events, and requests to send.
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -16,19 +16,19 @@ use crate::wire::{self, STRING_BYTES, command};
 /// What a server did.
 #[derive(Debug)]
 pub enum Event {
-    /// The exports that it names; for [`Goal::List`].
+    /// The exports of the server; for [`Goal::List`].
     Listed(Vec<ListedExport>),
-    /// What the export is; for [`Goal::Info`].
+    /// Information about the export; for [`Goal::Info`].
     Described(ExportInfo),
-    /// What the export is; requests may be sent now. For [`Goal::Go`].
+    /// Information about the export; requests may be sent now. For [`Goal::Go`].
     Ready(ExportInfo),
-    /// A request ended.
+    /// A request completed.
     Completed(CompletedRequest),
-    /// The connection is over: nothing more is read, and requests in flight are lost.
+    /// The connection ended: nothing more is read, and requests in flight are lost.
     Closed(Closed),
 }
 
-/// What became of a step.
+/// Result of a step.
 pub(super) enum ClientStep {
     Event(Event),
     Again,
@@ -36,7 +36,7 @@ pub(super) enum ClientStep {
     Wait,
 }
 
-/// What comes next.
+/// What the next bytes are.
 pub(super) enum ClientPhase {
     Greeting,
     OptionHeader { option: u32 },
@@ -47,8 +47,8 @@ pub(super) enum ClientPhase {
 
 /// The client's side of one connection.
 ///
-/// Whoever drives it takes events until there are none after each [`Client::received`], and sends what
-/// [`Client::transmit`] gives after that and after each [`Client::submit`].
+/// The caller takes events until there are none after each [`Client::received`], and sends the output of
+/// [`Client::transmit`] after that and after each [`Client::submit`].
 pub struct Client {
     pub(super) config: Config,
     pub(super) phase: ClientPhase,
@@ -56,21 +56,21 @@ pub struct Client {
     pub(super) output: Output,
     pub(super) negotiation: NegotiationState,
     pub(super) export: Option<ExportInfo>,
-    /// Requests in flight by place, places that are free, and how many requests there were.
+    /// Requests in flight by index, free indexes, and the count of all requests.
     pub(super) pending: Vec<Option<PendingRequest>>,
     free: Vec<usize>,
     sent: u32,
-    /// How it is about to end.
+    /// The reason to close after the current event.
     pub(super) done: Option<Closed>,
     closed: Option<Closed>,
     is_close_reported: bool,
 }
 
 impl Client {
-    /// A connection that was just made.
+    /// A connection that was just opened.
     ///
     /// # Panics
-    /// When the export's name is longer than 4096 bytes.
+    /// If the export's name is longer than 4096 bytes.
     pub fn new(config: Config) -> Client {
         let config = config.normalized();
         assert!(config.export().len() <= STRING_BYTES, "names have at most {STRING_BYTES} bytes");
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    /// The buffer for the next receive; `None` while one is out, and when it is over.
+    /// The buffer for the next receive; `None` while one is lent, and once closed.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
         if self.closed.is_some() {
             return None;
@@ -106,10 +106,10 @@ impl Client {
         self.input.lend()
     }
 
-    /// Takes the buffer of [`Client::receive_buffer`] back, the first `len` bytes of which are new.
+    /// Takes the buffer of [`Client::receive_buffer`] back, whose first `len` bytes are new.
     ///
     /// # Panics
-    /// When it is another buffer, or shorter than `len`.
+    /// If it is another buffer, or shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         let fill = match &mut self.phase {
             ClientPhase::Chunk(chunk) => chunk.fill(),
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// What the server did next; `None` when more has to be received first.
+    /// The next event; `None` until more is received.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
             if let Some(closed) = self.done.take() {
@@ -161,13 +161,13 @@ impl Client {
 
     fn end(&mut self, closed: Closed) {
         self.closed = Some(closed);
-        // What was in flight is dropped, and its memory with it.
+        // Drop requests in flight with their memory.
         self.phase = ClientPhase::Greeting;
         self.pending.clear();
         self.free.clear();
     }
 
-    /// Sends a request; gives the place under which it is answered, which is not used again before that.
+    /// Sends a request; returns the index of its completion, which is not reused before.
     ///
     /// # Errors
     /// [`AskError`]; nothing is sent then.
@@ -188,7 +188,7 @@ impl Client {
             self.pending.len() - 1
         });
         self.sent = self.sent.wrapping_add(1);
-        // A late reply to a request before at the same place is told apart by the count.
+        // The count makes a late reply to an earlier request at the same index detectable.
         let cookie = u64::from(self.sent) << 32 | place as u64;
         self.pending[place] = Some(PendingRequest::new(cookie, fields, data));
         self.put_header(fields, cookie, is_extended);
@@ -212,7 +212,7 @@ impl Client {
         }
     }
 
-    /// The request at `place` has ended.
+    /// Removes the request at `place`.
     pub(super) fn remove_request(&mut self, place: usize) -> Option<PendingRequest> {
         let pending = self.pending.get_mut(place)?.take();
         if pending.is_some() {
@@ -221,7 +221,7 @@ impl Client {
         pending
     }
 
-    /// Whether one more request may be submitted now.
+    /// True if one more request may be submitted now.
     pub fn can_submit(&self) -> bool {
         self.export.is_some() && self.closed.is_none() && self.in_flight() < self.config.limits.commands
     }
@@ -231,8 +231,8 @@ impl Client {
         self.pending.len() - self.free.len()
     }
 
-    /// Says goodbye and ends the connection: after GO with DISC, so that the server finishes what is in flight, whose
-    /// answers are not read any more.
+    /// Closes the connection; after GO sends DISC, so that the server completes requests in flight. Their replies are not
+    /// read.
     pub fn disconnect(&mut self) {
         let is_ready = self.export.is_some() && matches!(self.config.goal, Goal::Go(_));
         if self.closed.is_none() && is_ready {
@@ -244,29 +244,29 @@ impl Client {
         self.close();
     }
 
-    /// Ends the connection without a word.
+    /// Closes the connection without DISC.
     pub fn close(&mut self) {
         if self.closed.is_none() {
             self.end(Closed::Here);
         }
     }
 
-    /// Moves all that is to be sent to the end of `out`, and says how many bytes it is.
+    /// Appends all output to `out`; returns its bytes.
     pub fn transmit(&mut self, out: &mut Vec<Slice>) -> usize {
         self.output.take(out)
     }
 
-    /// Whether something is to be sent.
+    /// True if there is output to send.
     pub fn has_output(&self) -> bool {
         !self.output.is_empty()
     }
 
-    /// What is known of the export, once it was chosen.
+    /// Information about the export, once it was chosen.
     pub fn export(&self) -> Option<&ExportInfo> {
         self.export.as_ref()
     }
 
-    /// How it ended, if it did.
+    /// Why the connection ended, if it did.
     pub fn closed(&self) -> Option<&Closed> {
         self.closed.as_ref()
     }

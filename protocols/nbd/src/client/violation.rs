@@ -1,25 +1,25 @@
-//! Why a client's connection ended.
+//! Reasons for the end of a client's connection.
 
 use crate::wire::rep;
 
-/// What a server did that it must not. Sections are those of `doc/proto.md`.
+/// A protocol violation of the server. Sections are those of `doc/proto.md`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Violation {
-    /// It does not begin with its magic ("Newstyle negotiation").
+    /// The greeting has a bad magic ("Newstyle negotiation").
     #[error("it begins with {0:#018x}, which is not NBD")]
     Greeting(u64),
-    /// What follows the magic is not known.
+    /// The greeting has an unknown style of negotiation.
     #[error("it goes on with {0:#018x}, which is no style of negotiation")]
     Style(u64),
     /// A reply to an option does not begin with its magic.
     #[error("a reply to an option begins with {0:#018x}")]
     OptionMagic(u64),
-    /// A reply to another option than the one that was asked.
+    /// A reply to another option than the one that was sent.
     #[error("a reply to option {actual} where {expected} was asked")]
     OptionAnswered {
-        /// What was asked.
+        /// The option that was sent.
         expected: u32,
-        /// What the reply is to.
+        /// The option in the reply.
         actual: u32,
     },
     /// A reply of a type that the option does not have ("Option reply types").
@@ -44,22 +44,22 @@ pub enum Violation {
     /// More data than [`crate::client::Limits::negotiation_bytes`].
     #[error("replies to options with more than {0} bytes")]
     NegotiationBytes(u64),
-    /// GO or INFO ended without telling the export's size.
+    /// GO or INFO ended without the export's size.
     #[error("it describes an export without its size")]
     NoSize,
-    /// Block sizes that the protocol rules out ("Size constraints").
+    /// Block sizes that the protocol forbids ("Size constraints").
     #[error("impossible block sizes: {0}, {1} and {2}")]
     BlockSizes(u32, u32, u32),
     /// A reply does not begin with the magic of what was negotiated.
     #[error("a reply begins with {0:#010x}")]
     ReplyMagic(u32),
-    /// A reply to no request that is in flight.
+    /// A reply with the cookie of no request in flight.
     #[error("a reply to cookie {0:#x}, under which nothing is in flight")]
     Cookie(u64),
-    /// A simple reply to what is answered in chunks only.
+    /// A simple reply to a request that requires chunks.
     #[error("a simple reply to a request of type {0} although replies come in chunks")]
     SimpleReply(u16),
-    /// A chunk of an extended reply that names another offset than its request.
+    /// A chunk of an extended reply with another offset than its request.
     #[error("a reply that names offset {actual} to a request at {expected}")]
     ReplyOffset {
         /// The request's.
@@ -67,7 +67,7 @@ pub enum Violation {
         /// The reply's.
         actual: u64,
     },
-    /// A chunk of a type that is unknown, or that its request has not.
+    /// A chunk of a type that is unknown, or that its request does not allow.
     #[error("a chunk of type {kind:#x} to a request of type {command}")]
     Chunk {
         /// The chunk's type.
@@ -75,7 +75,7 @@ pub enum Violation {
         /// The request's type.
         command: u16,
     },
-    /// A chunk with a length that its type does not have.
+    /// A chunk with a length that its type does not allow.
     #[error("a chunk of type {kind:#x} with {length} bytes")]
     ChunkLength {
         /// The chunk's type.
@@ -91,7 +91,7 @@ pub enum Violation {
         /// How much.
         length: u64,
     },
-    /// Data that was sent before.
+    /// Data that was received before.
     #[error("{length} bytes at {offset} came twice")]
     Overlap {
         /// Where.
@@ -99,19 +99,19 @@ pub enum Violation {
         /// How much.
         length: u64,
     },
-    /// Data in several chunks although it was asked for in one (NBD_CMD_FLAG_DF).
+    /// Data in several chunks in spite of NBD_CMD_FLAG_DF.
     #[error("several chunks of data although one was asked for")]
     Fragmented,
     /// More pieces than [`crate::client::Limits::pieces`].
     #[error("a read in more than {0} pieces that do not touch")]
     Pieces(usize),
-    /// A read that succeeded without all of its data, or a status without a run.
+    /// A read that succeeded without all of its data, or a status without a descriptor.
     #[error("a request that succeeded without all that was asked for")]
     Incomplete,
     /// Status of a context that was not chosen.
     #[error("status of context {0}, which was not chosen")]
     Context(u32),
-    /// Status told twice, in runs of length 0, or beyond what was asked for.
+    /// Status that is repeated, has a length of 0, or goes beyond the request.
     #[error("runs of status that do not fit the request")]
     Runs,
     /// An error of number 0.
@@ -119,33 +119,34 @@ pub enum Violation {
     NoError,
 }
 
-/// Why a server does not go on.
+/// Why the negotiation failed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NegotiationError {
-    /// It speaks oldstyle, which has no options.
+    /// The server speaks oldstyle, which has no options.
     #[error("the server speaks oldstyle NBD, which has no options")]
     Oldstyle,
-    /// It speaks newstyle without the fixes that let options be answered.
+    /// The server speaks newstyle without replies to options.
     #[error("the server does not speak fixed newstyle NBD")]
     NotFixed,
-    /// It demands TLS, which this client has not (NBD_REP_ERR_TLS_REQD).
+    /// The server requires TLS, which this client does not support (NBD_REP_ERR_TLS_REQD). To add TLS, send STARTTLS here and
+    /// negotiate anew on the secure stream.
     #[error("the server demands TLS, which is not part of this client")]
     TlsRequired,
     /// No such export (NBD_REP_ERR_UNKNOWN).
     #[error("the server has no such export{0}")]
     Unknown(ServerText),
-    /// Not for this client (NBD_REP_ERR_POLICY).
+    /// The server's policy forbids it (NBD_REP_ERR_POLICY).
     #[error("the server does not allow it{0}")]
     Policy(ServerText),
-    /// It ends (NBD_REP_ERR_SHUTDOWN).
+    /// The server is shutting down (NBD_REP_ERR_SHUTDOWN).
     #[error("the server is shutting down{0}")]
     Shutdown(ServerText),
-    /// It does not know an option that is needed (NBD_REP_ERR_UNSUP).
+    /// The server does not support a required option (NBD_REP_ERR_UNSUP).
     #[error("the server does not know option {option}{text}")]
     Unsupported {
         /// The option.
         option: u32,
-        /// What it says besides.
+        /// The server's text.
         text: ServerText,
     },
     /// Any other error.
@@ -155,12 +156,12 @@ pub enum NegotiationError {
         option: u32,
         /// The type of the reply.
         kind: u32,
-        /// What it says besides.
+        /// The server's text.
         text: ServerText,
     },
 }
 
-/// A server's own words, possibly none. Only what can be printed, and not more than 256 characters.
+/// A server's text, possibly empty: printable characters only, at most 256.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ServerText(pub(super) String);
 
@@ -176,9 +177,9 @@ impl std::fmt::Display for ServerText {
     }
 }
 
-/// What of a server's text can be shown to people.
+/// The printable part of a server's text.
 pub(super) fn printable(bytes: &[u8]) -> String {
-    /// The most characters that are kept.
+    /// Maximum characters that are kept.
     const MAX_SHOWN_CHARS: usize = 256;
     String::from_utf8_lossy(bytes)
         .chars()
@@ -190,7 +191,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
 }
 
 impl NegotiationError {
-    /// What an error in reply to an option means.
+    /// The error that a reply to an option means.
     pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> NegotiationError {
         let text = ServerText::new(text);
         match kind {
@@ -207,10 +208,10 @@ impl NegotiationError {
 /// How a client's connection ended.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Closed {
-    /// All that was asked for is there.
+    /// The goal is reached.
     #[error("the connection has done what it was for")]
     Ended,
-    /// The server does not go on.
+    /// The server refused the negotiation.
     #[error("{0}")]
     Refused(#[from] NegotiationError),
     /// The server broke the protocol.

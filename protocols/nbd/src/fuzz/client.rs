@@ -1,7 +1,7 @@
-//! Bytes against a client that asks something of every kind.
+//! Bytes against a client that sends a request of every kind.
 //!
-//! What must hold whatever comes is asserted here: a request is answered once, data of a read is as long as was asked,
-//! status stays within its request, no limit is exceeded, and a closed connection stays closed.
+//! Asserts for any input: a request completes once, data of a read has the requested length, status stays within its
+//! request, no limit is exceeded, and a closed connection stays closed.
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
@@ -20,7 +20,7 @@ const LIMITS: Limits = Limits {
     errors: 4,
 };
 
-/// What a client saw, and all that it said.
+/// Events of a client, and the bytes that it sent.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub struct Transcript {
     /// Events in order, as text.
@@ -46,12 +46,12 @@ pub fn option_reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The first words of a server.
+/// The greeting of a server.
 pub fn greeting() -> Vec<u8> {
     [&b"NBDMAGICIHAVEOPT"[..], &[0, 3]].concat()
 }
 
-/// What a server says that takes an export of [`SIZE_BYTES`] with all there is, with replies of one of the three styles.
+/// The bytes of a server with an export of [`SIZE_BYTES`] and all features, with replies of one of the three forms.
 pub fn preamble(style: u8) -> Vec<u8> {
     let mut bytes = greeting();
     match style % 3 {
@@ -77,8 +77,7 @@ pub fn preamble(style: u8) -> Vec<u8> {
     bytes
 }
 
-/// What is asked once requests may be sent: one of each kind, in this order at places 0 to 7. `block_status` is left out
-/// where there is none.
+/// Submits one request of each kind, in this order at indexes 0 to 7; those that the server does not support are refused.
 fn submit_all(client: &mut Client) -> Vec<u64> {
     let (offset, length, fua) = (4096, 4096, true);
     let requests = [
@@ -144,7 +143,7 @@ fn settle(client: &mut Client, transcript: &mut Transcript, open: &mut Vec<Optio
     out.iter().for_each(|slice| transcript.sent.extend_from_slice(slice));
 }
 
-/// An answer is to a request that is open, and fits it.
+/// Asserts that a completion belongs to a request in flight and fits it.
 fn check(completed: &CompletedRequest, open: &mut [Option<u64>]) {
     let asked = open[completed.place].take().expect("a request is answered once");
     match &completed.outcome {
@@ -158,7 +157,7 @@ fn check(completed: &CompletedRequest, open: &mut [Option<u64>]) {
     }
 }
 
-/// Arbitrary bytes against a client. The first byte chooses what it is for, what was negotiated before, if anything, and
+/// Arbitrary bytes against a client. The first byte chooses its goal, the negotiation before, if any, and
 /// where long data is received; the second the length of the pieces in which the rest arrives.
 pub fn run(data: &[u8]) {
     let [choice, piece, stream @ ..] = data else { return };
