@@ -258,7 +258,7 @@ fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered(
 }
 
 #[test]
-fn slots_that_cannot_be_and_statuses_are_errors() {
+fn invalid_reserved_areas_and_statuses_are_errors() {
     run(|| async {
         let good = Frame::Group.encode(b"label").unwrap();
         let mut lies = vec![vec![], good[..64].to_vec(), good[..20_000].to_vec(), vec![0; 20_480], vec![0xFF; 20_480]];
@@ -281,7 +281,7 @@ fn slots_that_cannot_be_and_statuses_are_errors() {
             (StatusCode::NAMESPACE_WRITE_PROTECTED, ErrorKind::ReadOnly.to_string()),
             (StatusCode::INVALID_FIELD, "refuses".to_owned()),
             (StatusCode::WRITE_FAULT, "annex to write".to_owned()),
-            (StatusCode::INVALID_OPCODE, "has no".to_owned()),
+            (StatusCode::INVALID_OPCODE, "does not support".to_owned()),
         ] {
             let fake = serve_page(page(BOTH), move |asked| match asked {
                 Asked::Admin(AdminCommand::SetFeatures(ask)) if ask.fid >= 0xC0 => Some(Reply::Status(code.status())),
