@@ -24,18 +24,18 @@ fuzz_target!(|input: &[u8]| {
         _ => {}
     }
     if let Ok(Assembly::Known(known)) = assemble(&found) {
-        assert_eq!(known.places.len(), found.len());
-        let in_sync = |at: &usize| known.label.members[*at].standing == ReplicaState::InSync;
-        assert!(known.places.iter().any(in_sync), "a mirror has a replica that is in sync");
+        assert_eq!(known.indices.len(), found.len());
+        let in_sync = |at: &usize| known.label.replicas[*at].state == ReplicaState::InSync;
+        assert!(known.indices.iter().any(in_sync), "a mirror has a replica that is in sync");
     }
 });
 
 /// A valid label of three replicas with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
-    let member = |at: usize, pieces: &mut Pieces| ReplicaRecord {
+    let replica = |at: usize, pieces: &mut Pieces| ReplicaRecord {
         id: [at as u8 + 1; 16],
-        standing: [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing]
+        state: [ReplicaState::InSync, ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing]
             [usize::from(pieces.byte() % 4)],
         has_room: true,
         is_new: false,
@@ -56,7 +56,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
         block_size: BlockSize::B4096,
         protection: None,
         own_index: own % 3,
-        members: (0..3).map(|at| member(at, pieces)).collect(),
+        replicas: (0..3).map(|at| replica(at, pieces)).collect(),
         dirty: Regions::none(map.count()),
     };
     let mut bytes = label.encode();
