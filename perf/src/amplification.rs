@@ -33,7 +33,7 @@ const LOADS: [(u64, u64, bool); 6] =
 
 /// Blocks of a long write, and bytes that are zeroed at most.
 const LONG_BLOCKS: u64 = 256;
-const MOST_ZEROED_BYTES: u64 = 1 << 30;
+const MAX_ZEROED_BYTES: u64 = 1 << 30;
 
 /// Counts everything and prints it.
 pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
@@ -120,7 +120,7 @@ async fn one(
 /// What Write Zeroes with deallocation costs, over blocks all of which were written.
 async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()> {
     let Rig { gate, worker, counts } = rig(options, bytes).await?;
-    let blocks = (bytes.min(MOST_ZEROED_BYTES)) >> BlockSize::B4096.shift();
+    let blocks = (bytes.min(MAX_ZEROED_BYTES)) >> BlockSize::B4096.shift();
     let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
     load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;
     gate.execute(Request::Flush).await?;

@@ -18,9 +18,9 @@ use crate::options::{FileOptions, Protection};
 use crate::setup::{self, Prepared};
 
 /// The longest wait allowed, whatever the quiet latency.
-const MOST: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_millis(100);
 /// The longest wait allowed, in quiet latencies.
-const MOST_TIMES: u32 = 20;
+const MAX_RATIO: u32 = 20;
 /// Blocks of a request of a flood: 1 MiB.
 const FLOOD_BLOCKS: u64 = 256;
 /// How long the neighbour rests between two requests.
@@ -92,7 +92,7 @@ async fn all(options: &FileOptions, guard: Protection) -> anyhow::Result<()> {
             if flood == Flood::Nothing {
                 quiet[index] = median;
             }
-            let bar = MOST.max(quiet[index] * MOST_TIMES);
+            let bar = MAX_DELAY.max(quiet[index] * MAX_RATIO);
             let verdict = if worst <= bar { "" } else { " **missed**" };
             cells.push(format!("{:.2} / {:.1} ms{verdict}", ms(median), ms(worst)));
         }

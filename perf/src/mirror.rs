@@ -38,7 +38,7 @@ const LOADS: &[Load] = &[
     load("read 4 KiB, random, QD 32", false, 1, 32),
 ];
 
-type Leg = Rc<Gate<DynDevice>>;
+type Replica = Rc<Gate<DynDevice>>;
 
 /// The time of the reactor.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ impl Clock for Real {
 
 /// Two legs, and the mirror of them.
 struct Rig {
-    legs: [Leg; 2],
+    legs: [Replica; 2],
     mirror: Rc<Gate<Rc<Mirror<Real>>>>,
     /// Blocks of one Verify.
     piece: BlockCount,
@@ -173,7 +173,7 @@ const VERIFY_NAMES: [&str; 4] = ["one leg", "one by one", "both at once", "mirro
 const VERIFIES: u64 = 512;
 
 /// Both legs asked at once and nothing else: what no mirror can do without.
-struct InStep([Leg; 2]);
+struct InStep([Replica; 2]);
 
 impl Device for InStep {
     fn geometry(&self) -> &Geometry {

@@ -115,20 +115,20 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
 }
 
 /// The sums of the blocks, and the digest joined from them.
-fn sums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, u32) {
+fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, u32) {
     let sums: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
     let joined = sums.iter().fold(0, |crc, sum| digest.join(crc, *sum, &[]));
     (sums, joined)
 }
 
 fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedDigest) -> u64 {
-    let (sums, joined) = sums(data, size, digest);
+    let (sums, joined) = checksums(data, size, digest);
     let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &sums);
     u64::from(joined) ^ u64::from(sealed.tags()[0])
 }
 
 fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedDigest) -> u64 {
-    let (sums, joined) = sums(data, size, digest);
+    let (sums, joined) = checksums(data, size, digest);
     let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
     let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &sums).expect("what was sealed verifies");
     u64::from(joined) ^ sealed.blocks() as u64

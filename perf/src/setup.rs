@@ -138,7 +138,7 @@ impl Contender {
     }
 
     /// Leaves a volume alone, with its clock going.
-    pub async fn rest(&self, time: Duration) {
+    pub async fn sleep(&self, time: Duration) {
         let Device::Volume(volume) = &self.device else { return };
         volume.on_turn.set(true);
         sleep(time).await;

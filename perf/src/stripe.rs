@@ -38,12 +38,12 @@ const LOADS: &[Load] = &[
     load("write 1 MiB, sequential, QD 8", true, 256, 8),
 ];
 
-type Leg = Rc<Gate<DynDevice>>;
+type Member = Rc<Gate<DynDevice>>;
 
 /// Two legs, and the stripe of them.
 struct Rig {
-    legs: [Leg; 2],
-    stripe: Rc<Gate<StripeLayer<Leg>>>,
+    legs: [Member; 2],
+    stripe: Rc<Gate<StripeLayer<Member>>>,
     _scratch: Vec<Scratch>,
 }
 

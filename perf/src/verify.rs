@@ -142,14 +142,14 @@ fn read_memory(memory: &[u8], threads: usize) -> Sample {
     let watch = Stopwatch::start();
     thread::scope(|scope| {
         for part in memory.chunks(memory.len() / threads) {
-            scope.spawn(move || black_box(sum(black_box(part))));
+            scope.spawn(move || black_box(add_up(black_box(part))));
         }
     });
     watch.stop((memory.len() / PIECE_BYTES) as u64, PIECE_BYTES as u64)
 }
 
 /// Reads every word and does next to nothing with it.
-fn sum(bytes: &[u8]) -> u64 {
+fn add_up(bytes: &[u8]) -> u64 {
     let mut lanes = [0_u64; 16];
     for step in bytes.as_chunks::<128>().0 {
         for (lane, word) in lanes.iter_mut().zip(step.as_chunks::<8>().0) {

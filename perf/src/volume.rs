@@ -159,7 +159,7 @@ async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::R
 async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, idle: Duration) -> anyhow::Result<()> {
     for contender in contenders.iter().filter(|contender| contender.counts().is_some()) {
         contender.turn(SCATTER, Until::Asked(options.blocks()), u64::from(number) + 1000).await?;
-        contender.rest(idle).await;
+        contender.sleep(idle).await;
     }
     // What this cost is no part of a load.
     for counts in contenders.iter().filter_map(Contender::counts) {

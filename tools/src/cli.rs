@@ -19,7 +19,7 @@ pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
-pub use serve::{ControlPlace, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
+pub use serve::{ControlSocket, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
 pub use status::{Log, ServerName, Status};
 pub use values::{CorruptKind, Endpoint, Guard, Mode, ProtectionType, RemoteServer, Volume};
 

@@ -6,8 +6,8 @@
 pub mod client;
 pub mod log;
 pub mod mirror_status;
-pub mod place;
 pub mod protocol;
 pub mod resized;
 pub mod server;
+pub mod socket_path;
 pub mod status;

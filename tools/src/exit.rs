@@ -81,7 +81,7 @@ pub struct CliError {
     target: Option<String>,
     why: String,
     advice: Option<String>,
-    is_told: bool,
+    is_reported: bool,
     is_lasting: bool,
 }
 
@@ -94,7 +94,7 @@ impl CliError {
             target: None,
             why: why.to_string(),
             advice: None,
-            is_told: false,
+            is_reported: false,
             is_lasting: false,
         }
     }
@@ -131,8 +131,8 @@ impl CliError {
 
     /// The same, of which whoever runs the command knows already.
     #[must_use]
-    pub fn told(self) -> CliError {
-        CliError { is_told: true, ..self }
+    pub fn reported(self) -> CliError {
+        CliError { is_reported: true, ..self }
     }
 
     /// The same, which is refused as a matter of principle: asking again changes nothing.
@@ -147,8 +147,8 @@ impl CliError {
     }
 
     /// Whether the program is to say it when it ends. Who closed a pipe knows it, and expects no words about it.
-    pub fn is_to_be_told(&self) -> bool {
-        !self.is_told && self.cause != Cause::Unread
+    pub fn is_unreported(&self) -> bool {
+        !self.is_reported && self.cause != Cause::Unread
     }
 
     /// What kept the command from its work.

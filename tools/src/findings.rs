@@ -1,7 +1,7 @@
-//! Findings are told while the work goes on: runs of blocks, each when it has ended, on a line of its own.
+//! Findings are printed while the work goes on: runs of blocks, each when it has ended, on a line of its own.
 //!
 //! A device of which every second block is bad has more runs than anybody reads, and saying them must not be what the work waits
-//! for. So only some are told each second; the others are kept and told when the rate allows it, at the latest in the end.
+//! for. So only some are printed each second; the others are kept and printed when the rate allows it, at the latest in the end.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use crate::progress::Progress;
 use crate::report::{say, say_aside};
 
 /// Runs that are kept; blocks of further ones are counted.
-pub const MOST_LISTED: usize = 1 << 20;
-/// Lines that may be told at once.
+pub const MAX_LISTED: usize = 1 << 20;
+/// Lines that may be printed at once.
 const BURST: u32 = 100;
-/// One more line may be told each time this has passed: twenty a second.
+/// One more line may be printed each time this has passed: twenty a second.
 const LINE_EVERY: Duration = Duration::from_millis(50);
 
 /// Blocks in a row of which the same is to be said.
@@ -71,13 +71,13 @@ pub enum Voice {
     Silent,
 }
 
-/// Runs in the order in which their blocks were looked at, and how many of them were told.
+/// Runs in the order in which their blocks were looked at, and how many of them were printed.
 pub struct Findings<T> {
     voice: Voice,
     runs: Vec<Run<T>>,
     /// Runs that may grow still. Several where blocks have something to be said of each of several members.
     open: Vec<Run<T>>,
-    told: usize,
+    printed: usize,
     unlisted: u64,
     budget: Budget,
     trouble: Option<CliError>,
@@ -90,7 +90,7 @@ where
     /// None yet.
     pub fn new(voice: Voice) -> Findings<T> {
         let budget = Budget::new(Instant::now());
-        Findings { voice, runs: Vec::new(), open: Vec::new(), told: 0, unlisted: 0, budget, trouble: None }
+        Findings { voice, runs: Vec::new(), open: Vec::new(), printed: 0, unlisted: 0, budget, trouble: None }
     }
 
     /// Something is to be said of these blocks, which do not lie before those of earlier calls.
@@ -104,26 +104,26 @@ where
         }
     }
 
-    /// Everything before this block was looked at: runs that end before it have ended, and are told as far as the rate allows.
+    /// Everything before this block was looked at: runs that end before it have ended, and are printed as far as the rate allows.
     pub fn reached(&mut self, lba: Lba, progress: &Progress) {
         self.close(lba.get());
         if self.voice == Voice::Silent {
             return;
         }
         self.budget.refill(Instant::now());
-        while self.told < self.runs.len() && self.budget.take() {
-            self.tell_next(progress);
+        while self.printed < self.runs.len() && self.budget.take() {
+            self.print_next(progress);
         }
     }
 
-    /// Tells all that was not told yet.
+    /// Tells all that was not printed yet.
     ///
     /// # Errors
     /// When it could not be printed; that nobody reads it is no error.
     pub fn finish(&mut self, progress: &Progress) -> Result<(), CliError> {
         self.close(u64::MAX);
-        while self.voice != Voice::Silent && self.told < self.runs.len() {
-            self.tell_next(progress);
+        while self.voice != Voice::Silent && self.printed < self.runs.len() {
+            self.print_next(progress);
         }
         self.trouble.take().map_or(Ok(()), Err)
     }
@@ -143,7 +143,7 @@ where
         // A run that ends right there may go on.
         let ended = self.open.extract_if(.., |run| run.end() < before || before == u64::MAX);
         for run in ended {
-            if self.runs.len() < MOST_LISTED {
+            if self.runs.len() < MAX_LISTED {
                 self.runs.push(run);
             } else {
                 self.unlisted += run.blocks;
@@ -151,9 +151,9 @@ where
         }
     }
 
-    fn tell_next(&mut self, progress: &Progress) {
-        let line = self.runs[self.told].to_string();
-        self.told += 1;
+    fn print_next(&mut self, progress: &Progress) {
+        let line = self.runs[self.printed].to_string();
+        self.printed += 1;
         if self.trouble.is_none() {
             let voice = self.voice;
             let said = progress.aside(|| if voice == Voice::Error { say_aside(&line) } else { say(&line) });
@@ -162,7 +162,7 @@ where
     }
 }
 
-/// How many lines may be told.
+/// How many lines may be printed.
 struct Budget {
     lines: u32,
     refilled: Instant,
@@ -224,26 +224,26 @@ mod tests {
         let mut findings = Findings::new(Voice::Error);
         findings.note(Run::new(5, 2, On("a")));
         findings.reached(Lba::new(7), &progress);
-        assert_eq!(findings.told, 0, "block 7 may be one of them");
+        assert_eq!(findings.printed, 0, "block 7 may be one of them");
         findings.reached(Lba::new(8), &progress);
-        assert_eq!((findings.told, findings.runs.len()), (1, 1));
+        assert_eq!((findings.printed, findings.runs.len()), (1, 1));
         findings.note(Run::new(9, 1, On("a")));
         findings.finish(&progress).unwrap();
-        assert_eq!(findings.told, 2);
+        assert_eq!(findings.printed, 2);
     }
 
     #[test]
     fn what_comes_too_fast_is_told_later_and_nothing_is_left_out() {
         let mut budget = Budget::new(Instant::now());
-        let told = |budget: &mut Budget| std::iter::from_fn(|| budget.take().then_some(())).count();
-        assert_eq!(told(&mut budget), BURST as usize);
+        let printed = |budget: &mut Budget| std::iter::from_fn(|| budget.take().then_some(())).count();
+        assert_eq!(printed(&mut budget), BURST as usize);
         let start = budget.refilled;
         budget.refill(start + LINE_EVERY / 2);
-        assert_eq!(told(&mut budget), 0);
+        assert_eq!(printed(&mut budget), 0);
         budget.refill(start + LINE_EVERY * 3);
-        assert_eq!(told(&mut budget), 3);
+        assert_eq!(printed(&mut budget), 3);
         budget.refill(start + Duration::from_secs(3600));
-        assert_eq!(told(&mut budget), BURST as usize);
+        assert_eq!(printed(&mut budget), BURST as usize);
 
         let progress = Progress::new("x", None, Show::Never);
         let mut findings = Findings::new(Voice::Error);
@@ -251,18 +251,18 @@ mod tests {
             findings.note(Run::new(lba * 2, 1, On("a")));
             findings.reached(Lba::new(lba * 2 + 2), &progress);
         }
-        assert!((BURST as usize..BURST as usize + 20).contains(&findings.told), "{}", findings.told);
+        assert!((BURST as usize..BURST as usize + 20).contains(&findings.printed), "{}", findings.printed);
         findings.finish(&progress).unwrap();
-        assert_eq!((findings.told, findings.runs.len()), (150, 150));
+        assert_eq!((findings.printed, findings.runs.len()), (150, 150));
     }
 
     #[test]
     fn runs_beyond_the_most_are_counted() {
         let mut findings = Findings::new(Voice::Silent);
-        for lba in 0..MOST_LISTED as u64 + 3 {
+        for lba in 0..MAX_LISTED as u64 + 3 {
             findings.note(Run::new(lba * 3, 2, On("a")));
         }
         let (runs, unlisted) = findings.into_runs();
-        assert_eq!((runs.len(), unlisted), (MOST_LISTED, 6));
+        assert_eq!((runs.len(), unlisted), (MAX_LISTED, 6));
     }
 }

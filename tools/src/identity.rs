@@ -28,12 +28,12 @@ pub fn uuid_from(text: &str) -> Option<[u8; 16]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::create::uuid_words;
+    use crate::commands::create::uuid_text;
 
     #[test]
     fn identities_are_stable_and_differ() {
         // Written down: another value would make every host see new devices.
-        assert_eq!(uuid_words(&uuid_of(&["machine", "/v"])), "9c323d42-bc01-804a-bf48-4199606eb519");
+        assert_eq!(uuid_text(&uuid_of(&["machine", "/v"])), "9c323d42-bc01-804a-bf48-4199606eb519");
         let all = [uuid_of(&["a", "b"]), uuid_of(&["ab", ""]), uuid_of(&["", "ab"]), uuid_of(&["a", "c"])];
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a != b));
@@ -44,9 +44,8 @@ mod tests {
     #[test]
     fn uuids_read_back_and_nothing_else_is_one() {
         let uuid = uuid_of(&["x"]);
-        assert_eq!(uuid_from(&uuid_words(&uuid)), Some(uuid));
-        for text in ["", "1", &"0".repeat(36), &uuid_words(&uuid).replace('8', "g"), &format!("{}0", uuid_words(&uuid))]
-        {
+        assert_eq!(uuid_from(&uuid_text(&uuid)), Some(uuid));
+        for text in ["", "1", &"0".repeat(36), &uuid_text(&uuid).replace('8', "g"), &format!("{}0", uuid_text(&uuid))] {
             assert_eq!(uuid_from(text), None, "{text}");
         }
     }

@@ -18,7 +18,7 @@ use signal_hook::{flag, low_level};
 /// How long what is under way may take to end.
 const GRACE: Duration = Duration::from_secs(5);
 /// How often whoever waits looks whether a signal came.
-const LOOK: Duration = Duration::from_millis(50);
+const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What handlers write to: whether a signal came, and which one.
 struct Flags {
@@ -58,14 +58,14 @@ pub fn end() -> ! {
 }
 
 /// Says on standard error how far the work came and how to go on.
-pub fn tell(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
+pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
     // Who closed standard error has chosen not to know.
     writeln!(io::stderr(), "sealblock: {what}: interrupted {how_far}\ntry: {go_on}").ok();
 }
 
 /// Does the work, which ends early by itself once a signal [`came`]. If it does not, `last_words` are said and the process ends.
 pub async fn or_end<T>(work: impl Future<Output = T>, last_words: impl FnOnce()) -> T {
-    match select(pin!(work), pin!(patience())).await {
+    match select(pin!(work), pin!(shutdown_timeout())).await {
         Either::Left((done, _)) => done,
         Either::Right(((), _work)) => {
             // The work is not dropped: the kernel may write into its buffers until the process is gone.
@@ -79,16 +79,16 @@ pub async fn or_end<T>(work: impl Future<Output = T>, last_words: impl FnOnce())
 pub async fn sleep(time: Duration) {
     let mut left = time;
     while !left.is_zero() && !came() {
-        let step = left.min(LOOK);
+        let step = left.min(PROBE_INTERVAL);
         sealblock_runtime_reactor::sleep(step).await;
         left -= step;
     }
 }
 
 /// Ends once a signal came and what was under way has had its time.
-async fn patience() {
+async fn shutdown_timeout() {
     while !came() {
-        sealblock_runtime_reactor::sleep(LOOK).await;
+        sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
     }
     sealblock_runtime_reactor::sleep(GRACE).await;
 }

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Ok(exit) => exit.into(),
         Err(failure) => {
             // Where standard error is closed, the exit status has to do.
-            if failure.is_to_be_told() {
+            if failure.is_unreported() {
                 writeln!(io::stderr(), "{failure}").ok();
             }
             ExitCode::from(&failure)

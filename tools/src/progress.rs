@@ -13,7 +13,7 @@ use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressState, Prog
 use sealblock_units::ByteCount;
 
 /// Work that is done sooner shows nothing.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SHOW_DELAY: Duration = Duration::from_secs(1);
 /// How often the picture is renewed.
 const DRAWS_PER_SECOND: u8 = 10;
 
@@ -46,7 +46,7 @@ impl Progress {
     /// Work named `what`, over this much data where that is known.
     pub fn new(what: &str, total: Option<ByteCount>, show: Show) -> Progress {
         let visible = show == Show::OnTerminal && io::stderr().is_terminal();
-        Progress::due_at(what, total, visible.then(|| Instant::now() + PATIENCE))
+        Progress::due_at(what, total, visible.then(|| Instant::now() + SHOW_DELAY))
     }
 
     fn due_at(what: &str, total: Option<ByteCount>, due: Option<Instant>) -> Progress {

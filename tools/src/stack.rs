@@ -4,11 +4,11 @@
 //! process that dies before leaves what a crash would, and loses nothing that was flushed.
 
 mod alone;
-mod facts;
 mod failures;
 mod files;
 mod groups;
 mod holder;
+mod info;
 mod nbd;
 mod read_only;
 mod remote;
@@ -40,14 +40,14 @@ use crate::uring;
 use files::Plain;
 
 pub use alone::{Usage, bars_resizing};
-pub use facts::Facts;
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{
     FileKind, OpenVolume, Overwritten, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless,
     open_truncated, open_volume, overwrite,
 };
 pub use groups::{OpenMirror, create_mirror};
-pub use holder::process_words;
+pub use holder::process_text;
+pub use info::TargetInfo;
 pub use nbd::exports;
 pub use read_only::ReadOnly;
 pub use remote::discover;
@@ -96,27 +96,32 @@ enum CloseHandle {
 }
 
 /// An open target.
-pub struct Opened {
+pub struct OpenTarget {
     /// The device, behind its gate.
     pub gate: Gate<DynDevice>,
     /// What it is made of.
-    pub facts: Facts,
+    pub info: TargetInfo,
     held: Vec<CloseHandle>,
     target: TargetName,
 }
 
-impl Opened {
-    fn new(target: &TargetName, device: impl Device + 'static, facts: Facts, held: Vec<CloseHandle>) -> Opened {
-        Opened { gate: Gate::new(target.to_string(), DynDevice::new(device)), facts, held, target: target.clone() }
+impl OpenTarget {
+    fn new(target: &TargetName, device: impl Device + 'static, info: TargetInfo, held: Vec<CloseHandle>) -> OpenTarget {
+        OpenTarget {
+            gate: Gate::new(target.to_string(), DynDevice::new(device)),
+            info: info,
+            held,
+            target: target.clone(),
+        }
     }
 
-    fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> Opened {
-        Opened::new(target, device, Facts::plain(kind), Vec::new())
+    fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> OpenTarget {
+        OpenTarget::new(target, device, TargetInfo::plain(kind), Vec::new())
     }
 
     /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
-    pub fn share(self) -> (Rc<Gate<DynDevice>>, Facts, Closer) {
-        (Rc::new(self.gate), self.facts, Closer { held: self.held, target: self.target })
+    pub fn share(self) -> (Rc<Gate<DynDevice>>, TargetInfo, Closer) {
+        (Rc::new(self.gate), self.info, Closer { held: self.held, target: self.target })
     }
 
     /// Bytes of payload that came from other hosts until now; nothing for a target that is here.
@@ -204,7 +209,7 @@ fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
             match held {
                 CloseHandle::Volume(volume) => {
                     closed = closed.and(volume.close().await);
-                    tell_upkeep(volume);
+                    log_maintenance(volume);
                 }
                 CloseHandle::Remote(device) => device.close().await,
                 CloseHandle::Paths(paths) => closed = closed.and(paths.close().await),
@@ -217,7 +222,7 @@ fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
 }
 
 /// Tells what a volume has done by itself.
-fn tell_upkeep(volume: &FileVolume) {
+fn log_maintenance(volume: &FileVolume) {
     let UpkeepCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
     if blocks_moved + blocks_unfit + bytes_punched > 0 {
         let path = volume.medium().path().display();
@@ -254,7 +259,7 @@ pub fn on_reactor<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<
 /// # Errors
 /// Says what could not be opened and why; bad usage where the target's own numbers cannot be. A member of a mirror or stripe
 /// is not opened for writing.
-pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
+pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<OpenTarget, CliError>> {
     open_for(target, access, Usage::Alone)
 }
 
@@ -262,38 +267,38 @@ pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<Op
 ///
 /// # Errors
 /// As [`open`], but for what `usage` allows.
-pub fn open_for(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
+pub fn open_for(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<OpenTarget, CliError>> {
     Box::pin(async move {
         let opened = open_device(target, access, usage).await?;
         if access.writes() { alone::guard(opened, usage).await } else { Ok(opened) }
     })
 }
 
-fn open_device(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<Opened, CliError>> {
+fn open_device(target: &TargetName, access: Access, usage: Usage) -> LocalBoxFuture<'_, Result<OpenTarget, CliError>> {
     Box::pin(async move {
         match target {
             TargetName::File(path) | TargetName::Linux(path) => files::open(target, path, access, Plain::Refused).await,
             TargetName::Raw(path) => files::open_raw(target, path, access).await,
             TargetName::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                Ok(Opened::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
+                Ok(OpenTarget::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
             }
             TargetName::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                Ok(Opened::plain(target, NullDevice::new(block_size, blocks, None), "null"))
+                Ok(OpenTarget::plain(target, NullDevice::new(block_size, blocks, None), "null"))
             }
             TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
             TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
-            TargetName::Group { kind, legs } => groups::open(target, *kind, legs, access, usage).await,
+            TargetName::Group { kind, members } => groups::open(target, *kind, members, access, usage).await,
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = remote::connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
-                let facts = Facts { remote: Some(device.info()), ..Facts::plain("NVMe/TCP namespace") };
-                Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Remote(device)]))
+                let info = TargetInfo { remote: Some(device.info()), ..TargetInfo::plain("NVMe/TCP namespace") };
+                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::Remote(device)]))
             }
             TargetName::Nbd { address, export, connections } => {
                 let device = nbd::connect(address, export, *connections).await.map_err(|error| error.on(target))?;
-                let facts = Facts { export: Some(device.info().clone()), ..Facts::plain("NBD export") };
-                Ok(Opened::new(target, device.clone(), facts, vec![CloseHandle::Nbd(device)]))
+                let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
+                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::Nbd(device)]))
             }
         }
     })
@@ -306,12 +311,12 @@ async fn open_offset(
     whole: &TargetName,
     access: Access,
     usage: Usage,
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
     let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
         .map_err(|error| CliError::new(Cause::Usage, "opening", error).on(target))?;
-    Ok(Opened::new(target, device, Facts::over("offset", [below.facts]), below.held))
+    Ok(OpenTarget::new(target, device, TargetInfo::over("offset", [below.info]), below.held))
 }
 
 /// Opens a target that fails on purpose.
@@ -321,12 +326,12 @@ async fn open_fault(
     inner: &TargetName,
     access: Access,
     usage: Usage,
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     let rules: Rules =
         rules.parse().map_err(|error| CliError::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
     let device = FaultLayer::new(below.gate, rules, ReactorClock);
-    Ok(Opened::new(target, device, Facts::over("fault", [below.facts]), below.held))
+    Ok(OpenTarget::new(target, device, TargetInfo::over("fault", [below.info]), below.held))
 }
 
 /// The blocks of a device that only a size is known of: the larger ones where they fit.

@@ -21,7 +21,7 @@ pub struct Tally {
 
 impl Tally {
     /// Time, bytes and rate: `in 2.00 s (1 GiB read, 512 MB/s)`.
-    pub fn words(&self) -> String {
+    pub fn to_text(&self) -> String {
         let moved = [(self.read, "read"), (self.written, "written")].into_iter().filter(|(bytes, _)| *bytes > 0);
         let parts: Vec<String> = moved.map(|(bytes, how)| format!("{} {how}", ByteCount::new(bytes))).collect();
         let mut words = format!("in {:.2} s", self.elapsed.as_secs_f64());
@@ -56,13 +56,13 @@ mod tests {
     #[test]
     fn only_what_was_moved_makes_a_rate() {
         let elapsed = Duration::from_secs(2);
-        let words = |read, written| Tally { read, written, elapsed }.words();
+        let words = |read, written| Tally { read, written, elapsed }.to_text();
         assert_eq!(words(0, 0), "in 2.00 s");
         assert_eq!(words(1 << 30, 0), "in 2.00 s (1 GiB read, 537 MB/s)");
         assert_eq!(words(4096, 8192), "in 2.00 s (4 KiB read, 8 KiB written, 4.1 kB/s)");
         assert_eq!(words(0, 3_000_000), "in 2.00 s (2.9 MiB written, 1.5 MB/s)");
         let at_once = Tally { read: 1, written: 0, elapsed: Duration::ZERO };
-        assert_eq!(at_once.words(), "in 0.00 s (1 B read, 1.0 MB/s)");
+        assert_eq!(at_once.to_text(), "in 0.00 s (1 B read, 1.0 MB/s)");
     }
 
     #[test]

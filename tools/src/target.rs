@@ -35,8 +35,8 @@ use std::str::FromStr;
 use sealblock_block::MemberPath;
 use sealblock_units::ByteCount;
 
-pub use called::Called;
-pub use error::{Problem, TargetError};
+pub use called::TargetLabel;
+pub use error::{TargetError, TargetErrorKind};
 pub use remote::RemoteOptions;
 pub use uri::{Address, Host, NbdAddress, encode};
 
@@ -48,7 +48,7 @@ pub const MAX_TEXT_BYTES: usize = 64 << 10;
 /// How deep groups, offsets and faults nest.
 pub const MAX_DEPTH: usize = 16;
 /// How many legs a group has.
-pub const MAX_LEGS: usize = 64;
+pub const MAX_MEMBERS: usize = 64;
 
 /// What a command works on.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,8 +87,8 @@ pub enum TargetName {
     Group {
         /// How they are joined.
         kind: GroupKind,
-        /// The devices, at least two and at most [`MAX_LEGS`].
-        legs: Vec<TargetName>,
+        /// The devices, at least two and at most [`MAX_MEMBERS`].
+        members: Vec<TargetName>,
     },
     /// A slice of another target.
     Offset {
@@ -135,16 +135,16 @@ impl GroupKind {
 
 impl TargetName {
     /// The target of a leg of groups: the innermost one that is known. Nothing where there is no group.
-    pub fn leg(&self, leg: MemberPath) -> Option<&TargetName> {
+    pub fn member(&self, member: MemberPath) -> Option<&TargetName> {
         match self {
             // All its paths lead to the same device, so none of them is a leg that is bad.
-            TargetName::Group { kind: GroupKind::Multipath, legs } => legs.first()?.leg(leg),
-            TargetName::Group { legs, .. } => {
-                let (number, within) = leg.outermost()?;
-                let target = legs.get(number)?;
-                Some(target.leg(within).unwrap_or(target))
+            TargetName::Group { kind: GroupKind::Multipath, members } => members.first()?.member(member),
+            TargetName::Group { members, .. } => {
+                let (number, within) = member.outermost()?;
+                let target = members.get(number)?;
+                Some(target.member(within).unwrap_or(target))
             }
-            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.leg(leg),
+            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.member(member),
             TargetName::File(_)
             | TargetName::Raw(_)
             | TargetName::Linux(_)
@@ -158,8 +158,8 @@ impl TargetName {
     /// The same target, which goes without labels where it is a stripe.
     pub fn without_label(self) -> TargetName {
         match self {
-            TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
-                TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs }
+            TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } => {
+                TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, members }
             }
             other => other,
         }
@@ -168,7 +168,7 @@ impl TargetName {
     /// The paths of all files and devices that it is made of.
     pub fn paths(&self) -> Vec<&Path> {
         match self {
-            TargetName::Group { legs, .. } => legs.iter().flat_map(TargetName::paths).collect(),
+            TargetName::Group { members, .. } => members.iter().flat_map(TargetName::paths).collect(),
             TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.paths(),
             _ => self.path().into_iter().collect(),
         }
@@ -176,15 +176,16 @@ impl TargetName {
 
     /// The same target, whose relative paths begin at this folder.
     #[must_use]
-    pub fn below(self, folder: &Path) -> TargetName {
-        let below = |target: Box<TargetName>| Box::new(target.below(folder));
+    pub fn relative_to(self, folder: &Path) -> TargetName {
+        let below = |target: Box<TargetName>| Box::new(target.relative_to(folder));
         match self {
             TargetName::File(path) => TargetName::File(folder.join(path)),
             TargetName::Raw(path) => TargetName::Raw(folder.join(path)),
             TargetName::Linux(path) => TargetName::Linux(folder.join(path)),
-            TargetName::Group { kind, legs } => {
-                TargetName::Group { kind, legs: legs.into_iter().map(|leg| leg.below(folder)).collect() }
-            }
+            TargetName::Group { kind, members } => TargetName::Group {
+                kind,
+                members: members.into_iter().map(|member| member.relative_to(folder)).collect(),
+            },
             TargetName::Offset { range, target } => TargetName::Offset { range, target: below(target) },
             TargetName::Fault { rules, target } => TargetName::Fault { rules, target: below(target) },
             TargetName::Nbd { address: NbdAddress::Unix(path), export, connections } => {
@@ -237,7 +238,7 @@ impl fmt::Display for TargetName {
                 let mark = if matches!(address, NbdAddress::Tcp(_)) { '?' } else { '&' };
                 connections.map_or(Ok(()), |connections| write!(f, "{mark}connections={connections}"))
             }
-            TargetName::Group { kind, legs } => {
+            TargetName::Group { kind, members } => {
                 match kind {
                     GroupKind::Stripe { chunk, labelled } => {
                         chunk.map_or(Ok(()), |chunk| write!(f, "stripe-{}", exact(chunk)))?;
@@ -246,7 +247,7 @@ impl fmt::Display for TargetName {
                     }
                     _ => write!(f, "{}:", kind.name())?,
                 }
-                legs.iter().enumerate().try_for_each(|(at, leg)| write_leg(f, at, leg))
+                members.iter().enumerate().try_for_each(|(at, member)| write_member(f, at, member))
             }
             TargetName::Offset { range, target } => write!(f, "offset:{range},{target}"),
             TargetName::Fault { rules, target } => write!(f, "fault:[{rules}],{target}"),
@@ -255,7 +256,7 @@ impl fmt::Display for TargetName {
 }
 
 /// A leg of a group, in brackets when it has commas of its own.
-fn write_leg(f: &mut fmt::Formatter<'_>, at: usize, leg: &TargetName) -> fmt::Result {
-    let (comma, leg) = (if at == 0 { "" } else { "," }, leg.to_string());
-    if leg.contains(',') { write!(f, "{comma}[{leg}]") } else { write!(f, "{comma}{leg}") }
+fn write_member(f: &mut fmt::Formatter<'_>, at: usize, member: &TargetName) -> fmt::Result {
+    let (comma, member) = (if at == 0 { "" } else { "," }, member.to_string());
+    if member.contains(',') { write!(f, "{comma}[{member}]") } else { write!(f, "{comma}{member}") }
 }

@@ -15,7 +15,7 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 /// How long a server may be silent.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What is asked.
 #[derive(Clone, Copy)]
@@ -46,9 +46,9 @@ pub struct Client {
 impl Client {
     /// Chooses an export, for simple replies.
     pub fn connect(address: SocketAddr, export: &str) -> Result<Client> {
-        let mut stream = connect_patiently(address)?;
+        let mut stream = connect_with_retries(address)?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_read_timeout(Some(CONNECT_TIMEOUT))?;
         let mut greeting = [0; 18];
         stream.read_exact(&mut greeting).context("the greeting")?;
         ensure!(&greeting[..16] == b"NBDMAGICIHAVEOPT", "this is no NBD server");
@@ -155,12 +155,12 @@ impl Client {
 }
 
 /// Connects, also to a server that was just started.
-fn connect_patiently(address: SocketAddr) -> Result<TcpStream> {
+fn connect_with_retries(address: SocketAddr) -> Result<TcpStream> {
     let begun = Instant::now();
     loop {
         match TcpStream::connect(address) {
             Ok(stream) => return Ok(stream),
-            Err(error) if begun.elapsed() > PATIENCE => return Err(error).context("connecting"),
+            Err(error) if begun.elapsed() > CONNECT_TIMEOUT => return Err(error).context("connecting"),
             Err(_) => std::thread::sleep(Duration::from_millis(10)),
         }
     }

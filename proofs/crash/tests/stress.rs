@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_executor::block_on;
 use futures_util::future::join_all;
-use sealblock::stack::{Access, Opened, data_of, open};
+use sealblock::stack::{Access, OpenTarget, data_of, open};
 use sealblock::target::TargetName;
 use sealblock_block::{Device, Durability, Request};
 use sealblock_crash::draw::Draw;
@@ -28,12 +28,12 @@ const BLOCKS: u64 = 12;
 
 thread_local! {
     /// The volume, on the core that owns it.
-    static VOLUME: RefCell<Option<Rc<Opened>>> = const { RefCell::new(None) };
+    static VOLUME: RefCell<Option<Rc<OpenTarget>>> = const { RefCell::new(None) };
 }
 
 type Shared = Arc<Mutex<History>>;
 
-fn volume() -> Rc<Opened> {
+fn volume() -> Rc<OpenTarget> {
     VOLUME.with_borrow(|volume| volume.clone().expect("this core owns the volume"))
 }
 

@@ -90,7 +90,7 @@ pub struct Serve {
     /// The socket by which `sealblock status`, `log`, `scrub`, `mirror` and `resize` reach this server, or none; in this user's runtime
     /// folder unless something is said, where these commands find it by themselves.
     #[arg(long, value_name = "PATH|none")]
-    pub control: Option<ControlPlace>,
+    pub control: Option<ControlSocket>,
     /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else. `sealblock log` changes
     /// it while the server runs.
     #[arg(long, value_name = "LEVEL", value_enum)]
@@ -102,18 +102,18 @@ pub struct Serve {
 
 /// Where the control socket is.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ControlPlace {
+pub enum ControlSocket {
     /// Nowhere: there is none.
     None,
     /// At this path.
     Path(PathBuf),
 }
 
-impl FromStr for ControlPlace {
+impl FromStr for ControlSocket {
     type Err = std::convert::Infallible;
 
-    fn from_str(text: &str) -> Result<ControlPlace, Self::Err> {
-        Ok(if text == "none" { ControlPlace::None } else { ControlPlace::Path(text.into()) })
+    fn from_str(text: &str) -> Result<ControlSocket, Self::Err> {
+        Ok(if text == "none" { ControlSocket::None } else { ControlSocket::Path(text.into()) })
     }
 }
 

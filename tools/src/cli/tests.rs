@@ -129,9 +129,9 @@ fn scrub_reads_its_arguments() {
     let Command::Serve(serve) = good("serve v --scrub-every 7d --scrub-rate 1MiB/s --control none") else {
         panic!("another command")
     };
-    assert_eq!((serve.scrub_every.unwrap().0.as_secs(), serve.control), (604_800, Some(ControlPlace::None)));
+    assert_eq!((serve.scrub_every.unwrap().0.as_secs(), serve.control), (604_800, Some(ControlSocket::None)));
     let Command::Serve(serve) = good("serve v --control none/c") else { panic!("another command") };
-    assert_eq!((serve.scrub_rate, serve.control), (None, Some(ControlPlace::Path("none/c".into()))));
+    assert_eq!((serve.scrub_rate, serve.control), (None, Some(ControlSocket::Path("none/c".into()))));
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use sealblock_units::{BlockSize, Lba};
 
-use crate::target::{Address, NbdAddress, Problem, TargetError, TargetName};
+use crate::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 
 /// The checksum in a block's seal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
@@ -55,7 +55,7 @@ impl FromStr for RemoteServer {
                 TargetName::Nbd { address, export, connections: None } if export.is_empty() => {
                     Ok(RemoteServer::Nbd(address))
                 }
-                _ => Err(TargetError { column: 1, problem: Problem::ServerOnly }),
+                _ => Err(TargetError { column: 1, problem: TargetErrorKind::ServerOnly }),
             };
         }
         match text.strip_prefix("nbd://") {

@@ -4,7 +4,7 @@
 //! Where a target is away and can sum its blocks itself, sums are compared first, see `digests.rs`.
 //! A block that cannot be read does not keep the others from being compared: it is named, and the targets are not called equal.
 
-mod digests;
+mod checksums;
 mod report;
 
 use std::cell::Cell;
@@ -60,7 +60,7 @@ pub fn run(arguments: &Compare) -> Result<Exit, CliError> {
     } else {
         report.print_text()?
     }
-    report::tell_resume(&report.names(), arguments.range, report.resume_lba);
+    report::report_resume(&report.names(), arguments.range, report.resume_lba);
     Ok(report.exit())
 }
 
@@ -99,7 +99,7 @@ async fn compare(
     let (offloaded, names) = (report.offloaded, report.names());
     let work = regions(&sides, to, offloaded, &progress, &mut findings, &reached);
     // What does not answer does not keep anybody from knowing how far it came.
-    let compared = interrupt::or_end(work, || report::tell_resume(&names, range, resume_lba())).await;
+    let compared = interrupt::or_end(work, || report::report_resume(&names, range, resume_lba())).await;
     // What was found before a target did not answer is worth knowing, too.
     findings.finish(&progress)?;
     (report.blocks_different, report.blocks_unreadable) = compared?;
@@ -126,7 +126,7 @@ async fn regions(
     findings: &mut Findings<What>,
     reached: &Cell<u64>,
 ) -> Result<(u64, u64), CliError> {
-    let step = if by_digest { digests::REGION_BYTES } else { CHUNK_BYTES };
+    let step = if by_digest { checksums::REGION_BYTES } else { CHUNK_BYTES };
     let from = reached.get();
     let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| (at, step.min(to - at)));
     let mut compared = stream::iter(regions)

@@ -71,34 +71,34 @@ pub fn run(arguments: &Copy) -> Result<Exit, CliError> {
     if arguments.json {
         print_json(&report)?;
     } else {
-        report.tell(behind);
+        report.print(behind);
     }
     if let Some(byte) = report.resume_byte {
-        tell_resume(arguments, byte);
+        report_resume(arguments, byte);
         return Ok(Exit::Interrupted);
     }
     Ok(if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean })
 }
 
 /// Says on standard error how far it came.
-fn tell_resume(arguments: &Copy, byte: u64) {
+fn report_resume(arguments: &Copy, byte: u64) {
     let go_on = format!("the same again, or offset:FIRST..,TARGET of each from byte {byte} on");
-    interrupt::tell(format!("copying {} to {}", arguments.from, arguments.to), format!("after byte {byte}"), go_on);
+    interrupt::report(format!("copying {} to {}", arguments.from, arguments.to), format!("after byte {byte}"), go_on);
 }
 
 impl Report {
     /// Says on standard error what was done: standard output may be where the data went.
-    fn tell(&self, behind: Option<u64>) {
+    fn print(&self, behind: Option<u64>) {
         let Report { from, to, .. } = self;
         if self.lost_unlisted > 0 {
             eprintln!("and {} more lost", count(self.lost_unlisted, "block"));
         }
         if self.blocks_lost > 0 {
             let blocks = count(self.blocks_lost, "block");
-            eprintln!("{blocks} of {from} lost; in {to} {}", self.lost_are.words());
+            eprintln!("{blocks} of {from} lost; in {to} {}", self.lost_are.to_text());
         }
         let elapsed = Duration::from_secs_f64(self.elapsed_s);
-        let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.words();
+        let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.to_text();
         eprintln!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes));
         if self.bytes == 0 {
             eprintln!("there was nothing to copy");
@@ -122,7 +122,7 @@ fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), CliE
 }
 
 /// What a copy is about, and how far it is.
-struct Work<'a> {
+struct CopyJob<'a> {
     source: &'a Source,
     sink: &'a Sink,
     salvage: bool,
@@ -139,7 +139,7 @@ struct Moved {
     blocks_lost: u64,
 }
 
-impl Work<'_> {
+impl CopyJob<'_> {
     /// Copies chunk by chunk until nothing is left or a signal comes, and makes it durable.
     async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, CliError> {
         let lanes = if self.sink.in_order() { 1 } else { IN_FLIGHT };
@@ -174,8 +174,8 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     let progress = Progress::new("copying", source.bytes().map(ByteCount::new), show);
     let losses = Losses::new(sink, source.block_size(), source.bytes());
     let mut findings = Findings::new(if arguments.json { Voice::Silent } else { Voice::Error });
-    let work = Work { source, sink, salvage: arguments.salvage, losses, progress, total: Cell::new(0) };
-    let copied = interrupt::or_end(work.run(&mut findings), || tell_resume(arguments, work.total.get())).await;
+    let work = CopyJob { source, sink, salvage: arguments.salvage, losses, progress, total: Cell::new(0) };
+    let copied = interrupt::or_end(work.run(&mut findings), || report_resume(arguments, work.total.get())).await;
     findings.finish(&work.progress)?;
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
     let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total.get());

@@ -18,7 +18,7 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, CliError> {
         let closed = open.volume.close().await.map_err(|error| of_block("closing", &error));
         damaged.and(closed).map_err(|failure| failure.on(path.display()))
     })?;
-    say(&format!("{}: block {} is damaged now ({})", path.display(), arguments.lba, words(arguments.kind)))?;
+    say(&format!("{}: block {} is damaged now ({})", path.display(), arguments.lba, to_text(arguments.kind)))?;
     Ok(Exit::Clean)
 }
 
@@ -50,7 +50,7 @@ fn kind(kind: CorruptKind) -> CorruptionKind {
     }
 }
 
-fn words(kind: CorruptKind) -> &'static str {
+fn to_text(kind: CorruptKind) -> &'static str {
     match kind {
         CorruptKind::Data => "its data changed",
         CorruptKind::Guard => "its guard changed",

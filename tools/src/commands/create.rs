@@ -40,7 +40,7 @@ pub fn run(arguments: &Create) -> Result<Exit, CliError> {
     if arguments.json {
         print_json(&Report {
             volume: arguments.volume.to_string(),
-            uuid: uuid_words(&options.uuid),
+            uuid: uuid_text(&options.uuid),
             bytes: arguments.size.get(),
             blocks: options.capacity_blocks,
             block_size: options.block_size.bytes(),
@@ -55,7 +55,7 @@ pub fn run(arguments: &Create) -> Result<Exit, CliError> {
         arguments.size,
         count(options.capacity_blocks, "block"),
         options.block_size,
-        protection_words(options.protection),
+        protection_text(options.protection),
     ))?;
     Ok(Exit::Clean)
 }
@@ -138,10 +138,10 @@ pub fn protection(guard: Guard, kind: Type) -> Option<PiFormat> {
 }
 
 /// A protection format in words.
-pub fn protection_words(format: Option<PiFormat>) -> String {
+pub fn protection_text(format: Option<PiFormat>) -> String {
     match format {
         None => "no protection information".to_owned(),
-        Some(format) => format!("guard {}, {}", format.guard(), type_words(format.protection())),
+        Some(format) => format!("guard {}, {}", format.guard(), type_text(format.protection())),
     }
 }
 
@@ -155,7 +155,7 @@ pub fn protection_json(format: PiFormat) -> serde_json::Value {
     })
 }
 
-fn type_words(kind: ProtectionType) -> &'static str {
+fn type_text(kind: ProtectionType) -> &'static str {
     match kind {
         ProtectionType::Type1 => "Type 1",
         ProtectionType::Type2 => "Type 2",
@@ -190,11 +190,11 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, CliEr
 
 /// Whether nothing is there: an empty file, or a block device that begins with zeroes.
 async fn blank(medium: &FileMedium) -> Result<bool, CliError> {
-    const LOOK_BYTES: u64 = 64 << 10;
+    const PROBE_BYTES: u64 = 64 << 10;
     if !medium.is_block_device() {
         return Ok(medium.len_bytes() == 0);
     }
-    let length = LOOK_BYTES.min(medium.len_bytes()) as usize;
+    let length = PROBE_BYTES.min(medium.len_bytes()) as usize;
     let (read, bytes) = medium.read(0, Buffer::zeroed(length)).await;
     read.map_err(|error| of_medium("looking at what is there", &error))?;
     Ok(bytes.iter().all(|&byte| byte == 0))
@@ -213,7 +213,7 @@ pub fn default_options(size: ByteCount) -> Result<CreateOptions, CliError> {
 }
 
 /// An identity in its usual form.
-pub fn uuid_words(uuid: &[u8; 16]) -> String {
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
 }

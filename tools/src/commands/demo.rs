@@ -16,7 +16,7 @@ use super::{corrupt, create};
 use crate::cli::Demo;
 use crate::exit::{Cause, CliError, Exit};
 use crate::report::say;
-use crate::stack::{Access, Opened, of_block, on_reactor, open, open_volume};
+use crate::stack::{Access, OpenTarget, of_block, on_reactor, open, open_volume};
 use crate::target::TargetName;
 
 /// Name of the volume in its folder.
@@ -76,7 +76,7 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, CliError> {
         return wrong("what was found is not what was damaged");
     }
     say("   exactly the damaged blocks, and no others")?;
-    mend(&target, data).await
+    repair(&target, data).await
 }
 
 async fn damage(path: &Path) -> Result<(), CliError> {
@@ -89,7 +89,7 @@ async fn damage(path: &Path) -> Result<(), CliError> {
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
-async fn mend(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
+async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
     step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
     let opened = open(target, Access::Write).await?;
     let size = opened.gate.geometry().block_size.bytes();
@@ -129,7 +129,7 @@ fn own_program() -> Result<Buffer, CliError> {
     Ok(data)
 }
 
-async fn write(opened: &Opened, first: u64, data: &Buffer) -> Result<(), CliError> {
+async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), CliError> {
     let geometry = opened.gate.geometry();
     let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
         .map_err(|error| CliError::new(Cause::Usage, "writing", error))?;

@@ -4,19 +4,19 @@ use std::fmt::Write;
 
 use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
-use sealblock_media_nbd::ConnectionInfo as NbdFacts;
-use sealblock_media_nvme_tcp::{ConnectionInfo as RemoteFacts, PiSource};
+use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
+use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
-use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
+use sealblock_media_volume::{VolumeInfo as VolumeDescription, SuperblockCopy};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
-use super::create::{protection_json, protection_words, uuid_words};
+use super::create::{protection_json, protection_text, uuid_text};
 use crate::cli::Info;
 use crate::control::mirror_status::MirrorStatus;
 use crate::exit::{CliError, Exit};
 use crate::report::{print_json, say};
-use crate::stack::{Access, Facts, Opened, RAW_FILE, on_reactor, open};
+use crate::stack::{Access, OpenTarget, RAW_FILE, TargetInfo, on_reactor, open};
 use crate::tally::count;
 use crate::target::TargetName;
 
@@ -50,7 +50,7 @@ fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
     ]
 }
 
-fn as_json(target: &TargetName, opened: &Opened) -> Value {
+fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
     let protection = geometry.protection.map(protection_json);
@@ -70,17 +70,17 @@ fn as_json(target: &TargetName, opened: &Opened) -> Value {
         "offloads": of.offloads,
         "runtime": sealblock_runtime_reactor::backend().to_string(),
     });
-    if let (Value::Object(object), Value::Object(facts)) = (&mut object, facts_json(&opened.facts)) {
-        object.extend(facts);
+    if let (Value::Object(object), Value::Object(info)) = (&mut object, info_json(&opened.info)) {
+        object.extend(info);
     }
     object
 }
 
-fn facts_json(facts: &Facts) -> Value {
+fn info_json(info: &TargetInfo) -> Value {
     json!({
-        "kind": facts.kind,
-        "volume": facts.volume.as_ref().map(|volume| json!({
-            "uuid": uuid_words(&volume.uuid),
+        "kind": info.kind,
+        "volume": info.volume.as_ref().map(|volume| json!({
+            "uuid": uuid_text(&volume.uuid),
             "clean": volume.clean,
             "recovered_records": volume.recovered,
             "discarded_records": volume.dropped,
@@ -95,7 +95,7 @@ fn facts_json(facts: &Facts) -> Value {
             "lost_metadata_copies": volume.lost_copies.count(),
             "superblock_copies": superblocks_json(&volume.superblocks),
         })),
-        "file": facts.file.as_ref().map(|file| json!({
+        "file": info.file.as_ref().map(|file| json!({
             "path": file.path.to_string_lossy(),
             "block_device": file.block_device,
             "direct": file.direct,
@@ -105,12 +105,12 @@ fn facts_json(facts: &Facts) -> Value {
             "allocated_bytes": file.allocated_bytes,
             "file_system": file.file_system,
         })),
-        "remote": facts.remote.as_ref().map(remote_json),
-        "export": facts.export.as_ref().map(export_json),
-        "paths": facts.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
-        "mirror": facts.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
-        "inner": facts.below.first().filter(|_| !facts.is_group()).map(facts_json),
-        "members": facts.is_group().then(|| facts.below.iter().map(facts_json).collect::<Vec<_>>()),
+        "remote": info.remote.as_ref().map(remote_json),
+        "export": info.export.as_ref().map(export_json),
+        "paths": info.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
+        "mirror": info.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
+        "inner": info.inner.first().filter(|_| !info.is_group()).map(info_json),
+        "members": info.is_group().then(|| info.inner.iter().map(info_json).collect::<Vec<_>>()),
     })
 }
 
@@ -146,12 +146,12 @@ fn path_json(path: &PathStatus) -> Value {
     })
 }
 
-fn remote_json(remote: &RemoteFacts) -> Value {
+fn remote_json(remote: &NvmeConnectionInfo) -> Value {
     let (major, minor, tertiary) = remote.version;
     json!({
         "subsystem": remote.subsystem.as_str(),
         "nsid": remote.namespace,
-        "uuid": remote.uuid.as_ref().map(uuid_words),
+        "uuid": remote.uuid.as_ref().map(uuid_text),
         "model": remote.model,
         "serial": remote.serial,
         "firmware": remote.firmware,
@@ -168,7 +168,7 @@ fn remote_json(remote: &RemoteFacts) -> Value {
     })
 }
 
-fn export_json(export: &NbdFacts) -> Value {
+fn export_json(export: &NbdConnectionInfo) -> Value {
     json!({
         "name": export.export,
         "description": export.description,
@@ -181,7 +181,7 @@ fn export_json(export: &NbdFacts) -> Value {
     })
 }
 
-fn tag_maker(remote: &RemoteFacts) -> Option<&'static str> {
+fn tag_maker(remote: &NvmeConnectionInfo) -> Option<&'static str> {
     match remote.tags {
         PiSource::Auto => None,
         PiSource::Host => Some("host"),
@@ -189,7 +189,7 @@ fn tag_maker(remote: &RemoteFacts) -> Option<&'static str> {
     }
 }
 
-fn digests(remote: &RemoteFacts) -> &'static str {
+fn digests(remote: &NvmeConnectionInfo) -> &'static str {
     match (remote.header_digest, remote.data_digest) {
         (false, false) => "no digests",
         (true, false) => "header digests",
@@ -199,25 +199,25 @@ fn digests(remote: &RemoteFacts) -> &'static str {
 }
 
 /// What a plain file has behind its last whole block.
-fn rest_bytes(opened: &Opened) -> Option<u64> {
-    let path = opened.target().path().filter(|_| opened.facts.kind == RAW_FILE)?;
+fn rest_bytes(opened: &OpenTarget) -> Option<u64> {
+    let path = opened.target().path().filter(|_| opened.info.kind == RAW_FILE)?;
     let length = std::fs::metadata(path).ok()?.len();
     length.checked_sub(opened.gate.geometry().capacity_bytes()).filter(|rest| *rest > 0)
 }
 
-fn as_text(target: &TargetName, opened: &Opened) -> String {
+fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
     let mut lines = Lines::default();
     lines.put("target", target);
-    facts_text(&mut lines, &opened.facts);
+    info_text(&mut lines, &opened.info);
     let blocks = format!("{} of {} bytes", count(geometry.capacity_blocks, "block"), geometry.block_size);
     lines.put("size", format!("{} ({blocks})", ByteCount::new(geometry.capacity_bytes())));
     if let Some(rest) = rest_bytes(opened) {
         lines
             .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
     }
-    lines.put("protection", protection_words(geometry.protection));
+    lines.put("protection", protection_text(geometry.protection));
     for (name, how) in abilities(&of) {
         lines.put(&name.replace('_', " "), how);
     }
@@ -227,7 +227,7 @@ fn as_text(target: &TargetName, opened: &Opened) -> String {
 }
 
 fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
-    lines.put("uuid", uuid_words(&volume.uuid));
+    lines.put("uuid", uuid_text(&volume.uuid));
     lines.put(
         "state",
         match (volume.clean, volume.recovered, volume.dropped) {
@@ -292,7 +292,7 @@ fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
     }
 }
 
-fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
+fn remote_text(lines: &mut Lines, remote: &NvmeConnectionInfo) {
     let (major, minor, tertiary) = remote.version;
     lines.put("subsystem", format!("{} namespace {}", remote.subsystem, remote.namespace));
     lines.put(
@@ -308,19 +308,19 @@ fn remote_text(lines: &mut Lines, remote: &RemoteFacts) {
     }
 }
 
-fn export_text(lines: &mut Lines, export: &NbdFacts) {
+fn export_text(lines: &mut Lines, export: &NbdConnectionInfo) {
     lines.put("export", format!("{:?} {}", export.export, export.description).trim_end());
     let sizes = export.sizes;
     lines.put("server's blocks", format!("{} to {} bytes, best {}", sizes.smallest, sizes.largest, sizes.best));
     lines.put("connections", format!("{} of {} requests", export.connections, export.queue_depth));
 }
 
-fn facts_text(lines: &mut Lines, facts: &Facts) {
-    lines.put("kind", facts.kind);
-    if let Some(volume) = &facts.volume {
+fn info_text(lines: &mut Lines, info: &TargetInfo) {
+    lines.put("kind", info.kind);
+    if let Some(volume) = &info.volume {
         volume_text(lines, volume);
     }
-    if let Some(file) = &facts.file {
+    if let Some(file) = &info.file {
         let way = if file.direct { "direct" } else { "through the page cache" };
         let system = file.file_system.as_deref().unwrap_or("block device");
         lines.put("file", format!("{} ({system}, {way}, sectors of {} bytes)", file.path.display(), file.sector_bytes));
@@ -328,16 +328,16 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
             lines.put("space taken", ByteCount::new(bytes));
         }
     }
-    if let Some(remote) = &facts.remote {
+    if let Some(remote) = &info.remote {
         remote_text(lines, remote);
     }
-    if let Some(export) = &facts.export {
+    if let Some(export) = &info.export {
         export_text(lines, export);
     }
-    if let Some(mirror) = &facts.mirror {
-        lines.0.push_str(&MirrorStatus::of(&mirror.describe()).words());
+    if let Some(mirror) = &info.mirror {
+        lines.0.push_str(&MirrorStatus::of(&mirror.describe()).to_text());
     }
-    for path in facts.paths.iter().flat_map(PathMonitor::paths) {
+    for path in info.paths.iter().flat_map(PathMonitor::paths) {
         let state = match &path.trouble {
             _ if path.is_live => "live".to_owned(),
             Some(trouble) => format!("not live: {trouble}"),
@@ -345,9 +345,9 @@ fn facts_text(lines: &mut Lines, facts: &Facts) {
         };
         lines.put("path", format!("{}: {state}, {} requests, {} failures", path.name, path.requests, path.failures));
     }
-    for below in &facts.below {
+    for below in &info.inner {
         lines.put("over", "");
-        facts_text(lines, below);
+        info_text(lines, below);
     }
 }
 

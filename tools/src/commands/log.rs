@@ -27,12 +27,12 @@ pub fn run(arguments: &Log) -> Result<Exit, CliError> {
     if arguments.json {
         print_json(&report)?;
     } else {
-        say(&words(&report, arguments.level.is_some()))?;
+        say(&to_text(&report, arguments.level.is_some()))?;
     }
     Ok(Exit::Clean)
 }
 
-fn words(report: &LogReport, is_order: bool) -> String {
+fn to_text(report: &LogReport, is_order: bool) -> String {
     let LogReport { pid, before, level } = report;
     match (is_order, before == level) {
         (false, _) => format!("process {pid} logs at level {}", level.as_str()),

@@ -10,23 +10,23 @@ use sealblock_units::ByteCount;
 
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
-use crate::control::client::{Found, find};
+use crate::control::client::{FoundServer, find};
 use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
 use crate::control::protocol::ControlCommand;
 use crate::exit::{Cause, CliError, Exit};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{Access, OpenMirror, Opened, create_mirror, on_reactor, open};
+use crate::stack::{Access, OpenMirror, OpenTarget, create_mirror, on_reactor, open};
 use crate::target::{GroupKind, TargetName};
 
 /// How often progress is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const CHANGING: &str = "changing the legs";
 
 /// Does it.
 pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
     match &arguments.command {
-        MirrorCommand::Status(status) => tell(status),
+        MirrorCommand::Status(status) => report(status),
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
             let server = server_of(&add.target, add.control.as_deref())?;
@@ -38,7 +38,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
             }
             let leg = name_for(&add.leg, server.as_ref())?;
             let order = ControlCommand::MirrorAdd { replica: leg.clone(), force: add.force };
-            change(&add.target, server, Change { order, new: Some(leg), old: None })
+            change(&add.target, server, Change { command: order, new: Some(leg), old: None })
         }
         MirrorCommand::Remove(remove) => {
             let leg = remove.leg.to_string();
@@ -46,36 +46,36 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
                 &remove.target,
                 server_of(&remove.target, remove.control.as_deref())?,
                 Change {
-                    order: ControlCommand::MirrorRemove { replica: leg.clone(), force: remove.force },
+                    command: ControlCommand::MirrorRemove { replica: leg.clone(), force: remove.force },
                     new: None,
                     old: Some(leg),
                 },
             )
         }
-        MirrorCommand::AcceptStale(accept) => take_older(accept),
+        MirrorCommand::AcceptStale(accept) => accept_stale(accept),
         MirrorCommand::Replace(replace) => {
             let old = replace.old.to_string();
             let server = server_of(&replace.target, replace.control.as_deref())?;
             let new = replace.new.as_ref().map_or(Ok(old.clone()), |new| name_for(new, server.as_ref()))?;
             let order = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
-            change(&replace.target, server, Change { order, new: Some(new), old: Some(old) })
+            change(&replace.target, server, Change { command: order, new: Some(new), old: Some(old) })
         }
     }
 }
 
 /// The name of a new leg for whoever has the mirror. A server may be in another folder, where the same name is another file's.
-fn name_for(leg: &TargetName, server: Option<&Found>) -> Result<String, CliError> {
+fn name_for(leg: &TargetName, server: Option<&FoundServer>) -> Result<String, CliError> {
     let Some(server) = server else { return Ok(leg.to_string()) };
     let here = std::env::current_dir().map_err(|error| CliError::io("looking for the leg", &error).on(leg))?;
     if server.folder().as_ref() == Some(&here) {
         return Ok(leg.to_string());
     }
-    Ok(leg.clone().below(&here).to_string())
+    Ok(leg.clone().relative_to(&here).to_string())
 }
 
 /// What is to be done with legs.
 struct Change {
-    order: ControlCommand,
+    command: ControlCommand,
     /// The leg that is waited for.
     new: Option<String>,
     /// The leg that is no more when it is done.
@@ -85,17 +85,17 @@ struct Change {
 /// Whoever has the mirror open.
 enum Holder {
     /// A server.
-    Server(Box<Found>),
+    Server(Box<FoundServer>),
     /// This process.
     Here(Rc<OpenMirror>),
 }
 
 impl Holder {
-    async fn order(&self, order: &ControlCommand) -> Result<MirrorStatus, CliError> {
+    async fn execute(&self, order: &ControlCommand) -> Result<MirrorStatus, CliError> {
         match self {
-            Holder::Server(server) => server.order_legs(CHANGING, order.clone()),
+            Holder::Server(server) => server.mirror_command(CHANGING, order.clone()),
             Holder::Here(mirror) => {
-                mirror.order(order).await?;
+                mirror.execute(order).await?;
                 self.status().await
             }
         }
@@ -103,7 +103,7 @@ impl Holder {
 
     async fn status(&self) -> Result<MirrorStatus, CliError> {
         match self {
-            Holder::Server(server) => server.order_legs("looking at the legs", ControlCommand::MirrorStatus),
+            Holder::Server(server) => server.mirror_command("looking at the legs", ControlCommand::MirrorStatus),
             Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
         }
     }
@@ -111,7 +111,7 @@ impl Holder {
 
 /// Makes a mirror, and waits until its legs are alike.
 fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
-    let target = TargetName::Group { kind: GroupKind::Mirror, legs: arguments.legs.clone() };
+    let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.legs.clone() };
     let from = match &arguments.from {
         Some(from) => Some(arguments.legs.iter().position(|leg| leg == from).ok_or_else(|| {
             CliError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
@@ -126,7 +126,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
         };
         opened.close(made).await
     })?;
-    say(status.words().trim_end())?;
+    say(status.to_text().trim_end())?;
     say(&format!("{:<16}{target}", "use it as"))?;
     Ok(Exit::Clean)
 }
@@ -150,9 +150,9 @@ async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCre
     Ok(status)
 }
 
-fn tell(arguments: &Arguments) -> Result<Exit, CliError> {
+fn report(arguments: &Arguments) -> Result<Exit, CliError> {
     let status = match server_of(&arguments.target, arguments.control.as_deref())? {
-        Some(server) => server.order_legs("looking at the legs", ControlCommand::MirrorStatus)?,
+        Some(server) => server.mirror_command("looking at the legs", ControlCommand::MirrorStatus)?,
         None => on_reactor(async {
             let opened = open(&arguments.target, Access::Read).await?;
             let status = mirror_of(&opened).map(|mirror| MirrorStatus::of(&mirror.describe()));
@@ -162,13 +162,13 @@ fn tell(arguments: &Arguments) -> Result<Exit, CliError> {
     if arguments.json {
         print_json(&status)?;
     } else {
-        say(status.words().trim_end())?;
+        say(status.to_text().trim_end())?;
     }
     Ok(status.exit())
 }
 
 /// The server that has the mirror. One that was named has to have it.
-fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<Found>, CliError> {
+fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<FoundServer>, CliError> {
     let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
     match control {
         Some(socket) if found.is_none() => {
@@ -180,21 +180,21 @@ fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<Found
     }
 }
 
-fn mirror_of(opened: &Opened) -> Result<Rc<OpenMirror>, CliError> {
-    opened.facts.mirror.clone().ok_or_else(|| {
+fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, CliError> {
+    opened.info.mirror.clone().ok_or_else(|| {
         CliError::new(Cause::Usage, "looking at its legs", "it is no mirror").on(opened.target()).advise("mirror:A,B")
     })
 }
 
 /// Takes the older copies that a leg keeps.
-fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
+fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
     let MirrorAcceptStale { target, leg, control } = arguments;
     let name = leg.to_string();
     let kept = |status: &MirrorStatus| status.replica(&name).map_or(0, |replica| replica.stale_blocks);
     let order = ControlCommand::MirrorAcceptStale { replica: name.clone() };
     let take = async |mirror: &Holder| {
         let before = kept(&mirror.status().await?);
-        mirror.order(&order).await.map(|status| (before, status))
+        mirror.execute(&order).await.map(|status| (before, status))
     };
     let (before, status) = match server_of(target, control.as_deref())? {
         Some(server) => on_reactor(async { take(&Holder::Server(Box::new(server))).await })?,
@@ -208,24 +208,24 @@ fn take_older(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
         })?,
     };
     say(&format!("{:<16}{} of {before} older copies on {leg}", "taken", before.saturating_sub(kept(&status))))?;
-    say(status.words().trim_end())?;
+    say(status.to_text().trim_end())?;
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
-fn change(target: &TargetName, server: Option<Found>, change: Change) -> Result<Exit, CliError> {
+fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> Result<Exit, CliError> {
     let is_served = server.is_some();
     let status = on_reactor(async {
         if let Some(server) = server {
-            return carry_out(&Holder::Server(Box::new(server)), target, change).await;
+            return execute_change(&Holder::Server(Box::new(server)), target, change).await;
         }
         let opened = open(target, Access::Write).await?;
         let changed = match mirror_of(&opened) {
-            Ok(mirror) => carry_out(&Holder::Here(mirror), target, change).await,
+            Ok(mirror) => execute_change(&Holder::Here(mirror), target, change).await,
             Err(failure) => Err(failure),
         };
         opened.close(changed).await
     })?;
-    say(status.words().trim_end())?;
+    say(status.to_text().trim_end())?;
     if is_served {
         eprintln!(
             "sealblock: have the server's configuration or command line name these legs before its next start; SIGHUP has the server read a \
@@ -235,21 +235,21 @@ fn change(target: &TargetName, server: Option<Found>, change: Change) -> Result<
     Ok(Exit::Clean)
 }
 
-async fn carry_out(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, CliError> {
+async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, CliError> {
     let before = mirror.status().await?;
-    let Change { order, new, old } = change;
+    let Change { command: order, new, old } = change;
     if let Some(old) = old.as_ref().filter(|old| before.replica(old).is_none()) {
         return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
             .on(target)
             .advise("`sealblock mirror status` names the legs"));
     }
-    let mut status = mirror.order(&order).await?;
+    let mut status = mirror.execute(&order).await?;
     if let Some(new) = &new {
         status = wait(mirror, new, status).await?;
     }
     // One that was current stayed until the new one had everything.
     match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.replica(old).is_some()) {
-        Some(replica) => mirror.order(&ControlCommand::MirrorRemove { replica, force: false }).await,
+        Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: false }).await,
         None => Ok(status),
     }
 }
@@ -262,7 +262,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), Show::OnTerminal);
     let mut done = 0;
     while status.replica(name).is_some_and(ReplicaStatus::is_resyncing) {
-        sealblock_runtime_reactor::sleep(LOOK).await;
+        sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
         status = mirror.status().await?;
         let now = total.saturating_sub(missed(&status));
         progress.advance(now.saturating_sub(done));

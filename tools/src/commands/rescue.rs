@@ -19,7 +19,7 @@ use crate::findings::{Findings, Run, Voice};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
 use crate::stack::{
-    FileKind, Lost, Opened, Salvaged, inspect, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
+    FileKind, Lost, OpenTarget, Salvaged, inspect, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
 };
 use crate::tally::count;
 
@@ -39,14 +39,14 @@ struct Report {
     blocks_lost: u64,
     superblock_copies: serde_json::Value,
     log_sectors_lost: u64,
-    without_superblock: Option<Found>,
+    without_superblock: Option<WithoutSuperblock>,
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
 }
 
 /// What was found of a volume that has no superblock left.
 #[derive(Serialize)]
-struct Found {
+struct WithoutSuperblock {
     sector_bytes: u32,
     guard: Option<&'static str>,
     /// Records and log sectors that agree with each other.
@@ -64,7 +64,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, CliError> {
     }
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
-        let found = remains.as_ref().map(Found::of);
+        let found = remains.as_ref().map(WithoutSuperblock::of);
         let copied = match Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await {
             Ok(sink) => {
                 let copied = copy(arguments, &volume, &sink, found).await;
@@ -76,15 +76,15 @@ pub fn run(arguments: &Rescue) -> Result<Exit, CliError> {
     })?;
     match (arguments.json, &arguments.to) {
         (true, _) => print_json(&report)?,
-        (false, Endpoint::Standard) => words(&report).iter().for_each(|line| eprintln!("{line}")),
-        (false, Endpoint::Target(_)) => words(&report).iter().try_for_each(|line| say(line))?,
+        (false, Endpoint::Standard) => to_text(&report).iter().for_each(|line| eprintln!("{line}")),
+        (false, Endpoint::Target(_)) => to_text(&report).iter().try_for_each(|line| say(line))?,
     }
     let is_whole = report.blocks_lost + report.log_sectors_lost == 0 && report.without_superblock.is_none();
     Ok(if is_whole { Exit::Clean } else { Exit::DamageFound })
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
-async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), CliError> {
+async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), CliError> {
     const DOING: &str = "rescuing";
     let path = arguments.volume.path();
     let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
@@ -117,9 +117,9 @@ async fn volume(arguments: &Rescue) -> Result<(Opened, Option<Remains>), CliErro
 
 impl Report {
     /// What is said of a volume before anything of it is read.
-    fn nothing_lost(arguments: &Rescue, volume: &Opened, without_superblock: Option<Found>) -> Report {
+    fn nothing_lost(arguments: &Rescue, volume: &OpenTarget, without_superblock: Option<WithoutSuperblock>) -> Report {
         let geometry = volume.gate.geometry();
-        let description = volume.facts.volume.as_ref();
+        let description = volume.info.volume.as_ref();
         let copies: &[SuperblockCopy] = description.map_or(&[], |volume| &volume.superblocks);
         Report {
             volume: arguments.volume.to_string(),
@@ -157,7 +157,7 @@ fn voice(arguments: &Rescue) -> Voice {
 }
 
 /// Reads of chunk after chunk, each with where it begins.
-fn chunks(volume: &Opened) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), CliError>>> {
+fn chunks(volume: &OpenTarget) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), CliError>>> {
     let (size, total) = (volume.gate.geometry().block_size, volume.gate.geometry().capacity_bytes());
     let offsets = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
     stream::iter(offsets).map(move |offset| async move {
@@ -170,9 +170,9 @@ fn chunks(volume: &Opened) -> impl Stream<Item = impl Future<Output = Result<(u6
 
 async fn copy(
     arguments: &Rescue,
-    volume: &Opened,
+    volume: &OpenTarget,
     sink: &Sink,
-    without_superblock: Option<Found>,
+    without_superblock: Option<WithoutSuperblock>,
 ) -> Result<Report, CliError> {
     let geometry = volume.gate.geometry();
     let total = geometry.capacity_bytes();
@@ -203,7 +203,7 @@ async fn copy(
     Ok(report)
 }
 
-fn words(report: &Report) -> Vec<String> {
+fn to_text(report: &Report) -> Vec<String> {
     let mut lines = Vec::new();
     if report.lost_unlisted > 0 {
         lines.push(format!("and {} more lost", count(report.lost_unlisted, "block")));
@@ -218,16 +218,16 @@ fn words(report: &Report) -> Vec<String> {
             report.volume, report.log_sectors_lost
         ));
     }
-    lines.extend(report.without_superblock.iter().flat_map(|found| found.words(report)));
+    lines.extend(report.without_superblock.iter().flat_map(|found| found.to_text(report)));
     let (rescued, blocks) = (report.blocks_rescued, report.blocks);
     lines.push(format!("{}: {rescued} of {} copied to {}: {state}", report.volume, count(blocks, "block"), report.to));
     lines
 }
 
-impl Found {
-    fn of(remains: &Remains) -> Found {
+impl WithoutSuperblock {
+    fn of(remains: &Remains) -> WithoutSuperblock {
         let shape = &remains.profile;
-        Found {
+        WithoutSuperblock {
             sector_bytes: shape.layout.sector_bytes(),
             guard: shape.protection.map(|format| format.guard().as_str()),
             agreeing: shape.agreeing,
@@ -237,7 +237,7 @@ impl Found {
         }
     }
 
-    fn words(&self, report: &Report) -> Vec<String> {
+    fn to_text(&self, report: &Report) -> Vec<String> {
         let Report { volume, block_size, blocks, .. } = report;
         let guard = self.guard.unwrap_or("none");
         let mut lines = vec![format!(

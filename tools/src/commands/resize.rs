@@ -36,7 +36,7 @@ pub fn run(arguments: &Resize) -> Result<Exit, CliError> {
     if arguments.json {
         print_json(&report)?;
     } else {
-        say(&report.words())?;
+        say(&report.to_text())?;
     }
     Ok(Exit::Clean)
 }

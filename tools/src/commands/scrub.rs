@@ -2,7 +2,7 @@
 //!
 //! The server that serves the target does the work. Without one, a target with a path still tells what was kept of its scrubs.
 
-pub mod show;
+pub mod text;
 mod watch;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
@@ -12,23 +12,23 @@ use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Respo
 use sealblock_scrub::{Scrub as Machine, ScrubRecord};
 
 use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
-use crate::control::client::{Found, find};
+use crate::control::client::{FoundServer, find};
 use crate::control::protocol::{ControlCommand, TargetRef};
 use crate::control::status::ScrubStatus;
 use crate::exit::{Cause, CliError, Exit};
 use crate::interrupt;
 use crate::report::{print_json, say};
-use crate::stack::{Access, Opened, of_block, on_reactor, open};
+use crate::stack::{Access, OpenTarget, of_block, on_reactor, open};
 use crate::target::{Address, Host, TargetName};
 use watch::Waited;
 
 /// Does it.
 pub fn run(arguments: &Scrub) -> Result<Exit, CliError> {
     match &arguments.command {
-        ScrubCommand::Status(status) => tell(&status.what, status.json, status.watch),
+        ScrubCommand::Status(status) => report(&status.what, status.json, status.watch),
         ScrubCommand::Start(start) => begin(start),
-        ScrubCommand::Pause(what) => order(what, "pausing the scrub", ControlCommand::ScrubPause),
-        ScrubCommand::Stop(what) => order(what, "stopping the scrub", ControlCommand::ScrubStop),
+        ScrubCommand::Pause(what) => execute(what, "pausing the scrub", ControlCommand::ScrubPause),
+        ScrubCommand::Stop(what) => execute(what, "stopping the scrub", ControlCommand::ScrubStop),
     }
 }
 
@@ -37,37 +37,37 @@ fn begin(start: &ScrubStart) -> Result<Exit, CliError> {
     let from = start.from.map(|lba| lba.get());
     let rate = start.rate.map(|rate| rate.bytes_per_second());
     let found = find_server(&start.what)?.ok_or_else(|| unserved(DOING, &start.what.target))?;
-    let status = found.order(DOING, ControlCommand::ScrubStart { from, rate })?;
+    let status = found.scrub_command(DOING, ControlCommand::ScrubStart { from, rate })?;
     if start.wait {
         return wait(&found, status, start.json);
     }
     if start.json {
         print_json(&status)?
     } else {
-        say(&show::line(&status))?
+        say(&text::line(&status))?
     }
     Ok(Exit::Clean)
 }
 
-fn tell(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, CliError> {
+fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, CliError> {
     let status = match find_server(what)? {
         Some(found) if watch => {
             let first = found.status.clone();
             return wait(&found, first, json);
         }
         Some(found) => found.status,
-        None => kept(what)?,
+        None => saved(what)?,
     };
     print(&status, json)?;
     Ok(status.exit())
 }
 
 fn print(status: &ScrubStatus, json: bool) -> Result<(), CliError> {
-    if json { print_json(status) } else { say(show::words(status).trim_end()) }
+    if json { print_json(status) } else { say(text::to_text(status).trim_end()) }
 }
 
 /// Waits for the end of the run, and tells what it has met.
-fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, CliError> {
+fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, CliError> {
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
             print(&status, json)?;
@@ -79,25 +79,25 @@ fn wait(found: &Found, first: ScrubStatus, json: bool) -> Result<Exit, CliError>
             if json {
                 print_json(&*status)?
             } else {
-                say(&show::line(&status))?
+                say(&text::line(&status))?
             }
             let how_far = format!("at block {}; the server goes on", status.position);
             let target = &status.target;
             let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");
-            interrupt::tell(format!("waiting for the scrub of {target}"), how_far, go_on);
+            interrupt::report(format!("waiting for the scrub of {target}"), how_far, go_on);
             Ok(Exit::Interrupted)
         }
     }
 }
 
-fn order(what: &Scrubbed, doing: &str, order: ControlCommand) -> Result<Exit, CliError> {
+fn execute(what: &Scrubbed, doing: &str, command: ControlCommand) -> Result<Exit, CliError> {
     let found = find_server(what)?.ok_or_else(|| unserved(doing, &what.target))?;
-    let status = found.order(doing, order)?;
-    say(&show::line(&status))?;
+    let status = found.scrub_command(doing, command)?;
+    say(&text::line(&status))?;
     Ok(Exit::Clean)
 }
 
-fn find_server(what: &Scrubbed) -> Result<Option<Found>, CliError> {
+fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, CliError> {
     find(&name_of(&what.target)?, what.control.as_deref())
 }
 
@@ -148,7 +148,7 @@ fn is_here(address: IpAddr) -> bool {
 }
 
 /// What a target that nobody serves has kept.
-fn kept(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
+fn saved(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
     const DOING: &str = "asking for the scrub";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
@@ -161,7 +161,7 @@ fn kept(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
     })
 }
 
-async fn status_of(target: &TargetName, opened: &Opened) -> Result<ScrubStatus, CliError> {
+async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, CliError> {
     let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
     if abilities.of(RequestKind::ReadReserved) != Ability::Native {
         let why = "it has no room to keep anything of its scrubs, and nobody serves it";

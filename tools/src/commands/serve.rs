@@ -6,6 +6,7 @@
 
 mod announce;
 mod backing;
+mod bad_runs;
 mod config;
 mod control;
 mod devices;
@@ -13,26 +14,25 @@ mod embedded;
 mod failing;
 mod front;
 mod hangup;
-mod harmed;
 mod health;
 mod identity;
-mod insight;
+mod inspect;
 mod legs;
 mod lifetime;
 mod listeners;
 mod log;
 mod members;
 mod notify;
-mod orders;
+mod observer;
 mod plan;
 mod recent;
 mod resize;
+mod resize_queue;
 mod scrub;
 mod server;
 mod sockets;
 mod waiting;
 mod watch;
-mod witness;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -53,8 +53,8 @@ pub fn run(arguments: &Serve) -> Result<Exit, CliError> {
     serve(arguments).map_err(|failure| match arguments.json {
         false => failure,
         true => {
-            log::tell_end(&failure);
-            failure.told()
+            log::report_end(&failure);
+            failure.reported()
         }
     })
 }
@@ -75,9 +75,9 @@ fn serve(arguments: &Serve) -> Result<Exit, CliError> {
 /// other's way; else all up to eight. A host opens a connection for each CPU of its own and all of them spread, but a
 /// volume's work stays on one core, so that further ones seldom pay for their memory.
 fn cores(said: Option<NonZeroUsize>) -> usize {
-    const MOST_UNASKED: usize = 8;
+    const MAX_DEFAULT_NAMESPACES: usize = 8;
     let cpus = available_parallelism().map_or(1, usize::from);
-    said.map_or(cpus.min(MOST_UNASKED), |said| said.get().min(cpus))
+    said.map_or(cpus.min(MAX_DEFAULT_NAMESPACES), |said| said.get().min(cpus))
 }
 
 /// What was said, or else what was planned.

@@ -3,7 +3,7 @@
 //! Servers tell what they know, over their control sockets; nothing is checked for it. Each is asked in a thread of its own, so
 //! that one that hangs, or was made to, holds up none of the others.
 
-mod words;
+mod text;
 
 use std::fs;
 use std::io::{IsTerminal, stdout};
@@ -17,15 +17,15 @@ use serde::Serialize;
 
 use crate::cli::{ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
-use crate::control::client::{find, is_alive, look};
-use crate::control::place::{Found, sockets, sockets_of_others};
+use crate::control::client::{find, is_alive, query};
 use crate::control::server::{DeviceStatus, ServerStatus};
+use crate::control::socket_path::{FoundSocket, sockets, sockets_of_others};
 use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 use crate::target::TargetName;
 
 /// How long servers may take to tell, all together.
-const PATIENCE: Duration = Duration::from_secs(20);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two looks.
 const BETWEEN: Duration = Duration::from_secs(2);
 const DOING: &str = "asking for the status";
@@ -54,7 +54,7 @@ pub fn run(arguments: &Status) -> Result<Exit, CliError> {
     loop {
         let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
         let earlier = before.as_ref().map(|(at, report)| (began - *at, report.servers.as_slice()));
-        tell(arguments, &report, earlier)?;
+        print(arguments, &report, earlier)?;
         if !arguments.watch {
             return Ok(report.exit());
         }
@@ -63,7 +63,7 @@ pub fn run(arguments: &Status) -> Result<Exit, CliError> {
     }
 }
 
-fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), CliError> {
+fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), CliError> {
     if arguments.json {
         return print_json(report);
     }
@@ -74,7 +74,7 @@ fn tell(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Server
                 |other: &&ServerStatus| (other.pid, other.started_unix_s) == (server.pid, server.started_unix_s);
             servers.iter().find(is_it).map(|server| (since, server))
         });
-        text.push_str(&words::of(server, earlier));
+        text.push_str(&text::of(server, earlier));
         text.push('\n');
     }
     for silent in &report.silent {
@@ -145,7 +145,7 @@ fn nobody(why: &str) -> CliError {
 
 /// The server behind one socket, which has to be there.
 fn one(path: &Path) -> Result<Report, CliError> {
-    Ok(Report { servers: vec![look(path, None)?], silent: Vec::new() })
+    Ok(Report { servers: vec![query(path, None)?], silent: Vec::new() })
 }
 
 /// A control socket that was named in the place of a target.
@@ -188,26 +188,26 @@ fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -
 }
 
 /// The sockets of all servers that this user may ask.
-fn everybody() -> Vec<Found> {
-    let own = sockets().into_iter().map(|path| Found { path, owner: None });
+fn everybody() -> Vec<FoundSocket> {
+    let own = sockets().into_iter().map(|path| FoundSocket { path, owner: None });
     own.chain(sockets_of_others()).collect()
 }
 
-fn ask_all(asks: Vec<Found>) -> Report {
+fn ask_all(asks: Vec<FoundSocket>) -> Report {
     let (answered, answers) = mpsc::channel();
     let mut waiting: Vec<PathBuf> = Vec::new();
-    for Found { path, owner } in asks {
+    for FoundSocket { path, owner } in asks {
         let answered = answered.clone();
         waiting.push(path.clone());
         // Nobody waits for one that does not come back.
         thread::spawn(move || {
-            let answer = is_alive(&path).then(|| look(&path, owner));
+            let answer = is_alive(&path).then(|| query(&path, owner));
             let _ = answered.send((path, answer));
         });
     }
     drop(answered);
     let mut report = Report { servers: Vec::new(), silent: Vec::new() };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + RESPONSE_TIMEOUT;
     while let Ok((path, answer)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
         waiting.retain(|other| *other != path);
         match answer {

@@ -18,7 +18,7 @@ use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::range::BlockRange;
 use crate::report::{as_text, print_json, say};
-use crate::stack::{Access, Opened, Usage, of_block, on_reactor, open_for};
+use crate::stack::{Access, OpenTarget, Usage, of_block, on_reactor, open_for};
 use crate::tally::{Tally, count};
 use crate::target::TargetName;
 
@@ -41,7 +41,7 @@ struct Report {
 }
 
 /// One of the two.
-struct Work<'a> {
+struct UnmapJob<'a> {
     doing: &'static str,
     done: &'static str,
     target: &'a TargetName,
@@ -53,18 +53,18 @@ struct Work<'a> {
 pub fn zero(arguments: &Zero) -> Result<Exit, CliError> {
     let may_unmap = !arguments.no_unmap;
     let (usage, how) = (arguments.members.usage(), &arguments.how);
-    let work = Work { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
+    let work = UnmapJob { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
     work.run(move |extent| Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
 }
 
 /// Gives up blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
-    let work = Work { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
+    let work = UnmapJob { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
     work.run(|extent| Request::Discard { extents: vec![extent] })
 }
 
-impl Work<'_> {
+impl UnmapJob<'_> {
     /// Carries an operation out over a whole range, then flushes.
     fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, CliError> {
         let report = on_reactor(async {
@@ -78,18 +78,18 @@ impl Work<'_> {
         if self.how.json {
             print_json(&report)?;
         } else {
-            let tally = Tally { elapsed: Duration::from_secs_f64(report.elapsed_s), ..Tally::default() }.words();
+            let tally = Tally { elapsed: Duration::from_secs_f64(report.elapsed_s), ..Tally::default() }.to_text();
             let (blocks, bytes) = (count(report.blocks, "block"), ByteCount::new(report.bytes));
             say(&format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done))?;
         }
         let Some(resume) = report.resume else { return Ok(Exit::Clean) };
-        self.tell_resume(resume);
+        self.report_resume(resume);
         Ok(Exit::Interrupted)
     }
 
-    fn tell_resume(&self, resume: BlockRange) {
+    fn report_resume(&self, resume: BlockRange) {
         let how_far = format!("at block {}", resume.first());
-        interrupt::tell(
+        interrupt::report(
             format!("{} {}", self.doing, self.target),
             how_far,
             format!("--range {resume}, to go on there"),
@@ -97,7 +97,7 @@ impl Work<'_> {
     }
 
     /// Asks whoever sits at the terminal before a whole device loses what it holds. A script means what it says.
-    fn confirm(&self, opened: &Opened) -> Result<(), CliError> {
+    fn confirm(&self, opened: &OpenTarget) -> Result<(), CliError> {
         let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
         if self.how.range.is_some() || self.how.yes || !is_somebody_there {
             return Ok(());
@@ -117,8 +117,8 @@ impl Work<'_> {
         }
     }
 
-    async fn pieces(&self, opened: &Opened, operation: impl Fn(Extent) -> Request) -> Result<Report, CliError> {
-        let Work { doing, target, how, .. } = self;
+    async fn pieces(&self, opened: &OpenTarget, operation: impl Fn(Extent) -> Request) -> Result<Report, CliError> {
+        let UnmapJob { doing, target, how, .. } = self;
         let span = opened.span(how.range)?;
         let (started, size) = (Instant::now(), opened.gate.geometry().block_size);
         let step = sealblock_units::BlockCount::new((STEP_BYTES >> size.shift()) as u32)
@@ -147,7 +147,7 @@ impl Work<'_> {
             true => BlockRange::new(Lba::new(next.get()), Some(span.last())).ok(),
             false => None,
         };
-        interrupt::or_end(work, || rest().into_iter().for_each(|resume| self.tell_resume(resume))).await?;
+        interrupt::or_end(work, || rest().into_iter().for_each(|resume| self.report_resume(resume))).await?;
         let (blocks, resume) = (next.get() - span.first().get(), rest());
         let elapsed_s = started.elapsed().as_secs_f64();
         Ok(Report { target: target.to_string(), blocks, bytes: blocks << size.shift(), elapsed_s, resume })

@@ -2,8 +2,8 @@
 
 mod catch_up;
 mod job;
-mod ledger;
-mod words;
+mod pieces;
+mod text;
 mod workers;
 
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::exit::{Cause, CliError, Exit};
 use crate::interrupt;
 use crate::progress::Show;
 use crate::report::{Checked, NotChecked, VerifyReport, print_json, say};
-use crate::stack::{Access, Opened, Usage, on_reactor, open_for};
+use crate::stack::{Access, OpenTarget, Usage, on_reactor, open_for};
 use crate::tally::{Tally, count};
 use crate::target::TargetName;
-use words::block_error;
+use text::block_error;
 
-pub use job::{Findings, Job};
+pub use job::{Findings, VerifyJob};
 
 /// Checks the target.
 pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
@@ -31,7 +31,7 @@ pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
         let access = if arguments.repair { Access::Write } else { Access::Read };
         // Repairs come from other copies, so a member by itself has none.
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
-        let lost = tell_of_opening(arguments, &opened);
+        let lost = report_opening(arguments, &opened);
         // An opening for writing has written them anew.
         let repairs = Repairs::of(opened.gate.abilities());
         let verified = match prepare(arguments, &opened, show).await {
@@ -39,41 +39,41 @@ pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
             Err(failure) => Err(failure),
         };
         // What was checked has met other copies of metadata, too.
-        let lost = [lost, tell_of_lost(arguments, opened.facts.lost_copies())].concat();
+        let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
         // An opening for writing has written them anew, or does when it is closed.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
         let found = verified
-            .map(|found| Found { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
+            .map(|found| VerifyResult { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
         opened.close(found.map(|found| (found, repairs))).await
     })?;
     found.print(arguments)?;
     let report = found.report;
     if arguments.repair {
-        tell_of_repairs(&report, repairs);
+        report_repairs(&report, repairs);
     }
     Ok(if report.resume.is_some() { Exit::Interrupted } else { report.exit() })
 }
 
 /// What a verify has found, and what is not told of it yet.
-struct Found {
+struct VerifyResult {
     report: VerifyReport,
     /// Damaged blocks that there was no line for.
     untold: u64,
 }
 
 /// Says what the opening has found beside blocks; the copies of superblocks that are lost.
-fn tell_of_opening(arguments: &Verify, opened: &Opened) -> Vec<String> {
-    let left_out = opened.facts.left_out();
+fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
+    let left_out = opened.info.left_out();
     if left_out > 0 && !arguments.quiet {
         // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
         let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
         eprintln!("sealblock: {writes} under way at a crash had not arrived and {verb} left out");
     }
-    tell_of_lost(arguments, opened.facts.lost_superblocks())
+    report_lost(arguments, opened.info.lost_superblocks())
 }
 
 /// Says which copies of metadata are lost.
-fn tell_of_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
+fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in &lost {
         let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
         eprintln!("sealblock: {lost}; {then}");
@@ -82,7 +82,7 @@ fn tell_of_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
 }
 
 /// Brings members up to date before a repair, and takes older copies where that was asked for.
-async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), CliError> {
+async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<(), CliError> {
     if arguments.repair {
         catch_up::wait(opened, show).await?;
     }
@@ -93,12 +93,12 @@ async fn prepare(arguments: &Verify, opened: &Opened, show: Show) -> Result<(), 
 }
 
 /// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
-async fn accept_stale(opened: &Opened, leg: &TargetName) -> Result<(), CliError> {
-    let Some(mirror) = &opened.facts.mirror else {
+async fn accept_stale(opened: &OpenTarget, leg: &TargetName) -> Result<(), CliError> {
+    let Some(mirror) = &opened.info.mirror else {
         let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
         return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
     };
-    mirror.order(&ControlCommand::MirrorAcceptStale { replica: leg.to_string() }).await
+    mirror.execute(&ControlCommand::MirrorAcceptStale { replica: leg.to_string() }).await
 }
 
 /// Who mends what is bad.
@@ -122,12 +122,12 @@ impl Repairs {
     }
 }
 
-async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found, CliError> {
+async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyResult, CliError> {
     let span = opened.span(arguments.range)?;
     // Not before: until here nothing was found, and a signal may end the process as it would any other.
     interrupt::watch();
     let started = Instant::now();
-    let job = Arc::new(Job::new(arguments, opened, span, show)?);
+    let job = Arc::new(VerifyJob::new(arguments, opened, span, show)?);
     let check =
         Check { arguments, opened, started, received_before: opened.received_bytes(), offloaded: job.offloads() };
     // What does not answer does not keep anybody from knowing what was found before.
@@ -150,7 +150,7 @@ async fn check(arguments: &Verify, opened: &Opened, show: Show) -> Result<Found,
 /// A verify under way, for its report.
 struct Check<'a> {
     arguments: &'a Verify,
-    opened: &'a Opened,
+    opened: &'a OpenTarget,
     started: Instant,
     received_before: Option<u64>,
     offloaded: bool,
@@ -158,7 +158,7 @@ struct Check<'a> {
 
 impl Check<'_> {
     /// What is known once this was found.
-    fn found(&self, findings: Findings) -> Found {
+    fn found(&self, findings: Findings) -> VerifyResult {
         let Check { arguments, opened, .. } = self;
         // Another host's bytes are counted where they arrive, whoever asked for them.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
@@ -179,17 +179,17 @@ impl Check<'_> {
             unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
             resume: findings.resume,
         };
-        Found { report, untold: findings.untold }
+        VerifyResult { report, untold: findings.untold }
     }
 }
 
 fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
-    let member = target.leg(run.leg).map(TargetName::to_string);
+    let member = target.member(run.leg).map(TargetName::to_string);
     NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.words() }
 }
 
 /// Says what became of what was found.
-fn tell_of_repairs(report: &VerifyReport, repairs: Repairs) {
+fn report_repairs(report: &VerifyReport, repairs: Repairs) {
     let lasting = report.errors.iter().filter(|error| !error.repaired).count();
     if lasting == 0 {
         return;
@@ -206,7 +206,7 @@ fn tell_of_repairs(report: &VerifyReport, repairs: Repairs) {
     }
 }
 
-impl Found {
+impl VerifyResult {
     /// Prints what was not told while it was found.
     fn print(&self, arguments: &Verify) -> Result<(), CliError> {
         let report = &self.report;
@@ -217,7 +217,7 @@ impl Found {
         }
         if let Some(resume) = report.resume {
             let how_far = format!("at block {}", resume.first());
-            interrupt::tell(
+            interrupt::report(
                 format!("verifying {}", report.target),
                 how_far,
                 format!("--range {resume}, to go on there"),
@@ -240,7 +240,7 @@ impl Found {
             return Ok(());
         }
         let elapsed = Duration::from_secs_f64(report.elapsed_s);
-        let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.words();
+        let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.to_text();
         let verdict = match (report.resume, report.exit()) {
             (None, _) => report.verdict(),
             // Too little for a word such as clean.

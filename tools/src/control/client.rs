@@ -12,25 +12,25 @@ use serde_json::Value;
 
 use super::log::LogReport;
 use super::mirror_status::MirrorStatus;
-use super::place;
 use super::protocol::{
-    ControlCommand, ControlError, ControlRequest, ControlResponse, ControlResult, MOST_ANSWER_BYTES, ProblemKind,
+    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_RESPONSE_BYTES,
     TargetRef, VERSION, line_of,
 };
 use super::resized::ResizeReport;
 use super::server::ServerStatus;
+use super::socket_path;
 use super::status::ScrubStatus;
 use crate::cli::LogLevel;
 use crate::commands::resize::DOING;
 use crate::exit::{Cause, CliError};
 
 /// How long a server may take for anything but what is named below.
-const PATIENCE: Duration = Duration::from_secs(15);
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long it may take to change a size, behind others that were asked for before.
 const RESIZING: Duration = Duration::from_secs(120);
 
 /// A server that serves the target.
-pub struct Found {
+pub struct FoundServer {
     socket: PathBuf,
     /// Another user, whose server it is.
     owner: Option<u32>,
@@ -43,26 +43,30 @@ pub struct Found {
 ///
 /// # Errors
 /// When several do, or one that was named does not answer.
-pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<Found>, CliError> {
-    let at = |path: PathBuf, owner| place::Found { path, owner };
+pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, CliError> {
+    let at = |path: PathBuf, owner| socket_path::FoundSocket { path, owner };
     if let Some(path) = only {
         return find_at(vec![at(path.to_owned(), None)], name, true);
     }
-    match find_at(place::sockets().into_iter().map(|path| at(path, None)).collect(), name, false)? {
-        None => find_at(place::sockets_of_others(), name, false),
+    match find_at(socket_path::sockets().into_iter().map(|path| at(path, None)).collect(), name, false)? {
+        None => find_at(socket_path::sockets_of_others(), name, false),
         found => Ok(found),
     }
 }
 
-fn find_at(sockets: Vec<place::Found>, name: &TargetRef, is_named: bool) -> Result<Option<Found>, CliError> {
-    let mut found: Option<Found> = None;
-    for place::Found { path: socket, owner } in sockets {
+fn find_at(
+    sockets: Vec<socket_path::FoundSocket>,
+    name: &TargetRef,
+    is_named: bool,
+) -> Result<Option<FoundServer>, CliError> {
+    let mut found: Option<FoundServer> = None;
+    for socket_path::FoundSocket { path: socket, owner } in sockets {
         let only = is_named.then_some(&socket);
         let asked = owner.map_or_else(|| ask(&socket, name), |owner| ask_foreign(&socket, owner, name));
         let status = match (asked, only) {
             (Ok(Ok(status)), _) => status,
-            (Ok(Err(problem)), _) if problem.kind == ProblemKind::UnknownTarget => continue,
-            (Ok(Err(problem)), _) => return Err(of_problem("asking for the scrub", &problem).on(&name.text)),
+            (Ok(Err(problem)), _) if problem.kind == ControlErrorKind::UnknownTarget => continue,
+            (Ok(Err(problem)), _) => return Err(from_control_error("asking for the scrub", &problem).on(&name.text)),
             (Err(error), Some(path)) => return Err(of_socket(&error).on(path.display())),
             // The server is gone, or it is no server; another one may have the target.
             (Err(_), None) => continue,
@@ -72,7 +76,7 @@ fn find_at(sockets: Vec<place::Found>, name: &TargetRef, is_named: bool) -> Resu
             let failure = CliError::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
             return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
         }
-        found = Some(Found { socket, owner, name: name.clone(), status });
+        found = Some(FoundServer { socket, owner, name: name.clone(), status });
     }
     Ok(found)
 }
@@ -82,14 +86,14 @@ fn ask_foreign(socket: &Path, owner: u32, name: &TargetRef) -> io::Result<Result
     let (answered, answer) = mpsc::channel();
     let (socket, name) = (socket.to_owned(), name.clone());
     thread::spawn(move || {
-        let request = ControlRequest { version: VERSION, target: name, order: ControlCommand::ScrubStatus };
+        let request = ControlRequest { version: VERSION, target: name, command: ControlCommand::ScrubStatus };
         // Nobody waits any more for an answer that is late.
-        let _ = answered.send(exchange(&socket, Some(owner), &request, PATIENCE).map(scrub_of));
+        let _ = answered.send(exchange(&socket, Some(owner), &request, RESPONSE_TIMEOUT).map(scrub_of));
     });
-    answer.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    answer.recv_timeout(RESPONSE_TIMEOUT).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-impl Found {
+impl FoundServer {
     /// The socket of the server.
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -97,22 +101,22 @@ impl Found {
 
     /// The folder in which the server reads names, where this user may see it.
     pub fn folder(&self) -> Option<PathBuf> {
-        std::fs::read_link(format!("/proc/{}/cwd", place::listener_of(&self.socket)?)).ok()
+        std::fs::read_link(format!("/proc/{}/cwd", socket_path::listener_of(&self.socket)?)).ok()
     }
 
-    fn ask(&self, order: ControlCommand, patience: Duration) -> io::Result<ControlResult> {
-        let request = ControlRequest { version: VERSION, target: self.name.clone(), order };
-        exchange(&self.socket, self.owner, &request, patience)
+    fn ask(&self, command: ControlCommand, timeout: Duration) -> io::Result<ControlResult> {
+        let request = ControlRequest { version: VERSION, target: self.name.clone(), command: command };
+        exchange(&self.socket, self.owner, &request, timeout)
     }
 
     /// Has the server do something; gives how the scrub is then.
     ///
     /// # Errors
     /// Why it was not done.
-    pub fn order(&self, doing: &str, order: ControlCommand) -> Result<ScrubStatus, CliError> {
-        match self.ask(order, PATIENCE).map(scrub_of) {
+    pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, CliError> {
+        match self.ask(command, RESPONSE_TIMEOUT).map(scrub_of) {
             Ok(Ok(status)) => Ok(status),
-            Ok(Err(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
+            Ok(Err(problem)) => Err(from_control_error(doing, &problem).on(&self.name.text)),
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
         }
     }
@@ -121,11 +125,11 @@ impl Found {
     ///
     /// # Errors
     /// Why it was not done.
-    pub fn order_legs(&self, doing: &str, order: ControlCommand) -> Result<MirrorStatus, CliError> {
-        match self.ask(order, PATIENCE) {
+    pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, CliError> {
+        match self.ask(command, RESPONSE_TIMEOUT) {
             Ok(ControlResult::Mirror(status)) => Ok(*status),
-            Ok(ControlResult::Error(problem)) => Err(of_problem(doing, &problem).on(&self.name.text)),
-            Ok(_) => Err(of_problem(doing, &answered_otherwise()).on(&self.name.text)),
+            Ok(ControlResult::Error(problem)) => Err(from_control_error(doing, &problem).on(&self.name.text)),
+            Ok(_) => Err(from_control_error(doing, &answered_otherwise()).on(&self.name.text)),
             Err(error) => Err(of_socket(&error).on(self.socket.display())),
         }
     }
@@ -137,8 +141,8 @@ impl Found {
     pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, CliError> {
         match self.ask(ControlCommand::Resize { size }, RESIZING) {
             Ok(ControlResult::Resized(report)) => Ok(*report),
-            Ok(ControlResult::Error(problem)) => Err(of_problem(DOING, &problem).on(&self.name.text)),
-            Ok(_) => Err(of_problem(DOING, &answered_otherwise()).on(&self.name.text)),
+            Ok(ControlResult::Error(problem)) => Err(from_control_error(DOING, &problem).on(&self.name.text)),
+            Ok(_) => Err(from_control_error(DOING, &answered_otherwise()).on(&self.name.text)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 let why = format!("the server did not answer within {} s, and may do it still", RESIZING.as_secs());
                 Err(CliError::new(Cause::Io, DOING, why)
@@ -154,14 +158,14 @@ impl Found {
 ///
 /// # Errors
 /// Why it does not tell.
-pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError> {
-    let request = ControlRequest { version: VERSION, target: TargetRef::default(), order: ControlCommand::Status };
+pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError> {
+    let request = ControlRequest { version: VERSION, target: TargetRef::default(), command: ControlCommand::Status };
     let outcome =
-        exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
+        exchange(socket, owner, &request, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error).on(socket.display()))?;
     match outcome {
         ControlResult::Server(status) => Ok(*status),
-        ControlResult::Error(problem) => Err(of_problem("asking the server", &problem).on(socket.display())),
-        _ => Err(of_problem("asking the server", &answered_otherwise()).on(socket.display())),
+        ControlResult::Error(problem) => Err(from_control_error("asking the server", &problem).on(socket.display())),
+        _ => Err(from_control_error("asking the server", &answered_otherwise()).on(socket.display())),
     }
 }
 
@@ -172,13 +176,13 @@ pub fn look(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError>
 pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, CliError> {
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
     let request =
-        ControlRequest { version: VERSION, target: TargetRef::default(), order: ControlCommand::Log { level } };
+        ControlRequest { version: VERSION, target: TargetRef::default(), command: ControlCommand::Log { level } };
     let outcome =
-        exchange(socket, owner, &request, PATIENCE).map_err(|error| of_socket(&error).on(socket.display()))?;
+        exchange(socket, owner, &request, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error).on(socket.display()))?;
     match outcome {
         ControlResult::Log(report) => Ok(report),
-        ControlResult::Error(problem) => Err(of_problem(doing, &problem).on(socket.display())),
-        _ => Err(of_problem(doing, &answered_otherwise()).on(socket.display())),
+        ControlResult::Error(problem) => Err(from_control_error(doing, &problem).on(socket.display())),
+        _ => Err(from_control_error(doing, &answered_otherwise()).on(socket.display())),
     }
 }
 
@@ -189,8 +193,8 @@ pub fn is_alive(socket: &Path) -> bool {
 }
 
 fn ask(socket: &Path, name: &TargetRef) -> io::Result<Result<ScrubStatus, ControlError>> {
-    let request = ControlRequest { version: VERSION, target: name.clone(), order: ControlCommand::ScrubStatus };
-    exchange(socket, None, &request, PATIENCE).map(scrub_of)
+    let request = ControlRequest { version: VERSION, target: name.clone(), command: ControlCommand::ScrubStatus };
+    exchange(socket, None, &request, RESPONSE_TIMEOUT).map(scrub_of)
 }
 
 fn scrub_of(outcome: ControlResult) -> Result<ScrubStatus, ControlError> {
@@ -204,14 +208,14 @@ fn scrub_of(outcome: ControlResult) -> Result<ScrubStatus, ControlError> {
 }
 
 fn answered_otherwise() -> ControlError {
-    ControlError::new(ProblemKind::Failed, "the server answers something else than it was asked for")
+    ControlError::new(ControlErrorKind::Failed, "the server answers something else than it was asked for")
 }
 
 fn exchange(
     socket: &Path,
     owner: Option<u32>,
     request: &ControlRequest,
-    patience: Duration,
+    timeout: Duration,
 ) -> io::Result<ControlResult> {
     let mut stream = UnixStream::connect(socket)?;
     if let Some(owner) = owner {
@@ -221,11 +225,11 @@ fn exchange(
             return Err(io::Error::other(format!("it is of user {owner}, and user {peer} listens there")));
         }
     }
-    stream.set_read_timeout(Some(patience))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
     stream.write_all(&line_of(request))?;
     let mut line = Vec::new();
-    BufReader::new(stream.take(MOST_ANSWER_BYTES as u64)).read_until(b'\n', &mut line)?;
+    BufReader::new(stream.take(MAX_RESPONSE_BYTES as u64)).read_until(b'\n', &mut line)?;
     if line.last() != Some(&b'\n') {
         return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server's answer ends too soon"));
     }
@@ -234,9 +238,9 @@ fn exchange(
     let answer: ControlResponse = serde_json::from_value(answer).map_err(io::Error::from)?;
     if answer.version != VERSION {
         let why = format!("the server answers in version {}", answer.version);
-        return Ok(ControlResult::Error(ControlError::new(ProblemKind::Version, why)));
+        return Ok(ControlResult::Error(ControlError::new(ControlErrorKind::Version, why)));
     }
-    Ok(answer.outcome)
+    Ok(answer.result)
 }
 
 /// Takes out what ends a line or moves a cursor: a server is trusted with its answer, and not with the terminal.
@@ -249,17 +253,17 @@ fn calm(value: &mut Value) {
     }
 }
 
-fn of_problem(doing: &str, problem: &ControlError) -> CliError {
+fn from_control_error(doing: &str, problem: &ControlError) -> CliError {
     let failure = |cause| CliError::new(cause, doing, &problem.why);
     match problem.kind {
-        ProblemKind::Usage => failure(Cause::Usage),
-        ProblemKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
-        ProblemKind::UnknownTarget => failure(Cause::Unreachable),
-        ProblemKind::Refused => failure(Cause::Refused),
-        ProblemKind::BadRequest | ProblemKind::Version => {
+        ControlErrorKind::Usage => failure(Cause::Usage),
+        ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
+        ControlErrorKind::UnknownTarget => failure(Cause::Unreachable),
+        ControlErrorKind::Refused => failure(Cause::Refused),
+        ControlErrorKind::BadRequest | ControlErrorKind::Version => {
             failure(Cause::Unsuitable).advise("the same version of sealblock for server and command")
         }
-        ProblemKind::Failed | ProblemKind::Other => failure(Cause::Io),
+        ControlErrorKind::Failed | ControlErrorKind::Other => failure(Cause::Io),
     }
 }
 
@@ -290,7 +294,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
-        let failure = look(&path, Some(4_000_000_000)).unwrap_err();
+        let failure = query(&path, Some(4_000_000_000)).unwrap_err();
         assert!(failure.to_string().contains("it is of user 4000000000, and user"), "{failure}");
         let mut said = Vec::new();
         listener.accept().unwrap().0.read_to_end(&mut said).unwrap();

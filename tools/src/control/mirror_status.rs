@@ -7,7 +7,7 @@ use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::create::uuid_words;
+use crate::commands::create::uuid_text;
 use crate::exit::Exit;
 
 /// The state of a mirror. `docs/formats/json.md` is the contract.
@@ -55,7 +55,7 @@ impl MirrorStatus {
     /// The state of `mirror` now.
     pub fn of(mirror: &MirrorInfo) -> MirrorStatus {
         MirrorStatus {
-            uuid: uuid_words(&mirror.uuid),
+            uuid: uuid_text(&mirror.uuid),
             state: mirror.state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
@@ -75,7 +75,7 @@ impl MirrorStatus {
     }
 
     /// A mirror for people: a line for its identity, its state and each replica.
-    pub fn words(&self) -> String {
+    pub fn to_text(&self) -> String {
         let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", self.uuid, "state", self.state);
         for replica in self.replica_texts() {
             writeln!(words, "{:<16}{replica}", "replica").expect("a text takes what is written to it");

@@ -18,9 +18,9 @@ use crate::cli::LogLevel;
 /// The version of both.
 pub const VERSION: u32 = 1;
 /// Bytes of a request at most, its end of line included: more than the longest target needs.
-pub const MOST_REQUEST_BYTES: usize = 256 << 10;
+pub const MAX_REQUEST_BYTES: usize = 256 << 10;
 /// Bytes of an answer at most: more than how a server with thousands of devices is.
-pub const MOST_ANSWER_BYTES: usize = 64 << 20;
+pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// What is asked of a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -32,7 +32,7 @@ pub struct ControlRequest {
     pub target: TargetRef,
     /// What is to be done.
     #[serde(flatten)]
-    pub order: ControlCommand,
+    pub command: ControlCommand,
 }
 
 /// What is to be done with a target.
@@ -122,7 +122,7 @@ pub struct ControlResponse {
     pub version: u32,
     /// What came of it.
     #[serde(flatten)]
-    pub outcome: ControlResult,
+    pub result: ControlResult,
 }
 
 /// What came of a request.
@@ -147,7 +147,7 @@ pub enum ControlResult {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ControlError {
     /// For programs.
-    pub kind: ProblemKind,
+    pub kind: ControlErrorKind,
     /// For people.
     pub why: String,
 }
@@ -155,7 +155,7 @@ pub struct ControlError {
 /// What kind of a problem it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ProblemKind {
+pub enum ControlErrorKind {
     /// Nothing of that name is served here.
     UnknownTarget,
     /// Several things of that name are.
@@ -177,7 +177,7 @@ pub enum ProblemKind {
 
 impl ControlError {
     /// A problem with its reason.
-    pub fn new(kind: ProblemKind, why: impl std::fmt::Display) -> ControlError {
+    pub fn new(kind: ControlErrorKind, why: impl std::fmt::Display) -> ControlError {
         ControlError { kind, why: why.to_string() }
     }
 }
@@ -192,16 +192,16 @@ impl ControlRequest {
         struct Versioned {
             version: u32,
         }
-        let bad = |error: serde_json::Error| ControlError::new(ProblemKind::BadRequest, error);
+        let bad = |error: serde_json::Error| ControlError::new(ControlErrorKind::BadRequest, error);
         let Versioned { version } = serde_json::from_slice(line).map_err(bad)?;
         if version != VERSION {
             let why = format!("the request has version {version}, and this server knows version {VERSION}");
-            return Err(ControlError::new(ProblemKind::Version, why));
+            return Err(ControlError::new(ControlErrorKind::Version, why));
         }
         let request: ControlRequest = serde_json::from_slice(line).map_err(bad)?;
-        let is_for_server = matches!(request.order, ControlCommand::Status | ControlCommand::Log { .. });
+        let is_for_server = matches!(request.command, ControlCommand::Status | ControlCommand::Log { .. });
         if request.target == TargetRef::default() && !is_for_server {
-            return Err(ControlError::new(ProblemKind::BadRequest, "the request names no target"));
+            return Err(ControlError::new(ControlErrorKind::BadRequest, "the request names no target"));
         }
         Ok(request)
     }
@@ -218,14 +218,14 @@ pub fn line_of(message: &impl Serialize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn request(order: ControlCommand) -> ControlRequest {
+    fn request(command: ControlCommand) -> ControlRequest {
         let target = TargetRef { text: "v".to_owned(), path: Some("/v".to_owned()), ..TargetRef::default() };
-        ControlRequest { version: VERSION, target, order }
+        ControlRequest { version: VERSION, target, command: command }
     }
 
     #[test]
     fn requests_come_back() {
-        for order in [
+        for command in [
             ControlCommand::Status,
             ControlCommand::Log { level: Some(LogLevel::Debug) },
             ControlCommand::Log { level: None },
@@ -241,9 +241,9 @@ mod tests {
             ControlCommand::MirrorRemove { replica: "mirror:a,b".to_owned(), force: true },
             ControlCommand::Resize { size: NonZeroU64::MAX },
         ] {
-            let line = line_of(&request(order.clone()));
+            let line = line_of(&request(command.clone()));
             assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
-            assert_eq!(ControlRequest::read(&line[..line.len() - 1]), Ok(request(order)));
+            assert_eq!(ControlRequest::read(&line[..line.len() - 1]), Ok(request(command)));
         }
     }
 
@@ -251,33 +251,33 @@ mod tests {
     fn a_request_is_what_is_documented() {
         let line = br#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
         let read = ControlRequest::read(line).unwrap();
-        assert_eq!(read.order, ControlCommand::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
+        assert_eq!(read.command, ControlCommand::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
         assert_eq!(read.target, TargetRef { text: "v".to_owned(), ..TargetRef::default() });
     }
 
     #[test]
     fn only_what_is_about_the_server_needs_no_target() {
         let read = ControlRequest::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
-        assert_eq!(read.order, ControlCommand::Log { level: Some(LogLevel::Info) });
+        assert_eq!(read.command, ControlCommand::Log { level: Some(LogLevel::Info) });
         let read = ControlRequest::read(br#"{"version":1,"command":"status"}"#).unwrap();
-        assert_eq!((read.order, read.target), (ControlCommand::Status, TargetRef::default()));
+        assert_eq!((read.command, read.target), (ControlCommand::Status, TargetRef::default()));
     }
 
     #[test]
     fn what_is_no_request_is_refused_for_its_reason() {
         for (line, kind) in [
-            ("", ProblemKind::BadRequest),
-            ("{", ProblemKind::BadRequest),
-            ("[1]", ProblemKind::BadRequest),
-            (r#"{"version":2,"anything":1}"#, ProblemKind::Version),
-            (r#"{"version":1}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_stop"}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"log","level":"loud"}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ProblemKind::BadRequest),
-            (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ProblemKind::BadRequest),
+            ("", ControlErrorKind::BadRequest),
+            ("{", ControlErrorKind::BadRequest),
+            ("[1]", ControlErrorKind::BadRequest),
+            (r#"{"version":2,"anything":1}"#, ControlErrorKind::Version),
+            (r#"{"version":1}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_stop"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"log","level":"loud"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ControlErrorKind::BadRequest),
         ] {
             assert_eq!(ControlRequest::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
         }
@@ -287,7 +287,7 @@ mod tests {
     fn a_problem_of_a_later_version_is_still_one() {
         let line = r#"{"version":1,"error":{"kind":"moon_phase","why":"full"}}"#;
         let answer: ControlResponse = serde_json::from_str(line).unwrap();
-        let ControlResult::Error(problem) = answer.outcome else { panic!("an error") };
-        assert_eq!((problem.kind, problem.why.as_str()), (ProblemKind::Other, "full"));
+        let ControlResult::Error(problem) = answer.result else { panic!("an error") };
+        assert_eq!((problem.kind, problem.why.as_str()), (ControlErrorKind::Other, "full"));
     }
 }

@@ -20,7 +20,7 @@ pub struct ResizeReport {
 
 impl ResizeReport {
     /// For people.
-    pub fn words(&self) -> String {
+    pub fn to_text(&self) -> String {
         let (before, size) = (ByteCount::new(self.before_bytes), ByteCount::new(self.size_bytes));
         let paused = match self.pause_us.map(Duration::from_micros) {
             Some(pause) if self.before_bytes != self.size_bytes => {

@@ -81,7 +81,7 @@ pub struct DeviceStatus {
     pub opening: Option<OpeningStatus>,
     /// What is known of it, unless it did not tell.
     #[serde(flatten)]
-    pub seen: Seen,
+    pub seen: DeviceSnapshot,
 }
 
 /// How it goes with a target that is to be served and does not open.
@@ -99,13 +99,13 @@ pub struct OpeningStatus {
 
 /// What a device tells of itself.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
-pub struct Seen {
+pub struct DeviceSnapshot {
     /// The files and block devices that it was opened with, by canonical paths.
     #[serde(default)]
     pub files: Vec<String>,
     /// Those of them that were deleted, renamed, replaced or cut off.
     #[serde(default)]
-    pub file_trouble: Vec<FileTrouble>,
+    pub file_trouble: Vec<FileError>,
     /// Why it tells nothing: it is being changed or closed, or was too slow.
     pub silent: Option<String>,
     /// Blocks that are known to be bad now.
@@ -126,7 +126,7 @@ pub struct Seen {
 
 /// What was done to a file under the server that has it open.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FileTrouble {
+pub struct FileError {
     /// The file.
     pub path: String,
     /// `gone`, `replaced` or `cut_off`.
@@ -321,7 +321,7 @@ mod tests {
             advice: None,
             exports: Vec::new(),
             opening: None,
-            seen: Seen { io, ..Seen::default() },
+            seen: DeviceSnapshot { io, ..DeviceSnapshot::default() },
         };
         let text = serde_json::to_string(&device).unwrap();
         assert!(text.contains(r#""io":{"in_flight":2,"read":{"requests":0"#), "{text}");

@@ -142,7 +142,7 @@ impl ScrubStatus {
             next_unix_s: None,
             completed_unix_s: record.completed_unix_s,
             checked: Checked::of(device.abilities().seals),
-            run: (record.phase != Phase::Idle).then(|| RunStatus::under_way(record)),
+            run: (record.phase != Phase::Idle).then(|| RunStatus::in_progress(record)),
             runs: record.runs.iter().map(RunStatus::ended).collect(),
             kept: KeptWord::OnDisk,
             kept_why: None,
@@ -197,7 +197,7 @@ impl RunStatus {
         }
     }
 
-    fn under_way(record: &ScrubRecord) -> RunStatus {
+    fn in_progress(record: &ScrubRecord) -> RunStatus {
         RunStatus::of(record.started_unix_s, record.from, record.counts)
     }
 

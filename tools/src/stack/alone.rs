@@ -15,8 +15,8 @@ use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
 use sealblock_layers_mirror::mark_written_alone;
 use sealblock_layers_stripe::label::Label as StripeLabel;
 
-use super::{Opened, of_block};
-use crate::commands::create::uuid_words;
+use super::{OpenTarget, of_block};
+use crate::commands::create::uuid_text;
 use crate::exit::{Cause, CliError};
 use crate::report::note;
 
@@ -76,14 +76,14 @@ impl Membership {
         }
     }
 
-    fn words(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Membership::Mirror { uuid, own, members } => {
-                let (own, uuid) = (own + 1, uuid_words(uuid));
+                let (own, uuid) = (own + 1, uuid_text(uuid));
                 format!("it is member {own} of {members} of mirror {uuid}, and the others would not know of a change")
             }
             Membership::Stripe { uuid, own, members } => {
-                let (own, uuid) = (own + 1, uuid_words(uuid));
+                let (own, uuid) = (own + 1, uuid_text(uuid));
                 format!("it is member {own} of {members} of stripe {uuid}, and holds only a part of its blocks")
             }
             Membership::Unknown(why) => format!("it is a member of a mirror or stripe, but {why}"),
@@ -106,7 +106,7 @@ impl Membership {
 ///
 /// # Errors
 /// When it is a member of a group, and nobody insists; it is closed then. When its label cannot be read or marked.
-pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, CliError> {
+pub(super) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, CliError> {
     if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().reserved != Ability::Native {
         return Ok(opened);
     }
@@ -119,7 +119,7 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, CliErr
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {
             let opened = wrapped(opened, |stack| stack);
-            note(format_args!("{} is written by itself: {}", opened.target(), membership.words()));
+            note(format_args!("{} is written by itself: {}", opened.target(), membership.to_text()));
             let marked = match membership {
                 Membership::Mirror { .. } => mark_written_alone(opened.gate.device()).await,
                 Membership::Stripe { .. } | Membership::Unknown(_) => Ok(()),
@@ -130,7 +130,7 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, CliErr
             }
         }
         (Some(membership), _) => {
-            let refused = CliError::new(Cause::Refused, "opening for writing", membership.words());
+            let refused = CliError::new(Cause::Refused, "opening for writing", membership.to_text());
             let refused = refused.on(opened.target()).advise(membership.advice()).lasting();
             opened.close(Err(refused)).await
         }
@@ -139,16 +139,16 @@ pub(super) async fn guard(opened: Opened, usage: Usage) -> Result<Opened, CliErr
 
 /// Why a volume with this label is not resized by itself, if it is not: the other members of its group would be of another size.
 pub fn bars_resizing(label: &[u8]) -> Option<String> {
-    Membership::of(label).map(|membership| membership.words())
+    Membership::of(label).map(|membership| membership.to_text())
 }
 
 /// The same open target, with another device in front of its own.
-fn wrapped<D: Device + 'static>(opened: Opened, with: impl FnOnce(DynDevice) -> D) -> Opened {
-    let Opened { gate, facts, held, target } = opened;
-    Opened::new(&target, with(DynDevice::new(gate)), facts, held)
+fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice) -> D) -> OpenTarget {
+    let OpenTarget { gate, info: info, held, target } = opened;
+    OpenTarget::new(&target, with(DynDevice::new(gate)), info, held)
 }
 
-async fn membership(opened: &Opened) -> Result<Option<Membership>, CliError> {
+async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, CliError> {
     match opened.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
@@ -161,18 +161,18 @@ async fn membership(opened: &Opened) -> Result<Option<Membership>, CliError> {
 /// A member that is served for its group: it takes no change before its label was written through this opening, which is what
 /// the group's host does first. So a host that takes it for a disk of its own cannot write to it by accident.
 struct MemberOnly {
-    below: Gate<DynDevice>,
+    inner: Gate<DynDevice>,
     is_claimed: Cell<bool>,
-    is_told: Cell<bool>,
+    is_logged: Cell<bool>,
 }
 
 impl MemberOnly {
     fn new(below: DynDevice) -> MemberOnly {
-        MemberOnly { below: Gate::new("member", below), is_claimed: Cell::new(false), is_told: Cell::new(false) }
+        MemberOnly { inner: Gate::new("member", below), is_claimed: Cell::new(false), is_logged: Cell::new(false) }
     }
 
     fn refuse(&self) -> Outcome {
-        if !self.is_told.replace(true) {
+        if !self.is_logged.replace(true) {
             tracing::warn!(
                 "a change was refused: the device is served as a member (--as-member), and no mirror or stripe has written its \
                  label since; whoever writes to it has to put its members together"
@@ -184,11 +184,11 @@ impl MemberOnly {
 
 impl Device for MemberOnly {
     fn geometry(&self) -> &Geometry {
-        self.below.geometry()
+        self.inner.geometry()
     }
 
     fn abilities(&self) -> Abilities {
-        self.below.abilities()
+        self.inner.abilities()
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
@@ -203,11 +203,11 @@ impl Device for MemberOnly {
                 self.refuse()
             }
             Request::WriteReserved { slot: ReservedArea::GroupLabel, .. } => {
-                let outcome = self.below.execute(operation).await;
+                let outcome = self.inner.execute(operation).await;
                 self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
                 outcome
             }
-            _ => self.below.execute(operation).await,
+            _ => self.inner.execute(operation).await,
         }
     }
 }

@@ -15,7 +15,8 @@ use sealblock_media_volume::{
 };
 
 use super::{
-    Access, CloseHandle, Facts, FileVolume, Opened, ReactorClock, Usage, of_medium, of_open, of_volume, raw_block_size,
+    Access, CloseHandle, FileVolume, OpenTarget, ReactorClock, TargetInfo, Usage, of_medium, of_open, of_volume,
+    raw_block_size,
 };
 use crate::exit::{Cause, CliError};
 use crate::tally::count;
@@ -57,7 +58,7 @@ pub struct OpenVolume {
 /// A path that is to be written over.
 pub enum Overwritten {
     /// A volume or a block device, which keeps its size.
-    Device(Box<Opened>),
+    Device(Box<OpenTarget>),
     /// A plain file, which takes any.
     Plain(FileMedium),
 }
@@ -82,7 +83,7 @@ pub async fn inspect(medium: &FileMedium) -> Result<FileKind, CliError> {
 }
 
 /// How long a file that somebody else has is asked for again.
-const PATIENCE: Duration = Duration::from_millis(500);
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 /// How long to wait before asking again.
 const PAUSE: Duration = Duration::from_millis(10);
 
@@ -94,7 +95,9 @@ pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, Op
     let since = Instant::now();
     loop {
         match FileMedium::open(path, options) {
-            Err(OpenError::InUse { .. }) if since.elapsed() < PATIENCE => sealblock_runtime_reactor::sleep(PAUSE).await,
+            Err(OpenError::InUse { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+                sealblock_runtime_reactor::sleep(PAUSE).await
+            }
             opened => return opened,
         }
     }
@@ -109,7 +112,12 @@ async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, CliError> 
 }
 
 /// Opens a path as a device.
-pub(super) async fn open(target: &TargetName, path: &Path, access: Access, plain: Plain) -> Result<Opened, CliError> {
+pub(super) async fn open(
+    target: &TargetName,
+    path: &Path,
+    access: Access,
+    plain: Plain,
+) -> Result<OpenTarget, CliError> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
@@ -124,7 +132,7 @@ async fn volume_as(
     medium: Rc<FileMedium>,
     path: &Path,
     access: Access,
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     let options = options(&medium, access);
     Ok(whole(target, volume_on(medium, path, &options).await?))
 }
@@ -134,7 +142,7 @@ async fn volume_as(
 ///
 /// # Errors
 /// Why it does not open.
-pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Access) -> Result<Opened, CliError> {
+pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Access) -> Result<OpenTarget, CliError> {
     let path = medium.path().to_owned();
     volume_as(target, medium, &path, access).await
 }
@@ -143,19 +151,19 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
-pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<Opened, CliError> {
+pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<OpenTarget, CliError> {
     let medium = medium_of(path, Access::Read).await?;
     let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
     Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
 }
 
-fn whole(target: &TargetName, open: OpenVolume) -> Opened {
-    let facts = Facts { volume: Some(open.description), file: open.file, ..Facts::plain("protected volume") };
-    Opened::new(target, open.volume.clone(), facts, vec![CloseHandle::Volume(open.volume)])
+fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
+    let info = TargetInfo { volume: Some(open.description), file: open.file, ..TargetInfo::plain("protected volume") };
+    OpenTarget::new(target, open.volume.clone(), info, vec![CloseHandle::Volume(open.volume)])
 }
 
 /// Opens the bytes at a path as a device, if they are no volume's.
-pub(super) async fn open_raw(target: &TargetName, path: &Path, access: Access) -> Result<Opened, CliError> {
+pub(super) async fn open_raw(target: &TargetName, path: &Path, access: Access) -> Result<OpenTarget, CliError> {
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Raw => raw(target, path, medium),
@@ -190,13 +198,13 @@ pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usa
     }
 }
 
-fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Result<Opened, CliError> {
+fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Result<OpenTarget, CliError> {
     let block_size = raw_block_size(&medium);
     let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
-    let facts = Facts { file: medium.describe().ok(), ..Facts::plain(kind) };
+    let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
     let device = RawDevice::new(medium, block_size)
         .map_err(|error| CliError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
-    Ok(Opened::new(target, device, facts, Vec::new()))
+    Ok(OpenTarget::new(target, device, info, Vec::new()))
 }
 
 fn plain_file(path: &Path) -> CliError {
@@ -217,7 +225,11 @@ pub fn of_remains(doing: &str, path: &Path, parts: &str) -> CliError {
 ///
 /// # Errors
 /// When no shape fits what is there, or the medium fails.
-pub async fn open_shapeless(target: &TargetName, path: &Path, hints: &Hints) -> Result<(Opened, Remains), CliError> {
+pub async fn open_shapeless(
+    target: &TargetName,
+    path: &Path,
+    hints: &Hints,
+) -> Result<(OpenTarget, Remains), CliError> {
     const DOING: &str = "looking for the volume's shape";
     const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
     let medium = medium_of(path, Access::Read).await?;
@@ -234,9 +246,13 @@ pub async fn open_shapeless(target: &TargetName, path: &Path, hints: &Hints) -> 
             }
         },
     )?;
-    let facts = Facts { volume: Some(opened.description), file, ..Facts::plain("what is left of a protected volume") };
+    let info = TargetInfo {
+        volume: Some(opened.description),
+        file,
+        ..TargetInfo::plain("what is left of a protected volume")
+    };
     let held = vec![CloseHandle::Volume(opened.volume.clone())];
-    Ok((Opened::new(target, opened.volume, facts, held), remains))
+    Ok((OpenTarget::new(target, opened.volume, info, held), remains))
 }
 
 /// Opens the volume at a path; anything else there is refused.

@@ -6,7 +6,7 @@ mod stripe;
 
 use std::time::Duration;
 
-use super::{Access, Opened, Usage};
+use super::{Access, OpenTarget, Usage};
 use crate::exit::CliError;
 use crate::target::{GroupKind, TargetName};
 
@@ -15,20 +15,20 @@ pub(super) use multipath::Paths;
 
 /// How long a path or leg over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
 /// since there is another one.
-const PATIENCE: Duration = Duration::from_secs(5);
+const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens a group.
 pub(super) async fn open(
     target: &TargetName,
     kind: GroupKind,
-    legs: &[TargetName],
+    members: &[TargetName],
     access: Access,
     usage: Usage,
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     match kind {
-        GroupKind::Mirror => mirror::open(target, legs, access).await,
-        GroupKind::Stripe { chunk, labelled } => stripe::open(target, chunk, labelled, legs, (access, usage)).await,
-        GroupKind::Multipath => multipath::open(target, legs, access, usage).await,
+        GroupKind::Mirror => mirror::open(target, members, access).await,
+        GroupKind::Stripe { chunk, labelled } => stripe::open(target, chunk, labelled, members, (access, usage)).await,
+        GroupKind::Multipath => multipath::open(target, members, access, usage).await,
     }
 }
 
@@ -42,11 +42,11 @@ fn with_short_timeouts(target: &TargetName) -> TargetName {
 fn hasten(target: &mut TargetName) {
     match target {
         TargetName::NvmeTcp { options, .. } => {
-            options.timeout.get_or_insert(PATIENCE);
-            options.keep_alive.get_or_insert(PATIENCE);
+            options.timeout.get_or_insert(SHORT_TIMEOUT);
+            options.keep_alive.get_or_insert(SHORT_TIMEOUT);
             options.reconnect.get_or_insert(Duration::ZERO);
         }
-        TargetName::Group { legs, .. } => legs.iter_mut().for_each(hasten),
+        TargetName::Group { members, .. } => members.iter_mut().for_each(hasten),
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => hasten(target),
         TargetName::File(_)
         | TargetName::Raw(_)

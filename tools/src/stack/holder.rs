@@ -10,16 +10,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use crate::control::client::look;
-use crate::control::place::{self, Found};
+use crate::control::client::query;
 use crate::control::server::{DeviceStatus, ServerStatus};
+use crate::control::socket_path::{self, FoundSocket};
 use crate::exit::{Cause, CliError};
 use crate::report::is_server;
 
 /// How long a server may take to say what it serves.
-const PATIENCE: Duration = Duration::from_secs(3);
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Processes that are named.
-const MOST_NAMED: usize = 3;
+const MAX_NAMED: usize = 3;
 
 /// Whoever has a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,10 +45,10 @@ pub fn in_use(doing: &str, path: &Path) -> CliError {
             failure("in use by this command itself, which names it twice".to_owned()).advise("two different targets")
         }
         Holder::Others(pids) => {
-            let named: Vec<String> = pids.iter().take(MOST_NAMED).map(|pid| process_words(*pid)).collect();
-            let more = if pids.len() > MOST_NAMED { " and others" } else { "" };
+            let named: Vec<String> = pids.iter().take(MAX_NAMED).map(|pid| process_text(*pid)).collect();
+            let more = if pids.len() > MAX_NAMED { " and others" } else { "" };
             let why = format!("in use by another process, {}{more}", named.join(" and "));
-            match pids.iter().find_map(|pid| server_words(*pid, path)) {
+            match pids.iter().find_map(|pid| server_text(*pid, path)) {
                 Some((serves, advice)) => failure(format!("{why}, {serves}")).advise(advice),
                 None => failure(why).advise("again when the other process is done with it"),
             }
@@ -120,7 +120,7 @@ fn mounted(device: &Path) -> Option<String> {
 }
 
 /// A process by its number and the name of its program.
-pub fn process_words(pid: u32) -> String {
+pub fn process_text(pid: u32) -> String {
     match fs::read_to_string(format!("/proc/{pid}/comm")) {
         Ok(name) => format!("{pid} ({})", name.trim().replace(char::is_control, " ")),
         Err(_) => pid.to_string(),
@@ -129,7 +129,7 @@ pub fn process_words(pid: u32) -> String {
 
 /// What a server of ours does with a file, and what to type instead; nothing where the process is none that answers. A server
 /// asks no other one, since it could be itself who has to answer.
-fn server_words(pid: u32, path: &Path) -> Option<(String, String)> {
+fn server_text(pid: u32, path: &Path) -> Option<(String, String)> {
     let server = Some(pid).filter(|_| !is_server()).and_then(server_of)?;
     let canonical = path.canonicalize().ok()?;
     let serves = |device: &&DeviceStatus| device.seen.files.iter().any(|file| Path::new(file) == canonical);
@@ -141,7 +141,7 @@ fn server_words(pid: u32, path: &Path) -> Option<(String, String)> {
     };
     let target = &device.target;
     // Where commands look by themselves they need not be told.
-    let is_usual = place::sockets().iter().any(|socket| *socket == Path::new(&server.control));
+    let is_usual = socket_path::sockets().iter().any(|socket| *socket == Path::new(&server.control));
     let scrub = if is_usual { String::new() } else { format!(" --control {}", server.control) };
     let advice = format!(
         "`sealblock verify {uri}` or `sealblock scrub start {target}{scrub}` while it is served; `sealblock status {pid}` tells more"
@@ -151,21 +151,21 @@ fn server_words(pid: u32, path: &Path) -> Option<(String, String)> {
 
 /// How the server is that this process is, if it is one whose socket this user can reach.
 fn server_of(pid: u32) -> Option<ServerStatus> {
-    let own = place::sockets().into_iter().map(|path| Found { path, owner: None });
-    let all = own.chain(place::sockets_of_others());
+    let own = socket_path::sockets().into_iter().map(|path| FoundSocket { path, owner: None });
+    let all = own.chain(socket_path::sockets_of_others());
     // Servers with a usual socket have it by their number; others may have any name.
     let number = |path: &PathBuf| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
     let fitting = all.filter(|found| number(&found.path).is_none_or(|number| number == pid));
     let (answered, answers) = mpsc::channel();
-    for Found { path, owner } in fitting {
+    for FoundSocket { path, owner } in fitting {
         let answered = answered.clone();
         thread::spawn(move || {
             // Nobody waits any more for an answer that is late.
-            let _ = answered.send(look(&path, owner));
+            let _ = answered.send(query(&path, owner));
         });
     }
     drop(answered);
-    let answer = || answers.recv_timeout(PATIENCE).ok();
+    let answer = || answers.recv_timeout(SEARCH_TIMEOUT).ok();
     std::iter::from_fn(answer).filter_map(Result::ok).find(|server| server.pid == pid)
 }
 

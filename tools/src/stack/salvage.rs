@@ -7,7 +7,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{Extent, Lba};
 use serde::Serialize;
 
-use super::{Opened, Whole, data_of, of_block};
+use super::{OpenTarget, Whole, data_of, of_block};
 use crate::exit::CliError;
 use crate::findings::{Run, join_run};
 
@@ -26,7 +26,7 @@ pub struct Salvaged {
     pub lost: Vec<Run<Lost>>,
 }
 
-impl Opened {
+impl OpenTarget {
     /// Reads blocks; where that fails, one by one.
     ///
     /// # Errors

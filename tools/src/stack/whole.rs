@@ -9,17 +9,17 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use super::files::{self, Plain};
-use super::{Access, Opened, data_of, of_block, open};
+use super::{Access, OpenTarget, data_of, of_block, open};
 use crate::exit::{Cause, CliError};
 use crate::target::TargetName;
 
 /// Less than a block of any size lies behind the last whole one; what a file grows by while it is read is not read.
-const MOST_REST_BYTES: u64 = 4095;
+const MAX_REST_BYTES: u64 = 4095;
 
 /// An open target, and what lies behind its last whole block where it is a plain file.
 pub struct Whole {
     /// The whole blocks.
-    pub opened: Opened,
+    pub opened: OpenTarget,
     rest: Slice,
 }
 
@@ -33,7 +33,7 @@ impl Whole {
             TargetName::File(path) => files::open(target, path, Access::Read, Plain::Taken).await?,
             _ => open(target, Access::Read).await?,
         };
-        let rest = match target.path().filter(|_| opened.facts.kind == files::RAW_FILE) {
+        let rest = match target.path().filter(|_| opened.info.kind == files::RAW_FILE) {
             Some(path) => rest_of(path, opened.gate.geometry().capacity_bytes())
                 .map_err(|error| CliError::io("reading", &error).on(target))?,
             None => Slice::empty(),
@@ -94,7 +94,7 @@ impl Whole {
 /// What a file has behind its last whole block, which ends at `from`.
 fn rest_of(path: &Path, from: u64) -> std::io::Result<Slice> {
     let file = File::open(path)?;
-    let mut rest = Buffer::zeroed(file.metadata()?.len().saturating_sub(from).min(MOST_REST_BYTES) as usize);
+    let mut rest = Buffer::zeroed(file.metadata()?.len().saturating_sub(from).min(MAX_REST_BYTES) as usize);
     file.read_exact_at(&mut rest, from)?;
     Ok(rest.freeze())
 }

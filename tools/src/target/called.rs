@@ -7,12 +7,12 @@ use super::TargetName;
 
 /// A name that all who have a clone share, on any core.
 #[derive(Clone, Debug)]
-pub struct Called(Arc<Mutex<TargetName>>);
+pub struct TargetLabel(Arc<Mutex<TargetName>>);
 
-impl Called {
+impl TargetLabel {
     /// What was opened by this name.
-    pub fn new(target: &TargetName) -> Called {
-        Called(Arc::new(Mutex::new(target.clone())))
+    pub fn new(target: &TargetName) -> TargetLabel {
+        TargetLabel(Arc::new(Mutex::new(target.clone())))
     }
 
     /// The name that it has now.
@@ -35,7 +35,7 @@ impl Called {
     }
 }
 
-impl fmt::Display for Called {
+impl fmt::Display for TargetLabel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.now().fmt(f)
     }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn a_name_is_everybodys() {
         let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<TargetName>().unwrap());
-        let called = Called::new(&old);
+        let called = TargetLabel::new(&old);
         let elsewhere = called.clone();
         assert!(elsewhere.is(&old));
         called.set(&new);

@@ -2,7 +2,7 @@
 
 use sealblock_units::SizeError;
 
-use super::{MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES};
+use super::{MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES};
 use crate::range::RangeError;
 
 /// Why a text names no target.
@@ -12,12 +12,12 @@ pub struct TargetError {
     /// Where, in characters, counted from 1.
     pub column: usize,
     /// What is wrong there.
-    pub problem: Problem,
+    pub problem: TargetErrorKind,
 }
 
 /// What is wrong at one place of a target name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Problem {
+pub enum TargetErrorKind {
     /// The text is longer than [`MAX_TEXT_BYTES`].
     #[error("the name goes on past {MAX_TEXT_BYTES} bytes")]
     TooLong,
@@ -87,8 +87,8 @@ pub enum Problem {
     /// A group of fewer than two.
     #[error("a {0} is made of at least two targets")]
     FewLegs(&'static str),
-    /// A group of more than [`MAX_LEGS`].
-    #[error("a {0} has more than {MAX_LEGS} targets")]
+    /// A group of more than [`MAX_MEMBERS`].
+    #[error("a {0} has more than {MAX_MEMBERS} targets")]
     ManyLegs(&'static str),
     /// A `[` that nothing closes.
     #[error("this '[' is not closed")]
@@ -119,48 +119,54 @@ pub enum Problem {
     NoRules,
 }
 
-impl Problem {
+impl TargetErrorKind {
     /// What to try instead: the end of a sentence.
     pub fn advice(&self) -> String {
         let text = match self {
-            Problem::TooLong => "a shorter name",
-            Problem::TooDeep => "a flatter arrangement",
-            Problem::Missing => "a path, such as disk.img, or mem:1GiB",
-            Problem::Standard => "./- for a file of that name",
-            Problem::Unknown(_) => {
+            TargetErrorKind::TooLong => "a shorter name",
+            TargetErrorKind::TooDeep => "a flatter arrangement",
+            TargetErrorKind::Missing => "a path, such as disk.img, or mem:1GiB",
+            TargetErrorKind::Standard => "./- for a file of that name",
+            TargetErrorKind::Unknown(_) => {
                 "file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, mirror:, \
                  stripe:, multipath:, offset: and fault:"
             }
-            Problem::Slashes("nbd:") => "nbd://HOST/EXPORT",
-            Problem::Slashes("nbd+unix:") | Problem::SocketHost | Problem::NoSocket => "nbd+unix:///EXPORT?socket=PATH",
-            Problem::Slashes(_) | Problem::NoNqn | Problem::Nqn(_) => "nvme+tcp://HOST/nqn.2026-01.org.example:disk",
-            Problem::ServerOnly => "nbd+unix:///?socket=PATH",
-            Problem::ZeroByte => "a path without it",
-            Problem::Size(_) | Problem::NoBytes => "1GiB",
-            Problem::Range(_) => "offset:0..99,TARGET",
-            Problem::NoHost => "a name or an address behind the slashes, such as localhost or [::1]",
-            Problem::Host(_) => "a name, an IPv4 address, or an IPv6 address in brackets such as [::1]",
-            Problem::Port(_) => "leaving the port out, for the usual one",
-            Problem::Percent => "%25 for a percent sign",
-            Problem::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
-            Problem::Option(_) => {
+            TargetErrorKind::Slashes("nbd:") => "nbd://HOST/EXPORT",
+            TargetErrorKind::Slashes("nbd+unix:") | TargetErrorKind::SocketHost | TargetErrorKind::NoSocket => {
+                "nbd+unix:///EXPORT?socket=PATH"
+            }
+            TargetErrorKind::Slashes(_) | TargetErrorKind::NoNqn | TargetErrorKind::Nqn(_) => {
+                "nvme+tcp://HOST/nqn.2026-01.org.example:disk"
+            }
+            TargetErrorKind::ServerOnly => "nbd+unix:///?socket=PATH",
+            TargetErrorKind::ZeroByte => "a path without it",
+            TargetErrorKind::Size(_) | TargetErrorKind::NoBytes => "1GiB",
+            TargetErrorKind::Range(_) => "offset:0..99,TARGET",
+            TargetErrorKind::NoHost => "a name or an address behind the slashes, such as localhost or [::1]",
+            TargetErrorKind::Host(_) => "a name, an IPv4 address, or an IPv6 address in brackets such as [::1]",
+            TargetErrorKind::Port(_) => "leaving the port out, for the usual one",
+            TargetErrorKind::Percent => "%25 for a percent sign",
+            TargetErrorKind::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
+            TargetErrorKind::Option(_) => {
                 "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128, hostnqn=NQN, timeout=5s, keepalive=5s, reconnect=0s or \
                  attempts=3, with & between them"
             }
-            Problem::NbdOption(_) => "connections=4",
-            Problem::OptionTwice(_) => "each option once",
-            Problem::Nsid(_) => "leaving the namespace out when there is only one",
-            Problem::Export => "the name that the server lists",
-            Problem::FewLegs(kind) => return format!("{kind}:A,B"),
-            Problem::ManyLegs(kind) => return format!("groups of groups, such as {kind}:[{kind}:A,B],[{kind}:C,D]"),
-            Problem::Unclosed | Problem::Unopened => {
+            TargetErrorKind::NbdOption(_) => "connections=4",
+            TargetErrorKind::OptionTwice(_) => "each option once",
+            TargetErrorKind::Nsid(_) => "leaving the namespace out when there is only one",
+            TargetErrorKind::Export => "the name that the server lists",
+            TargetErrorKind::FewLegs(kind) => return format!("{kind}:A,B"),
+            TargetErrorKind::ManyLegs(kind) => {
+                return format!("groups of groups, such as {kind}:[{kind}:A,B],[{kind}:C,D]");
+            }
+            TargetErrorKind::Unclosed | TargetErrorKind::Unopened => {
                 "one ']' for each '['; a name with a single one cannot be in a group"
             }
-            Problem::BehindBracket => "a comma, or file: in front of a path that begins with '['",
-            Problem::Doubled => "one pair of brackets, or file: in front of a path that begins with '['",
-            Problem::NoInner("fault") => "fault:[RULES],TARGET",
-            Problem::NoInner(_) => "offset:FIRST..LAST,TARGET, in brackets where it is one of several",
-            Problem::NoRules => "fault:[seed=7;read-error@100..200],TARGET",
+            TargetErrorKind::BehindBracket => "a comma, or file: in front of a path that begins with '['",
+            TargetErrorKind::Doubled => "one pair of brackets, or file: in front of a path that begins with '['",
+            TargetErrorKind::NoInner("fault") => "fault:[RULES],TARGET",
+            TargetErrorKind::NoInner(_) => "offset:FIRST..LAST,TARGET, in brackets where it is one of several",
+            TargetErrorKind::NoRules => "fault:[seed=7;read-error@100..200],TARGET",
         };
         text.to_owned()
     }

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use sealblock_units::ByteCount;
 
-use super::error::{Problem, TargetError};
-use super::{GroupKind, MAX_DEPTH, MAX_LEGS, MAX_TEXT_BYTES, TargetName, linux, uri};
+use super::error::{TargetError, TargetErrorKind};
+use super::{GroupKind, MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES, TargetName, linux, uri};
 
 /// A part of the text, and the byte where it begins.
 #[derive(Clone, Copy)]
@@ -21,7 +21,7 @@ pub(super) struct Piece<'a> {
 #[derive(Debug)]
 pub(super) struct Fail {
     pub at: usize,
-    pub problem: Problem,
+    pub problem: TargetErrorKind,
 }
 
 impl<'a> Piece<'a> {
@@ -39,11 +39,11 @@ impl<'a> Piece<'a> {
     }
 
     /// The problem, at the beginning of this piece.
-    pub fn fail<T>(self, problem: impl Into<Problem>) -> Result<T, Fail> {
+    pub fn fail<T>(self, problem: impl Into<TargetErrorKind>) -> Result<T, Fail> {
         Err(Fail { at: self.at, problem: problem.into() })
     }
 
-    fn fail_at<T>(self, offset: usize, problem: Problem) -> Result<T, Fail> {
+    fn fail_at<T>(self, offset: usize, problem: TargetErrorKind) -> Result<T, Fail> {
         Err(Fail { at: self.at + offset, problem })
     }
 }
@@ -57,11 +57,11 @@ const KINDS: &[(&str, Reader)] = &[
     ("mem:", |rest, _| size(rest).map(TargetName::Memory)),
     ("null:", |rest, _| size(rest).map(TargetName::Null)),
     ("nvme+tcp://", |rest, _| uri::nvme_tcp(rest)),
-    ("nvme+tcp:", |rest, _| rest.fail(Problem::Slashes("nvme+tcp:"))),
+    ("nvme+tcp:", |rest, _| rest.fail(TargetErrorKind::Slashes("nvme+tcp:"))),
     ("nbd://", |rest, _| uri::nbd(rest)),
-    ("nbd:", |rest, _| rest.fail(Problem::Slashes("nbd:"))),
+    ("nbd:", |rest, _| rest.fail(TargetErrorKind::Slashes("nbd:"))),
     ("nbd+unix://", |rest, _| uri::nbd_unix(rest)),
-    ("nbd+unix:", |rest, _| rest.fail(Problem::Slashes("nbd+unix:"))),
+    ("nbd+unix:", |rest, _| rest.fail(TargetErrorKind::Slashes("nbd+unix:"))),
     ("mirror:", |rest, depth| group(GroupKind::Mirror, rest, depth)),
     ("stripe:", |rest, depth| group(GroupKind::Stripe { chunk: None, labelled: true }, rest, depth)),
     ("multipath:", |rest, depth| group(GroupKind::Multipath, rest, depth)),
@@ -72,8 +72,11 @@ const KINDS: &[(&str, Reader)] = &[
 /// Reads a whole text.
 pub(super) fn parse(text: &str) -> Result<TargetName, TargetError> {
     let whole = Piece { text, at: 0 };
-    let result =
-        if text.len() > MAX_TEXT_BYTES { whole.fail_at(MAX_TEXT_BYTES, Problem::TooLong) } else { target(whole, 0) };
+    let result = if text.len() > MAX_TEXT_BYTES {
+        whole.fail_at(MAX_TEXT_BYTES, TargetErrorKind::TooLong)
+    } else {
+        target(whole, 0)
+    };
     result.map_err(|fail| located(text, fail))
 }
 
@@ -90,7 +93,7 @@ pub(super) fn is_bare_path(text: &str) -> bool {
 
 fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     if depth > MAX_DEPTH {
-        return piece.fail(Problem::TooDeep);
+        return piece.fail(TargetErrorKind::TooDeep);
     }
     let piece = unbracket(piece)?;
     if let Some((rest, read)) = KINDS.iter().find_map(|(prefix, read)| Some((piece.strip(prefix)?, read))) {
@@ -101,10 +104,10 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
         return stripe(rest, depth);
     }
     match piece.text {
-        "-" => piece.fail(Problem::Standard),
+        "-" => piece.fail(TargetErrorKind::Standard),
         text if linux::is_device(text) => Ok(TargetName::Linux(PathBuf::from(text))),
         text => match scheme(text) {
-            Some(scheme) => piece.fail(Problem::Unknown(scheme.to_owned())),
+            Some(scheme) => piece.fail(TargetErrorKind::Unknown(scheme.to_owned())),
             None => path(piece).map(TargetName::File),
         },
     }
@@ -117,9 +120,9 @@ fn unbracket(piece: Piece<'_>) -> Result<Piece<'_>, Fail> {
     }
     let (inner, rest) = bracketed(piece)?;
     if !rest.text.is_empty() {
-        return rest.fail(Problem::BehindBracket);
+        return rest.fail(TargetErrorKind::BehindBracket);
     }
-    if inner.text.starts_with('[') { inner.fail(Problem::Doubled) } else { Ok(inner) }
+    if inner.text.starts_with('[') { inner.fail(TargetErrorKind::Doubled) } else { Ok(inner) }
 }
 
 /// Splits a piece that begins with `[` into what its brackets hold and what is behind them.
@@ -132,7 +135,7 @@ fn bracketed(piece: Piece<'_>) -> Result<(Piece<'_>, Piece<'_>), Fail> {
             return Ok((inner, Piece { text: &piece.text[at + 1..], at: piece.at + at + 1 }));
         }
     }
-    piece.fail(Problem::Unclosed)
+    piece.fail(TargetErrorKind::Unclosed)
 }
 
 /// A word with a colon in front of everything else, as only kinds of targets have.
@@ -144,17 +147,17 @@ fn scheme(text: &str) -> Option<&str> {
 
 fn path(piece: Piece<'_>) -> Result<PathBuf, Fail> {
     if piece.text.is_empty() {
-        return piece.fail(Problem::Missing);
+        return piece.fail(TargetErrorKind::Missing);
     }
     match piece.text.find('\0') {
-        Some(at) => piece.fail_at(at, Problem::ZeroByte),
+        Some(at) => piece.fail_at(at, TargetErrorKind::ZeroByte),
         None => Ok(PathBuf::from(piece.text)),
     }
 }
 
 fn size(piece: Piece<'_>) -> Result<ByteCount, Fail> {
     match piece.text.parse::<ByteCount>() {
-        Ok(size) if size.get() == 0 => piece.fail(Problem::NoBytes),
+        Ok(size) if size.get() == 0 => piece.fail(TargetErrorKind::NoBytes),
         Ok(size) => Ok(size),
         Err(error) => piece.fail(error),
     }
@@ -163,16 +166,16 @@ fn size(piece: Piece<'_>) -> Result<ByteCount, Fail> {
 fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     let pieces = split(kind, piece)?;
     if pieces.len() < 2 {
-        return piece.fail(Problem::FewLegs(kind.name()));
+        return piece.fail(TargetErrorKind::FewLegs(kind.name()));
     }
-    let legs = pieces.into_iter().map(|leg| target(leg, depth + 1)).collect::<Result<_, _>>()?;
-    Ok(TargetName::Group { kind, legs })
+    let members = pieces.into_iter().map(|member| target(member, depth + 1)).collect::<Result<_, _>>()?;
+    Ok(TargetName::Group { kind, members })
 }
 
 /// A stripe whose chunks have a size of their own, or whose legs have no labels.
 fn stripe(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     const UNLABELLED: &str = "nolabel";
-    let (options, legs) = piece.split_once(':').expect("what has a scheme has a colon");
+    let (options, members) = piece.split_once(':').expect("what has a scheme has a colon");
     let (chunk, labelled) = match options.text.strip_suffix(UNLABELLED) {
         Some("") => (None, false),
         Some(sized) => match sized.strip_suffix('-') {
@@ -181,56 +184,56 @@ fn stripe(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
         },
         None => (Some(size(options)?), true),
     };
-    group(GroupKind::Stripe { chunk, labelled }, legs, depth)
+    group(GroupKind::Stripe { chunk, labelled }, members, depth)
 }
 
 /// The legs of a group: what stands between commas that are in no brackets.
 fn split(kind: GroupKind, piece: Piece<'_>) -> Result<Vec<Piece<'_>>, Fail> {
-    let (mut legs, mut begin, mut open) = (Vec::new(), 0, Vec::new());
-    let leg = |begin: usize, end: usize| Piece { text: &piece.text[begin..end], at: piece.at + begin };
+    let (mut members, mut begin, mut open) = (Vec::new(), 0, Vec::new());
+    let member = |begin: usize, end: usize| Piece { text: &piece.text[begin..end], at: piece.at + begin };
     for (at, mark) in piece.text.match_indices(['[', ']', ',']) {
         match mark {
             "[" => open.push(at),
-            "]" if open.pop().is_none() => return piece.fail_at(at, Problem::Unopened),
+            "]" if open.pop().is_none() => return piece.fail_at(at, TargetErrorKind::Unopened),
             "," if open.is_empty() => {
-                legs.push(leg(begin, at));
+                members.push(member(begin, at));
                 begin = at + 1;
-                if legs.len() >= MAX_LEGS {
-                    return piece.fail_at(begin, Problem::ManyLegs(kind.name()));
+                if members.len() >= MAX_MEMBERS {
+                    return piece.fail_at(begin, TargetErrorKind::ManyLegs(kind.name()));
                 }
             }
             _ => {}
         }
     }
     if let Some(at) = open.first() {
-        return piece.fail_at(*at, Problem::Unclosed);
+        return piece.fail_at(*at, TargetErrorKind::Unclosed);
     }
-    legs.push(leg(begin, piece.text.len()));
-    Ok(legs)
+    members.push(member(begin, piece.text.len()));
+    Ok(members)
 }
 
 fn offset(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     let Some((range, rest)) = piece.split_once(',') else {
-        return piece.fail_at(piece.text.len(), Problem::NoInner("offset"));
+        return piece.fail_at(piece.text.len(), TargetErrorKind::NoInner("offset"));
     };
     match range.text.parse() {
         Ok(range) => Ok(TargetName::Offset { range, target: Box::new(target(rest, depth + 1)?) }),
-        Err(error) => range.fail(Problem::Range(error)),
+        Err(error) => range.fail(TargetErrorKind::Range(error)),
     }
 }
 
 fn fault(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     if !piece.text.starts_with('[') {
-        return piece.fail(Problem::NoRules);
+        return piece.fail(TargetErrorKind::NoRules);
     }
     let (rules, rest) = bracketed(piece)?;
     if rules.text.trim().is_empty() {
-        return rules.fail(Problem::NoRules);
+        return rules.fail(TargetErrorKind::NoRules);
     }
     match rest.strip(",") {
         Some(inner) => {
             Ok(TargetName::Fault { rules: rules.text.to_owned(), target: Box::new(target(inner, depth + 1)?) })
         }
-        None => rest.fail(Problem::NoInner("fault")),
+        None => rest.fail(TargetErrorKind::NoInner("fault")),
     }
 }

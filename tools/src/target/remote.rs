@@ -12,7 +12,7 @@ use std::fmt;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use super::error::Problem;
+use super::error::TargetErrorKind;
 use super::parse::{Fail, Piece};
 use super::uri::{decode, encode, is_nqn};
 use crate::duration::Time;
@@ -58,7 +58,7 @@ pub(super) fn options(piece: Piece<'_>) -> Result<RemoteOptions, Fail> {
 }
 
 fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
-    let unknown = || option.fail(Problem::Option(option.text.to_owned()));
+    let unknown = || option.fail(TargetErrorKind::Option(option.text.to_owned()));
     let number = |value: &str| {
         let digits = value.bytes().all(|byte| byte.is_ascii_digit());
         value.parse::<NonZeroU16>().ok().filter(|_| digits)
@@ -89,7 +89,7 @@ fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
         Some(("hostnqn", value)) => {
             let name = decode(Piece { text: value, at: option.at + "hostnqn=".len() })?;
             if !is_nqn(&name) {
-                return option.fail(Problem::Nqn(name));
+                return option.fail(TargetErrorKind::Nqn(name));
             }
             options.host_nqn.replace(name).is_none()
         }
@@ -106,7 +106,7 @@ fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
         }
         _ => return unknown(),
     };
-    if is_new { Ok(()) } else { option.fail(Problem::OptionTwice(option.text.to_owned())) }
+    if is_new { Ok(()) } else { option.fail(TargetErrorKind::OptionTwice(option.text.to_owned())) }
 }
 
 impl fmt::Display for RemoteOptions {
@@ -169,7 +169,10 @@ mod tests {
 
     #[test]
     fn the_hint_names_every_option() {
-        let hint = Problem::Option(String::new()).advice().replace("hostnqn=NQN", "hostnqn=nqn.a").replace(" or ", " ");
+        let hint = TargetErrorKind::Option(String::new())
+            .advice()
+            .replace("hostnqn=NQN", "hostnqn=nqn.a")
+            .replace(" or ", " ");
         let named: Vec<&str> =
             hint.split(", with").next().unwrap().split([',', ' ']).filter(|word| !word.is_empty()).collect();
         for option in &named {
@@ -204,24 +207,24 @@ mod tests {
     #[test]
     fn what_is_no_option_is_refused() {
         for (text, column, problem) in [
-            ("", 22, Problem::Option(String::new())),
-            ("tls", 22, Problem::Option("tls".to_owned())),
-            ("hdgst&", 28, Problem::Option(String::new())),
-            ("hdgst=1", 22, Problem::Option("hdgst=1".to_owned())),
-            ("pract=2", 22, Problem::Option("pract=2".to_owned())),
-            ("queues=0", 22, Problem::Option("queues=0".to_owned())),
-            ("queues=+1", 22, Problem::Option("queues=+1".to_owned())),
-            ("timeout=0s", 22, Problem::Option("timeout=0s".to_owned())),
-            ("timeout=5", 22, Problem::Option("timeout=5".to_owned())),
-            ("keepalive=0ms", 22, Problem::Option("keepalive=0ms".to_owned())),
-            ("reconnect=50d", 22, Problem::Option("reconnect=50d".to_owned())),
-            ("reconnect=1200h", 22, Problem::Option("reconnect=1200h".to_owned())),
-            ("attempts=0", 22, Problem::Option("attempts=0".to_owned())),
-            ("timeout=1s&timeout=2s", 33, Problem::OptionTwice("timeout=2s".to_owned())),
-            ("depth=65536", 22, Problem::Option("depth=65536".to_owned())),
-            ("ddgst&ddgst", 28, Problem::OptionTwice("ddgst".to_owned())),
-            ("hostnqn=x", 22, Problem::Nqn("x".to_owned())),
-            ("hostnqn=nqn.%f", 34, Problem::Percent),
+            ("", 22, TargetErrorKind::Option(String::new())),
+            ("tls", 22, TargetErrorKind::Option("tls".to_owned())),
+            ("hdgst&", 28, TargetErrorKind::Option(String::new())),
+            ("hdgst=1", 22, TargetErrorKind::Option("hdgst=1".to_owned())),
+            ("pract=2", 22, TargetErrorKind::Option("pract=2".to_owned())),
+            ("queues=0", 22, TargetErrorKind::Option("queues=0".to_owned())),
+            ("queues=+1", 22, TargetErrorKind::Option("queues=+1".to_owned())),
+            ("timeout=0s", 22, TargetErrorKind::Option("timeout=0s".to_owned())),
+            ("timeout=5", 22, TargetErrorKind::Option("timeout=5".to_owned())),
+            ("keepalive=0ms", 22, TargetErrorKind::Option("keepalive=0ms".to_owned())),
+            ("reconnect=50d", 22, TargetErrorKind::Option("reconnect=50d".to_owned())),
+            ("reconnect=1200h", 22, TargetErrorKind::Option("reconnect=1200h".to_owned())),
+            ("attempts=0", 22, TargetErrorKind::Option("attempts=0".to_owned())),
+            ("timeout=1s&timeout=2s", 33, TargetErrorKind::OptionTwice("timeout=2s".to_owned())),
+            ("depth=65536", 22, TargetErrorKind::Option("depth=65536".to_owned())),
+            ("ddgst&ddgst", 28, TargetErrorKind::OptionTwice("ddgst".to_owned())),
+            ("hostnqn=x", 22, TargetErrorKind::Nqn("x".to_owned())),
+            ("hostnqn=nqn.%f", 34, TargetErrorKind::Percent),
         ] {
             assert_eq!(parse(text), Err(TargetError { column, problem }), "{text}");
         }

@@ -23,7 +23,7 @@ fn memory(bytes: u64) -> TargetName {
     TargetName::Memory(ByteCount::new(bytes))
 }
 
-fn refused(text: &str) -> (usize, Problem) {
+fn refused(text: &str) -> (usize, TargetErrorKind) {
     let error = text.parse::<TargetName>().expect_err(text);
     (error.column, error.problem)
 }
@@ -72,8 +72,8 @@ fn relative_paths_begin_where_they_are_put() {
         ("nbd+unix:///a%2Fb/c?socket=s", "nbd+unix:///a/b/c?socket=/etc/s/s"),
         ("nvme+tcp://h/nqn.2026-01.org.example:v", "nvme+tcp://h/nqn.2026-01.org.example:v"),
     ] {
-        assert_eq!(parse(text).below(Path::new("/etc/s")).to_string(), put, "{text}");
-        assert_eq!(parse(text).below(Path::new("")), parse(text), "{text}");
+        assert_eq!(parse(text).relative_to(Path::new("/etc/s")).to_string(), put, "{text}");
+        assert_eq!(parse(text).relative_to(Path::new("")), parse(text), "{text}");
     }
 }
 
@@ -108,29 +108,31 @@ fn nbd_names() {
 
 #[test]
 fn groups_nest_in_brackets() {
-    let stripe =
-        TargetName::Group { kind: GroupKind::Stripe { chunk: None, labelled: true }, legs: vec![file("A"), file("B")] };
-    let mirror = TargetName::Group { kind: GroupKind::Mirror, legs: vec![stripe, file("C")] };
+    let stripe = TargetName::Group {
+        kind: GroupKind::Stripe { chunk: None, labelled: true },
+        members: vec![file("A"), file("B")],
+    };
+    let mirror = TargetName::Group { kind: GroupKind::Mirror, members: vec![stripe, file("C")] };
     assert_eq!(parse("mirror:[stripe:A,B],C"), mirror);
     assert_eq!(parse("mirror:[stripe:A,[B]],C"), mirror);
     assert_eq!(mirror.to_string(), "mirror:[stripe:A,B],C");
     let chunk = Some(ByteCount::new(16 << 10));
     let sized =
-        TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: true }, legs: vec![file("A"), file("B")] };
+        TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: true }, members: vec![file("A"), file("B")] };
     assert_eq!(parse("stripe-16KiB:A,B"), sized);
     assert_eq!(sized.to_string(), "stripe-16KiB:A,B");
     for (text, chunk) in [("stripe-nolabel:A,B", None), ("stripe-16KiB-nolabel:A,B", chunk)] {
-        let legs = vec![file("A"), file("B")];
-        let unlabelled = TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, legs };
+        let members = vec![file("A"), file("B")];
+        let unlabelled = TargetName::Group { kind: GroupKind::Stripe { chunk, labelled: false }, members };
         assert_eq!((parse(text), unlabelled.to_string().as_str()), (unlabelled, text));
     }
     assert_eq!(parse("stripe-16KiB:A,B").without_label(), parse("stripe-16KiB-nolabel:A,B"));
     assert_eq!(parse("mirror:A,B").without_label(), parse("mirror:A,B"));
     for text in ["stripe-16KiBnolabel:A,B", "stripe-nolabel-nolabel:A,B", "stripe--nolabel:A,B"] {
-        assert!(matches!(refused(text).1, Problem::Size(_)), "{text}");
+        assert!(matches!(refused(text).1, TargetErrorKind::Size(_)), "{text}");
     }
     assert_eq!(parse("stripe-16"), file("stripe-16"), "without a colon it is a path");
-    let commas = TargetName::Group { kind: GroupKind::Multipath, legs: vec![file("a,b"), file("c[1,2]")] };
+    let commas = TargetName::Group { kind: GroupKind::Multipath, members: vec![file("a,b"), file("c[1,2]")] };
     assert_eq!(parse("multipath:[a,b],c[1,2]"), commas);
 }
 
@@ -142,89 +144,89 @@ fn an_offset_and_a_fault_work_on_all_that_follows() {
     let rules = "seed=7;read-error@100..200".to_owned();
     let fault = TargetName::Fault { rules, target: mirror };
     assert_eq!(parse("fault:[seed=7;read-error@100..200],[mirror:A,B]"), fault);
-    let TargetName::Group { legs, .. } = parse("mirror:[offset:0..9,A],[fault:[x[1],y],B]") else {
+    let TargetName::Group { members, .. } = parse("mirror:[offset:0..9,A],[fault:[x[1],y],B]") else {
         panic!("another kind")
     };
-    assert_eq!(legs[0], TargetName::Offset { range: "0..9".parse().unwrap(), target: Box::new(file("A")) });
-    assert_eq!(legs[1], TargetName::Fault { rules: "x[1],y".to_owned(), target: Box::new(file("B")) });
+    assert_eq!(members[0], TargetName::Offset { range: "0..9".parse().unwrap(), target: Box::new(file("A")) });
+    assert_eq!(members[1], TargetName::Fault { rules: "x[1],y".to_owned(), target: Box::new(file("B")) });
 }
 
 #[test]
 fn what_is_no_target_says_what_and_where() {
     for (text, column, problem) in [
-        ("", 1, Problem::Missing),
-        ("file:", 6, Problem::Missing),
-        ("raw:", 5, Problem::Missing),
-        ("raw:a\0b", 6, Problem::ZeroByte),
-        ("-", 1, Problem::Standard),
-        ("memm:1GiB", 1, Problem::Unknown("memm:".to_owned())),
-        ("http://a/b", 1, Problem::Unknown("http:".to_owned())),
-        ("a\0b", 2, Problem::ZeroByte),
-        ("mem:0", 5, Problem::NoBytes),
-        ("nvme+tcp:host", 10, Problem::Slashes("nvme+tcp:")),
-        ("nbd:host", 5, Problem::Slashes("nbd:")),
-        ("mirror:A", 8, Problem::FewLegs("mirror")),
-        ("mirror:A,", 10, Problem::Missing),
-        ("mirror:A,,B", 10, Problem::Missing),
-        ("mirror:[A,B", 8, Problem::Unclosed),
-        ("mirror:\u{e4},[", 10, Problem::Unclosed),
-        ("mirror:A],B", 9, Problem::Unopened),
-        ("mirror:[A]x,B", 11, Problem::BehindBracket),
-        ("[[A]]", 2, Problem::Doubled),
-        ("[]", 2, Problem::Missing),
-        ("offset:0..9", 12, Problem::NoInner("offset")),
-        ("mirror:offset:0..9,A", 19, Problem::NoInner("offset")),
-        ("fault:read-error,A", 7, Problem::NoRules),
-        ("fault:[],A", 8, Problem::NoRules),
-        ("fault:[x]", 10, Problem::NoInner("fault")),
-        ("fault:[x]A", 10, Problem::NoInner("fault")),
+        ("", 1, TargetErrorKind::Missing),
+        ("file:", 6, TargetErrorKind::Missing),
+        ("raw:", 5, TargetErrorKind::Missing),
+        ("raw:a\0b", 6, TargetErrorKind::ZeroByte),
+        ("-", 1, TargetErrorKind::Standard),
+        ("memm:1GiB", 1, TargetErrorKind::Unknown("memm:".to_owned())),
+        ("http://a/b", 1, TargetErrorKind::Unknown("http:".to_owned())),
+        ("a\0b", 2, TargetErrorKind::ZeroByte),
+        ("mem:0", 5, TargetErrorKind::NoBytes),
+        ("nvme+tcp:host", 10, TargetErrorKind::Slashes("nvme+tcp:")),
+        ("nbd:host", 5, TargetErrorKind::Slashes("nbd:")),
+        ("mirror:A", 8, TargetErrorKind::FewLegs("mirror")),
+        ("mirror:A,", 10, TargetErrorKind::Missing),
+        ("mirror:A,,B", 10, TargetErrorKind::Missing),
+        ("mirror:[A,B", 8, TargetErrorKind::Unclosed),
+        ("mirror:\u{e4},[", 10, TargetErrorKind::Unclosed),
+        ("mirror:A],B", 9, TargetErrorKind::Unopened),
+        ("mirror:[A]x,B", 11, TargetErrorKind::BehindBracket),
+        ("[[A]]", 2, TargetErrorKind::Doubled),
+        ("[]", 2, TargetErrorKind::Missing),
+        ("offset:0..9", 12, TargetErrorKind::NoInner("offset")),
+        ("mirror:offset:0..9,A", 19, TargetErrorKind::NoInner("offset")),
+        ("fault:read-error,A", 7, TargetErrorKind::NoRules),
+        ("fault:[],A", 8, TargetErrorKind::NoRules),
+        ("fault:[x]", 10, TargetErrorKind::NoInner("fault")),
+        ("fault:[x]A", 10, TargetErrorKind::NoInner("fault")),
     ] {
         assert_eq!(refused(text), (column, problem), "{text}");
     }
-    assert!(matches!(refused("mem:lots"), (5, Problem::Size(_))));
-    assert!(matches!(refused("offset:9..0,A"), (8, Problem::Range(_))));
+    assert!(matches!(refused("mem:lots"), (5, TargetErrorKind::Size(_))));
+    assert!(matches!(refused("offset:9..0,A"), (8, TargetErrorKind::Range(_))));
 }
 
 #[test]
 fn what_is_no_uri_says_what_and_where() {
-    let text = |problem: fn(String) -> Problem, text: &str| problem(text.to_owned());
+    let text = |problem: fn(String) -> TargetErrorKind, text: &str| problem(text.to_owned());
     for (name, column, problem) in [
-        ("nvme+tcp:///nqn.x", 12, Problem::NoHost),
-        ("nvme+tcp://h", 13, Problem::NoNqn),
-        ("nvme+tcp://h/", 14, Problem::NoNqn),
-        ("nvme+tcp://h/disk", 14, text(Problem::Nqn, "disk")),
-        ("nvme+tcp://h/nqn.a%0Ab", 14, text(Problem::Nqn, "nqn.a\nb")),
-        ("nvme+tcp://h/nqn.x/0", 20, text(Problem::Nsid, "0")),
-        ("nvme+tcp://h/nqn.x/+1", 20, text(Problem::Nsid, "+1")),
-        ("nvme+tcp://h/nqn.x/4294967295", 20, text(Problem::Nsid, "4294967295")),
-        ("nvme+tcp://h:0/nqn.x", 14, text(Problem::Port, "0")),
-        ("nvme+tcp://h:65536/nqn.x", 14, text(Problem::Port, "65536")),
-        ("nvme+tcp://::1/nqn.x", 12, Problem::NoHost),
-        ("nvme+tcp://fe80::1/nqn.x", 12, text(Problem::Host, "fe80::1")),
-        ("nvme+tcp://[fe80::g]/nqn.x", 12, text(Problem::Host, "[fe80::g]")),
-        ("nvme+tcp://[::1]x/nqn.x", 12, text(Problem::Host, "[::1]x")),
-        ("nvme+tcp://[::1/nqn.x", 12, Problem::Unclosed),
-        ("nbd://a b/x", 7, text(Problem::Host, "a b")),
-        ("nbd://u@h/x", 8, Problem::UriPart('@')),
-        ("nbd://h/x?tls", 11, text(Problem::NbdOption, "tls")),
-        ("nbd://h/x?connections=0", 11, text(Problem::NbdOption, "connections=0")),
-        ("nbd://h/x?connections=+1", 11, text(Problem::NbdOption, "connections=+1")),
-        ("nbd://h/x?connections=2&a", 11, text(Problem::NbdOption, "connections=2&a")),
-        ("nbd+unix:/v?socket=s", 10, Problem::Slashes("nbd+unix:")),
-        ("nbd+unix://h/v?socket=s", 12, Problem::SocketHost),
-        ("nbd+unix://", 12, Problem::SocketHost),
-        ("nbd+unix:///v", 14, Problem::NoSocket),
-        ("nbd+unix:///v?connections=2", 15, Problem::NoSocket),
-        ("nbd+unix:///v?socket=", 15, Problem::NoSocket),
-        ("nbd+unix:///v?socket=a%00", 15, Problem::NoSocket),
-        ("nbd+unix:///v?socket=a%2", 23, Problem::Percent),
-        ("nbd+unix:///v?socket=a&socket=b", 24, text(Problem::OptionTwice, "socket=b")),
-        ("nbd+unix:///v?socket=a&tls", 24, text(Problem::NbdOption, "tls")),
-        ("nbd+unix:///v#x?socket=a", 14, Problem::UriPart('#')),
-        ("nbd://h/a%2", 10, Problem::Percent),
-        ("nbd://h/a%zz", 10, Problem::Percent),
-        ("nbd://h/%FF", 9, Problem::Percent),
-        ("nbd://h/%00", 9, Problem::Export),
+        ("nvme+tcp:///nqn.x", 12, TargetErrorKind::NoHost),
+        ("nvme+tcp://h", 13, TargetErrorKind::NoNqn),
+        ("nvme+tcp://h/", 14, TargetErrorKind::NoNqn),
+        ("nvme+tcp://h/disk", 14, text(TargetErrorKind::Nqn, "disk")),
+        ("nvme+tcp://h/nqn.a%0Ab", 14, text(TargetErrorKind::Nqn, "nqn.a\nb")),
+        ("nvme+tcp://h/nqn.x/0", 20, text(TargetErrorKind::Nsid, "0")),
+        ("nvme+tcp://h/nqn.x/+1", 20, text(TargetErrorKind::Nsid, "+1")),
+        ("nvme+tcp://h/nqn.x/4294967295", 20, text(TargetErrorKind::Nsid, "4294967295")),
+        ("nvme+tcp://h:0/nqn.x", 14, text(TargetErrorKind::Port, "0")),
+        ("nvme+tcp://h:65536/nqn.x", 14, text(TargetErrorKind::Port, "65536")),
+        ("nvme+tcp://::1/nqn.x", 12, TargetErrorKind::NoHost),
+        ("nvme+tcp://fe80::1/nqn.x", 12, text(TargetErrorKind::Host, "fe80::1")),
+        ("nvme+tcp://[fe80::g]/nqn.x", 12, text(TargetErrorKind::Host, "[fe80::g]")),
+        ("nvme+tcp://[::1]x/nqn.x", 12, text(TargetErrorKind::Host, "[::1]x")),
+        ("nvme+tcp://[::1/nqn.x", 12, TargetErrorKind::Unclosed),
+        ("nbd://a b/x", 7, text(TargetErrorKind::Host, "a b")),
+        ("nbd://u@h/x", 8, TargetErrorKind::UriPart('@')),
+        ("nbd://h/x?tls", 11, text(TargetErrorKind::NbdOption, "tls")),
+        ("nbd://h/x?connections=0", 11, text(TargetErrorKind::NbdOption, "connections=0")),
+        ("nbd://h/x?connections=+1", 11, text(TargetErrorKind::NbdOption, "connections=+1")),
+        ("nbd://h/x?connections=2&a", 11, text(TargetErrorKind::NbdOption, "connections=2&a")),
+        ("nbd+unix:/v?socket=s", 10, TargetErrorKind::Slashes("nbd+unix:")),
+        ("nbd+unix://h/v?socket=s", 12, TargetErrorKind::SocketHost),
+        ("nbd+unix://", 12, TargetErrorKind::SocketHost),
+        ("nbd+unix:///v", 14, TargetErrorKind::NoSocket),
+        ("nbd+unix:///v?connections=2", 15, TargetErrorKind::NoSocket),
+        ("nbd+unix:///v?socket=", 15, TargetErrorKind::NoSocket),
+        ("nbd+unix:///v?socket=a%00", 15, TargetErrorKind::NoSocket),
+        ("nbd+unix:///v?socket=a%2", 23, TargetErrorKind::Percent),
+        ("nbd+unix:///v?socket=a&socket=b", 24, text(TargetErrorKind::OptionTwice, "socket=b")),
+        ("nbd+unix:///v?socket=a&tls", 24, text(TargetErrorKind::NbdOption, "tls")),
+        ("nbd+unix:///v#x?socket=a", 14, TargetErrorKind::UriPart('#')),
+        ("nbd://h/a%2", 10, TargetErrorKind::Percent),
+        ("nbd://h/a%zz", 10, TargetErrorKind::Percent),
+        ("nbd://h/%FF", 9, TargetErrorKind::Percent),
+        ("nbd://h/%00", 9, TargetErrorKind::Export),
     ] {
         assert_eq!(refused(name), (column, problem), "{name}");
     }
@@ -234,19 +236,19 @@ fn what_is_no_uri_says_what_and_where() {
 fn the_limits_hold_and_what_lies_within_them_passes() {
     let long = |bytes: usize| format!("/{}", "x".repeat(bytes - 1));
     assert_eq!(parse(&long(MAX_TEXT_BYTES)), file(&long(MAX_TEXT_BYTES)));
-    assert_eq!(refused(&long(MAX_TEXT_BYTES + 1)), (MAX_TEXT_BYTES + 1, Problem::TooLong));
+    assert_eq!(refused(&long(MAX_TEXT_BYTES + 1)), (MAX_TEXT_BYTES + 1, TargetErrorKind::TooLong));
 
     let deep = |levels: usize| format!("{}A", "offset:0..9,".repeat(levels));
     assert!(deep(MAX_DEPTH).parse::<TargetName>().is_ok());
-    assert_eq!(refused(&deep(MAX_DEPTH + 1)).1, Problem::TooDeep);
+    assert_eq!(refused(&deep(MAX_DEPTH + 1)).1, TargetErrorKind::TooDeep);
 
-    let wide = |legs: usize| format!("mirror:{}", vec!["A"; legs].join(","));
-    assert!(matches!(parse(&wide(MAX_LEGS)), TargetName::Group { legs, .. } if legs.len() == MAX_LEGS));
-    assert_eq!(refused(&wide(MAX_LEGS + 1)).1, Problem::ManyLegs("mirror"));
+    let wide = |members: usize| format!("mirror:{}", vec!["A"; members].join(","));
+    assert!(matches!(parse(&wide(MAX_MEMBERS)), TargetName::Group { members, .. } if members.len() == MAX_MEMBERS));
+    assert_eq!(refused(&wide(MAX_MEMBERS + 1)).1, TargetErrorKind::ManyLegs("mirror"));
 
     let named = |bytes: usize| format!("nvme+tcp://h/nqn.{}", "x".repeat(bytes - 4));
     assert!(named(223).parse::<TargetName>().is_ok());
-    assert!(matches!(refused(&named(224)).1, Problem::Nqn(_)));
+    assert!(matches!(refused(&named(224)).1, TargetErrorKind::Nqn(_)));
 }
 
 #[test]
@@ -320,7 +322,7 @@ fn targets() -> impl Strategy<Value = TargetName> {
         });
         let fault = ("[a-z=;@,.]{1,12}(\\[[a-z,]{0,3}\\])?", inner.clone());
         prop_oneof![
-            group.prop_map(|(kind, legs)| TargetName::Group { kind, legs }),
+            group.prop_map(|(kind, members)| TargetName::Group { kind, members }),
             (range, inner).prop_map(|(range, target)| TargetName::Offset {
                 range: range.parse().expect("first and last are in order"),
                 target: Box::new(target)

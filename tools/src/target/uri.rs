@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 use std::str::FromStr;
 
-use super::error::{Problem, TargetError};
+use super::error::{TargetError, TargetErrorKind};
 use super::parse::{Fail, Piece, located};
 use super::{MAX_TEXT_BYTES, TargetName, remote};
 
@@ -90,8 +90,8 @@ impl FromStr for Address {
     fn from_str(text: &str) -> Result<Address, TargetError> {
         let whole = Piece { text, at: 0 };
         let read = match text.find('/') {
-            _ if text.len() > MAX_TEXT_BYTES => Piece { text, at: MAX_TEXT_BYTES }.fail(Problem::TooLong),
-            Some(at) => Err(Fail { at, problem: Problem::UriPart('/') }),
+            _ if text.len() > MAX_TEXT_BYTES => Piece { text, at: MAX_TEXT_BYTES }.fail(TargetErrorKind::TooLong),
+            Some(at) => Err(Fail { at, problem: TargetErrorKind::UriPart('/') }),
             None => address(whole).map(|(address, _)| address),
         };
         read.map_err(|fail| located(text, fail))
@@ -115,11 +115,11 @@ pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<TargetName, Fail> {
         None => (path, None),
     };
     if nqn.text.is_empty() {
-        return nqn.fail(Problem::NoNqn);
+        return nqn.fail(TargetErrorKind::NoNqn);
     }
     let name = decode(nqn)?;
     if !is_nqn(&name) {
-        return nqn.fail(Problem::Nqn(name));
+        return nqn.fail(TargetErrorKind::Nqn(name));
     }
     // A slash at the very end names no namespace and does no harm.
     let nsid = nsid.filter(|nsid| !nsid.text.is_empty()).map(namespace).transpose()?;
@@ -130,7 +130,7 @@ fn namespace(piece: Piece<'_>) -> Result<NonZeroU32, Fail> {
     let number = digits(piece.text).and_then(|text| text.parse::<NonZeroU32>().ok());
     match number.filter(|nsid| nsid.get() != BROADCAST_NSID) {
         Some(nsid) => Ok(nsid),
-        None => piece.fail(Problem::Nsid(piece.text.to_owned())),
+        None => piece.fail(TargetErrorKind::Nsid(piece.text.to_owned())),
     }
 }
 
@@ -148,13 +148,13 @@ pub(super) fn nbd(piece: Piece<'_>) -> Result<TargetName, Fail> {
 /// Reads `/[EXPORT]?socket=PATH[&connections=N]`, in any order of the options.
 pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<TargetName, Fail> {
     if let Some(at) = piece.text.find('#') {
-        return Err(Fail { at: piece.at + at, problem: Problem::UriPart('#') });
+        return Err(Fail { at: piece.at + at, problem: TargetErrorKind::UriPart('#') });
     }
     let end = Piece { text: "", at: piece.at + piece.text.len() };
     let (path, query) = piece.split_once('?').unwrap_or((piece, end));
     let export = match path.text.strip_prefix('/') {
         Some(text) => Piece { text, at: path.at + 1 },
-        None => return path.fail(Problem::SocketHost),
+        None => return path.fail(TargetErrorKind::SocketHost),
     };
     let name = export_name(export)?;
     let (mut socket, mut number) = (None, None);
@@ -169,67 +169,67 @@ pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<TargetName, Fail> {
             Some(text) => {
                 let path = decode(Piece { text, at: option.at + "socket=".len() })?;
                 if path.is_empty() || path.contains('\0') {
-                    return option.fail(Problem::NoSocket);
+                    return option.fail(TargetErrorKind::NoSocket);
                 }
                 socket.replace(PathBuf::from(path)).is_none()
             }
             None => number.replace(connections(option)?).is_none(),
         };
         if !is_new {
-            return option.fail(Problem::OptionTwice(option.text.to_owned()));
+            return option.fail(TargetErrorKind::OptionTwice(option.text.to_owned()));
         }
     }
     match socket {
         Some(path) => Ok(TargetName::Nbd { address: NbdAddress::Unix(path), export: name, connections: number }),
-        None => query.fail(Problem::NoSocket),
+        None => query.fail(TargetErrorKind::NoSocket),
     }
 }
 
 fn export_name(piece: Piece<'_>) -> Result<String, Fail> {
     let export = decode(piece)?;
     if export.len() > MAX_EXPORT_BYTES || export.contains('\0') {
-        return piece.fail(Problem::Export);
+        return piece.fail(TargetErrorKind::Export);
     }
     Ok(export)
 }
 
 fn connections(option: Piece<'_>) -> Result<NonZeroU16, Fail> {
     let number = option.text.strip_prefix("connections=").and_then(digits).and_then(|number| number.parse().ok());
-    number.map_or_else(|| option.fail(Problem::NbdOption(option.text.to_owned())), Ok)
+    number.map_or_else(|| option.fail(TargetErrorKind::NbdOption(option.text.to_owned())), Ok)
 }
 
 /// Splits off host and port. The rest is what follows the slash behind them, and empty when there is none.
 fn address(piece: Piece<'_>) -> Result<(Address, Piece<'_>), Fail> {
     if let Some(at) = piece.text.find(['?', '#', '@']) {
         let part = piece.text[at..].chars().next().unwrap_or('?');
-        return Err(Fail { at: piece.at + at, problem: Problem::UriPart(part) });
+        return Err(Fail { at: piece.at + at, problem: TargetErrorKind::UriPart(part) });
     }
     let end = Piece { text: "", at: piece.at + piece.text.len() };
     let (authority, path) = piece.split_once('/').unwrap_or((piece, end));
     let (host, port) = host(authority)?;
     let port = port.map(|port| match digits(port.text).and_then(|text| text.parse().ok()) {
         Some(port) => Ok(port),
-        None => port.fail(Problem::Port(port.text.to_owned())),
+        None => port.fail(TargetErrorKind::Port(port.text.to_owned())),
     });
     Ok((Address { host, port: port.transpose()? }, path))
 }
 
 fn host(piece: Piece<'_>) -> Result<(Host, Option<Piece<'_>>), Fail> {
-    let bad = |host: Piece<'_>| host.fail(Problem::Host(host.text.to_owned()));
+    let bad = |host: Piece<'_>| host.fail(TargetErrorKind::Host(host.text.to_owned()));
     if !piece.text.starts_with('[') {
         let (host, port) = match piece.split_once(':') {
             Some((host, port)) => (host, Some(port)),
             None => (piece, None),
         };
         return match host.text {
-            "" => host.fail(Problem::NoHost),
+            "" => host.fail(TargetErrorKind::NoHost),
             // An IPv6 address without its brackets has more than one colon.
             _ if port.is_some_and(|port| port.text.contains(':')) => bad(piece),
             name if is_host_name(name) => Ok((Host::Name(name.to_owned()), port)),
             _ => bad(host),
         };
     }
-    let Some((address, rest)) = piece.split_once(']') else { return piece.fail(Problem::Unclosed) };
+    let Some((address, rest)) = piece.split_once(']') else { return piece.fail(TargetErrorKind::Unclosed) };
     let Ok(ipv6) = address.text[1..].parse() else { return bad(piece) };
     match rest.split_once(':') {
         _ if rest.text.is_empty() => Ok((Host::Ipv6(ipv6), None)),
@@ -272,7 +272,7 @@ fn hex(digit: u8) -> Option<u8> {
 
 /// A bad escape, this many bytes before the end of the piece.
 fn percent<T>(piece: Piece<'_>, before_end_bytes: usize) -> Result<T, Fail> {
-    Err(Fail { at: piece.at + piece.text.len().saturating_sub(before_end_bytes), problem: Problem::Percent })
+    Err(Fail { at: piece.at + piece.text.len().saturating_sub(before_end_bytes), problem: TargetErrorKind::Percent })
 }
 
 /// The text with everything escaped but letters, digits, `-`, `.`, `_`, `~` and what `keep` names.

@@ -16,11 +16,11 @@ use crate::stack::Whole;
 use crate::tally::{Tally, count};
 
 /// Says on standard error where to go on, if a signal ended it.
-pub(super) fn tell_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
+pub(super) fn report_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
     if let Some(block) = resume_lba {
         let last = range.and_then(BlockRange::last).map_or(String::new(), |last| last.to_string());
         let go_on = format!("--range {block}..{last}, to go on there");
-        interrupt::tell(format!("comparing {names}"), format!("at block {block}"), go_on);
+        interrupt::report(format!("comparing {names}"), format!("at block {block}"), go_on);
     }
 }
 
@@ -178,10 +178,10 @@ impl Report {
             let sizes = [self.bytes_a, self.bytes_b].map(|bytes| count(bytes, "byte"));
             say(&format!("the sizes differ: {} and {}", sizes[0], sizes[1]))?;
         }
-        say(&self.words())
+        say(&self.to_text())
     }
 
-    fn words(&self) -> String {
+    fn to_text(&self) -> String {
         let different = self.blocks_different > 0 || self.sizes_differ();
         let verdict = match (self.equal, different, self.resume_lba) {
             (true, ..) => "equal",
@@ -196,7 +196,7 @@ impl Report {
             blocks => format!(", {blocks} cannot be read"),
         };
         let elapsed = Duration::from_secs_f64(self.elapsed_s);
-        let tally = Tally { read: self.bytes_transferred, written: 0, elapsed }.words();
+        let tally = Tally { read: self.bytes_transferred, written: 0, elapsed }.to_text();
         let Report { target_a, target_b, blocks_different, .. } = self;
         format!("{target_a} and {target_b}: {verdict} ({blocks_different} of {blocks} {verb}{unreadable}) {tally}")
     }

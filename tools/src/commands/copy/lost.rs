@@ -46,7 +46,7 @@ pub(in crate::commands) fn byte_ranges(lost: &[Run<Lost>], size: BlockSize, end:
 
 impl Losing {
     /// What is to be said of such blocks in the destination.
-    pub fn words(self) -> &'static str {
+    pub fn to_text(self) -> &'static str {
         match self {
             Losing::Unreadable => "they cannot be read either",
             Losing::Unwritten => "they were not written, and are what they were",

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::cli::Endpoint;
 use crate::exit::{Cause, CliError};
-use crate::stack::{Access, Opened, Overwritten, Usage, of_block, of_medium, open_for, overwrite};
+use crate::stack::{Access, OpenTarget, Overwritten, Usage, of_block, of_medium, open_for, overwrite};
 use crate::target::TargetName;
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
@@ -23,7 +23,7 @@ const HOLE_BYTES: usize = 4096;
 /// Where a copy goes.
 pub(in crate::commands) enum Sink {
     /// A device, which keeps its size.
-    Device(Box<Opened>),
+    Device(Box<OpenTarget>),
     /// A plain file, which gets the length of what is copied. It is empty in the beginning, so zeroes need not be written.
     Plain { name: String, medium: FileMedium },
     /// Standard output.
@@ -202,14 +202,14 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// The blocks of a device that these bytes are, the last one as a whole.
-fn extent_of(opened: &Opened, offset: u64, length: usize) -> Result<Extent, CliError> {
+fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, CliError> {
     let geometry = opened.gate.geometry();
     let blocks = length.div_ceil(geometry.block_size.bytes()) as u64;
     let extent = Extent::from_raw(offset >> geometry.block_size.shift(), blocks).ok();
     extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
-async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<u64, CliError> {
+async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, CliError> {
     let geometry = opened.gate.geometry();
     let extent = extent_of(opened, offset, data.len())?;
     let leaves_out = opened.gate.abilities().unmap_zeroes && is_zero(data);
@@ -225,7 +225,7 @@ async fn write_blocks(opened: &Opened, offset: u64, data: &Slice) -> Result<u64,
     Ok(if leaves_out { 0 } else { data.len() as u64 })
 }
 
-fn full(opened: &Opened) -> CliError {
+fn full(opened: &OpenTarget) -> CliError {
     let room = opened.gate.geometry().capacity_bytes();
     CliError::new(Cause::Unsuitable, "writing", format!("the data do not fit into its {room} bytes"))
         .on(opened.target())

@@ -14,7 +14,7 @@ use crate::cli::Endpoint;
 use crate::exit::CliError;
 use crate::findings::Run;
 use crate::interrupt;
-use crate::stack::{Lost, Opened, Salvaged, Whole};
+use crate::stack::{Lost, OpenTarget, Salvaged, Whole};
 
 /// A chunk of data.
 pub(super) struct Chunk {
@@ -120,7 +120,7 @@ fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item
 }
 
 /// Whether the device says that there is nothing but zeroes. What it cannot say, or what ends within a block, is read.
-async fn is_hole(opened: &Opened, offset: u64, length: u64) -> bool {
+async fn is_hole(opened: &OpenTarget, offset: u64, length: u64) -> bool {
     let (shift, end) = (opened.gate.geometry().block_size.shift(), opened.gate.geometry().capacity_bytes());
     if offset + length > end {
         return false;

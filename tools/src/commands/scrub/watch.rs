@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sealblock_units::ByteCount;
 
-use crate::control::client::Found;
+use crate::control::client::FoundServer;
 use crate::control::protocol::ControlCommand;
 use crate::control::status::{RunStatus, ScrubStatus, StateWord};
 use crate::exit::CliError;
@@ -19,7 +19,7 @@ use crate::report::say;
 use crate::tally::count;
 
 /// How often the server is asked; as many lines a second there are at most.
-const LOOK: Duration = Duration::from_millis(250);
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// How often it is looked whether a signal came.
 const NAP: Duration = Duration::from_millis(50);
 
@@ -35,15 +35,15 @@ pub enum Waited {
 ///
 /// # Errors
 /// When the server does not answer any more.
-pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited, CliError> {
+pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<Waited, CliError> {
     interrupt::watch();
     let show = if is_silent { Show::Never } else { Show::OnTerminal };
     let total = ByteCount::new(first.blocks.saturating_mul(first.block_size as u64));
     let progress = Progress::new(&format!("scrubbing {}", first.target), Some(total), show);
-    let mut looks = Looks::new(&first);
+    let mut looks = DamageTracker::new(&first);
     let mut status = first;
     loop {
-        let met = looks.look(&status);
+        let met = looks.update(&status);
         if let (Some(line), false) = (met, is_silent) {
             progress.aside(|| say(&line))?;
         }
@@ -58,7 +58,7 @@ pub fn wait(found: &Found, first: ScrubStatus, is_silent: bool) -> Result<Waited
             }
             return Ok(Waited::Interrupted(Box::new(status)));
         }
-        status = found.order("asking for the scrub", ControlCommand::ScrubStatus)?;
+        status = found.scrub_command("asking for the scrub", ControlCommand::ScrubStatus)?;
     }
 }
 
@@ -72,7 +72,7 @@ fn show_progress(progress: &Progress, status: &ScrubStatus) {
 }
 
 fn nap() {
-    for _ in 0..LOOK.as_millis() / NAP.as_millis() {
+    for _ in 0..PROBE_INTERVAL.as_millis() / NAP.as_millis() {
         if interrupt::came() {
             return;
         }
@@ -81,7 +81,7 @@ fn nap() {
 }
 
 /// What was met between looks.
-struct Looks {
+struct DamageTracker {
     started_unix_s: u64,
     position: u64,
     counts: [u64; 3],
@@ -89,15 +89,15 @@ struct Looks {
     open: Option<Run<[u64; 3]>>,
 }
 
-impl Looks {
+impl DamageTracker {
     /// From here on. What the run has met before is in its first line.
-    fn new(status: &ScrubStatus) -> Looks {
+    fn new(status: &ScrubStatus) -> DamageTracker {
         let (started_unix_s, from) = status.run.as_ref().map_or((0, 0), |run| (run.started_unix_s, run.from));
-        Looks { started_unix_s, position: from, counts: [0; 3], open: None }
+        DamageTracker { started_unix_s, position: from, counts: [0; 3], open: None }
     }
 
     /// Looks at the run again. Gives a line when what it met has ended.
-    fn look(&mut self, status: &ScrubStatus) -> Option<String> {
+    fn update(&mut self, status: &ScrubStatus) -> Option<String> {
         let is_ours = |run: &&RunStatus| run.started_unix_s == self.started_unix_s;
         let (run, position) = match status.run.as_ref().filter(is_ours) {
             Some(run) => (run, status.position),
@@ -171,24 +171,24 @@ mod tests {
 
     #[test]
     fn bad_blocks_are_told_with_the_blocks_among_which_they_are_when_no_more_follow() {
-        let mut looks = Looks::new(&status(0, [0; 3], true));
-        assert_eq!(looks.look(&status(0, [0; 3], true)), None);
-        assert_eq!(looks.look(&status(100, [2, 1, 1], true)), None);
-        assert_eq!(looks.look(&status(150, [3, 2, 1], true)), None);
-        let line = looks.look(&status(200, [3, 2, 1], true)).unwrap();
+        let mut looks = DamageTracker::new(&status(0, [0; 3], true));
+        assert_eq!(looks.update(&status(0, [0; 3], true)), None);
+        assert_eq!(looks.update(&status(100, [2, 1, 1], true)), None);
+        assert_eq!(looks.update(&status(150, [3, 2, 1], true)), None);
+        let line = looks.update(&status(200, [3, 2, 1], true)).unwrap();
         assert_eq!(line, "among blocks 0..149: 3 bad blocks, 2 repaired, 1 unrepaired");
-        assert_eq!(looks.look(&status(300, [3, 2, 1], true)), None);
-        let line = looks.look(&status(1000, [4, 2, 2], false)).unwrap();
+        assert_eq!(looks.update(&status(300, [3, 2, 1], true)), None);
+        let line = looks.update(&status(1000, [4, 2, 2], false)).unwrap();
         assert_eq!(line, "among blocks 300..999: 1 bad block, 0 repaired, 1 unrepaired");
         assert_eq!(looks.end(), None);
     }
 
     #[test]
     fn another_run_is_not_ours() {
-        let mut looks = Looks::new(&status(0, [0; 3], true));
+        let mut looks = DamageTracker::new(&status(0, [0; 3], true));
         let mut other = status(50, [5, 0, 5], true);
         other.run.as_mut().unwrap().started_unix_s = 8;
-        assert_eq!(looks.look(&other), None);
+        assert_eq!(looks.update(&other), None);
         assert_eq!(looks.end(), None);
     }
 }

@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::plan::{NamespacePlan, SubsystemPlan};
 use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
-use crate::commands::create::{protection_words, uuid_words};
+use crate::commands::create::{protection_text, uuid_text};
 use crate::control::resized::ResizeReport;
 use crate::report::{print_json, say};
 use crate::tally::count;
@@ -41,7 +41,7 @@ pub enum Event {
         reason: String,
     },
     /// A target that did not open before is open, and served.
-    Opened(OpenedFacts),
+    Opened(OpenedInfo),
     /// A scrub begins, or goes on after a restart.
     ScrubStarted(ScrubStarted),
     /// A scrub has ended.
@@ -63,14 +63,14 @@ pub struct Serving {
     /// The addresses, with the ports that the system chose.
     pub listeners: Vec<SocketAddr>,
     /// The subsystems.
-    pub subsystems: Vec<SubsystemFacts>,
+    pub subsystems: Vec<SubsystemInfo>,
     /// What NBD clients have, if anything.
-    pub nbd: Option<NbdFacts>,
+    pub nbd: Option<NbdInfo>,
 }
 
 /// What is served over NBD.
 #[derive(Serialize)]
-pub struct NbdFacts {
+pub struct NbdInfo {
     /// The addresses, with the ports that the system chose.
     pub listeners: Vec<SocketAddr>,
     /// The Unix sockets.
@@ -83,20 +83,20 @@ pub struct NbdFacts {
 
 /// A subsystem that is served.
 #[derive(Serialize)]
-pub struct SubsystemFacts {
+pub struct SubsystemInfo {
     nqn: String,
     serial: String,
     /// Who may connect; everybody if there is nothing.
     hosts: Option<Vec<String>>,
     /// Its namespaces.
-    pub namespaces: Vec<NamespaceFacts>,
+    pub namespaces: Vec<NamespaceInfo>,
     /// Those whose targets are not open.
-    pub not_open: Vec<NotOpenFacts>,
+    pub not_open: Vec<NotOpenInfo>,
 }
 
 /// A namespace that is to be served, and whose target is not open.
 #[derive(Serialize)]
-pub struct NotOpenFacts {
+pub struct NotOpenInfo {
     /// Which namespace of its subsystem.
     pub nsid: u32,
     /// What it is.
@@ -109,7 +109,7 @@ pub struct NotOpenFacts {
 
 /// A namespace whose target is open now.
 #[derive(Serialize)]
-pub struct OpenedFacts {
+pub struct OpenedInfo {
     /// Its subsystem.
     pub nqn: String,
     /// Which namespace of it.
@@ -124,7 +124,7 @@ pub struct OpenedFacts {
 
 /// A namespace that is served.
 #[derive(Serialize)]
-pub struct NamespaceFacts {
+pub struct NamespaceInfo {
     nsid: u32,
     /// What it is.
     pub target: String,
@@ -139,19 +139,19 @@ pub struct NamespaceFacts {
     nbd: Option<String>,
 }
 
-impl SubsystemFacts {
+impl SubsystemInfo {
     /// What there is to say of a subsystem.
     pub fn new(
         plan: &SubsystemPlan,
         serial: String,
-        namespaces: Vec<NamespaceFacts>,
-        not_open: Vec<NotOpenFacts>,
-    ) -> SubsystemFacts {
+        namespaces: Vec<NamespaceInfo>,
+        not_open: Vec<NotOpenInfo>,
+    ) -> SubsystemInfo {
         let hosts = match &plan.hosts {
             Hosts::Any => None,
             Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
         };
-        SubsystemFacts { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
+        SubsystemInfo { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
     }
 
     /// The first of the hosts that may connect; none where every host may, or nobody.
@@ -160,16 +160,16 @@ impl SubsystemFacts {
     }
 }
 
-impl NamespaceFacts {
+impl NamespaceInfo {
     /// What there is to say of a namespace.
-    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16], nbd: Option<String>) -> NamespaceFacts {
-        NamespaceFacts {
+    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16], nbd: Option<String>) -> NamespaceInfo {
+        NamespaceInfo {
             nsid: plan.nsid,
             target: plan.target.to_string(),
-            uuid: uuid_words(uuid),
+            uuid: uuid_text(uuid),
             block_size: geometry.block_size.bytes(),
             blocks: geometry.capacity_blocks,
-            protection: protection_words(geometry.protection),
+            protection: protection_text(geometry.protection),
             protection_shown: plan.protection == Protection::Shown,
             read_only: plan.read_only,
             nbd,
@@ -184,37 +184,37 @@ impl EventWriter {
     }
 
     /// Says it.
-    pub fn tell(&self, event: &Event) {
-        let said = if self.json { print_json(event) } else { say(words(event).trim_end()) };
+    pub fn write(&self, event: &Event) {
+        let said = if self.json { print_json(event) } else { say(to_text(event).trim_end()) };
         // Whoever listened is gone; those who are served are not.
         said.ok();
     }
 }
 
-fn words(event: &Event) -> String {
+fn to_text(event: &Event) -> String {
     match event {
-        Event::Ready(serving) => ready_words(serving),
-        Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_words(serving)),
+        Event::Ready(serving) => ready_text(serving),
+        Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_text(serving)),
         Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
-        Event::Opened(opened) => opened_words(opened),
-        Event::ScrubStarted(started) => started.words(),
-        Event::ScrubFinished(finished) => finished.words(),
-        Event::Resized(report) => report.words(),
+        Event::Opened(opened) => opened_text(opened),
+        Event::ScrubStarted(started) => started.to_text(),
+        Event::ScrubFinished(finished) => finished.to_text(),
+        Event::Resized(report) => report.to_text(),
         Event::Draining { connections } => format!("draining {}", count(*connections as u64, "connection")),
         Event::Stopped => "stopped".to_owned(),
     }
 }
 
-fn opened_words(opened: &OpenedFacts) -> String {
-    let OpenedFacts { nqn, nsid, target, nbd, tries } = opened;
+fn opened_text(opened: &OpenedInfo) -> String {
+    let OpenedInfo { nqn, nsid, target, nbd, tries } = opened;
     let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
     format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {})", count(*tries, "time"))
 }
 
-fn ready_words(serving: &Serving) -> String {
+fn ready_text(serving: &Serving) -> String {
     let mut text = String::new();
     for subsystem in &serving.subsystems {
-        put(&mut text, subsystem_words(subsystem));
+        put(&mut text, subsystem_text(subsystem));
     }
     for address in &serving.listeners {
         put(&mut text, format_args!("listening on {address}"));
@@ -228,13 +228,13 @@ fn ready_words(serving: &Serving) -> String {
     if let Some(nbd) = &serving.nbd {
         let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
-        put(&mut text, nbd_words(&nbd.listeners, &nbd.sockets, exports));
+        put(&mut text, nbd_text(&nbd.listeners, &nbd.sockets, exports));
     }
     put(&mut text, "ready");
     text
 }
 
-fn subsystem_words(subsystem: &SubsystemFacts) -> String {
+fn subsystem_text(subsystem: &SubsystemInfo) -> String {
     let mut text = String::new();
     put(&mut text, format_args!("subsystem {}", subsystem.nqn));
     if let Some(hosts) = &subsystem.hosts {
@@ -253,7 +253,7 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
             ),
         );
     }
-    for NotOpenFacts { nsid, target, reason, retried } in &subsystem.not_open {
+    for NotOpenInfo { nsid, target, reason, retried } in &subsystem.not_open {
         let then = if *retried { "it is tried again" } else { "a reload tries again" };
         put(&mut text, format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
     }
@@ -261,7 +261,7 @@ fn subsystem_words(subsystem: &SubsystemFacts) -> String {
 }
 
 /// Where NBD clients connect, and what they type for each name and size of blocks.
-fn nbd_words<'a>(
+fn nbd_text<'a>(
     listeners: &[SocketAddr],
     sockets: &[PathBuf],
     exports: impl Iterator<Item = (&'a str, usize)>,
@@ -277,7 +277,7 @@ fn nbd_words<'a>(
     for (name, block_size) in exports {
         let word = shell_word(name);
         if let Some(address) = listeners.first() {
-            let ((host, _), port) = (host_words(*address), address.port());
+            let ((host, _), port) = (host_text(*address), address.port());
             put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
             put(&mut text, format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
         }
@@ -303,12 +303,12 @@ pub fn shell_word(name: &str) -> String {
 pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {
     let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));
     let as_host = host.map_or(String::new(), |host| format!("?hostnqn={}", encode(host, ":")));
-    format!("nvme+tcp://{}:{}/{nqn}{nsid}{as_host}", host_words(address).1, address.port())
+    format!("nvme+tcp://{}:{}/{nqn}{nsid}{as_host}", host_text(address).1, address.port())
 }
 
 /// How clients name an NBD export as a target.
 pub fn export_uri(address: SocketAddr, name: &str) -> String {
-    format!("nbd://{}:{}/{}", host_words(address).1, address.port(), encode(name, ":/"))
+    format!("nbd://{}:{}/{}", host_text(address).1, address.port(), encode(name, ":/"))
 }
 
 /// The same on a Unix socket.
@@ -317,7 +317,7 @@ pub fn socket_uri(path: &Path, name: &str) -> String {
 }
 
 /// How clients write an address, alone and in a URI.
-fn host_words(address: SocketAddr) -> (String, String) {
+fn host_text(address: SocketAddr) -> (String, String) {
     // Somebody else has to fill in which of this machine's addresses they can reach.
     let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
     let in_uri = if host.contains(':') { format!("[{host}]") } else { host.clone() };
@@ -325,11 +325,11 @@ fn host_words(address: SocketAddr) -> (String, String) {
 }
 
 /// What a host must type to find, use and scrub the subsystems.
-fn host_lines(address: SocketAddr, subsystems: &[SubsystemFacts]) -> Vec<String> {
-    let (host, _) = host_words(address);
+fn host_lines(address: SocketAddr, subsystems: &[SubsystemInfo]) -> Vec<String> {
+    let (host, _) = host_text(address);
     let port = address.port();
     // Those that nobody may use have nobody to be told how.
-    let usable: Vec<&SubsystemFacts> =
+    let usable: Vec<&SubsystemInfo> =
         subsystems.iter().filter(|subsystem| subsystem.hosts != Some(Vec::new())).collect();
     let seen_by_all = usable.iter().any(|subsystem| subsystem.hosts.is_none());
     let as_host = |host: Option<&str>| host.map_or(String::new(), |host| format!(" --hostnqn={}", shell_word(host)));
@@ -360,11 +360,11 @@ mod tests {
 
     #[test]
     fn hosts_are_told_what_they_may_type() {
-        let subsystem = |name: &str, hosts: Option<&[&str]>| SubsystemFacts {
+        let subsystem = |name: &str, hosts: Option<&[&str]>| SubsystemInfo {
             nqn: format!("nqn.2026-11.org.example:{name}"),
             serial: String::new(),
             hosts: hosts.map(|hosts| hosts.iter().map(|host| format!("nqn.2026-11.org.example:{host}")).collect()),
-            namespaces: vec![NamespaceFacts {
+            namespaces: vec![NamespaceInfo {
                 nsid: 1,
                 target: "v".to_owned(),
                 uuid: String::new(),
@@ -398,7 +398,7 @@ mod tests {
     fn clients_are_told_names_that_shells_and_uris_take() {
         let exports = [("v", 512), ("photos/7", 4096), ("it's a b", 4096)];
         let listeners = ["[::]:10809".parse().unwrap(), "[::1]:7".parse().unwrap()];
-        let words = nbd_words(&listeners, &["/run/a b.sock".into()], exports.into_iter());
+        let words = nbd_text(&listeners, &["/run/a b.sock".into()], exports.into_iter());
         for line in [
             "listening for NBD on [::]:10809\n",
             "listening for NBD on [::1]:7\n",

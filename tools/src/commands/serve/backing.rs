@@ -8,8 +8,8 @@ use std::time::Duration;
 use sealblock_media_file::{Backing, Trouble, open_files};
 use sealblock_units::ByteCount;
 
-use crate::control::server::FileTrouble;
-use crate::stack::Facts;
+use crate::control::server::FileError;
+use crate::stack::TargetInfo;
 
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);
@@ -23,14 +23,14 @@ pub fn watch() -> io::Result<()> {
         thread::sleep(EVERY);
         for backing in open_files() {
             if let Some(news) = backing.look() {
-                tell(&backing, news);
+                report(&backing, news);
             }
         }
     };
     thread::Builder::new().name("backing".to_owned()).spawn(look).map(drop)
 }
 
-fn tell(backing: &Backing, news: Option<Trouble>) {
+fn report(backing: &Backing, news: Option<Trouble>) {
     let file = backing.path().display();
     match news {
         Some(Trouble::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
@@ -47,22 +47,22 @@ pub struct Files(Vec<Weak<Backing>>);
 
 impl Files {
     /// Those of a device that was just opened.
-    pub fn of(facts: &Facts) -> Files {
-        let all = facts.all();
+    pub fn of(info: &TargetInfo) -> Files {
+        let all = info.all();
         let is_of = |open: &&Arc<Backing>| {
-            let mut files = all.iter().filter_map(|facts| facts.file.as_ref());
+            let mut files = all.iter().filter_map(|info| info.file.as_ref());
             files.any(|file| file.path == open.path())
         };
         Files(open_files().iter().filter(is_of).map(Arc::downgrade).collect())
     }
 
     /// What was found when they were looked at last.
-    pub fn trouble(&self) -> Vec<FileTrouble> {
-        self.0.iter().filter_map(Weak::upgrade).filter_map(|backing| trouble(&backing)).collect()
+    pub fn errors(&self) -> Vec<FileError> {
+        self.0.iter().filter_map(Weak::upgrade).filter_map(|backing| error_of(&backing)).collect()
     }
 }
 
-fn trouble(backing: &Backing) -> Option<FileTrouble> {
+fn error_of(backing: &Backing) -> Option<FileError> {
     let (trouble, lengths) = match backing.trouble()? {
         Trouble::Gone => ("gone", None),
         Trouble::Replaced => ("replaced", None),
@@ -70,13 +70,13 @@ fn trouble(backing: &Backing) -> Option<FileTrouble> {
     };
     let (left_bytes, length_bytes) = lengths.unzip();
     let path = backing.path().display().to_string();
-    Some(FileTrouble { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
+    Some(FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
 }
 
-impl FileTrouble {
+impl FileError {
     /// What is wrong, in words.
-    pub fn words(&self) -> String {
-        let FileTrouble { path, trouble, left_bytes, length_bytes } = self;
+    pub fn to_text(&self) -> String {
+        let FileError { path, trouble, left_bytes, length_bytes } = self;
         match (left_bytes.zip(*length_bytes), trouble.as_str()) {
             (Some((left, length)), _) => {
                 format!("{path} was cut off: {} of {} are left", ByteCount::new(left), ByteCount::new(length))

@@ -33,7 +33,7 @@ mod scrub;
 /// The file that is used when nothing else is said.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
 /// Bytes of a configuration at most.
-const MOST_BYTES: u64 = 16 << 20;
+const MAX_BYTES: u64 = 16 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -210,12 +210,12 @@ pub fn read(path: &Path) -> Result<Plan, CliError> {
         CliError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
     };
     let bytes = fs::metadata(path).map_err(failed)?.len();
-    if bytes > MOST_BYTES {
+    if bytes > MAX_BYTES {
         return Err(CliError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
     }
     let text = fs::read_to_string(path).map_err(failed)?;
     let plan = parse(&text).map_err(|why| CliError::new(Cause::Usage, DOING, why).on(path.display()))?;
-    Ok(plan.below(path.parent().unwrap_or(Path::new(""))))
+    Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
 }
 
 /// The plan that a text says.

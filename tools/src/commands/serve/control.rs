@@ -21,22 +21,22 @@ use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn, timeout};
 
 use super::front::Front;
-use super::insight::Insight;
+use super::inspect::DeviceInspector;
 use super::legs::MirrorHandle;
 use super::log;
-use super::orders::Orders;
+use super::resize_queue::ResizeQueue;
 use super::scrub::ScrubHandle;
-use crate::cli::ControlPlace;
-use crate::control::place::Socket;
+use crate::cli::ControlSocket;
 use crate::control::protocol::{
-    ControlCommand, ControlError, ControlRequest, ControlResponse, ControlResult, MOST_REQUEST_BYTES, ProblemKind,
+    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_REQUEST_BYTES,
     TargetRef, VERSION, line_of,
 };
 use crate::control::server::ExportStatus;
+use crate::control::socket_path::Socket;
 use crate::exit::{Cause, CliError};
 
 /// Connections at once; further ones are closed as they come.
-const MOST_CONNECTIONS: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// From one request, or the beginning, until the next is complete.
 const IDLE: Duration = Duration::from_secs(10);
 /// For an answer to be taken.
@@ -64,7 +64,7 @@ pub struct Offer {
     /// Its legs, where it is a mirror.
     pub mirror: Option<MirrorHandle>,
     /// How it is.
-    pub insight: Insight,
+    pub insight: DeviceInspector,
     /// By what names clients reach it.
     pub exports: Vec<ExportStatus>,
 }
@@ -76,7 +76,7 @@ struct Desk {
     offers: RefCell<Vec<Offer>>,
     /// The server as a whole, once it serves.
     front: RefCell<Option<Front>>,
-    orders: Rc<Orders>,
+    orders: Rc<ResizeQueue>,
 }
 
 /// The control socket of this server. Dropped, it is gone.
@@ -94,10 +94,10 @@ impl Control {
     ///
     /// # Errors
     /// When a place that was named cannot be had.
-    pub fn open(place: Option<&ControlPlace>) -> Result<Control, CliError> {
+    pub fn open(place: Option<&ControlSocket>) -> Result<Control, CliError> {
         let socket = match place {
-            Some(ControlPlace::None) => None,
-            Some(ControlPlace::Path(path)) => {
+            Some(ControlSocket::None) => None,
+            Some(ControlSocket::Path(path)) => {
                 let failed = |error| CliError::io("listening for control", &error).on(path.display());
                 Some(Socket::at(path).map_err(|error| {
                     match error.kind() {
@@ -130,7 +130,7 @@ impl Control {
     }
 
     /// The orders that come and that the server carries out.
-    pub fn orders(&self) -> &Orders {
+    pub fn resizes(&self) -> &ResizeQueue {
         &self.desk.orders
     }
 
@@ -158,7 +158,7 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.desk.offers.take();
         self.desk.front.take();
-        self.desk.orders.refuse();
+        self.desk.orders.refuse_all();
         self.closing.store(true, Ordering::Release);
         if let Some(path) = &self.path {
             // The thread wakes up for a connection, and sees that it was the last.
@@ -196,7 +196,7 @@ impl Acceptor {
                 continue;
             };
             let guest = ConnectionPermit(Arc::clone(&self.connections));
-            if self.connections.fetch_add(1, Ordering::Relaxed) >= MOST_CONNECTIONS {
+            if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
                 continue;
             }
             let (desk, fd) = (self.desk.clone(), OwnedFd::from(stream));
@@ -229,7 +229,7 @@ async fn serve(fd: OwnedFd, desk: &Desk) {
             Err(problem) => (Err(problem), false),
         };
         let outcome = outcome.unwrap_or_else(ControlResult::Error);
-        let line = line_of(&ControlResponse { version: VERSION, outcome });
+        let line = line_of(&ControlResponse { version: VERSION, result: outcome });
         let sent = timeout(ANSWER, stream.send_all([Slice::copy_from(&line)])).await;
         if !goes_on || !matches!(sent, Ok(Ok(()))) {
             return;
@@ -249,9 +249,9 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
             return Some(Ok(line));
         }
         looked_at = received.len();
-        if looked_at >= MOST_REQUEST_BYTES {
-            let why = format!("a request has at most {MOST_REQUEST_BYTES} bytes");
-            return Some(Err(ControlError::new(ProblemKind::BadRequest, why)));
+        if looked_at >= MAX_REQUEST_BYTES {
+            let why = format!("a request has at most {MAX_REQUEST_BYTES} bytes");
+            return Some(Err(ControlError::new(ControlErrorKind::BadRequest, why)));
         }
         let result;
         (result, buffer) = stream.recv(buffer).await;
@@ -262,40 +262,41 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
 
 async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError> {
     let request = ControlRequest::read(line)?;
-    if request.order == ControlCommand::Status {
+    if request.command == ControlCommand::Status {
         let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
-        let front = front.ok_or_else(|| ControlError::new(ProblemKind::Refused, "it is being started or ended"))?;
+        let front =
+            front.ok_or_else(|| ControlError::new(ControlErrorKind::Refused, "it is being started or ended"))?;
         return Ok(ControlResult::Server(Box::new(front.status(&offers).await)));
     }
-    if let ControlCommand::Log { level } = request.order {
+    if let ControlCommand::Log { level } = request.command {
         return log::change(level).map(ControlResult::Log);
     }
     let offer = {
         let offers = desk.offers.borrow();
         let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
         let text = &request.target.text;
-        let unknown = || ControlError::new(ProblemKind::UnknownTarget, format!("{text} is not served here"));
+        let unknown = || ControlError::new(ControlErrorKind::UnknownTarget, format!("{text} is not served here"));
         let offer = fitting.next().ok_or_else(unknown)?;
         if fitting.next().is_some() {
-            return Err(ControlError::new(ProblemKind::AmbiguousTarget, "several namespaces have this name"));
+            return Err(ControlError::new(ControlErrorKind::AmbiguousTarget, "several namespaces have this name"));
         }
         offer.clone()
     };
-    match request.order {
+    match request.command {
         ControlCommand::MirrorStatus
         | ControlCommand::MirrorAdd { .. }
         | ControlCommand::MirrorReplace { .. }
         | ControlCommand::MirrorAcceptStale { .. }
         | ControlCommand::MirrorRemove { .. } => {
-            let no_mirror = || ControlError::new(ProblemKind::Usage, format!("{} is no mirror", offer.text));
+            let no_mirror = || ControlError::new(ControlErrorKind::Usage, format!("{} is no mirror", offer.text));
             let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
-            mirror.order(request.order).await.map(|status| ControlResult::Mirror(Box::new(status)))
+            mirror.execute(request.command).await.map(|status| ControlResult::Mirror(Box::new(status)))
         }
         ControlCommand::Resize { size } => {
             let resized = desk.orders.resize(offer.nqn, offer.nsid, size).await?;
             Ok(ControlResult::Resized(Box::new(resized)))
         }
-        scrub => offer.scrub.order(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),
+        scrub => offer.scrub.execute(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),
     }
 }
 

@@ -11,21 +11,21 @@ use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_units::ByteCount;
 
-use super::insight::{Insight, Watched};
+use super::inspect::{DeviceInspector, InspectedDevice};
 use super::legs::MirrorHandle;
+use super::observer::{ReportTargets, RequestObserver};
 use super::plan::NamespacePlan;
-use super::resize::{AtHome, Resizing};
+use super::resize::{LocalDevice, ResizeResult};
 use super::scrub::{ScrubEventSender, ScrubHandle, ScrubTask};
 use super::watch::watch;
-use super::witness::{Ties, Witness};
 use crate::exit::{Cause, CliError};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
-use crate::target::Called;
+use crate::target::TargetLabel;
 
 /// An open device.
 pub struct ServedDevice {
     /// What it is called: a mirror has another name when it has other members.
-    pub target: Called,
+    pub target: TargetLabel,
     /// What it was opened to do.
     pub access: Access,
     /// What it was opened for.
@@ -39,11 +39,11 @@ pub struct ServedDevice {
     /// Its legs, where it is a mirror.
     pub mirror: Option<MirrorHandle>,
     /// How it is.
-    pub insight: Insight,
+    pub insight: DeviceInspector,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
     handle: CoreHandle,
-    home: CoreLocal<AtHome>,
+    home: CoreLocal<LocalDevice>,
     _seat: Rc<()>,
 }
 
@@ -62,7 +62,7 @@ impl ServedDevice {
     ///
     /// # Errors
     /// When that core is gone.
-    pub async fn resize(&self, size: ByteCount) -> Result<Resizing, CliError> {
+    pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, CliError> {
         let (home, shared) = (self.home.clone(), self.shared());
         let resized = self.handle.call(move || async move {
             match home.get() {
@@ -84,14 +84,14 @@ pub struct DeviceTable {
     handles: Vec<CoreHandle>,
     /// Cloned for each device, so that the count of clones is that of devices.
     seats: Vec<Rc<()>>,
-    teller: ScrubEventSender,
+    scrub_events: ScrubEventSender,
 }
 
 impl DeviceTable {
     /// No devices on these cores, of which there is at least one.
-    pub fn new(handles: Vec<CoreHandle>, teller: ScrubEventSender) -> DeviceTable {
+    pub fn new(handles: Vec<CoreHandle>, scrub_events: ScrubEventSender) -> DeviceTable {
         let seats = handles.iter().map(|_| Rc::default()).collect();
-        DeviceTable { handles, seats, teller }
+        DeviceTable { handles, seats, scrub_events }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -102,13 +102,13 @@ impl DeviceTable {
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, CliError>> + 'static {
         let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
         let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
-        let (handle, teller) = (self.handles[core].clone(), self.teller.clone());
+        let (handle, scrub_events) = (self.handles[core].clone(), self.scrub_events.clone());
         async move {
             let planned = plan.clone();
             let state = Arc::<NamespaceState>::default();
-            let ties = Ties::to(&state);
+            let ties = ReportTargets::to(&state);
             let theirs = ties.clone();
-            let opened = handle.call(move || at_home(planned, theirs, teller)).await;
+            let opened = handle.call(move || open_on_core(planned, theirs, scrub_events)).await;
             let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
@@ -116,9 +116,9 @@ impl DeviceTable {
                 target: opened.called,
                 state,
                 volume_uuid: opened.volume_uuid,
-                scrub: ScrubHandle::new(handle.clone(), opened.keeper),
+                scrub: ScrubHandle::new(handle.clone(), opened.scrub_task),
                 mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
-                insight: Insight::new(handle.clone(), opened.watched, ties),
+                insight: DeviceInspector::new(handle.clone(), opened.watched, ties),
                 shared: RefCell::new(opened.shared),
                 handle,
                 home: opened.home,
@@ -151,40 +151,44 @@ impl DeviceTable {
 }
 
 /// What a core says of a device that it has opened.
-struct Opened {
-    called: Called,
+struct OpenedDevice {
+    called: TargetLabel,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     mirror: Option<CoreLocal<OpenMirror>>,
-    home: CoreLocal<AtHome>,
-    keeper: CoreLocal<ScrubTask>,
-    watched: CoreLocal<Watched>,
+    home: CoreLocal<LocalDevice>,
+    scrub_task: CoreLocal<ScrubTask>,
+    watched: CoreLocal<InspectedDevice>,
 }
 
-async fn at_home(plan: NamespacePlan, ties: Ties, teller: ScrubEventSender) -> Result<Opened, CliError> {
+async fn open_on_core(
+    plan: NamespacePlan,
+    ties: ReportTargets,
+    scrub_events: ScrubEventSender,
+) -> Result<OpenedDevice, CliError> {
     let target = &plan.target;
     let opened = open_for(target, plan.access(), plan.usage).await?;
     if let Err(failure) = opened.check_blocks("serving") {
         return opened.close(Err(failure)).await;
     }
-    let (mut gate, facts, closer) = opened.share();
+    let (mut gate, info, closer) = opened.share();
     if plan.read_only {
         gate = Rc::new(Gate::new(target.to_string(), DynDevice::new(ReadOnly::new(gate))));
     }
-    watch(&facts, &ties.state);
-    let mirror_uuid = facts.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let called = facts.mirror.as_ref().map_or_else(|| Called::new(target), |mirror| mirror.target().clone());
+    watch(&info, &ties.state);
+    let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let called = info.mirror.as_ref().map_or_else(|| TargetLabel::new(target), |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(Rc::clone(&gate));
-    shared.observe(Witness::new(called.clone(), ties.clone()));
-    let keeper = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, teller).await;
-    let watched = Watched::new(&keeper, &facts);
-    Ok(Opened {
+    shared.observe(RequestObserver::new(called.clone(), ties.clone()));
+    let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, scrub_events).await;
+    let watched = InspectedDevice::new(&scrub_task, &info);
+    Ok(OpenedDevice {
         called,
         shared,
-        volume_uuid: facts.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
-        mirror: facts.mirror.map(CoreLocal::new),
-        home: CoreLocal::new(Rc::new(AtHome::new(&plan, closer, Rc::clone(&keeper)))),
-        keeper: CoreLocal::new(keeper),
+        volume_uuid: info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
+        mirror: info.mirror.map(CoreLocal::new),
+        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, closer, Rc::clone(&scrub_task)))),
+        scrub_task: CoreLocal::new(scrub_task),
         watched: CoreLocal::new(Rc::new(watched)),
     })
 }

@@ -11,7 +11,7 @@ use sealblock_block::RequestKind;
 use crate::control::server::FailingStatus;
 
 /// Characters that are kept of a reason.
-const MOST_CHARACTERS: usize = 300;
+const MAX_CHARACTERS: usize = 300;
 
 /// What fails of one device.
 #[derive(Default)]
@@ -60,7 +60,7 @@ impl Failing {
     /// A request of this kind failed.
     pub fn failed(&self, kind: RequestKind, by: &str, reason: &str) {
         let (kind, now) = (Kind::of(kind), unix_s());
-        let reason = reason.chars().take(MOST_CHARACTERS).collect();
+        let reason = reason.chars().take(MAX_CHARACTERS).collect();
         let mut by_kind = self.lock();
         let place = &mut by_kind[kind as usize];
         let (since_unix_s, times) = place.as_ref().map_or((now, 0), |before| (before.since_unix_s, before.times));
@@ -111,7 +111,7 @@ mod tests {
         failing.failed(RequestKind::Flush, "a", "gone");
         let now = failing.now();
         assert_eq!((now.len(), now[0].times, now[0].requests.as_str(), now[0].by.as_str()), (2, 2, "writes", "b"));
-        assert_eq!(now[0].reason.len(), MOST_CHARACTERS);
+        assert_eq!(now[0].reason.len(), MAX_CHARACTERS);
         failing.succeeded(RequestKind::Read);
         assert_eq!(failing.now().len(), 2, "reads are another kind");
         failing.succeeded(RequestKind::WriteZeroes);

@@ -11,15 +11,15 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use super::announce::shell_word;
 use super::control::Offer;
 use super::failing::unix_s;
-use super::health::{judge, of_all};
+use super::health::{assess, of_all};
 use super::recent;
-use crate::control::place::user;
 use crate::control::server::{ClientStatus, DeviceStatus, Health, ServerStatus};
+use crate::control::socket_path::user;
 
 /// Clients that are named.
-const MOST_CLIENTS: usize = 1024;
+const MAX_CLIENTS: usize = 1024;
 /// Warnings and errors that are told again.
-const MOST_ERRORS: usize = 32;
+const MAX_ERRORS: usize = 32;
 
 /// What can be looked at of a server, besides its devices.
 #[derive(Clone)]
@@ -79,8 +79,8 @@ impl Front {
         let healths: Vec<Health> = devices.iter().map(|device| device.health).collect();
         let (health, summary) = of_all(&healths);
         let mut clients = self.clients();
-        let clients_unlisted = clients.len().saturating_sub(MOST_CLIENTS) as u64;
-        clients.truncate(MOST_CLIENTS);
+        let clients_unlisted = clients.len().saturating_sub(MAX_CLIENTS) as u64;
+        clients.truncate(MAX_CLIENTS);
         ServerStatus {
             pid: std::process::id(),
             uid: user().unwrap_or(u32::MAX),
@@ -95,7 +95,7 @@ impl Front {
             devices,
             clients,
             clients_unlisted,
-            errors: recent::last(MOST_ERRORS),
+            errors: recent::last(MAX_ERRORS),
         }
     }
 
@@ -113,9 +113,9 @@ pub fn started_unix_s() -> u64 {
 
 /// A device by all offers of it.
 async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
-    let seen = offers[0].insight.look().await;
+    let seen = offers[0].insight.snapshot().await;
     let target = offers[0].text.clone();
-    let verdict = judge(&shell_word(&target), &seen, started_unix_s);
+    let verdict = assess(&shell_word(&target), &seen, started_unix_s);
     DeviceStatus {
         target,
         health: verdict.health,

@@ -1,8 +1,8 @@
 //! What is to be said of a device in one sentence, and what to do about it.
 
-use crate::commands::scrub::show::date;
+use crate::commands::scrub::text::date;
 use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
-use crate::control::server::{DamageStatus, FileTrouble, Health, Seen};
+use crate::control::server::{DamageStatus, DeviceSnapshot, FileError, Health};
 use crate::control::status::{RunStatus, ScrubStatus};
 use crate::report::Checked;
 use crate::tally::count;
@@ -10,7 +10,7 @@ use sealblock_layers_mirror::MirrorState;
 use sealblock_units::ByteCount;
 
 /// Runs of bad blocks that the sentence names.
-const MOST_RUNS: usize = 4;
+const MAX_RUNS: usize = 4;
 
 /// How well a device is.
 pub struct Verdict {
@@ -30,7 +30,7 @@ struct Finding {
 }
 
 /// Judges a device, by the name that commands have for it, of a server that was started then.
-pub fn judge(name: &str, seen: &Seen, started_unix_s: u64) -> Verdict {
+pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict {
     let mut findings = Vec::new();
     findings.extend(damage(name, seen, started_unix_s));
     findings.extend(seen.mirrors.iter().flat_map(|mirror| of_mirror(name, &mirror.target, &mirror.status)));
@@ -41,13 +41,13 @@ pub fn judge(name: &str, seen: &Seen, started_unix_s: u64) -> Verdict {
     // Stable: what was found first is told first of what is as bad.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.health));
     let Some(worst) = findings.first() else {
-        return Verdict { health: Health::Healthy, summary: good_words(seen), advice: None };
+        return Verdict { health: Health::Healthy, summary: healthy_text(seen), advice: None };
     };
     let words: Vec<&str> = findings.iter().map(|finding| finding.words.as_str()).collect();
     Verdict { health: worst.health, summary: words.join("; "), advice: Some(worst.advice.clone()) }
 }
 
-fn good_words(seen: &Seen) -> String {
+fn healthy_text(seen: &DeviceSnapshot) -> String {
     let Some(scrub) = &seen.scrub else { return "no damage is known".to_owned() };
     let seals = match scrub.checked {
         Checked::Seals => "",
@@ -59,12 +59,12 @@ fn good_words(seen: &Seen) -> String {
     }
 }
 
-fn damage(name: &str, seen: &Seen, started_unix_s: u64) -> Option<Finding> {
+fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Finding> {
     let finding = |words: String, advice: String| Some(Finding { health: Health::Damaged, words, advice });
     if seen.damage.blocks > 0 || !seen.damage.complete && seen.silent.is_none() {
         let advice =
             format!("write these blocks anew from another copy; `sealblock scrub start {name}` checks all of it");
-        return finding(damage_words(&seen.damage), advice);
+        return finding(damage_text(&seen.damage), advice);
     }
     // What was met in this server's time and is not known any more was written anew since; of what was met before only the
     // number is left.
@@ -77,9 +77,9 @@ fn damage(name: &str, seen: &Seen, started_unix_s: u64) -> Option<Finding> {
     finding(words, format!("`sealblock scrub start {name}` finds out where"))
 }
 
-fn damage_words(damage: &DamageStatus) -> String {
-    let mut runs: Vec<String> = damage.runs.iter().take(MOST_RUNS).map(|run| blocks(run.first, run.last)).collect();
-    if damage.runs.len() > MOST_RUNS || damage.unlisted > 0 {
+fn damage_text(damage: &DamageStatus) -> String {
+    let mut runs: Vec<String> = damage.runs.iter().take(MAX_RUNS).map(|run| blocks(run.first, run.last)).collect();
+    if damage.runs.len() > MAX_RUNS || damage.unlisted > 0 {
         runs.push("and more".to_owned());
     }
     let least = if damage.complete { "" } else { "at least " };
@@ -131,7 +131,7 @@ fn replica_text(replica: &ReplicaStatus) -> String {
     }
 }
 
-fn paths(seen: &Seen) -> Option<Finding> {
+fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
     let lost: Vec<&str> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.as_str()).collect();
     let words = match (lost.len(), seen.paths.len()) {
         (0, _) => return None,
@@ -146,16 +146,16 @@ fn paths(seen: &Seen) -> Option<Finding> {
 }
 
 /// A file that is cut off has lost data; one without a name is lost when the server ends.
-fn of_file(file: &FileTrouble) -> Finding {
+fn of_file(file: &FileError) -> Finding {
     let health = if file.left_bytes.is_some() { Health::Damaged } else { Health::Degraded };
     let advice = match health {
         Health::Damaged => "another copy of the data; `sealblock rescue` for what is left of it".to_owned(),
         _ => "copy what is served elsewhere before the server ends".to_owned(),
     };
-    Finding { health, words: file.words(), advice }
+    Finding { health, words: file.to_text(), advice }
 }
 
-fn failing(seen: &Seen) -> Vec<Finding> {
+fn failing(seen: &DeviceSnapshot) -> Vec<Finding> {
     let finding = |one: &crate::control::server::FailingStatus| Finding {
         health: Health::Degraded,
         words: format!("{} fail since {}: {}", one.requests, date(one.since_unix_s), one.reason),
@@ -164,7 +164,7 @@ fn failing(seen: &Seen) -> Vec<Finding> {
     seen.failing.iter().map(finding).collect()
 }
 
-fn unchecked(name: &str, seen: &Seen) -> Vec<Finding> {
+fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
     let finding = |words: String, advice: String| Finding { health: Health::Incomplete, words, advice };
     let mut findings = Vec::new();
     if let Some(why) = &seen.silent {
@@ -227,8 +227,11 @@ mod tests {
 
     const STARTED: u64 = 1_000_000;
 
-    fn seen() -> Seen {
-        Seen { damage: DamageStatus { complete: true, ..DamageStatus::default() }, ..Seen::default() }
+    fn seen() -> DeviceSnapshot {
+        DeviceSnapshot {
+            damage: DamageStatus { complete: true, ..DamageStatus::default() },
+            ..DeviceSnapshot::default()
+        }
     }
 
     fn scrub(started_unix_s: u64, unrepaired: u64, unchecked: u64) -> ScrubStatus {
@@ -255,7 +258,7 @@ mod tests {
         }
     }
 
-    fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> Seen {
+    fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> DeviceSnapshot {
         let status = MirrorStatus {
             uuid: String::new(),
             state: state.to_owned(),
@@ -264,12 +267,12 @@ mod tests {
             lost_blocks: 0,
             replicas,
         };
-        Seen { mirrors: vec![NamedMirror { target: "mirror:a,b".to_owned(), status }], ..seen() }
+        DeviceSnapshot { mirrors: vec![NamedMirror { target: "mirror:a,b".to_owned(), status }], ..seen() }
     }
 
     #[track_caller]
-    fn is(seen: &Seen, health: Health, words: &str) {
-        let verdict = judge("v", seen, STARTED);
+    fn is(seen: &DeviceSnapshot, health: Health, words: &str) {
+        let verdict = assess("v", seen, STARTED);
         assert_eq!((verdict.health, verdict.summary.as_str()), (health, words));
         assert_eq!(verdict.advice.is_some(), health != Health::Healthy, "what is wrong has advice");
     }
@@ -284,7 +287,7 @@ mod tests {
     #[test]
     fn bad_blocks_are_named() {
         let run = |first, last| RunOfDamage { first, last, field: "guard".to_owned() };
-        let damage = |blocks, complete, runs: &[RunOfDamage]| Seen {
+        let damage = |blocks, complete, runs: &[RunOfDamage]| DeviceSnapshot {
             damage: DamageStatus { blocks, complete, runs: runs.to_vec(), unlisted: 0, made_unreadable: 0 },
             ..seen()
         };
@@ -296,14 +299,14 @@ mod tests {
 
     #[test]
     fn what_a_scrub_met_before_the_start_is_not_forgotten() {
-        let of = |started, bad, unchecked| Seen { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
-        let before = judge("v", &of(STARTED - 10, 2, 0), STARTED);
+        let of = |started, bad, unchecked| DeviceSnapshot { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
+        let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
         assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
         // Of one in this server's time each block is known until it is written anew.
-        assert_eq!(judge("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
-        assert_eq!(judge("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
-        assert_eq!(judge("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);
+        assert_eq!(assess("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
+        assert_eq!(assess("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
+        assert_eq!(assess("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);
     }
 
     #[test]
@@ -320,7 +323,7 @@ mod tests {
         let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
-        let of = |live: &[bool]| Seen { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
+        let of = |live: &[bool]| DeviceSnapshot { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
         is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");
         is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
         let words = "none of its 2 paths is live: nothing is answered until one is back";
@@ -332,8 +335,8 @@ mod tests {
         let of = |trouble: &str, lengths: Option<(u64, u64)>| {
             let (left_bytes, length_bytes) = lengths.unzip();
             let path = "/d/v".to_owned();
-            Seen {
-                file_trouble: vec![FileTrouble { path, trouble: trouble.to_owned(), left_bytes, length_bytes }],
+            DeviceSnapshot {
+                file_trouble: vec![FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }],
                 ..seen()
             }
         };
@@ -354,18 +357,18 @@ mod tests {
             last_unix_s: 0,
             times: 1,
         };
-        let all = Seen {
+        let all = DeviceSnapshot {
             failing: vec![failing],
             damage: DamageStatus { blocks: 1, complete: true, ..DamageStatus::default() },
             lost_metadata: vec!["2 sectors".to_owned()],
             ..seen()
         };
-        let verdict = judge("v", &all, STARTED);
+        let verdict = assess("v", &all, STARTED);
         assert_eq!(verdict.health, Health::Damaged);
         let parts: Vec<_> = verdict.summary.split("; ").collect();
         assert!(parts[0].starts_with("1 block is bad") && parts[1].starts_with("writes fail since"), "{parts:?}");
         assert_eq!(parts[2], "copies of metadata are lost: 2 sectors");
-        let silent = Seen { silent: Some("gone".to_owned()), ..Seen::default() };
+        let silent = DeviceSnapshot { silent: Some("gone".to_owned()), ..DeviceSnapshot::default() };
         is(&silent, Health::Incomplete, "it tells nothing of itself: gone");
     }
 

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal};
 
 use crate::control::mirror_status::MirrorStatus;
-use crate::control::protocol::{ControlCommand, ControlError, ProblemKind};
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::exit::{Cause, CliError};
 use crate::stack::OpenMirror;
 
@@ -26,29 +26,29 @@ impl MirrorHandle {
     ///
     /// # Errors
     /// Why it was not done.
-    pub async fn order(&self, order: ControlCommand) -> Result<MirrorStatus, ControlError> {
+    pub async fn execute(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
         let mirror = self.mirror.clone();
         let done = self.core.call(move || async move {
             match mirror.get() {
-                Some(mirror) => carry_out(&mirror, order).await,
-                None => Err(ControlError::new(ProblemKind::Refused, "it is being closed")),
+                Some(mirror) => execute_on(&mirror, command).await,
+                None => Err(ControlError::new(ControlErrorKind::Refused, "it is being closed")),
             }
         });
-        done.await.unwrap_or_else(|gone| Err(ControlError::new(ProblemKind::Failed, gone)))
+        done.await.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
     }
 }
 
-async fn carry_out(mirror: &Rc<OpenMirror>, order: ControlCommand) -> Result<MirrorStatus, ControlError> {
-    mirror.order(&order).await.map_err(|failure| problem(&failure))?;
+async fn execute_on(mirror: &Rc<OpenMirror>, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
+    mirror.execute(&command).await.map_err(|failure| control_error(&failure))?;
     Ok(MirrorStatus::of(&mirror.describe()))
 }
 
 /// Why something was not done, for whoever asked over the control socket.
-pub fn problem(failure: &CliError) -> ControlError {
+pub fn control_error(failure: &CliError) -> ControlError {
     let kind = match failure.cause() {
-        Cause::Usage => ProblemKind::Usage,
-        Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ProblemKind::Failed,
-        Cause::Unsuitable | Cause::Absent | Cause::Unreachable | Cause::Refused => ProblemKind::Refused,
+        Cause::Usage => ControlErrorKind::Usage,
+        Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ControlErrorKind::Failed,
+        Cause::Unsuitable | Cause::Absent | Cause::Unreachable | Cause::Refused => ControlErrorKind::Refused,
     };
     ControlError::new(kind, failure)
 }

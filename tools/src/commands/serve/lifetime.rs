@@ -14,14 +14,14 @@ use super::announce::{Event, EventWriter};
 use super::backing;
 use super::control::Control;
 use super::hangup::Hangups;
-use super::legs::problem;
+use super::legs::control_error;
 use super::notify::{State, notify};
-use super::orders::Resize;
 use super::plan::Plan;
+use super::resize_queue::ResizeRequest;
 use super::scrub::ScrubEventSender;
 use super::server::Server;
 use super::waiting::Tried;
-use crate::cli::ControlPlace;
+use crate::cli::ControlSocket;
 use crate::commands::resize::DOING;
 use crate::control::protocol::ControlError;
 use crate::exit::{CliError, Exit};
@@ -41,7 +41,7 @@ pub fn run(
     plan: &Plan,
     cores: usize,
     announcer: EventWriter,
-    control: Option<&ControlPlace>,
+    control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, CliError>,
 ) -> Result<Exit, CliError> {
     let failed = |error| uring::of_start(&error);
@@ -53,7 +53,7 @@ pub fn run(
     let served = reactor.block_on(live(plan, &cores, announcer, control, again));
     cores.shutdown(REST);
     served?;
-    announcer.tell(&Event::Stopped);
+    announcer.write(&Event::Stopped);
     Ok(Exit::Clean)
 }
 
@@ -61,7 +61,7 @@ async fn live(
     plan: &Plan,
     cores: &Cores,
     announcer: EventWriter,
-    control: Option<&ControlPlace>,
+    control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, CliError>,
 ) -> Result<(), CliError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
@@ -74,7 +74,7 @@ async fn live(
     let served = match server.change(plan).await {
         Ok(()) => {
             control.offer(server.served());
-            announcer.tell(&Event::Ready(server.serving()));
+            announcer.write(&Event::Ready(server.serving()));
             notify(State::Ready);
             until_ended(&mut server, &mut signal, &hangups, announcer, &control, again).await
         }
@@ -101,7 +101,7 @@ enum Turn {
     /// Read the configuration again.
     Reload,
     /// Change a size.
-    Resize(Resize),
+    Resize(ResizeRequest),
     /// Serve what is open now, or know that it is still not.
     Admit(Box<Tried>),
 }
@@ -109,11 +109,11 @@ enum Turn {
 /// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
 /// is bounded.
 async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
-    let (hangup, order, tried) = (pin!(hangups.next()), pin!(control.orders().next()), pin!(server.next_tried()));
-    match select(signal, select(hangup, select(order, tried))).await {
+    let (hangup, request, tried) = (pin!(hangups.next()), pin!(control.resizes().next()), pin!(server.next_tried()));
+    match select(signal, select(hangup, select(request, tried))).await {
         Either::Left((ended, _)) => Turn::End(ended),
         Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
-        Either::Right((Either::Right((Either::Left((order, _)), _)), _)) => Turn::Resize(order),
+        Either::Right((Either::Right((Either::Left((request, _)), _)), _)) => Turn::Resize(request),
         Either::Right((Either::Right((Either::Right((tried, _)), _)), _)) => Turn::Admit(Box::new(tried)),
     }
 }
@@ -131,15 +131,15 @@ async fn until_ended(
             Turn::End(ended) => {
                 ended.map_err(|error| CliError::io("waiting for signals", &error))?;
                 notify(State::Stopping);
-                announcer.tell(&Event::Draining { connections: server.connections() });
+                announcer.write(&Event::Draining { connections: server.connections() });
                 return Ok(());
             }
-            Turn::Resize(order) => resize(server, order, announcer).await,
+            Turn::Resize(request) => resize(server, request, announcer).await,
             Turn::Admit(tried) => {
                 let opened = server.admit(*tried).await;
                 control.offer(server.served());
                 if let Some(opened) = opened {
-                    announcer.tell(&Event::Opened(opened));
+                    announcer.write(&Event::Opened(opened));
                 }
             }
             Turn::Reload => reload(server, announcer, control, &again).await,
@@ -147,14 +147,14 @@ async fn until_ended(
     }
 }
 
-async fn resize(server: &mut Server, order: Resize, announcer: EventWriter) {
-    let resized = server.resize(&order.nqn, order.nsid, ByteCount::new(order.size.get())).await;
+async fn resize(server: &mut Server, request: ResizeRequest, announcer: EventWriter) {
+    let resized = server.resize(&request.nqn, request.nsid, ByteCount::new(request.size.get())).await;
     match &resized {
-        Ok(report) if report.before_bytes != report.size_bytes => announcer.tell(&Event::Resized(report.clone())),
+        Ok(report) if report.before_bytes != report.size_bytes => announcer.write(&Event::Resized(report.clone())),
         Ok(_) => {}
         Err(failure) => tracing::warn!("{}", failure.in_short()),
     }
-    order.answer(resized.map_err(|failure| ControlError { why: failure.reason(DOING), ..problem(&failure) }));
+    request.complete(resized.map_err(|failure| ControlError { why: failure.reason(DOING), ..control_error(&failure) }));
 }
 
 async fn reload(
@@ -167,11 +167,11 @@ async fn reload(
     match take_plan(server, again).await {
         Ok(()) => {
             control.offer(server.served());
-            announcer.tell(&Event::Reloaded(server.serving()));
+            announcer.write(&Event::Reloaded(server.serving()));
         }
         Err(failure) => {
             tracing::error!("the configuration was not taken, and everything stays as it was: {}", failure.in_short());
-            announcer.tell(&Event::ReloadFailed { reason: failure.to_string() });
+            announcer.write(&Event::ReloadFailed { reason: failure.to_string() });
         }
     }
     notify(State::Ready);

@@ -93,7 +93,7 @@ impl BoundListener {
         let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
         let bound = core.call(move || async move {
             let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
-            Ok((listener.local_addr()?, at_home(listener)))
+            Ok((listener.local_addr()?, on_core(listener)))
         });
         let bound = bound.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(planned))?;
         let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
@@ -113,7 +113,7 @@ impl BoundListener {
     }
 }
 
-fn at_home(listener: Listener) -> CoreLocal<std::cell::Cell<Option<Listener>>> {
+fn on_core(listener: Listener) -> CoreLocal<std::cell::Cell<Option<Listener>>> {
     CoreLocal::new(Rc::new(std::cell::Cell::new(Some(listener))))
 }
 
@@ -123,7 +123,7 @@ impl Idle {
     /// # Errors
     /// When that core has stopped, or cannot wait for it.
     pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, CliError> {
-        let taken = core.call(move || async move { Listener::from_fd(socket).map(at_home) });
+        let taken = core.call(move || async move { Listener::from_fd(socket).map(on_core) });
         let taken = taken.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(name))?;
         let listener = taken.map_err(|error| CliError::io("listening", &error).on(name))?;
         Ok(Idle { core: core.clone(), listener })

@@ -1,7 +1,7 @@
 //! What the server tells its operator besides events: lines on standard error, as text or as JSON objects.
 //!
 //! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
-//! happens too often is told [`MOST_LINES`] times in [`WINDOW`], and then as a number; lines for debugging are all there.
+//! happens too often is told [`MAX_LINES`] times in [`WINDOW`], and then as a number; lines for debugging are all there.
 
 use std::collections::HashMap;
 use std::env;
@@ -26,14 +26,14 @@ use tracing_subscriber::{Registry, reload};
 use super::recent;
 use crate::cli::LogLevel;
 use crate::control::log::LogReport;
-use crate::control::protocol::{ControlError, ProblemKind};
+use crate::control::protocol::{ControlError, ControlErrorKind};
 use crate::exit::{Cause, CliError};
 use crate::report::notes_are_logged;
 
 /// The level where the command line has none.
 const VARIABLE: &str = "SEALBLOCK_LOG";
 /// Lines from one place of the program in [`WINDOW`].
-const MOST_LINES: u32 = 20;
+const MAX_LINES: u32 = 20;
 /// The time after which a place may tell again.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The field that says how many lines were left out.
@@ -99,8 +99,8 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
     let reloaded = MADE.get().map(|handle| handle.reload(made(report.level)));
     match reloaded {
         Some(Ok(())) => *lock(&LEVEL) = report.level,
-        Some(Err(error)) => return Err(ControlError::new(ProblemKind::Failed, error)),
-        None => return Err(ControlError::new(ProblemKind::Failed, "this process has no log")),
+        Some(Err(error)) => return Err(ControlError::new(ControlErrorKind::Failed, error)),
+        None => return Err(ControlError::new(ControlErrorKind::Failed, "this process has no log")),
     }
     if !is_less {
         tell();
@@ -109,8 +109,8 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
 }
 
 /// Tells why the server ends, as a JSON object.
-pub fn tell_end(failure: &CliError) {
-    let mut line = Line::begin(Level::ERROR);
+pub fn report_end(failure: &CliError) {
+    let mut line = LogLine::begin(Level::ERROR);
     line.put("message", Value::from(one_line(&failure.in_short())));
     if let Some(advice) = failure.advice() {
         line.put("try", Value::from(one_line(advice)));
@@ -155,7 +155,7 @@ impl Quota {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
             (self.since, self.told) = (Some(now), 0);
         }
-        if self.told >= MOST_LINES {
+        if self.told >= MAX_LINES {
             self.left_out += 1;
             return None;
         }
@@ -181,7 +181,7 @@ where
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         // Nothing is written for what is not told.
         let Some(left_out) = self.left_out_before(event) else { return Ok(()) };
-        let mut line = Line::begin(*event.metadata().level());
+        let mut line = LogLine::begin(*event.metadata().level());
         event.record(&mut line);
         if left_out > 0 {
             line.put(LEFT_OUT, Value::from(left_out));
@@ -194,22 +194,22 @@ where
         }
         match self.json {
             true => writeln!(writer, "{}", Value::Object(line.fields)),
-            false => writeln!(writer, "{}", line.words()),
+            false => writeln!(writer, "{}", line.to_text()),
         }
     }
 }
 
 /// One line: what it says, by name.
-struct Line {
+struct LogLine {
     fields: Map<String, Value>,
 }
 
-impl Line {
-    fn begin(level: Level) -> Line {
+impl LogLine {
+    fn begin(level: Level) -> LogLine {
         let mut time = String::new();
         // A clock before 1970 has no form.
         let _ = SystemTime.format_time(&mut Writer::new(&mut time));
-        let mut line = Line { fields: Map::new() };
+        let mut line = LogLine { fields: Map::new() };
         line.put("time", Value::from(time));
         line.put("level", Value::from(level.as_str().to_ascii_lowercase()));
         line
@@ -220,7 +220,7 @@ impl Line {
     }
 
     /// For people: time, level, message, and what else there is.
-    fn words(&self) -> String {
+    fn to_text(&self) -> String {
         let text = |name: &str| self.fields.get(name).and_then(Value::as_str).unwrap_or_default();
         let mut words = format!("{} {:>5} {}", text("time"), text("level").to_ascii_uppercase(), text("message"));
         for (name, value) in
@@ -233,7 +233,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for LogLine {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         self.put(field.name(), Value::from(one_line(&format!("{value:?}"))));
     }
@@ -274,7 +274,7 @@ mod tests {
     #[test]
     fn a_flood_is_told_as_a_number() {
         let (mut quota, start) = (Quota::default(), Instant::now());
-        for _ in 0..MOST_LINES {
+        for _ in 0..MAX_LINES {
             assert_eq!(quota.take(start), Some(0));
         }
         for _ in 0..300 {
@@ -286,11 +286,11 @@ mod tests {
 
     #[test]
     fn a_line_is_one_line_and_spells_its_fields() {
-        let mut line = Line::begin(Level::WARN);
+        let mut line = LogLine::begin(Level::WARN);
         line.put("message", Value::from(one_line("it failed:\n\u{1b}[2Jtry something\n")));
         line.put("blocks", Value::from(7));
         line.put("target", Value::from("v"));
-        let words = line.words();
+        let words = line.to_text();
         assert!(words.ends_with("  WARN it failed:  [2Jtry something blocks=7 target=v"), "{words}");
         assert!(words.starts_with("20") && words.contains('T'), "{words}");
     }

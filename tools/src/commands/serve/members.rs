@@ -29,10 +29,10 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
         return Fit::No;
     }
     let is_its_name = device.target.is(&plan.target);
-    let (Some(named), Some(mirror)) = (legs_of(&plan.target), &device.mirror) else {
+    let (Some(named), Some(mirror)) = (members_of(&plan.target), &device.mirror) else {
         return if is_its_name { Fit::Same } else { Fit::No };
     };
-    match mirror.order(ControlCommand::MirrorStatus).await {
+    match mirror.execute(ControlCommand::MirrorStatus).await {
         Ok(status) => {
             let members = status
                 .replicas
@@ -61,9 +61,9 @@ pub fn of_others(target: &TargetName, members: &[String]) -> CliError {
     )
 }
 
-fn legs_of(target: &TargetName) -> Option<&[TargetName]> {
+fn members_of(target: &TargetName) -> Option<&[TargetName]> {
     match target {
-        TargetName::Group { kind: GroupKind::Mirror, legs } => Some(legs),
+        TargetName::Group { kind: GroupKind::Mirror, members: legs } => Some(legs),
         _ => None,
     }
 }

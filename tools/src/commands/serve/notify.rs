@@ -19,7 +19,7 @@ pub enum State {
 }
 
 impl State {
-    fn words(self) -> String {
+    fn to_text(self) -> String {
         match self {
             State::Ready => "READY=1".to_owned(),
             // By the time, `Type=notify-reload` (systemd 253 and later) tells this reload from an earlier one.
@@ -37,7 +37,7 @@ pub fn notify(state: State) {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
         _ => SocketAddr::from_pathname(&name),
     };
-    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.words().as_bytes(), &address));
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.to_text().as_bytes(), &address));
     if let Err(error) = sent {
         tracing::warn!("the service manager was not told '{state:?}': {error}");
     }
@@ -56,11 +56,11 @@ mod tests {
     #[test]
     fn a_reload_says_when_it_began() {
         let us = |state: State| {
-            let words = state.words();
+            let words = state.to_text();
             words.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").unwrap().parse::<i64>().unwrap()
         };
         let (first, second) = (us(State::Reloading), us(State::Reloading));
         assert!(0 < first && first <= second, "{first} {second}");
-        assert_eq!((State::Ready.words().as_str(), State::Stopping.words().as_str()), ("READY=1", "STOPPING=1"));
+        assert_eq!((State::Ready.to_text().as_str(), State::Stopping.to_text().as_str()), ("READY=1", "STOPPING=1"));
     }
 }

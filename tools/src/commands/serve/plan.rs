@@ -21,7 +21,7 @@ use crate::target::TargetName;
 /// What the names of subsystems that have none begin with.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
 /// Longest name that is made from a target's, in bytes.
-const MOST_NAME_BYTES: usize = 64;
+const MAX_NAME_BYTES: usize = 64;
 /// Where to listen unless told: loopback, and the port of NVMe/TCP.
 pub const DEFAULT_LISTEN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), crate::cli::NVME_TCP_PORT);
@@ -138,9 +138,9 @@ impl Plan {
 
     /// The same plan, in which relative paths begin at this folder.
     #[must_use]
-    pub fn below(mut self, folder: &Path) -> Plan {
+    pub fn relative_to(mut self, folder: &Path) -> Plan {
         for namespace in self.subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces) {
-            namespace.target = namespace.target.clone().below(folder);
+            namespace.target = namespace.target.clone().relative_to(folder);
         }
         self.nbd_sockets.iter_mut().for_each(|path| *path = folder.join(&path));
         self
@@ -220,7 +220,7 @@ fn name_of(target: &TargetName) -> String {
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => return name_of(target),
     };
     let legal = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
-    let name: String = raw.chars().map(legal).take(MOST_NAME_BYTES).collect();
+    let name: String = raw.chars().map(legal).take(MAX_NAME_BYTES).collect();
     if name.chars().all(|c| c == '-') { "disk".to_owned() } else { name }
 }
 
@@ -250,7 +250,7 @@ mod tests {
         ] {
             assert_eq!(named(&[target]), [name], "{target}");
         }
-        assert_eq!(named(&[&"x".repeat(300)])[0].len(), MOST_NAME_BYTES);
+        assert_eq!(named(&[&"x".repeat(300)])[0].len(), MAX_NAME_BYTES);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The last warnings and errors, for whoever asks later.
 //!
-//! Bounded: [`MOST_LINES`] for each place of the program, of which there are as many as there are such places, so that one that
+//! Bounded: [`MAX_LINES`] for each place of the program, of which there are as many as there are such places, so that one that
 //! tells much does not push out what the others had to say.
 
 use std::collections::{HashMap, VecDeque};
@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 use tracing::callsite::Identifier;
 
 /// Lines that are kept of one place of the program.
-const MOST_LINES: usize = 8;
+const MAX_LINES: usize = 8;
 /// Characters that are kept of one text.
-const MOST_CHARACTERS: usize = 300;
+const MAX_CHARACTERS: usize = 300;
 
 static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
 
@@ -35,7 +35,7 @@ pub fn keep(place: Identifier, line: &Map<String, Value>) {
 }
 
 fn put(lines: &mut Lines, number: u64, line: &Map<String, Value>) {
-    if lines.len() >= MOST_LINES {
+    if lines.len() >= MAX_LINES {
         lines.pop_front();
     }
     lines.push_back((number, line.iter().map(|(name, value)| (name.clone(), cut(value))).collect()));
@@ -43,7 +43,7 @@ fn put(lines: &mut Lines, number: u64, line: &Map<String, Value>) {
 
 fn cut(value: &Value) -> Value {
     match value {
-        Value::String(text) => Value::from(text.chars().take(MOST_CHARACTERS).collect::<String>()),
+        Value::String(text) => Value::from(text.chars().take(MAX_CHARACTERS).collect::<String>()),
         other => other.clone(),
     }
 }
@@ -68,7 +68,7 @@ mod tests {
             let line = Map::from_iter([("n".to_owned(), number.into()), ("text".to_owned(), Value::from(text))]);
             put(&mut lines, number, &line);
         }
-        assert_eq!((lines.len(), lines[0].0, lines[MOST_LINES - 1].0), (MOST_LINES, 100 - MOST_LINES as u64, 99));
-        assert_eq!(lines[0].1["text"].as_str().map(str::len), Some(MOST_CHARACTERS));
+        assert_eq!((lines.len(), lines[0].0, lines[MAX_LINES - 1].0), (MAX_LINES, 100 - MAX_LINES as u64, 99));
+        assert_eq!(lines[0].1["text"].as_str().map(str::len), Some(MAX_CHARACTERS));
     }
 }

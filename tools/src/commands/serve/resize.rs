@@ -25,7 +25,7 @@ use crate::commands::resize::{DOING, blocks_of};
 use crate::control::resized::ResizeReport;
 use crate::exit::{Cause, CliError};
 use crate::stack::{
-    Access, Closer, FileVolume, Opened, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,
+    Access, Closer, FileVolume, OpenTarget, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,
 };
 use crate::target::TargetName;
 
@@ -36,37 +36,37 @@ const GIVING_BACK: Duration = Duration::from_secs(5);
 /// How long a volume that is closed may take to let go of its file.
 const LETTING_GO: Duration = Duration::from_secs(5);
 /// How often that is looked at.
-const LOOK: Duration = Duration::from_millis(1);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A device on its own core, for as long as it is served.
-pub struct AtHome {
+pub struct LocalDevice {
     target: TargetName,
     access: Access,
     usage: Usage,
     /// Nothing when it could not be opened anew.
     closer: RefCell<Option<Closer>>,
-    keeper: Rc<ScrubTask>,
+    scrub_task: Rc<ScrubTask>,
 }
 
 /// What came of it.
-pub struct Resizing {
+pub struct ResizeResult {
     /// The device with the size that it has now, if it was opened anew.
     pub device: Option<SharedDevice>,
     /// What was done, or why not.
-    pub outcome: Result<ResizeReport, CliError>,
+    pub result: Result<ResizeReport, CliError>,
 }
 
 /// A volume that may be resized.
-struct Chosen {
+struct ResizableVolume {
     volume: Rc<FileVolume>,
     capacity_blocks: u64,
 }
 
-impl AtHome {
+impl LocalDevice {
     /// A device that was opened for this plan, and its scrub.
-    pub fn new(plan: &NamespacePlan, closer: Closer, keeper: Rc<ScrubTask>) -> AtHome {
+    pub fn new(plan: &NamespacePlan, closer: Closer, scrub_task: Rc<ScrubTask>) -> LocalDevice {
         let (target, access, usage) = (plan.target.clone(), plan.access(), plan.usage);
-        AtHome { target, access, usage, closer: RefCell::new(Some(closer)), keeper }
+        LocalDevice { target, access, usage, closer: RefCell::new(Some(closer)), scrub_task }
     }
 
     /// Leaves it clean.
@@ -83,15 +83,15 @@ impl AtHome {
     }
 
     /// Gives a volume another size. `shared` is what hosts use it by.
-    pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> Resizing {
-        let refused = |failure: CliError| Resizing { device: None, outcome: Err(failure.on(&self.target)) };
+    pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> ResizeResult {
+        let refused = |failure: CliError| ResizeResult { device: None, result: Err(failure.on(&self.target)) };
         let chosen = match self.choose(size) {
             Ok(chosen) => chosen,
             Err(failure) => return refused(failure),
         };
         let before = shared.geometry().capacity_bytes();
         if before == size.get() {
-            return Resizing { device: None, outcome: Ok(self.report(before, before, Duration::ZERO)) };
+            return ResizeResult { device: None, result: Ok(self.report(before, before, Duration::ZERO)) };
         }
         if let Err(failure) = check_label(shared).await {
             return refused(failure);
@@ -99,7 +99,7 @@ impl AtHome {
         let deadline = now() + GIVING_BACK;
         chosen.volume.give_space_back(|| now() < deadline).await;
         // It saves its state, which asks the device.
-        self.keeper.leave().await;
+        self.scrub_task.leave().await;
         let (quiesced, since) = match drained(shared).await {
             Ok(drained) => drained,
             Err(failure) => {
@@ -111,7 +111,7 @@ impl AtHome {
     }
 
     /// The volume, if it may be resized to this.
-    fn choose(&self, size: ByteCount) -> Result<Chosen, CliError> {
+    fn choose(&self, size: ByteCount) -> Result<ResizableVolume, CliError> {
         let refuse = |cause, why: &str| CliError::new(cause, DOING, why);
         let closer = self.closer.borrow();
         let Some(closer) = &*closer else {
@@ -133,15 +133,20 @@ impl AtHome {
             ));
         }
         let capacity_blocks = blocks_of(size.get(), volume.geometry().block_size)?;
-        Ok(Chosen { volume: Rc::clone(volume), capacity_blocks })
+        Ok(ResizableVolume { volume: Rc::clone(volume), capacity_blocks })
     }
 
     /// Closes the volume, resizes it and opens it anew, while nobody asks anything of it.
-    async fn exchange(&self, chosen: Chosen, quiesced: Quiesced, (before, since): (u64, Instant)) -> Resizing {
-        let Chosen { volume, capacity_blocks } = chosen;
+    async fn exchange(
+        &self,
+        chosen: ResizableVolume,
+        quiesced: Quiesced,
+        (before, since): (u64, Instant),
+    ) -> ResizeResult {
+        let ResizableVolume { volume, capacity_blocks } = chosen;
         // Nobody sees this, unless something goes wrong from here on that is not foreseen.
         quiesced.empty("its size was being changed".to_owned());
-        self.keeper.release();
+        self.scrub_task.release();
         drop(self.closer.take());
         let medium = Rc::clone(volume.medium());
         let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.lost_writes(error));
@@ -160,34 +165,34 @@ impl AtHome {
         let device = self.go_on(opened, quiesced);
         let (after, pause) = (device.geometry().capacity_bytes(), now().saturating_duration_since(since));
         let outcome = done.map(|()| self.report(before, after, pause)).map_err(|failure| failure.on(&self.target));
-        Resizing { device: Some(device), outcome }
+        ResizeResult { device: Some(device), result: outcome }
     }
 
     /// Lets requests and the scrub go on with a volume that was opened anew.
-    fn go_on(&self, opened: Opened, quiesced: Quiesced) -> SharedDevice {
+    fn go_on(&self, opened: OpenTarget, quiesced: Quiesced) -> SharedDevice {
         let (gate, _, closer) = opened.share();
         self.closer.replace(Some(closer));
         let device = quiesced.replace(Rc::clone(&gate));
         drop(quiesced);
-        self.keeper.reopen(gate);
+        self.scrub_task.reopen(gate);
         device
     }
 
     /// The volume cannot be opened anew: whoever asks something of it is told so.
-    fn lost(&self, quiesced: &Quiesced, why: String) -> Resizing {
+    fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
         let why = format!("it could not be opened anew after its size was to be changed: {why}");
         tracing::error!("{}: {why}", self.target);
         quiesced.empty(why.clone());
-        self.keeper.lose();
+        self.scrub_task.lose();
         let failure = CliError::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
-        Resizing { device: None, outcome: Err(failure) }
+        ResizeResult { device: None, result: Err(failure) }
     }
 
     /// Has the scrub go on with the device as it was.
     fn resume(&self, shared: &SharedDevice) {
         match shared.gate() {
-            Some(gate) => self.keeper.reopen(gate),
-            None => self.keeper.lose(),
+            Some(gate) => self.scrub_task.reopen(gate),
+            None => self.scrub_task.lose(),
         }
     }
 
@@ -231,7 +236,7 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
         if now().saturating_duration_since(since) >= LETTING_GO {
             return Err("the closed volume did not let go of its file".to_owned());
         }
-        sleep(LOOK).await;
+        sleep(DRAIN_POLL_INTERVAL).await;
     }
     Ok(())
 }

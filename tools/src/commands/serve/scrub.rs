@@ -5,8 +5,8 @@
 //! of the device, where it has one (`memory.rs`).
 
 mod check;
+mod events;
 mod handle;
-mod news;
 mod state_store;
 
 use std::cell::{Cell, RefCell};
@@ -22,11 +22,11 @@ use sealblock_scrub::{Activity, Now, Scrub, Settings, Shape, Step};
 
 use crate::cli::Serve;
 use crate::control::status::{KeptWord, ScrubStatus};
-use crate::target::Called;
+use crate::target::TargetLabel;
 use state_store::StateStore;
 
+pub use events::{ScrubEventSender, ScrubFinished, ScrubStarted};
 pub use handle::ScrubHandle;
-pub use news::{ScrubEventSender, ScrubFinished, ScrubStarted};
 
 /// How long the piece under way gets when the device is closed.
 const LAST_PIECE: Duration = Duration::from_secs(5);
@@ -48,14 +48,14 @@ fn shape_of(gate: &Gate<DynDevice>) -> Shape {
 
 /// The scrub of a device, on the device's core.
 pub struct ScrubTask {
-    target: Called,
+    target: TargetLabel,
     /// Nothing while its size is being changed.
     gate: RefCell<Option<Rc<Gate<DynDevice>>>>,
     /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
     device: Attached,
     /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
     state: Weak<NamespaceState>,
-    teller: ScrubEventSender,
+    scrub_events: ScrubEventSender,
     scrub: RefCell<Scrub>,
     /// Nothing before the first.
     settings: Cell<Option<Settings>>,
@@ -79,20 +79,20 @@ pub struct ScrubTask {
 impl ScrubTask {
     /// The scrub of a device of this core, as it was left.
     pub async fn open(
-        target: Called,
+        target: TargetLabel,
         gate: Rc<Gate<DynDevice>>,
         device: Attached,
         state: Weak<NamespaceState>,
-        teller: ScrubEventSender,
+        scrub_events: ScrubEventSender,
     ) -> Rc<ScrubTask> {
         let shape = shape_of(&gate);
-        let keeper = ScrubTask {
+        let scrub_task = ScrubTask {
             memory: StateStore::of(&target.now(), &gate.abilities()),
             target,
             gate: RefCell::new(Some(gate)),
             device,
             state,
-            teller,
+            scrub_events,
             scrub: RefCell::new(Scrub::new(shape, Settings::default())),
             settings: Cell::default(),
             own_requests: Cell::new(0),
@@ -106,8 +106,8 @@ impl ScrubTask {
             task: RefCell::default(),
             epoch: now(),
         };
-        keeper.remember().await;
-        Rc::new(keeper)
+        scrub_task.remember().await;
+        Rc::new(scrub_task)
     }
 
     /// Has these settings count; from the first on, the scrub does what it is to do.
@@ -123,8 +123,8 @@ impl ScrubTask {
     }
 
     /// Changes the scrub, and has it look what there is to do now.
-    fn order<T>(&self, order: impl FnOnce(&mut Scrub, Now) -> T) -> T {
-        let done = order(&mut self.scrub.borrow_mut(), self.moment());
+    fn with_scrub<T>(&self, apply: impl FnOnce(&mut Scrub, Now) -> T) -> T {
+        let done = apply(&mut self.scrub.borrow_mut(), self.moment());
         self.bell.ring();
         done
     }
@@ -200,7 +200,7 @@ impl ScrubTask {
     async fn run(self: Rc<ScrubTask>) {
         while !self.closing.get() {
             let step = self.scrub.borrow_mut().step(self.moment(), self.activity());
-            self.tell_news();
+            self.report_events();
             let due = self.scrub.borrow_mut().to_save(self.moment());
             if let Some(bytes) = due {
                 self.save(bytes).await;
@@ -215,7 +215,7 @@ impl ScrubTask {
                 Step::Idle => self.bell.wait().await,
             }
         }
-        self.tell_news();
+        self.report_events();
     }
 
     /// A request of the scrub's own.

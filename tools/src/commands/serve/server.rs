@@ -15,7 +15,7 @@ use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, SetupError, Su
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 
-use super::announce::{NamespaceFacts, Serving, SubsystemFacts};
+use super::announce::{NamespaceInfo, Serving, SubsystemInfo};
 use super::devices::{DeviceTable, ServedDevice};
 use super::identity::serial_of;
 use super::listeners::{ActiveListener, BoundListener, bind_new, close_old};
@@ -33,7 +33,7 @@ mod opening;
 mod served;
 
 /// How often somebody who waits looks again.
-const LOOK: Duration = Duration::from_millis(5);
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server.
 pub struct Server {
@@ -102,14 +102,14 @@ impl OfferedNamespace {
 
 impl Server {
     /// A server that offers nothing yet, on these cores, of which there is at least one.
-    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, teller: ScrubEventSender) -> Result<Server, CliError> {
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, scrub_events: ScrubEventSender) -> Result<Server, CliError> {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
             nbd: NbdSide::new(cores.clone(), limits)?,
             limits: limits.clone(),
             core: cores[0].clone(),
-            homes: DeviceTable::new(cores, teller),
+            homes: DeviceTable::new(cores, scrub_events),
             offered: BTreeMap::new(),
             waiting: Vec::new(),
             tries: FuturesUnordered::new(),
@@ -250,7 +250,7 @@ impl Server {
                 tracing::warn!("commands were not done when their device was closed");
                 return;
             }
-            sleep(LOOK).await;
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
 
@@ -277,24 +277,25 @@ impl Server {
     async fn wait_for(&self, ended: &[Nqn]) {
         let deadline = now() + self.limits.drain * 2;
         while now() < deadline && ended.iter().any(|nqn| self.export.controllers(nqn) > 0) {
-            sleep(LOOK).await;
+            sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
 
     /// What is served now.
     pub fn serving(&self) -> Serving {
         let listeners: Vec<SocketAddr> = self.ears.iter().map(|ear| ear.address).collect();
-        let mut subsystems: Vec<SubsystemFacts> = Vec::with_capacity(self.offered.len());
+        let mut subsystems: Vec<SubsystemInfo> = Vec::with_capacity(self.offered.len());
         for nqn in self.export.subsystems() {
             let Some(offered) = self.offered.get(&nqn) else { continue };
-            let facts = |space: &OfferedNamespace| {
+            let info = |space: &OfferedNamespace| {
                 let shared = space.device.shared();
                 let nbd = self.nbd.name_of(&offered.plan, &space.plan);
-                NamespaceFacts::new(&space.plan, shared.geometry(), &space.uuid, nbd)
+                NamespaceInfo::new(&space.plan, shared.geometry(), &space.uuid, nbd)
             };
-            let spaces = offered.spaces.values().map(facts).collect();
-            let not_open = self.waiting.iter().filter(|waiting| waiting.nqn == nqn).map(Waiting::facts).collect();
-            subsystems.push(SubsystemFacts::new(&offered.plan, offered.serial.clone(), spaces, not_open));
+            let spaces = offered.spaces.values().map(info).collect();
+            let not_open =
+                self.waiting.iter().filter(|waiting| waiting.nqn == nqn).map(Waiting::not_open_info).collect();
+            subsystems.push(SubsystemInfo::new(&offered.plan, offered.serial.clone(), spaces, not_open));
         }
         Serving { listeners, subsystems, nbd: self.nbd.serving() }
     }
@@ -309,12 +310,12 @@ impl Server {
         self.nbd.stop();
         for ear in self.ears.iter().chain(&self.nbd.ears) {
             while !ear.has_ended().await {
-                sleep(LOOK).await;
+                sleep(DRAIN_POLL_INTERVAL).await;
             }
         }
         for ear in &self.nbd.sockets {
             while !ear.has_ended().await {
-                sleep(LOOK).await;
+                sleep(DRAIN_POLL_INTERVAL).await;
             }
         }
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());

@@ -10,9 +10,9 @@ use sealblock_exports_nbd::Server;
 use sealblock_runtime_reactor::CoreHandle;
 
 use super::listeners::{Accepting, Idle};
-use crate::control::place::{Socket, listener_of};
+use crate::control::socket_path::{Socket, listener_of};
 use crate::exit::{Cause, CliError};
-use crate::stack::process_words;
+use crate::stack::process_text;
 
 const DOING: &str = "listening for NBD";
 
@@ -87,7 +87,7 @@ fn of_bind(error: &io::Error, path: &Path) -> CliError {
             .on(path.display())
             .advise("another --nbd-socket PATH, in a folder of this user");
     }
-    let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_words(pid)));
+    let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_text(pid)));
     CliError::new(Cause::Refused, DOING, format!("{who} listens there"))
         .on(path.display())
         .advise("another --nbd-socket PATH")

@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::now;
 
-use super::announce::{NotOpenFacts, OpenedFacts};
+use super::announce::{NotOpenInfo, OpenedInfo};
 use super::devices::ServedDevice;
 use super::failing::unix_s;
 use super::plan::NamespacePlan;
-use crate::commands::scrub::show::date;
-use crate::control::server::{DeviceStatus, ExportStatus, Health, OpeningStatus, Seen};
+use crate::commands::scrub::text::date;
+use crate::control::server::{DeviceSnapshot, DeviceStatus, ExportStatus, Health, OpeningStatus};
 use crate::exit::{Cause, CliError};
 use crate::tally::count;
 
@@ -96,7 +96,7 @@ impl Waiting {
     }
 
     /// Says to the operator that it is not open.
-    pub fn tell(&self) {
+    pub fn report(&self) {
         tracing::warn!("the others are served without {}: {self}", self.plan.target);
     }
 
@@ -106,7 +106,7 @@ impl Waiting {
         self.failure = failure;
         self.wait();
         match is_news {
-            true => self.tell(),
+            true => self.report(),
             false => tracing::debug!("still served without {}: {self}", self.plan.target),
         }
     }
@@ -136,8 +136,8 @@ impl Waiting {
     }
 
     /// For whoever is told what is served.
-    pub fn facts(&self) -> NotOpenFacts {
-        NotOpenFacts {
+    pub fn not_open_info(&self) -> NotOpenInfo {
+        NotOpenInfo {
             nsid: self.plan.nsid,
             target: self.plan.target.to_string(),
             reason: self.failure.in_short(),
@@ -146,9 +146,9 @@ impl Waiting {
     }
 
     /// For whoever is told that it is open now.
-    pub fn opened(&self, nbd: Option<String>) -> OpenedFacts {
+    pub fn opened_info(&self, nbd: Option<String>) -> OpenedInfo {
         let target = self.plan.target.to_string();
-        OpenedFacts { nqn: self.nqn.to_string(), nsid: self.plan.nsid, target, nbd, tries: self.tries + 1 }
+        OpenedInfo { nqn: self.nqn.to_string(), nsid: self.plan.nsid, target, nbd, tries: self.tries + 1 }
     }
 
     /// For whoever asks how the server is.
@@ -174,7 +174,7 @@ impl Waiting {
                 tries: self.tries,
                 retried,
             }),
-            seen: Seen { silent: Some("it is not open".to_owned()), ..Seen::default() },
+            seen: DeviceSnapshot { silent: Some("it is not open".to_owned()), ..DeviceSnapshot::default() },
         }
     }
 }
@@ -225,7 +225,7 @@ mod tests {
         }
         for cause in [Cause::Unsuitable, Cause::Damaged, Cause::Absent] {
             let waiting = of(cause);
-            assert_eq!((waiting.due(), waiting.facts().retried), (None, false), "{cause:?}");
+            assert_eq!((waiting.due(), waiting.not_open_info().retried), (None, false), "{cause:?}");
             assert!(waiting.to_string().ends_with("a reload (SIGHUP) tries again"), "{waiting}");
         }
         let mut came = of(Cause::Unreachable);

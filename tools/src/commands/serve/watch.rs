@@ -11,15 +11,15 @@ use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_runtime_reactor::spawn;
 
 use crate::control::mirror_status::state_text;
-use crate::stack::{Facts, OpenMirror};
+use crate::stack::{OpenMirror, TargetInfo};
 
 /// The mirrors of one device, by number, whose copies are not all in sync.
 type Degraded = Rc<RefCell<BTreeSet<usize>>>;
 
 /// Watches the mirrors that a device is made of, at any depth, until they are closed.
-pub fn watch(facts: &Facts, state: &Weak<NamespaceState>) {
+pub fn watch(info: &TargetInfo, state: &Weak<NamespaceState>) {
     let degraded = Degraded::default();
-    let mirrors = facts.all().into_iter().filter_map(|facts| facts.mirror.clone());
+    let mirrors = info.all().into_iter().filter_map(|info| info.mirror.clone());
     for (number, mirror) in mirrors.enumerate() {
         drop(spawn(watch_one(mirror, number, Rc::clone(&degraded), state.clone())));
     }
@@ -37,25 +37,25 @@ async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, na
         if let Some(namespace) = namespace.upgrade() {
             namespace.report_degraded(!degraded.borrow().is_empty());
         }
-        if is_new || !is_told(known, state, &mirror) {
-            tell(&mirror, state);
+        if is_new || !is_reported(known, state, &mirror) {
+            report(&mirror, state);
         }
         (known, is_new) = (state, false);
     }
 }
 
 /// Whether the mirror itself has told of a change, with the leg that went and why.
-fn is_told(before: MirrorState, now: MirrorState, mirror: &OpenMirror) -> bool {
+fn is_reported(before: MirrorState, now: MirrorState, mirror: &OpenMirror) -> bool {
     match (before, now) {
         (_, MirrorState::Failed) => true,
-        (MirrorState::Optimal, MirrorState::Degraded) => !ailing(&mirror.describe()).is_empty(),
+        (MirrorState::Optimal, MirrorState::Degraded) => !degraded_members(&mirror.describe()).is_empty(),
         (_, MirrorState::Optimal | MirrorState::Degraded) => false,
     }
 }
 
-fn tell(mirror: &OpenMirror, state: MirrorState) {
+fn report(mirror: &OpenMirror, state: MirrorState) {
     let target = mirror.target();
-    let members = ailing(&mirror.describe());
+    let members = degraded_members(&mirror.describe());
     match (state, members.is_empty()) {
         (MirrorState::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
         (state, true) => tracing::warn!("{target} is {}: a crash may have left its members different", state.as_str()),
@@ -64,7 +64,7 @@ fn tell(mirror: &OpenMirror, state: MirrorState) {
 }
 
 /// The members that are away or not in sync, in words.
-fn ailing(mirror: &MirrorInfo) -> Vec<String> {
+fn degraded_members(mirror: &MirrorInfo) -> Vec<String> {
     let is_ailing = |leg: &&ReplicaInfo| {
         leg.state != ReplicaState::Removed && !(leg.state == ReplicaState::InSync && leg.is_online)
     };

@@ -13,26 +13,26 @@ use sealblock_units::{ByteCount, Extent};
 use super::job::coverage_of;
 use crate::exit::CliError;
 use crate::progress::{Progress, Show};
-use crate::stack::Opened;
+use crate::stack::OpenTarget;
 
 /// How often progress is looked at.
-const LOOK: Duration = Duration::from_millis(100);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// Looks, one after the other, at which nothing has become less, until it is taken that nothing will. A mirror tries anew every
 /// two seconds.
-const VAIN_LOOKS: u32 = 50;
+const MAX_IDLE_PROBES: u32 = 50;
 /// How often a member of another host may be given up half-way until it is no longer waited for.
-const MOST_SETBACKS: u32 = 3;
+const MAX_SETBACKS: u32 = 3;
 
 /// Waits until no member is being brought up to date, or about to be.
-pub(super) async fn wait(opened: &Opened, show: Show) -> Result<(), CliError> {
+pub(super) async fn wait(opened: &OpenTarget, show: Show) -> Result<(), CliError> {
     wait_here(opened, show).await;
     let abilities = opened.gate.abilities();
-    if abilities.copies && abilities.offloads { wait_away(opened).await } else { Ok(()) }
+    if abilities.copies && abilities.offloads { wait_remote(opened).await } else { Ok(()) }
 }
 
 /// Waits for the mirrors that this process has open, at any depth, for as long as less and less is missing.
-async fn wait_here(opened: &Opened, show: Show) {
-    let mirrors: Vec<_> = opened.facts.all().into_iter().filter_map(|facts| facts.mirror.clone()).collect();
+async fn wait_here(opened: &OpenTarget, show: Show) {
+    let mirrors: Vec<_> = opened.info.all().into_iter().filter_map(|info| info.mirror.clone()).collect();
     let began: Vec<MirrorInfo> = mirrors.iter().map(|mirror| mirror.describe()).collect();
     let left_bytes = || -> u64 {
         let now = mirrors.iter().map(|mirror| mirror.describe());
@@ -42,8 +42,8 @@ async fn wait_here(opened: &Opened, show: Show) {
     let doing = format!("bringing members of {} up to date", opened.target());
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), show);
     let (mut least, mut vain) = (total, 0);
-    while least > 0 && vain < VAIN_LOOKS {
-        sealblock_runtime_reactor::sleep(LOOK).await;
+    while least > 0 && vain < MAX_IDLE_PROBES {
+        sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
         let left = left_bytes();
         vain = if left < least { 0 } else { vain + 1 };
         progress.advance(least.saturating_sub(left));
@@ -64,10 +64,10 @@ fn waiting_bytes(now: &MirrorInfo, began: &MirrorInfo) -> u64 {
 }
 
 /// Waits for the copies of another host, which tells of them in answers to a Verify.
-async fn wait_away(opened: &Opened) -> Result<(), CliError> {
+async fn wait_remote(opened: &OpenTarget) -> Result<(), CliError> {
     let Ok(first) = Extent::from_raw(0, 1) else { return Ok(()) };
     let (mut vain, mut setbacks, mut was_busy) = (0, 0, false);
-    while vain < VAIN_LOOKS && setbacks < MOST_SETBACKS {
+    while vain < MAX_IDLE_PROBES && setbacks < MAX_SETBACKS {
         let coverage = coverage_of(opened, first).await?;
         let is_so = |why: WhyUnchecked| coverage.unchecked().iter().any(|run| run.why == why);
         let is_busy = is_so(WhyUnchecked::Resyncing);
@@ -80,7 +80,7 @@ async fn wait_away(opened: &Opened) -> Result<(), CliError> {
             (false, false) => break,
         }
         was_busy = is_busy;
-        sealblock_runtime_reactor::sleep(LOOK).await;
+        sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
     }
     Ok(())
 }

@@ -8,30 +8,30 @@ use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, R
 use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
-use super::ledger::Ledger;
-use super::words::{Damage, block_error};
+use super::pieces::PieceTracker;
+use super::text::{Damage, block_error};
 use crate::cli::{Mode, Verify};
 use crate::exit::{Cause, CliError};
-use crate::findings::{Findings as Lines, MOST_LISTED, Run, Voice};
+use crate::findings::{Findings as Lines, MAX_LISTED, Run, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::range::{BlockRange, BlockSpan};
-use crate::stack::{Opened, of_block};
+use crate::stack::{OpenTarget, of_block};
 use crate::target::TargetName;
 
 /// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
 /// every mirror.
-const LAST_LOOK_BLOCKS: u64 = 4096;
+const FINAL_CHECK_BLOCKS: u64 = 4096;
 /// Bytes of a piece at most, so that what is found is told soon, and Ctrl-C is heeded: of one that is done here, and of one that
 /// another host does.
-const MOST_PIECE_BYTES: [u64; 2] = [8 << 20, 64 << 20];
+const MAX_PIECE_BYTES: [u64; 2] = [8 << 20, 64 << 20];
 /// What is worth another core.
 const LONG_BYTES: u64 = 64 << 20;
 /// Pieces a second at least, where the rate is limited.
 const PIECES_PER_SECOND: u64 = 10;
 
 /// How far a check of these blocks goes just now, whatever it finds.
-pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, CliError> {
+pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, CliError> {
     let verify = Request::Verify { extent, checks: opened.checks(extent) };
     match opened.gate.execute(verify).await {
         Ok(Response::Verified(verified)) => Ok(verified.coverage),
@@ -44,7 +44,7 @@ pub async fn coverage_of(opened: &Opened, extent: Extent) -> Result<Coverage, Cl
 }
 
 /// One verify: what is left of it, and what it has found.
-pub struct Job {
+pub struct VerifyJob {
     span: BlockSpan,
     piece_blocks: u64,
     is_long: bool,
@@ -54,12 +54,12 @@ pub struct Job {
     progress: Progress,
     target: TargetName,
     format: Option<PiFormat>,
-    state: Mutex<State>,
+    state: Mutex<JobState>,
 }
 
 /// What is known of the blocks that were looked at.
-struct State {
-    ledger: Ledger,
+struct JobState {
+    ledger: PieceTracker,
     lines: Lines<Damage>,
     findings: Findings,
 }
@@ -131,9 +131,9 @@ impl Pace {
     }
 }
 
-impl Job {
+impl VerifyJob {
     /// The job that these arguments ask for.
-    pub fn new(arguments: &Verify, opened: &Opened, span: BlockSpan, show: Show) -> Result<Job, CliError> {
+    pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, CliError> {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
         let how = VerifyPath::of(arguments, &abilities)?;
@@ -150,9 +150,9 @@ impl Job {
         let paced = pace.as_ref().map_or(u64::MAX, |pace| {
             ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
         });
-        let most = MOST_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
+        let most = MAX_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
-        Ok(Job {
+        Ok(VerifyJob {
             span,
             piece_blocks: u64::from(whole.get()).min(most).min(paced),
             is_long: total.get() > LONG_BYTES,
@@ -162,8 +162,8 @@ impl Job {
             progress: Progress::new(&format!("verifying {}", arguments.target), Some(total), show),
             target: arguments.target.clone(),
             format: geometry.protection,
-            state: Mutex::new(State {
-                ledger: Ledger::new(span.first()),
+            state: Mutex::new(JobState {
+                ledger: PieceTracker::new(span.first()),
                 lines: Lines::new(if arguments.json { Voice::Silent } else { Voice::Output }),
                 findings: Findings::default(),
             }),
@@ -176,7 +176,7 @@ impl Job {
     }
 
     /// Whether what is found is mended, which only one may do.
-    pub fn mends(&self) -> bool {
+    pub fn repairs(&self) -> bool {
         self.how == VerifyPath::Repair
     }
 
@@ -187,7 +187,7 @@ impl Job {
 
     /// Works on the job until nothing is left of it, or a signal ends it. Several may, on several cores, each with its own open
     /// target.
-    pub async fn work(&self, opened: &Opened) -> Result<(), CliError> {
+    pub async fn run(&self, opened: &OpenTarget) -> Result<(), CliError> {
         while let Some(extent) = self.take() {
             let bytes = extent.bytes(opened.gate.geometry().block_size);
             if let Some(pace) = &self.pace {
@@ -214,8 +214,8 @@ impl Job {
         self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
     }
 
-    fn settle(&self, state: &mut State) -> Result<Findings, CliError> {
-        let rest = state.ledger.rest();
+    fn settle(&self, state: &mut JobState) -> Result<Findings, CliError> {
+        let rest = state.ledger.take_rest();
         self.add(state, rest);
         state.lines.finish(&self.progress)?;
         let mut findings = std::mem::take(&mut state.findings);
@@ -229,20 +229,20 @@ impl Job {
     }
 
     /// Adds faults in the order of the blocks.
-    fn add(&self, state: &mut State, faults: Vec<BadBlock>) {
+    fn add(&self, state: &mut JobState, faults: Vec<BadBlock>) {
         for fault in &faults {
             let error = block_error(fault, self.format, &self.target);
             state.lines.note(Run::new(error.lba, 1, Damage::of(&error)));
         }
-        let room = MOST_LISTED - state.findings.faults.len();
+        let room = MAX_LISTED - state.findings.faults.len();
         state.findings.unlisted += faults.len().saturating_sub(room) as u64;
         state.findings.faults.extend(faults.into_iter().take(room));
     }
 
     /// Looks once more whether all copies are there and in sync: what was checked of a member is out of date if it was left
     /// behind since. Only devices with copies need it.
-    pub async fn look_again(&self, opened: &Opened) -> Result<(), CliError> {
-        let blocks = self.span.blocks().min(self.piece_blocks).min(LAST_LOOK_BLOCKS);
+    pub async fn check_sync_again(&self, opened: &OpenTarget) -> Result<(), CliError> {
+        let blocks = self.span.blocks().min(self.piece_blocks).min(FINAL_CHECK_BLOCKS);
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
         let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != VerifyPath::ReadAndCheck)
         else {
@@ -262,7 +262,7 @@ impl Job {
         Extent::new(Lba::new(self.span.first().get() + at), blocks).ok()
     }
 
-    async fn check(&self, opened: &Opened, extent: Extent, bytes: u64) -> Result<(), CliError> {
+    async fn check(&self, opened: &OpenTarget, extent: Extent, bytes: u64) -> Result<(), CliError> {
         let checks = opened.checks(extent);
         let outcome = match self.how {
             VerifyPath::ReadAndCheck => opened.gate.verify_by_reading(extent, checks).await,
@@ -287,12 +287,12 @@ impl Job {
         state.findings.bytes_transferred += read;
         let in_order = state.ledger.done(extent, faults);
         self.add(&mut state, in_order);
-        let State { ledger, lines, .. } = &mut *state;
+        let JobState { ledger, lines, .. } = &mut *state;
         lines.reached(ledger.next(), &self.progress);
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, JobState> {
         // A panic elsewhere leaves whole findings behind; they are still true.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }

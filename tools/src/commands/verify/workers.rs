@@ -11,10 +11,10 @@ use futures_util::future::{join_all, try_join_all};
 use sealblock_block::Device;
 use sealblock_runtime_reactor::{Cores, Placement};
 
-use super::job::Job;
+use super::job::VerifyJob;
 use crate::exit::{Cause, CliError};
 use crate::interrupt;
-use crate::stack::{Access, Opened, config, open};
+use crate::stack::{Access, OpenTarget, config, open};
 use crate::target::TargetName;
 use crate::uring;
 
@@ -24,23 +24,23 @@ const LANES: usize = 2;
 const LANES_AWAY: usize = 16;
 
 /// Works the job off, or as far as it comes until a signal ends it.
-pub(super) async fn run(job: &Arc<Job>, opened: &Opened) -> Result<(), CliError> {
+pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(), CliError> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
-        target if cores > 1 && shareable(target) && job.is_long() && !job.mends() => {
+        target if cores > 1 && shareable(target) && job.is_long() && !job.repairs() => {
             on_cores(job, target, cores).await?
         }
         _ => on_this_core(job, opened).await?,
     }
-    if interrupt::came() { Ok(()) } else { job.look_again(opened).await }
+    if interrupt::came() { Ok(()) } else { job.check_sync_again(opened).await }
 }
 
-async fn on_this_core(job: &Job, opened: &Opened) -> Result<(), CliError> {
+async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), CliError> {
     let lanes = if opened.gate.abilities().offloads { LANES_AWAY } else { LANES };
-    try_join_all((0..lanes).map(|_| job.work(opened))).await.map(drop)
+    try_join_all((0..lanes).map(|_| job.run(opened))).await.map(drop)
 }
 
-async fn on_cores(job: &Arc<Job>, target: &TargetName, cores: usize) -> Result<(), CliError> {
+async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Result<(), CliError> {
     let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| uring::of_start(&error))?;
     let handles = cores.handles();
     let calls = handles.iter().map(|handle| {
@@ -64,7 +64,7 @@ fn shareable(target: &TargetName) -> bool {
     match target {
         TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => true,
         TargetName::Offset { target, .. } => shareable(target),
-        TargetName::Group { legs, .. } => legs.iter().all(shareable),
+        TargetName::Group { members: legs, .. } => legs.iter().all(shareable),
         _ => false,
     }
 }

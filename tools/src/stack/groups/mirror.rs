@@ -12,14 +12,14 @@ use sealblock_layers_mirror::{
     CreateOptions, Mirror, MirrorError, MirrorInfo, MirrorState, OpenOptions, Reopen, ReplicaError, ReplicaSource,
 };
 
-use super::super::{Access, CloseHandle, Facts, Opened, ReactorClock, Usage, close_all, received_bytes};
-use super::multipath::is_away;
+use super::super::{Access, CloseHandle, OpenTarget, ReactorClock, TargetInfo, Usage, close_all, received_bytes};
+use super::multipath::is_remote;
 use super::with_short_timeouts;
 use crate::commands::create::new_uuid;
 use crate::control::protocol::ControlCommand;
 use crate::exit::{Cause, CliError};
 use crate::report::note;
-use crate::target::{Called, TargetName};
+use crate::target::{TargetLabel, TargetName};
 
 const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
 const CHANGING: &str = "changing the legs";
@@ -27,13 +27,13 @@ const CHANGING: &str = "changing the legs";
 /// A mirror that is open, and its legs.
 pub struct OpenMirror {
     mirror: Rc<Mirror<ReactorClock>>,
-    legs: RefCell<Vec<Rc<Leg>>>,
+    replicas: RefCell<Vec<Rc<OpenReplica>>>,
     /// What it is called: what it was opened by, until somebody names the legs that it has.
-    target: Called,
+    target: TargetLabel,
 }
 
 /// A leg that is opened as often as it is lost.
-struct Leg {
+struct OpenReplica {
     /// What it is called.
     name: String,
     target: TargetName,
@@ -55,10 +55,10 @@ impl OpenMirror {
     ///
     /// # Errors
     /// Why it was not done.
-    pub async fn order(&self, order: &ControlCommand) -> Result<(), CliError> {
+    pub async fn execute(&self, command: &ControlCommand) -> Result<(), CliError> {
         let target =
-            |leg: &str| leg.parse::<TargetName>().map_err(|error| CliError::new(Cause::Usage, CHANGING, error));
-        match order {
+            |replica: &str| replica.parse::<TargetName>().map_err(|error| CliError::new(Cause::Usage, CHANGING, error));
+        match command {
             ControlCommand::MirrorAdd { replica, force } => self.add(&target(replica)?, *force).await,
             ControlCommand::MirrorReplace { old, new, force } => {
                 self.replace(&target(old)?, &target(new)?, *force).await
@@ -78,15 +78,15 @@ impl OpenMirror {
 
     /// What legs are opened to do.
     fn access(&self) -> Access {
-        self.legs.borrow().first().map_or(Access::Write, |leg| leg.access)
+        self.replicas.borrow().first().map_or(Access::Write, |replica| replica.access)
     }
 
     /// Adds a leg, whose content is replaced in the background.
     async fn add(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
-        let leg = Leg::new(target, self.access());
-        let (stack, _) = leg.open().await?;
-        let added = self.mirror.add(leg.source(Ok(stack)), force).await;
-        self.take_in(leg, added).await
+        let replica = OpenReplica::new(target, self.access());
+        let (stack, _) = replica.open().await?;
+        let added = self.mirror.add(replica.source(Ok(stack)), force).await;
+        self.take_in(replica, added).await
     }
 
     /// Puts another device in the place of a leg, or beside it as long as it is current.
@@ -95,42 +95,44 @@ impl OpenMirror {
         if force {
             self.mirror.trust_names();
         }
-        let legs = self.describe().replicas;
-        let is_current = legs.iter().any(|leg| leg.name == name && leg.is_online && leg.state == ReplicaState::InSync);
+        let replicas = self.describe().replicas;
+        let is_current = replicas
+            .iter()
+            .any(|replica| replica.name == name && replica.is_online && replica.state == ReplicaState::InSync);
         if is_current && old == new {
             return Err(CliError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
         }
-        let retired: Vec<Rc<Leg>> =
-            self.legs.borrow().iter().filter(|leg| leg.name == name && !is_current).cloned().collect();
-        for leg in &retired {
+        let retired: Vec<Rc<OpenReplica>> =
+            self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
+        for replica in &retired {
             // It holds the file, or the connection, that the new device may be under.
-            leg.is_retired.set(true);
-            let _ = leg.close().await;
+            replica.is_retired.set(true);
+            let _ = replica.close().await;
         }
-        let leg = Leg::new(new, self.access());
-        let replaced = match leg.open().await {
+        let replica = OpenReplica::new(new, self.access());
+        let replaced = match replica.open().await {
             Ok((stack, _)) => {
-                let replaced = self.mirror.replace(&name, leg.source(Ok(stack)), force).await;
-                self.take_in(leg, replaced).await
+                let replaced = self.mirror.replace(&name, replica.source(Ok(stack)), force).await;
+                self.take_in(replica, replaced).await
             }
             Err(failure) => Err(failure),
         };
         match &replaced {
-            Ok(()) => self.legs.borrow_mut().retain(|leg| !leg.is_retired.get()),
-            Err(_) => retired.iter().for_each(|leg| leg.is_retired.set(false)),
+            Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
+            Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
         }
         replaced
     }
 
     /// Keeps a leg that the mirror has taken, and closes one that it has not.
-    async fn take_in(&self, leg: Rc<Leg>, taken: Result<(), ReplicaError>) -> Result<(), CliError> {
+    async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), CliError> {
         match taken {
             Ok(()) => {
-                self.legs.borrow_mut().push(leg);
+                self.replicas.borrow_mut().push(replica);
                 Ok(())
             }
             Err(error) => {
-                let _ = leg.close().await;
+                let _ = replica.close().await;
                 Err(of_member(&error).on(&self.target))
             }
         }
@@ -151,15 +153,16 @@ impl OpenMirror {
             self.mirror.trust_names();
         }
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
-        let gone: Vec<Rc<Leg>> = self.legs.borrow_mut().extract_if(.., |leg| leg.name == name).collect();
-        for leg in gone {
-            let _ = leg.close().await;
+        let gone: Vec<Rc<OpenReplica>> =
+            self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+        for replica in gone {
+            let _ = replica.close().await;
         }
         Ok(())
     }
 
     /// What it is called.
-    pub fn target(&self) -> &Called {
+    pub fn target(&self) -> &TargetLabel {
         &self.target
     }
 
@@ -177,23 +180,25 @@ impl OpenMirror {
     /// Notes what is settled, then closes the legs.
     pub(in super::super) async fn close(&self) -> Result<(), Error> {
         let noted = self.mirror.close().await;
-        let legs = self.legs.take();
-        let closed = join_all(legs.iter().map(|leg| leg.close())).await;
+        let replicas = self.replicas.take();
+        let closed = join_all(replicas.iter().map(|replica| replica.close())).await;
         closed.into_iter().fold(noted, Result::and)
     }
 
     /// Bytes of payload that came from legs on other hosts until now; nothing where none is away.
     pub(in super::super) fn received_bytes(&self) -> Option<u64> {
-        let legs = self.legs.borrow();
-        let each = legs.iter().map(|leg| received_bytes(&leg.held.borrow()).map(|now| now + leg.received_bytes.get()));
+        let replicas = self.replicas.borrow();
+        let each = replicas
+            .iter()
+            .map(|replica| received_bytes(&replica.held.borrow()).map(|now| now + replica.received_bytes.get()));
         each.flatten().reduce(u64::saturating_add)
     }
 }
 
-impl Leg {
-    fn new(target: &TargetName, access: Access) -> Rc<Leg> {
+impl OpenReplica {
+    fn new(target: &TargetName, access: Access) -> Rc<OpenReplica> {
         let (name, target) = (target.to_string(), with_short_timeouts(target));
-        Rc::new(Leg {
+        Rc::new(OpenReplica {
             name,
             target,
             access,
@@ -208,19 +213,20 @@ impl Leg {
         ReplicaSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
     }
 
-    async fn open(&self) -> Result<(DynDevice, Facts), CliError> {
+    async fn open(&self) -> Result<(DynDevice, TargetInfo), CliError> {
         // What is left of the last time holds the file, or the connection.
         let _ = self.close().await;
-        let Opened { gate, facts, held, .. } = super::super::open_for(&self.target, self.access, Usage::Member).await?;
+        let OpenTarget { gate, info: info, held, .. } =
+            super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
-        Ok((DynDevice::new(gate), facts))
+        Ok((DynDevice::new(gate), info))
     }
 
     /// Writes the label of a leg that is away once more, as it is. A host that serves it as a member takes that for the sign
     /// that its mirror has come; repairs, which need no other label, would be refused without.
     async fn claim(&self, stack: &DynDevice) -> Result<(), Error> {
         let of = stack.abilities();
-        if !self.access.writes() || !is_away(&self.target) || !of.writable || of.reserved != Ability::Native {
+        if !self.access.writes() || !is_remote(&self.target) || !of.writable || of.reserved != Ability::Native {
             return Ok(());
         }
         let slot = ReservedArea::GroupLabel;
@@ -240,19 +246,19 @@ impl Leg {
     }
 
     fn reopen(self: &Rc<Self>) -> Reopen {
-        let leg = Rc::clone(self);
+        let replica = Rc::clone(self);
         Box::new(move || -> LocalBoxFuture<'static, Result<DynDevice, String>> {
-            let leg = Rc::clone(&leg);
+            let replica = Rc::clone(&replica);
             Box::pin(async move {
-                if leg.is_retired.get() {
+                if replica.is_retired.get() {
                     return Err("another device is taking its place".to_owned());
                 }
-                let (stack, _) = leg.open().await.map_err(|failure| failure.in_short())?;
-                if leg.access.writes() && !stack.abilities().writable {
-                    let _ = leg.close().await;
+                let (stack, _) = replica.open().await.map_err(|failure| failure.in_short())?;
+                if replica.access.writes() && !stack.abilities().writable {
+                    let _ = replica.close().await;
                     return Err("it is read only".to_owned());
                 }
-                leg.claim(&stack).await.map_err(|error| error.to_string())?;
+                replica.claim(&stack).await.map_err(|error| error.to_string())?;
                 Ok(stack)
             })
         })
@@ -260,14 +266,14 @@ impl Leg {
 }
 
 /// Opens the legs, all at once. Those that cannot be reached are gone without, as far as the others allow.
-pub(super) async fn open(target: &TargetName, legs: &[TargetName], access: Access) -> Result<Opened, CliError> {
-    let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, access)).collect();
-    let opened = join_all(legs.iter().map(|leg| leg.open())).await;
-    match put_together(target, &legs, opened, access).await {
+pub(super) async fn open(target: &TargetName, replicas: &[TargetName], access: Access) -> Result<OpenTarget, CliError> {
+    let replicas: Vec<Rc<OpenReplica>> = replicas.iter().map(|replica| OpenReplica::new(replica, access)).collect();
+    let opened = join_all(replicas.iter().map(|replica| replica.open())).await;
+    match put_together(target, &replicas, opened, access).await {
         Ok(opened) => Ok(opened),
         Err(failure) => {
             // What is wrong with the legs is to be said, not what is wrong with closing them.
-            join_all(legs.iter().map(|leg| leg.close())).await;
+            join_all(replicas.iter().map(|replica| replica.close())).await;
             Err(failure)
         }
     }
@@ -275,42 +281,43 @@ pub(super) async fn open(target: &TargetName, legs: &[TargetName], access: Acces
 
 async fn put_together(
     target: &TargetName,
-    legs: &[Rc<Leg>],
-    opened: Vec<Result<(DynDevice, Facts), CliError>>,
+    replicas: &[Rc<OpenReplica>],
+    opened: Vec<Result<(DynDevice, TargetInfo), CliError>>,
     access: Access,
-) -> Result<Opened, CliError> {
-    let (mut sources, mut facts, mut here) = (Vec::new(), Vec::new(), Vec::new());
-    for (leg, opened) in legs.iter().zip(opened) {
+) -> Result<OpenTarget, CliError> {
+    let (mut sources, mut info, mut here) = (Vec::new(), Vec::new(), Vec::new());
+    for (replica, opened) in replicas.iter().zip(opened) {
         let device = match opened {
             Ok((stack, of)) => {
-                facts.push(of);
-                here.push((leg, stack.clone()));
+                info.push(of);
+                here.push((replica, stack.clone()));
                 Ok(stack)
             }
             Err(failure) if is_gone(&failure) => Err(failure.in_short()),
             // What cannot be meant, or is in use by somebody else, is no leg that is merely missing.
             Err(failure) => return Err(failure),
         };
-        sources.push(leg.source(device));
+        sources.push(replica.source(device));
     }
     let options = OpenOptions { is_read_only: access == Access::Read, random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();
-    tell_of_gone(target, &described);
-    for (leg, stack) in here {
+    report_offline(target, &described);
+    for (replica, stack) in here {
         // A leg that fails now is left behind by the first change that it does not take.
-        if let Err(error) = leg.claim(&stack).await {
-            tracing::warn!(replica = leg.name, %error, "the label could not be written");
+        if let Err(error) = replica.claim(&stack).await {
+            tracing::warn!(replica = replica.name, %error, "the label could not be written");
         }
     }
-    for leg in
-        legs.iter().filter(|leg| described.replicas.iter().any(|other| other.name == leg.name && !other.is_online))
+    for replica in replicas
+        .iter()
+        .filter(|replica| described.replicas.iter().any(|other| other.name == replica.name && !other.is_online))
     {
         // Whoever makes it a leg must be able to open it.
-        let _ = leg.close().await;
+        let _ = replica.close().await;
     }
-    Ok(held(target, legs, facts, opened))
+    Ok(held(target, replicas, info, opened))
 }
 
 /// Makes a mirror of these devices; see [`sealblock_layers_mirror::create`].
@@ -319,55 +326,56 @@ async fn put_together(
 /// Why they cannot be one.
 pub async fn create(
     target: &TargetName,
-    legs: &[TargetName],
+    replicas: &[TargetName],
     from: Option<usize>,
     force: bool,
-) -> Result<Opened, CliError> {
-    let legs: Vec<Rc<Leg>> = legs.iter().map(|leg| Leg::new(leg, Access::Write)).collect();
-    let created = create_of(target, &legs, from, force).await;
+) -> Result<OpenTarget, CliError> {
+    let replicas: Vec<Rc<OpenReplica>> =
+        replicas.iter().map(|replica| OpenReplica::new(replica, Access::Write)).collect();
+    let created = create_of(target, &replicas, from, force).await;
     if created.is_err() {
-        join_all(legs.iter().map(|leg| leg.close())).await;
+        join_all(replicas.iter().map(|replica| replica.close())).await;
     }
     created
 }
 
 async fn create_of(
     target: &TargetName,
-    legs: &[Rc<Leg>],
+    replicas: &[Rc<OpenReplica>],
     from: Option<usize>,
     force: bool,
-) -> Result<Opened, CliError> {
-    let (mut sources, mut facts) = (Vec::new(), Vec::new());
-    for leg in legs {
-        let (stack, of) = leg.open().await?;
-        facts.push(of);
-        sources.push(leg.source(Ok(stack)));
+) -> Result<OpenTarget, CliError> {
+    let (mut sources, mut info) = (Vec::new(), Vec::new());
+    for replica in replicas {
+        let (stack, of) = replica.open().await?;
+        info.push(of);
+        sources.push(replica.source(Ok(stack)));
     }
     let options = CreateOptions { random: new_uuid()?, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_member(&error).on(target))?;
-    Ok(held(target, legs, facts, opened))
+    Ok(held(target, replicas, info, opened))
 }
 
 /// A mirror as one that is open, its worker running.
 fn held(
     target: &TargetName,
-    legs: &[Rc<Leg>],
-    facts: Vec<Facts>,
+    replicas: &[Rc<OpenReplica>],
+    info: Vec<TargetInfo>,
     opened: sealblock_layers_mirror::OpenMirror<ReactorClock>,
-) -> Opened {
+) -> OpenTarget {
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
-    let legs = RefCell::new(legs.to_vec());
-    let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), legs, target: Called::new(target) });
-    let facts = Facts { mirror: Some(open.clone()), ..Facts::over("mirror", facts) };
-    Opened::new(target, opened.mirror, facts, vec![CloseHandle::Mirror(open)])
+    let replicas = RefCell::new(replicas.to_vec());
+    let open = Rc::new(OpenMirror { mirror: opened.mirror.clone(), replicas, target: TargetLabel::new(target) });
+    let info = TargetInfo { mirror: Some(open.clone()), ..TargetInfo::over("mirror", info) };
+    OpenTarget::new(target, opened.mirror, info, vec![CloseHandle::Mirror(open)])
 }
 
 /// Says which legs are not there: once for each mirror of this process, however many cores open it.
-fn tell_of_gone(target: &TargetName, mirror: &MirrorInfo) {
+fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for leg in mirror.replicas.iter().filter(|leg| !leg.is_online && leg.state != ReplicaState::Removed) {
-        let what = format!("{target} goes without {}: {}", leg.name, leg.last_error);
+    for replica in mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed) {
+        let what = format!("{target} goes without {}: {}", replica.name, replica.last_error);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
             note(what);

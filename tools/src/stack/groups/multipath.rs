@@ -10,9 +10,11 @@ use sealblock_block::{
 };
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
-use super::super::{Access, CloseHandle, Facts, Opened, ReactorClock, Usage, close_all, open_for, received_bytes};
-use super::{PATIENCE, with_short_timeouts};
-use crate::commands::create::uuid_words;
+use super::super::{
+    Access, CloseHandle, OpenTarget, ReactorClock, TargetInfo, Usage, close_all, open_for, received_bytes,
+};
+use super::{SHORT_TIMEOUT, with_short_timeouts};
+use crate::commands::create::uuid_text;
 use crate::exit::{Cause, CliError};
 use crate::target::{GroupKind, TargetName};
 
@@ -66,13 +68,13 @@ impl Device for Live {
 
 impl Paths {
     /// The paths that these targets are, none of them open yet.
-    fn of(legs: &[TargetName], access: Access, usage: Usage) -> Paths {
+    fn of(paths: &[TargetName], access: Access, usage: Usage) -> Paths {
         let identity = Rc::default();
-        let path = |leg: &TargetName| {
-            let (target, identity) = (with_short_timeouts(leg), Rc::clone(&identity));
+        let path = |path: &TargetName| {
+            let (target, identity) = (with_short_timeouts(path), Rc::clone(&identity));
             Rc::new(Path { target, access, usage, identity, open: RefCell::default(), received_bytes: Rc::default() })
         };
-        Paths(legs.iter().map(path).collect())
+        Paths(paths.iter().map(path).collect())
     }
 
     /// Closes what is open.
@@ -86,7 +88,7 @@ impl Paths {
     pub(in super::super) fn received_bytes(&self) -> Option<u64> {
         let each = self.0.iter().map(|path| {
             let now = path.open.borrow().upgrade().and_then(|live| received_bytes(&live.held));
-            is_away(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
+            is_remote(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
         });
         each.flatten().reduce(u64::saturating_add)
     }
@@ -94,20 +96,20 @@ impl Paths {
 
 impl Path {
     /// Opens the path, if it leads to the device that the others lead to.
-    async fn open(&self) -> Result<(Rc<Live>, Facts), CliError> {
+    async fn open(&self) -> Result<(Rc<Live>, TargetInfo), CliError> {
         let opened = open_for(&self.target, self.access, self.usage).await?;
-        if let Err(why) = self.check(&opened.facts) {
+        if let Err(why) = self.check(&opened.info) {
             let _ = opened.close(Ok(())).await;
             return Err(CliError::new(Cause::Unsuitable, "opening", why).on(&self.target));
         }
-        let Opened { gate, facts, held, .. } = opened;
+        let OpenTarget { gate, info: info, held, .. } = opened;
         let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
         self.open.replace(Rc::downgrade(&live));
-        Ok((live, facts))
+        Ok((live, info))
     }
 
-    fn check(&self, facts: &Facts) -> Result<(), String> {
-        let Some(identity) = identity(&self.target, facts) else {
+    fn check(&self, info: &TargetInfo) -> Result<(), String> {
+        let Some(identity) = identity(&self.target, info) else {
             return Err("nothing tells whether it is the same device as the other paths lead to".to_owned());
         };
         let mut known = self.identity.borrow_mut();
@@ -130,7 +132,7 @@ impl Path {
     /// was lost before is under way.
     fn settle(&self) -> Option<DeviceOpener> {
         let (target, access, usage) = (self.target.clone(), self.access, self.usage);
-        is_away(&target).then(|| {
+        is_remote(&target).then(|| {
             DeviceOpener::new(target.to_string(), move || {
                 let target = target.clone();
                 async move {
@@ -151,17 +153,17 @@ fn unreachable(failure: CliError) -> Error {
 /// Opens the paths, all at once. One is enough.
 pub(super) async fn open(
     target: &TargetName,
-    legs: &[TargetName],
+    paths: &[TargetName],
     access: Access,
     usage: Usage,
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     // Which path the label is on does not matter, but it is not seen through the layer.
-    let paths = Paths::of(legs, access, usage.hidden());
-    let (mut ways, mut facts, mut failed) = (Vec::new(), Vec::new(), None);
+    let paths = Paths::of(paths, access, usage.hidden());
+    let (mut ways, mut info, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
         let device = match opened {
             Ok((live, of)) => {
-                facts.push(of);
+                info.push(of);
                 Some(DynDevice::new(live))
             }
             Err(failure) if failure.cause() == Cause::Unreachable => {
@@ -175,19 +177,24 @@ pub(super) async fn open(
         };
         ways.push(PathConfig { source: path.source(), settle: path.settle(), device });
     }
-    if let (true, Some(failure)) = (facts.is_empty(), failed) {
+    if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);
     }
-    join(target, paths, ways, facts).await
+    join(target, paths, ways, info).await
 }
 
 /// The open paths as one device.
-async fn join(target: &TargetName, paths: Paths, ways: Vec<PathConfig>, facts: Vec<Facts>) -> Result<Opened, CliError> {
-    match MultipathLayer::new(ways, ReactorClock, patience(&paths, &facts)) {
+async fn join(
+    target: &TargetName,
+    paths: Paths,
+    ways: Vec<PathConfig>,
+    info: Vec<TargetInfo>,
+) -> Result<OpenTarget, CliError> {
+    match MultipathLayer::new(ways, ReactorClock, retry_policy(&paths, &info)) {
         Ok((device, worker)) => {
             drop(sealblock_runtime_reactor::spawn(worker.run()));
-            let facts = Facts { paths: Some(device.observer()), ..Facts::over("multipath", facts) };
-            Ok(Opened::new(target, device, facts, vec![CloseHandle::Paths(Rc::new(paths))]))
+            let info = TargetInfo { paths: Some(device.observer()), ..TargetInfo::over("multipath", info) };
+            Ok(OpenTarget::new(target, device, info, vec![CloseHandle::Paths(Rc::new(paths))]))
         }
         Err(error) => {
             let _ = paths.close().await;
@@ -197,14 +204,14 @@ async fn join(target: &TargetName, paths: Paths, ways: Vec<PathConfig>, facts: V
 }
 
 /// How patient the layer is with these paths.
-fn patience(paths: &Paths, facts: &[Facts]) -> RetryPolicy {
+fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
     let usual = RetryPolicy::default();
     let longest = |of: fn(&crate::target::RemoteOptions) -> Option<Duration>| {
         let remotes = paths.0.iter().flat_map(|path| remotes(&path.target));
-        remotes.filter_map(of).max().unwrap_or(PATIENCE)
+        remotes.filter_map(of).max().unwrap_or(SHORT_TIMEOUT)
     };
-    let is_volatile = |facts: &&Facts| facts.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
-    let leaves = facts.iter().flat_map(Facts::all).filter(|facts| facts.below.is_empty());
+    let is_volatile = |info: &&TargetInfo| info.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
+    let leaves = info.iter().flat_map(TargetInfo::all).filter(|info| info.inner.is_empty());
     RetryPolicy {
         // Longer than the devices' own, which know better what is late.
         request_timeout: usual.request_timeout.max(longest(|options| options.timeout) * 3),
@@ -219,7 +226,7 @@ fn patience(paths: &Paths, facts: &[Facts]) -> RetryPolicy {
 fn remotes(target: &TargetName) -> Vec<&crate::target::RemoteOptions> {
     match target {
         TargetName::NvmeTcp { options, .. } => vec![options],
-        TargetName::Group { legs, .. } => legs.iter().flat_map(remotes).collect(),
+        TargetName::Group { members, .. } => members.iter().flat_map(remotes).collect(),
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => remotes(target),
         TargetName::File(_)
         | TargetName::Raw(_)
@@ -231,35 +238,36 @@ fn remotes(target: &TargetName) -> Vec<&crate::target::RemoteOptions> {
 }
 
 /// Whether any of it is on another host.
-pub(super) fn is_away(target: &TargetName) -> bool {
+pub(super) fn is_remote(target: &TargetName) -> bool {
     !remotes(target).is_empty()
 }
 
 /// What tells a device from all others, where it says so itself.
-fn identity(target: &TargetName, facts: &Facts) -> Option<String> {
-    let below = || facts.below.first();
+fn identity(target: &TargetName, info: &TargetInfo) -> Option<String> {
+    let below = || info.inner.first();
     match target {
         TargetName::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
         TargetName::Fault { target, .. } => identity(target, below()?),
-        TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } => {
-            let each: Option<Vec<String>> = legs.iter().zip(&facts.below).map(|(leg, of)| identity(leg, of)).collect();
+        TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } => {
+            let each: Option<Vec<String>> =
+                members.iter().zip(&info.inner).map(|(member, of)| identity(member, of)).collect();
             let chunk = chunk.unwrap_or(sealblock_layers_stripe::CHUNK);
             Some(format!("a stripe in chunks of {} bytes of {}", chunk.get(), each?.join(" and ")))
         }
-        TargetName::Group { kind: GroupKind::Multipath, legs } => identity(legs.first()?, below()?),
+        TargetName::Group { kind: GroupKind::Multipath, members } => identity(members.first()?, below()?),
         TargetName::Group { kind: GroupKind::Mirror, .. } => None,
-        _ => leaf(facts),
+        _ => leaf(info),
     }
 }
 
-fn leaf(facts: &Facts) -> Option<String> {
-    if let Some(volume) = &facts.volume {
-        return Some(format!("volume {}", uuid_words(&volume.uuid)));
+fn leaf(info: &TargetInfo) -> Option<String> {
+    if let Some(volume) = &info.volume {
+        return Some(format!("volume {}", uuid_text(&volume.uuid)));
     }
-    let remote = facts.remote.as_ref()?;
+    let remote = info.remote.as_ref()?;
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {
-        (Some(uuid), ..) => format!("namespace {}", uuid_words(uuid)),
+        (Some(uuid), ..) => format!("namespace {}", uuid_text(uuid)),
         (_, Some(nguid), _) => format!("namespace {}", hex(nguid)),
         (.., Some(eui64)) => format!("namespace {}", hex(eui64)),
         // Within a subsystem the number of a shared namespace is the same for all controllers.

@@ -4,7 +4,7 @@ use futures_util::future::join_all;
 use sealblock_layers_stripe::{CHUNK, Refusal, StripeLayer};
 use sealblock_units::ByteCount;
 
-use super::super::{Access, Facts, Opened, Usage, close_all, open_for};
+use super::super::{Access, OpenTarget, TargetInfo, Usage, close_all, open_for};
 use crate::commands::create::new_uuid;
 use crate::exit::{Cause, CliError};
 use crate::target::{GroupKind, TargetName};
@@ -14,17 +14,17 @@ pub(super) async fn open(
     target: &TargetName,
     chunk: Option<ByteCount>,
     labelled: bool,
-    legs: &[TargetName],
+    members: &[TargetName],
     (access, usage): (Access, Usage),
-) -> Result<Opened, CliError> {
+) -> Result<OpenTarget, CliError> {
     // Without labels a leg is a device by itself, which may be a member of something else.
     let of_leg = if labelled { Usage::Member } else { usage.hidden() };
-    let opened = all_or_none(join_all(legs.iter().map(|leg| open_for(leg, access, of_leg))).await).await?;
-    let (mut gates, mut facts, mut held) = (Vec::new(), Vec::new(), Vec::new());
-    for leg in opened {
-        gates.push(leg.gate);
-        facts.push(leg.facts);
-        held.extend(leg.held);
+    let opened = all_or_none(join_all(members.iter().map(|member| open_for(member, access, of_leg))).await).await?;
+    let (mut gates, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for member in opened {
+        gates.push(member.gate);
+        info.push(member.info);
+        held.extend(member.held);
     }
     let made = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
         .map_err(|error| CliError::new(Cause::Unsuitable, "opening", error).on(target));
@@ -36,7 +36,7 @@ pub(super) async fn open(
         made => made,
     };
     match made {
-        Ok(device) => Ok(Opened::new(target, device, Facts::over("stripe", facts), held)),
+        Ok(device) => Ok(OpenTarget::new(target, device, TargetInfo::over("stripe", info), held)),
         Err(failure) => {
             // What is wrong with the legs is to be said, not what is wrong with closing them.
             let _ = close_all(&held).await;
@@ -46,36 +46,36 @@ pub(super) async fn open(
 }
 
 /// All legs, or why one of them is not there; the others are closed then.
-async fn all_or_none(legs: Vec<Result<Opened, CliError>>) -> Result<Vec<Opened>, CliError> {
+async fn all_or_none(members: Vec<Result<OpenTarget, CliError>>) -> Result<Vec<OpenTarget>, CliError> {
     let (mut opened, mut failed) = (Vec::new(), None);
-    for leg in legs {
-        match leg {
-            Ok(leg) => opened.push(leg),
+    for member in members {
+        match member {
+            Ok(member) => opened.push(member),
             Err(failure) => failed = failed.or(Some(failure)),
         }
     }
     let Some(failure) = failed else { return Ok(opened) };
-    for leg in opened {
-        let _ = leg.close(Ok(())).await;
+    for member in opened {
+        let _ = member.close(Ok(())).await;
     }
     Err(failure)
 }
 
 /// Devices that are not put together, with the target that would be.
 fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
-    let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, legs } = target else {
+    let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
         return CliError::new(Cause::Unsuitable, "opening", refusal).on(target);
     };
-    let group = |chunk, labelled, legs| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, legs };
+    let group = |chunk, labelled, members| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members };
     let unlabelled =
-        || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, legs.clone()));
+        || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, members.clone()));
     let (cause, advice) = match refusal {
         Refusal::Many | Refusal::NoRoom(_) | Refusal::Unlabelled(_) => (Cause::Refused, unlabelled()),
-        Refusal::Order(own) => match in_order(legs, own) {
-            Some(legs) => (Cause::Refused, group(*chunk, true, legs).to_string()),
+        Refusal::Order(own) => match in_order(members, own) {
+            Some(members) => (Cause::Refused, group(*chunk, true, members).to_string()),
             None => (Cause::Refused, "each member of the stripe once".to_owned()),
         },
-        Refusal::Chunk { there, .. } => (Cause::Refused, group(Some(*there), true, legs.clone()).to_string()),
+        Refusal::Chunk { there, .. } => (Cause::Refused, group(Some(*there), true, members.clone()).to_string()),
         Refusal::Foreign { .. } | Refusal::OtherGroup(_) | Refusal::Stranger(_) => {
             (Cause::Refused, "the members of one stripe".to_owned())
         }
@@ -84,13 +84,17 @@ fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
         Refusal::Label { .. } => (Cause::Damaged, unlabelled()),
         Refusal::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
     };
-    let named =
-        legs.iter().enumerate().map(|(member, leg)| format!("{member} is {leg}")).collect::<Vec<_>>().join(", ");
+    let named = members
+        .iter()
+        .enumerate()
+        .map(|(number, member)| format!("{number} is {member}"))
+        .collect::<Vec<_>>()
+        .join(", ");
     CliError::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
 }
 
 /// The legs in the order that their numbers say; nothing where one is missing.
-fn in_order(legs: &[TargetName], own: &[usize]) -> Option<Vec<TargetName>> {
-    let at = |number| own.iter().position(|own| *own == number).and_then(|leg| legs.get(leg).cloned());
-    (0..legs.len()).map(at).collect()
+fn in_order(members: &[TargetName], own: &[usize]) -> Option<Vec<TargetName>> {
+    let at = |number| own.iter().position(|own| *own == number).and_then(|member| members.get(member).cloned());
+    (0..members.len()).map(at).collect()
 }

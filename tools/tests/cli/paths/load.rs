@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sealblock::stack::{Access, Opened, on_reactor, open};
+use sealblock::stack::{Access, OpenTarget, on_reactor, open};
 use sealblock_block::{Device, Durability, Request, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
@@ -73,7 +73,7 @@ impl Lane {
         Extent::one(Lba::new(self.number + LANES * block as u64))
     }
 
-    async fn step(&mut self, opened: &Opened) -> Result<(), String> {
+    async fn step(&mut self, opened: &OpenTarget) -> Result<(), String> {
         self.requests += 1;
         if self.requests.is_multiple_of(FLUSH_EVERY) {
             return opened.gate.execute(Request::Flush).await.map(drop).map_err(|error| format!("flush: {error}"));
@@ -82,7 +82,7 @@ impl Lane {
         if self.draw().is_multiple_of(2) { self.write(opened, block).await } else { self.check(opened, block).await }
     }
 
-    async fn write(&mut self, opened: &Opened, block: usize) -> Result<(), String> {
+    async fn write(&mut self, opened: &OpenTarget, block: usize) -> Result<(), String> {
         let (extent, geometry) = (self.extent(block), opened.gate.geometry());
         let version = self.versions[block] + 1;
         let data = Slice::copy_from(&content(extent.start(), version, geometry.block_size.bytes()));
@@ -94,7 +94,7 @@ impl Lane {
         Ok(())
     }
 
-    async fn check(&self, opened: &Opened, block: usize) -> Result<(), String> {
+    async fn check(&self, opened: &OpenTarget, block: usize) -> Result<(), String> {
         let (extent, geometry) = (self.extent(block), opened.gate.geometry());
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         let answer = opened.gate.execute(Request::Read { extent, checks }).await;
@@ -107,7 +107,7 @@ impl Lane {
         if data.data()[..] == wanted[..] { Ok(()) } else { Err(format!("{extent}: wanted and found {versions:?}")) }
     }
 
-    async fn run(mut self, opened: Rc<Opened>, seen: Rc<Seen>, stop: Arc<AtomicBool>) {
+    async fn run(mut self, opened: Rc<OpenTarget>, seen: Rc<Seen>, stop: Arc<AtomicBool>) {
         while !stop.load(Ordering::Relaxed) && seen.failed.borrow().is_empty() {
             let begin = Instant::now();
             let outcome = self.step(&opened).await;
@@ -130,8 +130,8 @@ fn content(lba: Lba, version: u64, bytes: usize) -> Vec<u8> {
     one.into_iter().cycle().take(bytes).collect()
 }
 
-fn say(opened: &Opened, seen: &Seen, last: bool) {
-    let paths = opened.facts.paths.iter().flat_map(|paths| paths.paths());
+fn say(opened: &OpenTarget, seen: &Seen, last: bool) {
+    let paths = opened.info.paths.iter().flat_map(|paths| paths.paths());
     let paths: Vec<_> = paths.map(|path| json!({ "live": path.is_live, "requests": path.requests })).collect();
     let report = json!({
         "paths": paths, "done": seen.done.get(), "failed": *seen.failed.borrow(), "last": last,
@@ -153,7 +153,7 @@ pub fn run(target: &str) {
 }
 
 /// Runs the load against a target until it is to stop or a request fails; tells every 100 ms what it has done, and at its end.
-pub fn work(target: &str, stop: &Arc<AtomicBool>, tell: impl Fn(&Opened, &Seen, bool)) {
+pub fn work(target: &str, stop: &Arc<AtomicBool>, tell: impl Fn(&OpenTarget, &Seen, bool)) {
     let done = on_reactor(async {
         let opened = Rc::new(open(&target.parse().expect("a target"), Access::Write).await?);
         let seen = Rc::new(Seen {

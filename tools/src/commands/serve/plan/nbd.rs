@@ -13,7 +13,7 @@ use super::{NQN_PREFIX, NamespacePlan, SubsystemPlan};
 use crate::exit::{Cause, CliError};
 
 /// Longest name of an export, in bytes ("String encoding" of the protocol).
-const MOST_NAME_BYTES: usize = 4096;
+const MAX_NAME_BYTES: usize = 4096;
 
 /// The name under which NBD clients have a namespace, if they have it at all: what the configuration says; else that of the
 /// subsystem without our prefix, with the namespace's number behind it but for the first.
@@ -37,8 +37,8 @@ pub fn check(subsystems: &[SubsystemPlan]) -> Result<(), CliError> {
     for subsystem in subsystems {
         for namespace in &subsystem.namespaces {
             let Some(name) = export_name(subsystem, namespace) else { continue };
-            if name.len() > MOST_NAME_BYTES {
-                let why = format!("an export's name has at most {MOST_NAME_BYTES} bytes, not {}", name.len());
+            if name.len() > MAX_NAME_BYTES {
+                let why = format!("an export's name has at most {MAX_NAME_BYTES} bytes, not {}", name.len());
                 return Err(refused(why).on(&namespace.target));
             }
             if let Some(other) = seen.insert(name.clone(), &namespace.target) {

@@ -8,16 +8,16 @@ use sealblock_scrub::Checked;
 use sealblock_units::{Extent, Lba};
 
 use super::ScrubTask;
-use crate::commands::serve::harmed::{BadRun, harmed};
+use crate::commands::serve::bad_runs::{BadRun, bad_runs};
 
 /// Lines of damage that are told of one run.
-const MOST_LINES: u32 = 16;
+const MAX_LINES: u32 = 16;
 
 impl ScrubTask {
     /// Checks a piece and tells the scrub, the namespaces and the operator.
     pub(super) async fn check(&self, extent: Extent) {
         let Some(gate) = self.gate.borrow().clone() else { return };
-        let Tally { mut faults, coverage } = match self.look(&gate, extent).await {
+        let Tally { mut faults, coverage } = match self.check_piece(&gate, extent).await {
             Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };
@@ -25,7 +25,7 @@ impl ScrubTask {
         if let Some(trouble) = self.trouble.take() {
             tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
         }
-        let harmed = harmed(&faults);
+        let harmed = bad_runs(&faults);
         let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
             harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
         };
@@ -38,8 +38,8 @@ impl ScrubTask {
             // Hosts learn what is bad now, and what is so no more.
             state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
         }
-        self.tell_damage(&harmed);
-        self.tell_unchecked(&coverage);
+        self.report_damage(&harmed);
+        self.report_unchecked(&coverage);
         self.scrub.borrow_mut().checked(self.moment(), extent, found);
     }
 
@@ -51,7 +51,7 @@ impl ScrubTask {
     }
 
     /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
-    async fn look(&self, gate: &Gate<DynDevice>, extent: Extent) -> Result<Tally, Error> {
+    async fn check_piece(&self, gate: &Gate<DynDevice>, extent: Extent) -> Result<Tally, Error> {
         let mut tally = Tally::default();
         let mut parts = vec![extent];
         while let Some(part) = parts.pop() {
@@ -78,7 +78,7 @@ impl ScrubTask {
     }
 
     /// Says once of a run that not everything of it can be checked, and why.
-    fn tell_unchecked(&self, coverage: &Coverage) {
+    fn report_unchecked(&self, coverage: &Coverage) {
         if let Some(first) = coverage.unchecked().first()
             && !self.told_unchecked.replace(true)
         {
@@ -87,14 +87,14 @@ impl ScrubTask {
         }
     }
 
-    fn tell_damage(&self, harmed: &[BadRun]) {
+    fn report_damage(&self, harmed: &[BadRun]) {
         for run in harmed {
             let told = self.told.get();
             self.told.set(told.saturating_add(1));
             let target = &self.target;
             match told {
-                ..MOST_LINES => tracing::warn!("scrub of {target}: {}", words(run)),
-                MOST_LINES => tracing::warn!(
+                ..MAX_LINES => tracing::warn!("scrub of {target}: {}", to_text(run)),
+                MAX_LINES => tracing::warn!(
                     "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` names them"
                 ),
                 _ => return,
@@ -112,7 +112,7 @@ fn operation(gate: &Gate<DynDevice>, extent: Extent) -> Request {
     }
 }
 
-fn words(run: &BadRun) -> String {
+fn to_text(run: &BadRun) -> String {
     let fate = if run.repaired { "repaired" } else { "not repaired" };
     if run.first == run.last {
         let fault = BadBlock { repaired: false, lba: Lba::new(run.first), ..run.fault };
@@ -133,9 +133,9 @@ mod tests {
 
     #[test]
     fn damage_is_told_with_its_blocks_and_what_became_of_them() {
-        let told: Vec<_> = harmed(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(words).collect();
+        let told: Vec<_> = bad_runs(&[fault(3, false), fault(4, false), fault(9, true)]).iter().map(to_text).collect();
         assert_eq!(told[0], "blocks 3 to 4: guard, not repaired");
         assert!(told[1].starts_with("block 9: guard") && told[1].ends_with("found 0x0002, repaired"), "{}", told[1]);
-        assert!(words(&harmed(&[BadBlock::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
+        assert!(to_text(&bad_runs(&[BadBlock::media(Lba::new(1))])[0]).ends_with("unreadable, not repaired"));
     }
 }

@@ -7,31 +7,31 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_scrub::{Refusal, Settings};
 
 use super::ScrubTask;
-use crate::control::protocol::{ControlCommand, ControlError, ProblemKind};
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::control::status::ScrubStatus;
 
 /// A way to the scrub of a device.
 #[derive(Clone)]
 pub struct ScrubHandle {
     core: CoreHandle,
-    keeper: CoreLocal<ScrubTask>,
+    scrub_task: CoreLocal<ScrubTask>,
 }
 
 impl ScrubHandle {
     /// The way to a keeper on this core.
-    pub fn new(core: CoreHandle, keeper: CoreLocal<ScrubTask>) -> ScrubHandle {
-        ScrubHandle { core, keeper }
+    pub fn new(core: CoreHandle, scrub_task: CoreLocal<ScrubTask>) -> ScrubHandle {
+        ScrubHandle { core, scrub_task }
     }
 
     /// Has these settings count from now on.
     pub async fn configure(&self, settings: Settings) {
         // A core that has stopped scrubs nothing, and its devices say so louder.
-        let _ = self.call(move |keeper| async move { keeper.configure(settings) }).await;
+        let _ = self.call(move |scrub_task| async move { scrub_task.configure(settings) }).await;
     }
 
     /// Ends it for good; what it remembers is written then.
     pub async fn close(&self) {
-        if let Err(gone) = self.call(|keeper| async move { keeper.close().await }).await {
+        if let Err(gone) = self.call(|scrub_task| async move { scrub_task.close().await }).await {
             tracing::warn!("a scrub was not ended in good order: {gone}");
         }
     }
@@ -40,13 +40,13 @@ impl ScrubHandle {
     ///
     /// # Errors
     /// Why it was not done.
-    pub async fn order(&self, order: ControlCommand) -> Result<ScrubStatus, ControlError> {
-        let done = self.call(move |keeper| async move {
-            keeper.settle().await;
-            carry_out(&keeper, &order)
+    pub async fn execute(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
+        let done = self.call(move |scrub_task| async move {
+            scrub_task.settle().await;
+            execute_on(&scrub_task, &command)
         });
         let done = done.await;
-        done.unwrap_or_else(|gone| Err(ControlError::new(ProblemKind::Failed, gone)))
+        done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
     }
 
     async fn call<W, F, T>(&self, work: W) -> Result<T, CoreGone>
@@ -55,10 +55,10 @@ impl ScrubHandle {
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        let keeper = self.keeper.clone();
+        let scrub_task = self.scrub_task.clone();
         let called = self.core.call(move || async move {
-            match keeper.get() {
-                Some(keeper) => Ok(work(keeper).await),
+            match scrub_task.get() {
+                Some(scrub_task) => Ok(work(scrub_task).await),
                 None => Err(CoreGone::Stopped),
             }
         });
@@ -66,13 +66,14 @@ impl ScrubHandle {
     }
 }
 
-fn carry_out(keeper: &ScrubTask, order: &ControlCommand) -> Result<ScrubStatus, ControlError> {
-    let gate = keeper.gate.borrow().clone().filter(|_| !keeper.closing.get());
+fn execute_on(scrub_task: &ScrubTask, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
+    let gate = scrub_task.gate.borrow().clone().filter(|_| !scrub_task.closing.get());
     let Some(gate) = gate else {
-        return Err(ControlError::new(ProblemKind::Refused, "it is closed, or is being closed"));
+        return Err(ControlError::new(ControlErrorKind::Refused, "it is closed, or is being closed"));
     };
-    let start = |from: Option<u64>, rate: Option<NonZeroU64>| keeper.order(|scrub, now| scrub.start(now, from, rate));
-    let done = match order {
+    let start =
+        |from: Option<u64>, rate: Option<NonZeroU64>| scrub_task.with_scrub(|scrub, now| scrub.start(now, from, rate));
+    let done = match command {
         ControlCommand::Status
         | ControlCommand::Log { .. }
         | ControlCommand::ScrubStatus
@@ -83,12 +84,12 @@ fn carry_out(keeper: &ScrubTask, order: &ControlCommand) -> Result<ScrubStatus, 
         | ControlCommand::MirrorRemove { .. }
         | ControlCommand::Resize { .. } => Ok(()),
         ControlCommand::ScrubStart { from, rate } => start(*from, *rate),
-        ControlCommand::ScrubPause => keeper.order(|scrub, _| scrub.pause()),
-        ControlCommand::ScrubStop => keeper.order(|scrub, now| scrub.stop(now)),
+        ControlCommand::ScrubPause => scrub_task.with_scrub(|scrub, _| scrub.pause()),
+        ControlCommand::ScrubStop => scrub_task.with_scrub(|scrub, now| scrub.stop(now)),
     };
     match done {
-        Ok(()) => Ok(keeper.status(&gate)),
-        Err(refusal @ Refusal::NotRunning) => Err(ControlError::new(ProblemKind::Refused, refusal)),
-        Err(refusal @ Refusal::PastEnd { .. }) => Err(ControlError::new(ProblemKind::Usage, refusal)),
+        Ok(()) => Ok(scrub_task.status(&gate)),
+        Err(refusal @ Refusal::NotRunning) => Err(ControlError::new(ControlErrorKind::Refused, refusal)),
+        Err(refusal @ Refusal::PastEnd { .. }) => Err(ControlError::new(ControlErrorKind::Usage, refusal)),
     }
 }

@@ -94,25 +94,25 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Scrub
         let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
         let target = "ailing".parse().unwrap();
         let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
-        let keeper = ScrubTask::open(
-            Called::new(&target),
+        let scrub_task = ScrubTask::open(
+            TargetLabel::new(&target),
             gate,
             attached,
             Weak::new(),
             ScrubEventSender::here(EventWriter::new(true)),
         )
         .await;
-        keeper.configure(Settings::default());
-        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
-        test(Rc::clone(&keeper), device).await;
-        keeper.close().await;
+        scrub_task.configure(Settings::default());
+        scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
+        test(Rc::clone(&scrub_task), device).await;
+        scrub_task.close().await;
     });
 }
 
-async fn until(keeper: &ScrubTask, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
+async fn until(scrub_task: &ScrubTask, is_so: impl Fn(&ScrubStatus) -> bool) -> ScrubStatus {
     let start = now();
     loop {
-        let status = keeper.status(&keeper.gate.borrow().clone().unwrap());
+        let status = scrub_task.status(&scrub_task.gate.borrow().clone().unwrap());
         if is_so(&status) {
             return status;
         }
@@ -124,8 +124,8 @@ async fn until(keeper: &ScrubTask, is_so: impl Fn(&ScrubStatus) -> bool) -> Scru
 #[test]
 fn a_device_that_holds_copies_mends_what_is_bad() {
     let device = Ailing { bad: RefCell::new(vec![0, 300, 999]), ..Ailing::new(true) };
-    with_scrub(device, |keeper, device| async move {
-        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+    with_scrub(device, |scrub_task, device| async move {
+        let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.unrepaired), (BLOCKS, 3, 3, 0));
         assert_eq!(status.exit(), Exit::Clean);
@@ -141,12 +141,13 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
         let device = Rc::new(device);
         let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
         let shared = SharedDevice::publish(Rc::clone(&gate));
-        let (target, teller) = ("ailing".parse().unwrap(), ScrubEventSender::here(EventWriter::new(true)));
-        let keeper = ScrubTask::open(Called::new(&target), gate, shared.attach(), Weak::new(), teller).await;
+        let (target, scrub_events) = ("ailing".parse().unwrap(), ScrubEventSender::here(EventWriter::new(true)));
+        let scrub_task =
+            ScrubTask::open(TargetLabel::new(&target), gate, shared.attach(), Weak::new(), scrub_events).await;
         let host = shared.attach();
         let locked = host.lock(Extent::from_raw(300, 1).unwrap()).await;
-        keeper.configure(Settings::default());
-        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
+        scrub_task.configure(Settings::default());
+        scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
         while device.asked.borrow().is_empty() {
             sleep(Duration::from_millis(1)).await;
         }
@@ -155,17 +156,17 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
             |lba: &u64| device.asked.borrow().iter().any(|(_, extent)| extent.iter().any(|at| at.get() == *lba));
         assert!(reached(&0) && !reached(&300), "between a compare and its write nothing is mended");
         drop(locked);
-        until(&keeper, |status| status.state == StateWord::Idle).await;
+        until(&scrub_task, |status| status.state == StateWord::Idle).await;
         assert!(reached(&300) && device.bad.borrow().is_empty());
-        keeper.close().await;
+        scrub_task.close().await;
     });
 }
 
 #[test]
 fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
     let device = Ailing { dead: vec![5, 6, 257, 999], ..Ailing::new(false) };
-    with_scrub(device, |keeper, device| async move {
-        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+    with_scrub(device, |scrub_task, device| async move {
+        let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.repaired, run.unrepaired), (BLOCKS, 4, 0, 4));
         assert_eq!(status.exit(), Exit::DamageFound);
@@ -178,15 +179,15 @@ fn a_medium_that_names_no_block_is_asked_until_each_is_known() {
 #[test]
 fn a_run_that_cannot_check_everything_ends_incomplete() {
     let device = Ailing { unchecked: Some(Extent::from_raw(0, 300).unwrap()), ..Ailing::new(true) };
-    with_scrub(device, |keeper, _| async move {
-        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+    with_scrub(device, |scrub_task, _| async move {
+        let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.blocks, run.bad, run.unchecked), (BLOCKS, 0, 300));
         assert_eq!((run.result, status.exit()), (Some(ResultWord::Incomplete), Exit::Incomplete));
     });
     let device = Ailing { unchecked: Some(Extent::from_raw(0, 300).unwrap()), dead: vec![700], ..Ailing::new(false) };
-    with_scrub(device, |keeper, _| async move {
-        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+    with_scrub(device, |scrub_task, _| async move {
+        let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         let run = &status.runs[0];
         assert_eq!((run.unrepaired, run.unchecked, run.result), (1, 300, Some(ResultWord::Incomplete)));
         assert_eq!(status.exit(), Exit::DamageFound, "damage counts more");
@@ -197,15 +198,15 @@ fn a_run_that_cannot_check_everything_ends_incomplete() {
 fn a_device_that_is_away_is_no_damage() {
     let device = Ailing::new(false);
     device.is_away.set(true);
-    with_scrub(device, |keeper, device| async move {
-        let status = until(&keeper, |status| status.trouble.is_some()).await;
+    with_scrub(device, |scrub_task, device| async move {
+        let status = until(&scrub_task, |status| status.trouble.is_some()).await;
         assert_eq!((status.state, status.position, status.exit()), (StateWord::Running, 0, Exit::Clean));
         assert!(status.trouble.unwrap().contains("it is away"));
         assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
         device.is_away.set(false);
         // Somebody who knows that it is back need not wait.
-        keeper.order(|scrub, now| scrub.start(now, None, None)).unwrap();
-        let status = until(&keeper, |status| status.state == StateWord::Idle).await;
+        scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
+        let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         assert_eq!((status.runs[0].blocks, status.trouble), (BLOCKS, None));
     });
 }

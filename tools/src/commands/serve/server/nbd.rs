@@ -10,7 +10,7 @@ use sealblock_exports_nbd::{Export, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
 
-use super::super::announce::{NbdFacts, export_uri, socket_uri};
+use super::super::announce::{NbdInfo, export_uri, socket_uri};
 use super::super::devices::ServedDevice;
 use super::super::front::on_this_machine;
 use super::super::listeners::{ActiveListener, BoundListener, close_old};
@@ -20,7 +20,7 @@ use super::super::sockets::{self, UnixBound, UnixEar};
 use crate::exit::{Cause, CliError};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
-const MOST_DESCRIPTION_BYTES: usize = 4096;
+const MAX_DESCRIPTION_BYTES: usize = 4096;
 
 /// An export that is to be offered.
 pub struct Wanted {
@@ -93,7 +93,7 @@ impl NbdSide {
                 continue;
             }
             let mut description = device.target.to_string();
-            description.truncate(description.floor_char_boundary(MOST_DESCRIPTION_BYTES));
+            description.truncate(description.floor_char_boundary(MAX_DESCRIPTION_BYTES));
             let export = Export::new(name.clone(), device.shared())
                 .described(description)
                 .with_owner(Arc::clone(&device.state) as _);
@@ -144,11 +144,11 @@ impl NbdSide {
     }
 
     /// What is served now, if anything.
-    pub fn serving(&self) -> Option<NbdFacts> {
+    pub fn serving(&self) -> Option<NbdInfo> {
         let exports = self.server.exports();
         let default_export = self.default.clone().filter(|name| exports.contains(name));
         let (listeners, sockets) = (self.listeners(), self.paths());
-        self.listens().then_some(NbdFacts { listeners, sockets, exports, default_export })
+        self.listens().then_some(NbdInfo { listeners, sockets, exports, default_export })
     }
 
     /// The server, for those who look at it.

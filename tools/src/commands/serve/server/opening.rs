@@ -11,7 +11,7 @@ use sealblock_runtime_reactor::{sleep_until, timeout};
 
 use super::nbd::Wanted;
 use super::{OfferedNamespace, Server, of_setup};
-use crate::commands::serve::announce::OpenedFacts;
+use crate::commands::serve::announce::OpenedInfo;
 use crate::commands::serve::devices::ServedDevice;
 use crate::commands::serve::identity::derived;
 use crate::commands::serve::members::{Fit, fit, of_others};
@@ -130,7 +130,7 @@ impl Server {
     /// Has these be what is gone without, and tells of those that were not so before.
     pub(super) fn go_on_without(&mut self, waiting: Vec<Waiting>) {
         for new in waiting.iter().filter(|new| !self.waiting.iter().any(|old| old.is_for(&new.nqn, &new.plan))) {
-            new.tell();
+            new.report();
         }
         (self.waiting, self.is_new) = (waiting, false);
     }
@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// Offers what a try has opened; tells what is served then that was not.
-    pub async fn admit(&mut self, tried: Tried) -> Option<OpenedFacts> {
+    pub async fn admit(&mut self, tried: Tried) -> Option<OpenedInfo> {
         let Tried { nqn, nsid, device } = tried;
         let at = self.waiting.iter().position(|waiting| waiting.is(&nqn, nsid))?;
         let device = match device {
@@ -181,7 +181,7 @@ impl Server {
         match self.offer(&nqn, at, Rc::clone(&device)) {
             Ok(nbd) => {
                 drop(device);
-                let opened = self.waiting.remove(at).opened(nbd);
+                let opened = self.waiting.remove(at).opened_info(nbd);
                 self.configure_scrubs().await;
                 Some(opened)
             }

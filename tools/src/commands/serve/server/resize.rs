@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use sealblock_units::ByteCount;
 
-use super::super::resize::Resizing;
+use super::super::resize::ResizeResult;
 use super::{Server, of_setup};
 use crate::commands::resize::DOING;
 use crate::commands::serve::devices::ServedDevice;
@@ -22,18 +22,18 @@ impl Server {
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
         let gone = || CliError::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
-        let Resizing { device: seen, outcome } = device.resize(size).await?;
+        let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
         // A volume that could not be resized has its old size, and there is nothing to tell.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
             device.state.report_resized(seen.geometry().capacity_blocks);
             device.see(seen);
-            self.show(&device)?;
+            self.publish(&device)?;
         }
         outcome
     }
 
     /// Has hosts and clients see a device as it is now, under all names that it has.
-    fn show(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
+    fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
         let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();

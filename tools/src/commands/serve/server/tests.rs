@@ -80,7 +80,7 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
         let without = plan(&stays);
         {
             let change = pin!(server.change(&without));
-            let Either::Right(((), change)) = select(change, pin!(sleep(LOOK * 10))).await else {
+            let Either::Right(((), change)) = select(change, pin!(sleep(DRAIN_POLL_INTERVAL * 10))).await else {
                 panic!("it was closed although it was being used");
             };
             drop(used);

@@ -13,25 +13,25 @@ use sealblock_layers_cross_core::{CrossCoreRequest, Observer};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
+use super::bad_runs::bad_runs;
 use super::failing::Failing;
-use super::harmed::harmed;
-use crate::target::Called;
+use crate::target::TargetLabel;
 
 /// How long a block that was told of is not told of again to the same client: hosts repeat what failed, in smaller pieces.
-const REST: Duration = Duration::from_secs(600);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
 /// Blocks that are known to have been told. When there are more, all are forgotten, and some may be told once more.
-const MOST_KNOWN: usize = 16_384;
+const MAX_REPORTED: usize = 16_384;
 
 /// Whoever sees a device's requests fail.
-pub struct Witness {
-    target: Called,
+pub struct RequestObserver {
+    target: TargetLabel,
     told: Mutex<HashMap<(u64, u64), Instant>>,
-    ties: Ties,
+    ties: ReportTargets,
 }
 
 /// Where what is met becomes known.
 #[derive(Clone)]
-pub struct Ties {
+pub struct ReportTargets {
     /// Where hosts learn of damage. Commands in flight are told by its owners, so there is none here.
     pub state: Weak<NamespaceState>,
     /// The same for what is good again, without the count of owners that cores would share.
@@ -40,17 +40,17 @@ pub struct Ties {
     pub failing: Arc<Failing>,
 }
 
-impl Ties {
+impl ReportTargets {
     /// To the state of a device.
-    pub fn to(state: &Arc<NamespaceState>) -> Ties {
-        Ties { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
+    pub fn to(state: &Arc<NamespaceState>) -> ReportTargets {
+        ReportTargets { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
     }
 }
 
-impl Witness {
+impl RequestObserver {
     /// Of a device that nothing was told of yet.
-    pub fn new(target: Called, ties: Ties) -> Witness {
-        Witness { target, told: Mutex::default(), ties }
+    pub fn new(target: TargetLabel, ties: ReportTargets) -> RequestObserver {
+        RequestObserver { target, told: Mutex::default(), ties }
     }
 
     /// Damage that an NBD client has met is known to hosts, too; theirs is known already.
@@ -60,8 +60,8 @@ impl Witness {
         }
     }
 
-    fn tell_damage(&self, client: &str, request: CrossCoreRequest, faults: &[BadBlock]) {
-        for run in harmed(&self.news(client, faults)) {
+    fn log_damage(&self, client: &str, request: CrossCoreRequest, faults: &[BadBlock]) {
+        for run in bad_runs(&self.unreported(client, faults)) {
             let (target, by) = (self.target.to_string(), by(client));
             let (blocks, field, during) = (blocks(run.first, run.last), run.fault.cause.as_str(), request.kind.name());
             tracing::warn!(target, blocks, field, by, during, "damage found");
@@ -69,23 +69,23 @@ impl Witness {
     }
 
     /// Those of the faults that this client was not told of lately.
-    fn news(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
+    fn unreported(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
         let mut hasher = DefaultHasher::new();
         client.hash(&mut hasher);
         let (client, now) = (hasher.finish(), now());
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.len() + faults.len() > MOST_KNOWN {
+        if told.len() + faults.len() > MAX_REPORTED {
             told.clear();
         }
         let mut is_news = |fault: &&BadBlock| {
             let before = told.insert((client, fault.lba.get()), now);
-            before.is_none_or(|before| now.saturating_duration_since(before) >= REST)
+            before.is_none_or(|before| now.saturating_duration_since(before) >= REPEAT_INTERVAL)
         };
         faults.iter().filter(|fault| is_news(fault)).copied().collect()
     }
 }
 
-impl Observer for Witness {
+impl Observer for RequestObserver {
     fn succeeded(&self, client: &str, request: CrossCoreRequest) {
         if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
             self.ties.damage.succeeded(request.kind, extent);
@@ -95,11 +95,11 @@ impl Observer for Witness {
 
     fn failed(&self, client: &str, request: CrossCoreRequest, error: &Error) {
         let (target, by, during) = (self.target.to_string(), by(client), request.kind.name());
-        let blocks = request.extent.map(words);
+        let blocks = request.extent.map(to_text);
         match error.kind() {
             ErrorKind::Integrity(faults) => {
                 self.report(client, faults.as_slice());
-                self.tell_damage(client, request, faults.as_slice());
+                self.log_damage(client, request, faults.as_slice());
             }
             ErrorKind::Media { reason } => {
                 match request.extent.filter(|extent| request.kind == RequestKind::Read && extent.len() == 1) {
@@ -144,7 +144,7 @@ fn by(client: &str) -> String {
     }
 }
 
-fn words(extent: Extent) -> String {
+fn to_text(extent: Extent) -> String {
     blocks(extent.start().get(), extent.last().get())
 }
 
@@ -168,12 +168,13 @@ mod tests {
 
     #[test]
     fn a_client_is_told_of_a_block_once_and_another_client_too() {
-        let witness = Witness::new(Called::new(&"mem:1MiB".parse().unwrap()), Ties::to(&Arc::default()));
-        assert_eq!(witness.news("nbd a", &[media(3), media(4)]).len(), 2);
-        assert_eq!(witness.news("nbd a", &[media(4), media(5)]), [media(5)]);
-        assert_eq!(witness.news("nvme h 1", &[media(4)]), [media(4)]);
-        let many: Vec<BadBlock> = (0..MOST_KNOWN as u64).map(media).collect();
-        assert_eq!(witness.news("nbd a", &many).len(), MOST_KNOWN, "what is known is bounded");
+        let witness =
+            RequestObserver::new(TargetLabel::new(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&Arc::default()));
+        assert_eq!(witness.unreported("nbd a", &[media(3), media(4)]).len(), 2);
+        assert_eq!(witness.unreported("nbd a", &[media(4), media(5)]), [media(5)]);
+        assert_eq!(witness.unreported("nvme h 1", &[media(4)]), [media(4)]);
+        let many: Vec<BadBlock> = (0..MAX_REPORTED as u64).map(media).collect();
+        assert_eq!(witness.unreported("nbd a", &many).len(), MAX_REPORTED, "what is known is bounded");
     }
 
     #[test]

@@ -73,7 +73,7 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
         field,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
-        member: target.leg(fault.member).map(TargetName::to_string),
+        member: target.member(fault.member).map(TargetName::to_string),
         repaired: fault.repaired,
     }
 }

@@ -9,7 +9,7 @@ use sealblock_block::BadBlock;
 use sealblock_units::{Extent, Lba};
 
 /// Pieces that are done.
-pub(super) struct Ledger {
+pub(super) struct PieceTracker {
     /// The first block that was not looked at.
     next: u64,
     /// Pieces beyond it: their first block, and behind their last one. As many as there are lanes, at most.
@@ -17,10 +17,10 @@ pub(super) struct Ledger {
     checked: u64,
 }
 
-impl Ledger {
+impl PieceTracker {
     /// Nothing from this block on was looked at.
-    pub(super) fn new(first: Lba) -> Ledger {
-        Ledger { next: first.get(), beyond: BTreeMap::new(), checked: 0 }
+    pub(super) fn new(first: Lba) -> PieceTracker {
+        PieceTracker { next: first.get(), beyond: BTreeMap::new(), checked: 0 }
     }
 
     /// A piece is done. Gives the faults of all pieces behind which no gap is left now, in the order of the blocks.
@@ -38,7 +38,7 @@ impl Ledger {
     }
 
     /// The faults of pieces behind a gap, which stays where the verify was ended early.
-    pub(super) fn rest(&mut self) -> Vec<BadBlock> {
+    pub(super) fn take_rest(&mut self) -> Vec<BadBlock> {
         std::mem::take(&mut self.beyond).into_values().flat_map(|(_, faults)| faults).collect()
     }
 
@@ -70,20 +70,20 @@ mod tests {
     #[test]
     fn faults_come_in_the_order_of_blocks_whichever_piece_ends_first() {
         let piece = |first| Extent::from_raw(first, 10).unwrap();
-        let mut ledger = Ledger::new(Lba::new(100));
+        let mut ledger = PieceTracker::new(Lba::new(100));
         assert!(ledger.done(piece(120), faults(&[121])).is_empty());
         assert_eq!(lbas(&ledger.done(piece(100), faults(&[109, 100]))), [100, 109]);
         assert_eq!((ledger.next().get(), ledger.checked()), (110, 20));
         assert!(ledger.done(piece(140), faults(&[149])).is_empty());
         assert_eq!(lbas(&ledger.done(piece(110), faults(&[115]))), [115, 121]);
         assert_eq!((ledger.next().get(), ledger.checked()), (130, 40));
-        assert_eq!(lbas(&ledger.rest()), [149]);
+        assert_eq!(lbas(&ledger.take_rest()), [149]);
         assert_eq!(ledger.next().get(), 130, "what is behind a gap is not where to go on");
     }
 
     #[test]
     fn the_last_address_of_all_is_an_end_too() {
-        let mut ledger = Ledger::new(Lba::new(u64::MAX - 1));
+        let mut ledger = PieceTracker::new(Lba::new(u64::MAX - 1));
         ledger.done(Extent::from_raw(u64::MAX - 1, 1).unwrap(), Vec::new());
         assert_eq!(ledger.next(), Lba::new(u64::MAX));
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sealblock_units::ByteCount;
 use serde_json::{Map, Value};
 
-use crate::commands::scrub::show::{date, past, run_words, span};
+use crate::commands::scrub::text::{date, past, run_text, span};
 use crate::control::server::{
     ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus,
 };
@@ -14,9 +14,9 @@ use crate::control::status::{ScrubStatus, StateWord};
 use crate::tally::count;
 
 /// Runs of scrubs that are named.
-const MOST_RUNS: usize = 3;
+const MAX_RUNS: usize = 3;
 /// Runs of bad blocks that are named.
-const MOST_DAMAGE: usize = 16;
+const MAX_DAMAGE: usize = 16;
 
 /// Operations that are told, by one and by several.
 const OPERATIONS: [(&str, &str, &str); 9] = [
@@ -69,7 +69,7 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
     lines.0.push('\n');
     clients(&mut lines, server);
     for error in &server.errors {
-        lines.put("told", told(error));
+        lines.put("told", log_line_text(error));
     }
     lines.0
 }
@@ -91,7 +91,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
     }
     for export in &device.exports {
         // What is not open keeps its names, and clients get nothing by them yet.
-        lines.put(if device.opening.is_none() { "served as" } else { "kept for" }, export_words(export));
+        lines.put(if device.opening.is_none() { "served as" } else { "kept for" }, export_text(export));
     }
     damage(lines, &seen.damage);
     for mirror in &seen.mirrors {
@@ -115,7 +115,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
 }
 
 fn damage(lines: &mut Lines, known: &DamageStatus) {
-    for run in known.runs.iter().take(MOST_DAMAGE) {
+    for run in known.runs.iter().take(MAX_DAMAGE) {
         let blocks = if run.first == run.last {
             format!("block {}", run.first)
         } else {
@@ -123,12 +123,12 @@ fn damage(lines: &mut Lines, known: &DamageStatus) {
         };
         lines.put("damage", format_args!("{blocks}: {}", run.field));
     }
-    if known.runs.len() > MOST_DAMAGE || known.unlisted > 0 {
+    if known.runs.len() > MAX_DAMAGE || known.unlisted > 0 {
         lines.put("damage", "and more, which `sealblock verify` names");
     }
 }
 
-fn export_words(export: &ExportStatus) -> String {
+fn export_text(export: &ExportStatus) -> String {
     let name = match (&export.uri, export.nsid) {
         (Some(uri), _) => uri.clone(),
         (None, Some(nsid)) => format!("{}/{nsid}", export.name),
@@ -143,7 +143,7 @@ fn export_words(export: &ExportStatus) -> String {
 }
 
 fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
-    lines.put("scrub", run_words(scrub));
+    lines.put("scrub", run_text(scrub));
     if scrub.state == StateWord::Running
         && let Some(run) = &scrub.run
     {
@@ -158,7 +158,7 @@ fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
             ),
         );
     }
-    for run in scrub.runs.iter().rev().take(MOST_RUNS) {
+    for run in scrub.runs.iter().rev().take(MAX_RUNS) {
         lines.put("", past(run, scrub.checked));
     }
 }
@@ -187,7 +187,7 @@ fn io(io: &IoStatus, before: Option<(Duration, &IoStatus)>) -> String {
 
 fn clients(lines: &mut Lines, server: &ServerStatus) {
     for client in &server.clients {
-        lines.put("client", client_words(client));
+        lines.put("client", client_text(client));
     }
     if server.clients_unlisted > 0 {
         lines.put("client", format_args!("and {} more", server.clients_unlisted));
@@ -197,7 +197,7 @@ fn clients(lines: &mut Lines, server: &ServerStatus) {
     }
 }
 
-fn client_words(client: &ClientStatus) -> String {
+fn client_text(client: &ClientStatus) -> String {
     let who = match (&client.host, client.protocol.as_str()) {
         (Some(host), _) => host.clone(),
         (None, "nbd") => "an NBD client".to_owned(),
@@ -211,7 +211,7 @@ fn client_words(client: &ClientStatus) -> String {
 }
 
 /// A line of the server's log.
-fn told(line: &Map<String, Value>) -> String {
+fn log_line_text(line: &Map<String, Value>) -> String {
     let text = |name: &str| line.get(name).and_then(Value::as_str).unwrap_or_default();
     // Fractions of a second tell nobody anything here.
     let time = text("time").split('.').next().unwrap_or_default();

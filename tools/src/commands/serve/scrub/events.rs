@@ -23,10 +23,10 @@ impl ScrubEventSender {
         ScrubEventSender { post: CoreAddress::here(), announcer }
     }
 
-    fn tell(&self, event: Event) {
+    fn send(&self, event: Event) {
         let announcer = self.announcer;
         // A server that ends has said all that matters.
-        let _ = self.post.send(move || announcer.tell(&event));
+        let _ = self.post.send(move || announcer.write(&event));
     }
 }
 
@@ -48,7 +48,7 @@ pub struct ScrubFinished {
 
 impl ScrubStarted {
     /// For people.
-    pub fn words(&self) -> String {
+    pub fn to_text(&self) -> String {
         let how = if self.resumed { "goes on" } else { "begins" };
         format!("scrub of {}: {how} at block {}", self.target, self.position)
     }
@@ -56,7 +56,7 @@ impl ScrubStarted {
 
 impl ScrubFinished {
     /// For people.
-    pub fn words(&self) -> String {
+    pub fn to_text(&self) -> String {
         let RunStatus { blocks, bad, repaired, unrepaired, unchecked, .. } = self.run;
         let target = &self.target;
         let ended = if unchecked > 0 {
@@ -73,24 +73,24 @@ impl ScrubFinished {
 
 impl ScrubTask {
     /// Tells what has happened since the last time.
-    pub(super) fn tell_news(&self) {
+    pub(super) fn report_events(&self) {
         loop {
-            let news = self.scrub.borrow_mut().take_news();
-            match news {
+            let event = self.scrub.borrow_mut().take_news();
+            match event {
                 None => return,
                 Some(ScrubEvent::Started { at, resumed }) => {
                     self.told.set(0);
                     self.told_unchecked.set(false);
                     let target = self.target.to_string();
-                    self.teller.tell(Event::ScrubStarted(ScrubStarted { target, position: at, resumed }));
+                    self.scrub_events.send(Event::ScrubStarted(ScrubStarted { target, position: at, resumed }));
                 }
-                Some(ScrubEvent::Ended(run)) => self.tell_end(&run),
+                Some(ScrubEvent::Ended(run)) => self.report_end(&run),
             }
         }
     }
 
-    fn tell_end(&self, run: &Run) {
+    fn report_end(&self, run: &Run) {
         let target = self.target.to_string();
-        self.teller.tell(Event::ScrubFinished(ScrubFinished { target, run: RunStatus::ended(run) }));
+        self.scrub_events.send(Event::ScrubFinished(ScrubFinished { target, run: RunStatus::ended(run) }));
     }
 }

@@ -10,7 +10,7 @@ use crate::report::Checked;
 use crate::tally::count;
 
 /// Everything there is to say.
-pub fn words(status: &ScrubStatus) -> String {
+pub fn to_text(status: &ScrubStatus) -> String {
     let mut text = String::new();
     put(&mut text, line(status));
     if let Some(trouble) = &status.trouble {
@@ -44,11 +44,11 @@ pub fn words(status: &ScrubStatus) -> String {
 
 /// The most important in one line.
 pub fn line(status: &ScrubStatus) -> String {
-    format!("{}: {}", status.target, run_words(status))
+    format!("{}: {}", status.target, run_text(status))
 }
 
 /// The same without the target.
-pub fn run_words(status: &ScrubStatus) -> String {
+pub fn run_text(status: &ScrubStatus) -> String {
     let state = match status.state {
         StateWord::Idle => "idle",
         StateWord::Running if status.yielding => "running, giving way to other requests",

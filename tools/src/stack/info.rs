@@ -4,15 +4,15 @@ use std::rc::Rc;
 
 use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::Description as FileDescription;
-use sealblock_media_nbd::ConnectionInfo as NbdFacts;
-use sealblock_media_nvme_tcp::ConnectionInfo as RemoteFacts;
+use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
+use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use super::groups::OpenMirror;
 
 /// What a target is made of.
 #[derive(Clone, Debug)]
-pub struct Facts {
+pub struct TargetInfo {
     /// What kind of device it is, in words.
     pub kind: &'static str,
     /// The volume, where it is one.
@@ -20,44 +20,44 @@ pub struct Facts {
     /// The file, where it lies in one.
     pub file: Option<FileDescription>,
     /// The namespace and its controller, where it is away.
-    pub remote: Option<RemoteFacts>,
+    pub remote: Option<NvmeConnectionInfo>,
     /// The export, where it is one over NBD.
-    pub export: Option<NbdFacts>,
+    pub export: Option<NbdConnectionInfo>,
     /// What its paths have done, where it has several.
     pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
     pub mirror: Option<Rc<OpenMirror>>,
     /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.
-    pub below: Vec<Facts>,
+    pub inner: Vec<TargetInfo>,
 }
 
-impl Facts {
+impl TargetInfo {
     /// Nothing but a kind.
-    pub fn plain(kind: &'static str) -> Facts {
+    pub fn plain(kind: &'static str) -> TargetInfo {
         let (paths, mirror, below) = (None, None, Vec::new());
-        Facts { kind, volume: None, file: None, remote: None, export: None, paths, mirror, below }
+        TargetInfo { kind, volume: None, file: None, remote: None, export: None, paths, mirror, inner: below }
     }
 
     /// A layer.
-    pub fn over(kind: &'static str, below: impl IntoIterator<Item = Facts>) -> Facts {
-        Facts { below: below.into_iter().collect(), ..Facts::plain(kind) }
+    pub fn over(kind: &'static str, below: impl IntoIterator<Item = TargetInfo>) -> TargetInfo {
+        TargetInfo { inner: below.into_iter().collect(), ..TargetInfo::plain(kind) }
     }
 
     /// Whether it is made of legs or paths, however many of them are there.
     pub fn is_group(&self) -> bool {
-        self.below.len() > 1 || self.paths.is_some() || self.mirror.is_some()
+        self.inner.len() > 1 || self.paths.is_some() || self.mirror.is_some()
     }
 
     /// This and all that lies below.
-    pub fn all(&self) -> Vec<&Facts> {
-        std::iter::once(self).chain(self.below.iter().flat_map(Facts::all)).collect()
+    pub fn all(&self) -> Vec<&TargetInfo> {
+        std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
     }
 
     /// Copies of superblocks that were found lost, each with its volume's place, in words.
     pub fn lost_superblocks(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|facts| Some((facts, facts.volume.as_ref()?)));
-        let lost = each.flat_map(|(facts, volume)| {
-            let path = facts.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
+        let lost = each.flat_map(|(info, volume)| {
+            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
             volume.superblocks.iter().filter_map(move |copy| {
                 let why = copy.lost.as_ref()?;
                 Some(format!("the superblock{path} at byte {} is lost: {why}", copy.offset_bytes))
@@ -68,9 +68,9 @@ impl Facts {
 
     /// How many other copies of metadata were found lost until now, for each volume that has lost any, in words.
     pub fn lost_copies(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|facts| Some((facts, facts.volume.as_ref()?.lost_copies.count())));
-        let lost = each.filter(|(_, count)| *count > 0).map(|(facts, count)| {
-            let path = facts.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
+        let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
+            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
             format!("copies of metadata{path} that are lost, while the other copy serves: {count}")
         });
         lost.collect()
@@ -79,6 +79,6 @@ impl Facts {
     /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
-        here + self.below.iter().map(Facts::left_out).sum::<u64>()
+        here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()
     }
 }

@@ -92,7 +92,7 @@ impl Drop for Socket {
 
 /// A socket of somebody's server.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Found {
+pub struct FoundSocket {
     /// Where it is.
     pub path: PathBuf,
     /// Whose server it has to be, where that is another user's: nobody else could have made the socket.
@@ -101,7 +101,7 @@ pub struct Found {
 
 /// The sockets of servers of other users and of services, some of which may be gone: nothing but for root, who alone can reach
 /// them all.
-pub fn sockets_of_others() -> Vec<Found> {
+pub fn sockets_of_others() -> Vec<FoundSocket> {
     if user().ok() != Some(0) {
         return Vec::new();
     }
@@ -117,12 +117,12 @@ pub fn sockets_of_others() -> Vec<Found> {
 }
 
 /// The sockets in a folder that only its owner can change.
-fn sockets_of_owner(folder: &Path) -> Vec<Found> {
+fn sockets_of_owner(folder: &Path) -> Vec<FoundSocket> {
     let Ok(there) = fs::symlink_metadata(folder) else { return Vec::new() };
     if !there.is_dir() || there.mode() & 0o022 != 0 {
         return Vec::new();
     }
-    sockets_in(folder).into_iter().map(|path| Found { path, owner: Some(there.uid()) }).collect()
+    sockets_in(folder).into_iter().map(|path| FoundSocket { path, owner: Some(there.uid()) }).collect()
 }
 
 /// The sockets of this user's servers, some of which may be gone.
@@ -238,7 +238,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let socket = Socket::at(&folder.path().join("1.sock")).unwrap();
         fs::write(folder.path().join("diary"), "").unwrap();
-        let found = [Found { path: socket.path().to_owned(), owner: user().ok() }];
+        let found = [FoundSocket { path: socket.path().to_owned(), owner: user().ok() }];
         for (mode, found) in [(0o700, &found[..]), (0o755, &found[..]), (0o770, &[]), (0o777, &[])] {
             fs::set_permissions(folder.path(), Permissions::from_mode(mode)).unwrap();
             assert_eq!(sockets_of_owner(folder.path()), found, "{mode:o}");

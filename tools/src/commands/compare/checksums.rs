@@ -11,7 +11,7 @@ use sealblock_units::Extent;
 use super::{Sides, What};
 use crate::exit::{Cause, CliError};
 use crate::findings::{Run, join_run};
-use crate::stack::{Opened, damage, of_block};
+use crate::stack::{OpenTarget, damage, of_block};
 
 /// Bytes of the largest region that is summed at once.
 pub(super) const REGION_BYTES: u64 = 4 << 20;
@@ -36,31 +36,35 @@ impl Sides<'_> {
         let rest = length % self.block.bytes() as u64;
         let length = length - rest;
         if length > 0 {
-            different.push((offset, length, self.sums(offset, length).await?));
+            different.push((offset, length, self.checksums(offset, length).await?));
         }
-        different.retain(|region| region.2 != Sums::Same);
+        different.retain(|region| region.2 != Checksums::Same);
         while let Some((offset, length, sums)) = different.pop() {
             let blocks = length >> self.block.shift();
             if blocks == 1 {
                 match sums {
-                    Sums::Different => join_run(&mut runs, Run::new(offset >> self.block.shift(), 1, What::Differ)),
+                    Checksums::Different => {
+                        join_run(&mut runs, Run::new(offset >> self.block.shift(), 1, What::Differ))
+                    }
                     _ => self.read_into(&mut runs, offset, length).await?,
                 }
                 continue;
             }
             let half = (blocks / 2) << self.block.shift();
             let (first, second) = ((offset, half), (offset + half, length - half));
-            let sums = join(self.sums(first.0, first.1), self.sums(second.0, second.1)).await;
+            let sums = join(self.checksums(first.0, first.1), self.checksums(second.0, second.1)).await;
             match (sums.0?, sums.1?) {
                 // Somebody writes there just now, or a sum is wrong: what is read decides.
-                (Sums::Same, Sums::Same) => self.read_into(&mut runs, offset, length).await?,
-                (one, other) if one != Sums::Same && other != Sums::Same && blocks > 2 && length <= READ_BYTES => {
+                (Checksums::Same, Checksums::Same) => self.read_into(&mut runs, offset, length).await?,
+                (one, other)
+                    if one != Checksums::Same && other != Checksums::Same && blocks > 2 && length <= READ_BYTES =>
+                {
                     self.read_into(&mut runs, offset, length).await?
                 }
                 (one, other) => {
                     // Last in, first out: the runs are to be in order.
-                    different.extend((other != Sums::Same).then_some((second.0, second.1, other)));
-                    different.extend((one != Sums::Same).then_some((first.0, first.1, one)));
+                    different.extend((other != Checksums::Same).then_some((second.0, second.1, other)));
+                    different.extend((one != Checksums::Same).then_some((first.0, first.1, one)));
                 }
             }
         }
@@ -76,7 +80,7 @@ impl Sides<'_> {
     }
 
     /// What the sums of both sides tell.
-    async fn sums(&self, offset: u64, length: u64) -> Result<Sums, CliError> {
+    async fn checksums(&self, offset: u64, length: u64) -> Result<Checksums, CliError> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
@@ -85,16 +89,16 @@ impl Sides<'_> {
         };
         let (a, b) = join(digest(&self.a.opened, offset, length), other).await;
         Ok(match (a?, b?) {
-            (Some(a), Some(b)) if a == b => Sums::Same,
-            (Some(_), Some(_)) => Sums::Different,
-            _ => Sums::Unknown,
+            (Some(a), Some(b)) if a == b => Checksums::Same,
+            (Some(_), Some(_)) => Checksums::Different,
+            _ => Checksums::Unknown,
         })
     }
 }
 
 /// What sums tell of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Sums {
+enum Checksums {
     Same,
     Different,
     /// A block there cannot be read, so nothing can be summed.
@@ -102,7 +106,7 @@ enum Sums {
 }
 
 /// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
-async fn digest(opened: &Opened, offset: u64, length: u64) -> Result<Option<u64>, CliError> {
+async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, CliError> {
     let shift = opened.gate.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| CliError::new(Cause::Usage, "comparing", error))?;

@@ -7,26 +7,28 @@ use std::time::Duration;
 
 use sealblock_block::{DynDevice, Gate, RequestKind};
 use sealblock_exports_nvme_tcp::DamageRun;
-use sealblock_layers_multipath::{PathMonitor, PathStatus as PathFacts};
+use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, timeout};
 
 use super::backing::Files;
+use super::observer::ReportTargets;
 use super::scrub::ScrubTask;
-use super::witness::Ties;
 use crate::commands::scrub::canonical;
 use crate::control::mirror_status::MirrorStatus;
-use crate::control::server::{CountStatus, DamageStatus, IoStatus, NamedMirror, PathStatus, RunOfDamage, Seen};
-use crate::stack::{Facts, OpenMirror};
+use crate::control::server::{
+    CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
+};
+use crate::stack::{OpenMirror, TargetInfo};
 use crate::tally::count;
 
 /// How long a core may take to look.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Runs of bad blocks that are named.
-const MOST_RUNS: usize = 64;
+const MAX_RUNS: usize = 64;
 
 /// A device on its own core, as long as its scrub is there.
-pub struct Watched {
-    keeper: Rc<ScrubTask>,
+pub struct InspectedDevice {
+    scrub_task: Rc<ScrubTask>,
     /// Not held: who closes a mirror waits for nobody who only looks.
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<PathMonitor>,
@@ -38,77 +40,77 @@ pub struct Watched {
 }
 
 /// The files that a device lies in.
-fn files(facts: &Facts) -> Vec<String> {
-    let files = facts.all().into_iter().filter_map(|facts| facts.file.as_ref());
+fn files(info: &TargetInfo) -> Vec<String> {
+    let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
     files.filter_map(|file| canonical(&file.path)).collect()
 }
 
 /// A way to see how a device is, from any core.
 #[derive(Clone)]
-pub struct Insight {
+pub struct DeviceInspector {
     core: CoreHandle,
-    watched: CoreLocal<Watched>,
-    ties: Ties,
+    watched: CoreLocal<InspectedDevice>,
+    ties: ReportTargets,
 }
 
-impl Watched {
+impl InspectedDevice {
     /// A device of this core.
-    pub fn new(keeper: &Rc<ScrubTask>, facts: &Facts) -> Watched {
-        let all = facts.all();
-        Watched {
-            keeper: Rc::clone(keeper),
-            mirrors: all.iter().filter_map(|facts| facts.mirror.as_ref()).map(Rc::downgrade).collect(),
-            paths: all.iter().filter_map(|facts| facts.paths.clone()).collect(),
-            lost_metadata: lost_logs(facts),
-            files: files(facts),
-            backing: Files::of(facts),
+    pub fn new(scrub_task: &Rc<ScrubTask>, info: &TargetInfo) -> InspectedDevice {
+        let all = info.all();
+        InspectedDevice {
+            scrub_task: Rc::clone(scrub_task),
+            mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
+            paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
+            lost_metadata: lost_logs(info),
+            files: files(info),
+            backing: Files::of(info),
         }
     }
 
-    fn look(&self) -> Seen {
-        let Some((scrub, gate)) = self.keeper.glance() else {
+    fn snapshot(&self) -> DeviceSnapshot {
+        let Some((scrub, gate)) = self.scrub_task.glance() else {
             return silent("it is closed, or is being changed");
         };
         let mirrors = self.mirrors.iter().filter_map(Weak::upgrade);
-        Seen {
+        DeviceSnapshot {
             files: self.files.clone(),
-            file_trouble: self.backing.trouble(),
+            file_trouble: self.backing.errors(),
             mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             lost_metadata: self.lost_metadata.clone(),
             scrub: Some(scrub),
             io: io(&gate),
-            ..Seen::default()
+            ..DeviceSnapshot::default()
         }
     }
 }
 
-impl Insight {
+impl DeviceInspector {
     /// The way to a device of this core.
-    pub fn new(core: CoreHandle, watched: CoreLocal<Watched>, ties: Ties) -> Insight {
-        Insight { core, watched, ties }
+    pub fn new(core: CoreHandle, watched: CoreLocal<InspectedDevice>, ties: ReportTargets) -> DeviceInspector {
+        DeviceInspector { core, watched, ties }
     }
 
     /// Whether both are for one device.
-    pub fn is_same(&self, other: &Insight) -> bool {
+    pub fn is_same(&self, other: &DeviceInspector) -> bool {
         Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
     }
 
     /// How the device is now. One that does not tell in time says so.
-    pub async fn look(&self) -> Seen {
+    pub async fn snapshot(&self) -> DeviceSnapshot {
         let watched = self.watched.clone();
-        let looked = self.core.call(move || async move { watched.get().map(|watched| watched.look()) });
-        let seen = match timeout(PATIENCE, looked).await {
+        let looked = self.core.call(move || async move { watched.get().map(|watched| watched.snapshot()) });
+        let seen = match timeout(PROBE_TIMEOUT, looked).await {
             Ok(Ok(Some(seen))) => seen,
             Ok(Ok(None)) => silent("it is being closed"),
             Ok(Err(gone)) => silent(&gone.to_string()),
             Err(_) => silent("its core did not answer in time"),
         };
-        Seen { damage: self.damage(), failing: self.ties.failing.now(), ..seen }
+        DeviceSnapshot { damage: self.damage(), failing: self.ties.failing.now(), ..seen }
     }
 
     fn damage(&self) -> DamageStatus {
-        let known = self.ties.damage.summary(MOST_RUNS);
+        let known = self.ties.damage.summary(MAX_RUNS);
         let run =
             |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
         DamageStatus {
@@ -121,13 +123,13 @@ impl Insight {
     }
 }
 
-fn silent(why: &str) -> Seen {
-    Seen { silent: Some(why.to_owned()), ..Seen::default() }
+fn silent(why: &str) -> DeviceSnapshot {
+    DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 
 /// Logs of which a part is lost, in words.
-fn lost_logs(facts: &Facts) -> Vec<String> {
-    let volumes = facts.all().into_iter().filter_map(|facts| facts.volume.as_ref());
+fn lost_logs(info: &TargetInfo) -> Vec<String> {
+    let volumes = info.all().into_iter().filter_map(|info| info.volume.as_ref());
     let lost = volumes.filter(|volume| volume.log_lost > 0);
     lost.map(|volume| format!("{} of a log: blocks written last may be older", count(volume.log_lost, "sector")))
         .collect()
@@ -140,7 +142,7 @@ fn named(mirror: &OpenMirror) -> NamedMirror {
     NamedMirror { target: mirror.target().to_string(), status }
 }
 
-fn path(path: PathFacts) -> PathStatus {
+fn path(path: MultipathPathStatus) -> PathStatus {
     PathStatus {
         path: path.name,
         live: path.is_live,

@@ -16,7 +16,7 @@ pub struct BadRun {
 }
 
 /// Faults, in order, as runs of blocks. A block is repaired when all that is wrong with it is.
-pub fn harmed(faults: &[BadBlock]) -> Vec<BadRun> {
+pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
     let mut runs: Vec<BadRun> = Vec::new();
     for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
         let (fault, at) = (of_block[0], of_block[0].lba.get());
@@ -52,9 +52,9 @@ mod tests {
             fault(7, false),
             BadBlock::media(Lba::new(8)),
         ];
-        let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
+        let runs: Vec<_> = bad_runs(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
         assert_eq!(runs, [(3, 4, false), (5, 5, true), (7, 7, false), (8, 8, false)]);
-        assert_eq!(harmed(&[]), []);
+        assert_eq!(bad_runs(&[]), []);
     }
 
     #[test]
@@ -62,7 +62,7 @@ mod tests {
         let media = |lba| BadBlock::media(Lba::new(lba));
         let conflict = BadBlock::new(Lba::new(6), BadBlockCause::Conflict, None, None);
         let faults = [media(3), media(4), media(4), media(5), conflict, media(9)];
-        let runs: Vec<_> = harmed(&faults).iter().map(|run| (run.first, run.last)).collect();
+        let runs: Vec<_> = bad_runs(&faults).iter().map(|run| (run.first, run.last)).collect();
         assert_eq!(runs, [(3, 5), (6, 6), (9, 9)]);
     }
 }

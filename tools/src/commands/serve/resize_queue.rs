@@ -9,7 +9,7 @@ use std::rc::Rc;
 use sealblock_block::Condition;
 use sealblock_runtime_reactor::Notify;
 
-use crate::control::protocol::{ControlError, ProblemKind};
+use crate::control::protocol::{ControlError, ControlErrorKind};
 use crate::control::resized::ResizeReport;
 
 /// What comes of an order.
@@ -17,65 +17,65 @@ pub type Resized = Result<ResizeReport, ControlError>;
 
 /// Orders that wait. Their number is bounded by that of connections, each of which waits for its answer.
 #[derive(Default)]
-pub struct Orders {
-    waiting: RefCell<VecDeque<Resize>>,
-    bell: Notify,
+pub struct ResizeQueue {
+    waiting: RefCell<VecDeque<ResizeRequest>>,
+    notify: Notify,
 }
 
 /// Give a namespace another size.
-pub struct Resize {
+pub struct ResizeRequest {
     /// The NQN of its subsystem.
     pub nqn: String,
     /// Which namespace of it.
     pub nsid: u32,
     /// Bytes of data that it is to hold.
     pub size: NonZeroU64,
-    reply: Rc<Reply>,
+    reply: Rc<ResizeReply>,
 }
 
 /// Where the answer to an order comes.
 #[derive(Default)]
-struct Reply {
+struct ResizeReply {
     answer: RefCell<Option<Resized>>,
     came: Condition,
 }
 
-impl Orders {
+impl ResizeQueue {
     /// Gives an order, and waits for what comes of it.
     pub async fn resize(&self, nqn: String, nsid: u32, size: NonZeroU64) -> Resized {
-        let reply = Rc::new(Reply::default());
-        self.waiting.borrow_mut().push_back(Resize { nqn, nsid, size, reply: Rc::clone(&reply) });
-        self.bell.ring();
+        let reply = Rc::new(ResizeReply::default());
+        self.waiting.borrow_mut().push_back(ResizeRequest { nqn, nsid, size, reply: Rc::clone(&reply) });
+        self.notify.ring();
         reply.came.wait_until(|| reply.answer.borrow().is_some()).await;
         reply.answer.take().unwrap_or_else(|| Err(gone()))
     }
 
     /// The next order, once there is one.
-    pub async fn next(&self) -> Resize {
+    pub async fn next(&self) -> ResizeRequest {
         loop {
             let next = self.waiting.borrow_mut().pop_front();
             match next {
-                Some(order) => return order,
-                None => self.bell.wait().await,
+                Some(request) => return request,
+                None => self.notify.wait().await,
             }
         }
     }
 
     /// Refuses what waits, when the server ends.
-    pub fn refuse(&self) {
+    pub fn refuse_all(&self) {
         let waiting = self.waiting.take();
-        waiting.into_iter().for_each(|order| order.answer(Err(gone())));
+        waiting.into_iter().for_each(|request| request.complete(Err(gone())));
     }
 }
 
-impl Resize {
+impl ResizeRequest {
     /// Says what came of it.
-    pub fn answer(self, answer: Resized) {
+    pub fn complete(self, answer: Resized) {
         self.reply.answer.replace(Some(answer));
         self.reply.came.notify();
     }
 }
 
 fn gone() -> ControlError {
-    ControlError::new(ProblemKind::Refused, "the server is ending")
+    ControlError::new(ControlErrorKind::Refused, "the server is ending")
 }
