@@ -44,7 +44,7 @@ Targets:
   offset:FIRST..LAST,TARGET           a slice of another target
   fault:[RULES],TARGET                another target that fails on purpose
   mirror:A,B stripe:A,B multipath:A,B one device made of others; stripe-16KiB:A,B for chunks of another size,
-                                      stripe-nolabel:A,B for legs that have no labels
+                                      stripe-nolabel:A,B for members without labels
   mirror:[stripe:A,B],C               brackets nest
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
@@ -70,7 +70,7 @@ pub struct Cli {
 /// Whether labels of groups are heeded.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Labels {
-    /// Go by the order of a stripe's legs and the size of its chunks as they are given, where the legs have no labels; the same
+    /// Trust the order of a stripe's members and the chunk size as given, if the members have no labels; the same
     /// as stripe-nolabel:.
     #[arg(long)]
     pub no_label: bool,
@@ -79,7 +79,7 @@ pub struct Labels {
 /// Whether a member of a mirror or stripe is written to by itself.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Members {
-    /// Write to a member of a mirror or stripe by itself. The other members of a mirror have it brought up to date after that.
+    /// Write to a member of a mirror or stripe by itself. The mirror resyncs it afterwards.
     #[arg(long)]
     pub force_leg: bool,
 }
@@ -156,7 +156,7 @@ pub enum Command {
     Rescue(Rescue),
     /// Give a protected volume another size, while it is served as well.
     Resize(Resize),
-    /// Say how the legs of a mirror are, and add, take out or replace one.
+    /// Show the replicas of a mirror; add, remove or replace one.
     Mirror(Mirror),
     /// Damage one block of a volume on purpose, behind its seal's back.
     Corrupt(Corrupt),
@@ -188,7 +188,7 @@ pub struct Create {
     /// nothing that is checked.
     #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = ProtectionType::Type1)]
     pub protection_type: ProtectionType,
-    /// Take the space of the whole volume at once, so that no write fails for lack of it later. Blocks that are given up
+    /// Take the space of the whole volume at once, so that no write fails for lack of it later. Blocks that are deallocated
     /// then keep their space. Without this a file takes space as it is written, and gives it back.
     #[arg(long)]
     pub preallocate: bool,
@@ -234,7 +234,7 @@ pub struct Verify {
     /// Rewrite a damaged block from another copy, where the target has one.
     #[arg(long)]
     pub repair: bool,
-    /// Of a mirror: take the older copies that this leg keeps of blocks which every other leg has lost for their content.
+    /// Of a mirror: accept the older copies on this replica of blocks that every other replica has lost.
     #[arg(long, value_name = "LEG", requires = "repair")]
     pub accept_stale: Option<TargetName>,
     /// Check no faster than this.
@@ -305,7 +305,7 @@ pub struct Unmapping {
     /// Which blocks; all of them unless given, which has to be confirmed on a terminal.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
-    /// Do not ask before the whole target loses what it holds. Where there is no terminal to ask on, nobody is asked.
+    /// Do not ask before the whole target loses what it holds. Without a terminal there is no question.
     #[arg(long)]
     pub yes: bool,
     /// Print one JSON object.

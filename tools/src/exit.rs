@@ -1,7 +1,7 @@
-//! How the program ends: its exit status, and what it says when it could not do what was asked.
+//! The exit status of the program, and failures of commands.
 //!
 //! A failure says what was being done, on which target, why it failed, and what to try. Damage that a command found is no
-//! failure but an answer: [`Exit::DamageFound`].
+//! failure but a result: [`Exit::DamageFound`].
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ pub enum Exit {
     DamageFound,
     /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync.
     Incomplete,
-    /// Exit status 130, or what a shell shows for the signal: it was ended early, and has said how far it came.
+    /// Exit status 130, or what a shell shows for the signal: it ended early and has printed how far it came.
     Interrupted,
 }
 
@@ -31,18 +31,18 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// What kept a command from its work.
+/// The cause of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Cause {
-    /// What was asked cannot be meant: a range past the end, a size that is no multiple of a block.
+    /// The arguments are invalid: a range past the end, a size that is no multiple of a block.
     Usage,
     /// The target is not what the command needs, or is of a format that is not understood.
     Unsuitable,
     /// The target cannot do this.
     Absent,
-    /// There is nothing by that name, or nobody answers.
+    /// There is no target of that name, or no response.
     Unreachable,
-    /// Rights are missing, or someone else has the target.
+    /// Permission is missing, or another process has the target.
     Refused,
     /// No space is left.
     Full,
@@ -50,7 +50,7 @@ pub enum Cause {
     Damaged,
     /// Input or output failed.
     Io,
-    /// Whoever was to read the output is gone, as in a pipe into `head`.
+    /// The reader of the output is gone, as in a pipe into `head`.
     Unread,
 }
 
@@ -121,7 +121,7 @@ impl CliError {
         CliError { advice: Some(advice.into()), ..self }
     }
 
-    /// Why it failed and what to try, for whoever knows that this was being done, and on what.
+    /// Why it failed and what to try, without what was being done and on what.
     pub fn reason(&self, doing: &str) -> String {
         if self.doing != doing {
             return self.to_string();
@@ -129,24 +129,24 @@ impl CliError {
         self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
     }
 
-    /// The same, of which whoever runs the command knows already.
+    /// The same, marked as reported already.
     #[must_use]
     pub fn reported(self) -> CliError {
         CliError { is_reported: true, ..self }
     }
 
-    /// The same, which is refused as a matter of principle: asking again changes nothing.
+    /// The same, marked as permanent: a retry cannot succeed.
     #[must_use]
     pub fn lasting(self) -> CliError {
         CliError { is_lasting: true, ..self }
     }
 
-    /// Whether asking again changes nothing.
+    /// True if a retry cannot succeed.
     pub const fn is_lasting(&self) -> bool {
         self.is_lasting
     }
 
-    /// Whether the program is to say it when it ends. Who closed a pipe knows it, and expects no words about it.
+    /// True if the program prints it at its end. A closed pipe is not reported: its reader has closed it.
     pub fn is_unreported(&self) -> bool {
         !self.is_reported && self.cause != Cause::Unread
     }

@@ -1,7 +1,7 @@
 //! Findings are printed while the work goes on: runs of blocks, each when it has ended, on a line of its own.
 //!
-//! A device of which every second block is bad has more runs than anybody reads, and saying them must not be what the work waits
-//! for. So only some are printed each second; the others are kept and printed when the rate allows it, at the latest in the end.
+//! A device with every second block bad has too many runs to read, and printing them must not slow down the work.
+//! So lines are rate limited; the others are queued and printed when the limit permits, at the latest at the end.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ const BURST: u32 = 100;
 /// One more line may be printed each time this has passed: twenty a second.
 const LINE_EVERY: Duration = Duration::from_millis(50);
 
-/// Blocks in a row of which the same is to be said.
+/// Consecutive blocks with one finding.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Run<T> {
     /// The first block.
     pub lba: u64,
     /// How many.
     pub blocks: u64,
-    /// What there is to say.
+    /// The finding.
     #[serde(flatten)]
     pub what: T,
 }
@@ -75,7 +75,7 @@ pub enum Voice {
 pub struct Findings<T> {
     voice: Voice,
     runs: Vec<Run<T>>,
-    /// Runs that may grow still. Several where blocks have something to be said of each of several members.
+    /// Runs that may still grow. Several if blocks have findings on several members.
     open: Vec<Run<T>>,
     printed: usize,
     unlisted: u64,
@@ -93,7 +93,7 @@ where
         Findings { voice, runs: Vec::new(), open: Vec::new(), printed: 0, unlisted: 0, budget, trouble: None }
     }
 
-    /// Something is to be said of these blocks, which do not lie before those of earlier calls.
+    /// Adds a finding of these blocks, which are not before those of earlier calls.
     pub fn note(&mut self, more: Run<T>) {
         match self.open.iter_mut().find(|run| run.end() == more.lba && run.what == more.what) {
             Some(run) => run.blocks += more.blocks,
@@ -116,10 +116,10 @@ where
         }
     }
 
-    /// Tells all that was not printed yet.
+    /// Prints all lines that were not printed yet.
     ///
     /// # Errors
-    /// When it could not be printed; that nobody reads it is no error.
+    /// When it could not be printed; a reader that has gone is no error.
     pub fn finish(&mut self, progress: &Progress) -> Result<(), CliError> {
         self.close(u64::MAX);
         while self.voice != Voice::Silent && self.printed < self.runs.len() {

@@ -1,10 +1,10 @@
 //! Identities made from names: the same at every start, and another one for every name.
 
-/// Start and factor of the 128-bit FNV-1a hash (RFC 9923). Names are no secrets and nobody gains by a collision.
+/// Start and factor of the 128-bit FNV-1a hash (RFC 9923). Names are no secrets and a collision is no attack.
 const FNV_BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
 const FNV_PRIME: u128 = (1 << 88) + 0x13b;
 
-/// A UUID of version 8, which RFC 9562 leaves to whoever makes it.
+/// A UUID of version 8, whose content RFC 9562 leaves to its maker.
 pub fn uuid_of(parts: &[&str]) -> [u8; 16] {
     let mut hash = FNV_BASIS;
     for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {

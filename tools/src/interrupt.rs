@@ -1,7 +1,7 @@
-//! Ctrl-C while a command works: it ends what is under way, says how far it came, and goes.
+//! Ctrl-C while a command works: requests in flight complete, the command prints how far it came, and ends.
 //!
 //! The first SIGINT or SIGTERM only sets a flag, which the work looks at between two pieces; the same signal once more ends the process at
-//! once, as does the first one when what is under way does not end within `GRACE`. Whoever stops early ends by the signal itself
+//! once, as does the first one if requests in flight do not complete within `GRACE`. A command that ends early ends by the signal itself
 //! ([`end`]): a shell shows 130 or 143 for it, and a loop in a script stops, which it would not for an ordinary exit.
 
 use std::io::Write;
@@ -15,9 +15,9 @@ use futures_util::future::{Either, select};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
-/// How long what is under way may take to end.
+/// How long requests in flight may take to complete.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often whoever waits looks whether a signal came.
+/// How often a waiting task checks for a signal.
 const PROBE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What handlers write to: whether a signal came, and which one.
@@ -28,7 +28,7 @@ struct Flags {
 
 static FLAGS: OnceLock<Flags> = OnceLock::new();
 
-/// Heeds signals from now on. One that the process was started to ignore stays ignored, as for a job in the background of a script.
+/// Handles signals from now on. One that the process was started to ignore stays ignored, as for a job in the background of a script.
 pub fn watch() {
     FLAGS.get_or_init(|| {
         let flags = Flags { came: Arc::default(), signal: Arc::default() };
@@ -57,9 +57,9 @@ pub fn end() -> ! {
     std::process::exit(128 + signal)
 }
 
-/// Says on standard error how far the work came and how to go on.
+/// Prints on standard error how far the work came and how to resume it.
 pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
-    // Who closed standard error has chosen not to know.
+    // A closed standard error is no failure of the work.
     writeln!(io::stderr(), "sealblock: {what}: interrupted {how_far}\ntry: {go_on}").ok();
 }
 
@@ -85,7 +85,7 @@ pub async fn sleep(time: Duration) {
     }
 }
 
-/// Ends once a signal came and what was under way has had its time.
+/// Ends `GRACE` after a signal.
 async fn shutdown_timeout() {
     while !came() {
         sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;

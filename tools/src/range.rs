@@ -1,7 +1,7 @@
 //! Ranges of blocks as people write them: `FIRST..LAST` with both ends included, `FIRST..`, `..LAST`, or one block `N`.
 //!
 //! A range is written before the device is open, so its end may be unknown; [`BlockRange::resolve`] settles it against a
-//! capacity. Both steps refuse what would be an empty range: a command that silently does nothing helps nobody.
+//! capacity. Both steps refuse what would be an empty range: a command that silently does nothing hides a mistake.
 
 use std::fmt;
 use std::str::FromStr;

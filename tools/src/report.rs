@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::exit::{CliError, Exit};
 use crate::range::BlockRange;
 
-/// The answer of `verify`.
+/// The report of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct VerifyReport {
     /// The target as its canonical name.
     pub target: String,
-    /// Blocks that were looked at, bad ones included.
+    /// Blocks that were checked, bad ones included.
     pub blocks_verified: u64,
     /// Bytes of data in these blocks.
     pub bytes_verified: u64,
@@ -81,7 +81,7 @@ pub struct NotChecked {
 }
 
 impl VerifyReport {
-    /// How the command ends: damage counts more than what was not looked at.
+    /// The exit status: damage counts more than unchecked blocks.
     pub fn exit(&self) -> Exit {
         match (self.damaged(), self.is_complete()) {
             (0, true) => Exit::Clean,
@@ -149,7 +149,7 @@ pub enum Field {
     StorageTag,
     /// The block could not be read at all.
     Media,
-    /// Copies of the block differ, and nothing tells which one is right.
+    /// Replicas differ in this block, and none is known to be right.
     Conflict,
     /// Only an older copy is kept here, and every newer one is lost.
     Stale,
@@ -210,11 +210,11 @@ pub fn is_server() -> bool {
     LOGGED.load(Ordering::Relaxed)
 }
 
-/// Says on standard error what whoever runs the command ought to know, beside its answer.
+/// Prints a note for the user on standard error, beside the result.
 pub fn note(what: impl fmt::Display) {
     match is_server() {
         true => tracing::warn!("{what}"),
-        // Who closed standard error has chosen not to know.
+        // A closed standard error is no failure of the work.
         false => drop(writeln!(io::stderr(), "sealblock: {what}")),
     }
 }
@@ -225,7 +225,7 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 /// Prints one JSON object and the end of its line on standard output.
 ///
 /// # Errors
-/// When it cannot be written. That nobody reads it any more is none: the work was done all the same.
+/// When it cannot be written. A reader that has gone is no error: the work was done.
 pub fn print_json(report: &impl Serialize) -> Result<(), CliError> {
     print(|output| write_json(report, output)).map_err(|error| CliError::io("printing the report", &error))
 }
@@ -239,7 +239,7 @@ pub fn say(line: &str) -> Result<(), CliError> {
         .map_err(|error| CliError::io("printing", &error))
 }
 
-/// Prints a line on standard error, beside an answer that is data. Who closed standard error has chosen not to know.
+/// Prints a line on standard error, beside a result that is data. A closed standard error is no error.
 pub fn say_aside(line: &str) -> Result<(), CliError> {
     writeln!(io::stderr(), "{line}").ok();
     Ok(())

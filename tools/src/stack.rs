@@ -1,7 +1,7 @@
-//! From a target's name to the device it names.
+//! Opens the device that a target name names.
 //!
-//! Everything here runs on a reactor. What is opened for writing has to be closed, so that a volume is left clean; a
-//! process that dies before leaves what a crash would, and loses nothing that was flushed.
+//! Everything here runs on a reactor. A target that is opened for writing has to be closed, so that a volume is clean; a
+//! process that dies before leaves the volume as after a crash, and loses no flushed write.
 
 mod alone;
 mod failures;
@@ -54,7 +54,7 @@ pub use remote::discover;
 pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use whole::Whole;
 
-/// A volume in a file, on the reactor's clock. The file, and with it the lock that keeps others away, may outlive the volume.
+/// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
 
 /// The time of the reactor.
@@ -67,25 +67,25 @@ impl Clock for ReactorClock {
     }
 }
 
-/// What a command means to do with a target.
+/// How a command accesses a target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
-    /// Look, beside others who look.
+    /// Reads, shared with other readers.
     Read,
-    /// Change, alone.
+    /// Reads and writes, exclusively.
     Write,
-    /// The same, and volumes leave blocks where they lie while they are idle.
+    /// The same, and volumes do not move blocks while they are idle.
     WriteInPlace,
 }
 
 impl Access {
-    /// Whether anything is to be changed.
+    /// True if it writes.
     pub fn writes(self) -> bool {
         self != Access::Read
     }
 }
 
-/// What has to be closed in the end.
+/// What an open target has to close.
 #[derive(Clone)]
 enum CloseHandle {
     Volume(Rc<FileVolume>),
@@ -97,7 +97,7 @@ enum CloseHandle {
 
 /// An open target.
 pub struct OpenTarget {
-    /// The device, behind its gate.
+    /// The device with its gate.
     pub gate: Gate<DynDevice>,
     /// What it is made of.
     pub info: TargetInfo,
@@ -119,12 +119,12 @@ impl OpenTarget {
         OpenTarget::new(target, device, TargetInfo::plain(kind), Vec::new())
     }
 
-    /// Splits it into a device that several may use, what it is made of, and what leaves it clean in the end.
+    /// Splits it into a shared device, its parts, and what closes it cleanly.
     pub fn share(self) -> (Rc<Gate<DynDevice>>, TargetInfo, Closer) {
         (Rc::new(self.gate), self.info, Closer { held: self.held, target: self.target })
     }
 
-    /// Bytes of payload that came from other hosts until now; nothing for a target that is here.
+    /// Bytes of payload received from other hosts until now; `None` for a local target.
     pub fn received_bytes(&self) -> Option<u64> {
         received_bytes(&self.held)
     }
@@ -134,7 +134,7 @@ impl OpenTarget {
         &self.target
     }
 
-    /// Leaves volumes clean, and gives on `result` unless that fails where the work did not.
+    /// Closes volumes cleanly; returns `result`, or the failure to close after a success.
     pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
         let closed = Closer { held: self.held, target: self.target }.close().await;
         let value = result?;
@@ -142,7 +142,7 @@ impl OpenTarget {
         Ok(value)
     }
 
-    /// Refuses a target that is less than one block long: there is nothing in it to do anything with.
+    /// Refuses a target of less than one block.
     pub fn check_blocks(&self, doing: &str) -> Result<(), CliError> {
         let geometry = self.gate.geometry();
         if geometry.capacity_blocks > 0 {
@@ -171,20 +171,20 @@ impl OpenTarget {
         self.gate.execute(Request::Read { extent, checks: self.checks(extent) }).await
     }
 
-    /// Makes everything durable.
+    /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), CliError> {
         self.gate.execute(Request::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
     }
 }
 
-/// What is to be closed when an open target is no longer used.
+/// Closes an open target after its last use.
 pub struct Closer {
     held: Vec<CloseHandle>,
     target: TargetName,
 }
 
 impl Closer {
-    /// The volume, if the target is one by itself and has nothing else to be closed.
+    /// The volume, if the target is a single volume and has nothing else to close.
     pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
         match (&self.target, &self.held[..]) {
             (TargetName::File(_) | TargetName::Linux(_), [CloseHandle::Volume(volume)]) => Some(volume),
@@ -192,7 +192,7 @@ impl Closer {
         }
     }
 
-    /// Leaves volumes clean. What is asked of the device afterwards fails.
+    /// Closes volumes cleanly. Later requests to the device fail.
     ///
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
@@ -201,7 +201,7 @@ impl Closer {
     }
 }
 
-/// Closes everything, one after the other. In a box, since paths have things to be closed in turn.
+/// Closes everything, one after the other. Boxed, since paths have close handles in turn.
 fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
     Box::pin(async move {
         let mut closed = Ok(());
@@ -221,7 +221,7 @@ fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
     })
 }
 
-/// Tells what a volume has done by itself.
+/// Logs background work of a volume.
 fn log_maintenance(volume: &FileVolume) {
     let UpkeepCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
     if blocks_moved + blocks_unfit + bytes_punched > 0 {
@@ -241,8 +241,8 @@ fn received_bytes(held: &[CloseHandle]) -> Option<u64> {
     remotes.reduce(u64::saturating_add)
 }
 
-/// The settings of a command's reactors: less memory to register than a server's, since that is most of what a short
-/// command takes, and what an ordinary user may lock.
+/// The settings of a command's reactors: less registered memory than a server's, since registration dominates the time of a
+/// short command, and an ordinary user may lock little memory.
 pub fn config() -> Config {
     const POOL_BYTES: usize = 8 << 20;
     Config { pool_arena_bytes: POOL_BYTES, ..Config::default() }
@@ -257,7 +257,7 @@ pub fn on_reactor<T>(work: impl Future<Output = Result<T, CliError>>) -> Result<
 /// Opens a target by itself.
 ///
 /// # Errors
-/// Says what could not be opened and why; bad usage where the target's own numbers cannot be. A member of a mirror or stripe
+/// Says what could not be opened and why; bad usage if the target's numbers are invalid. A member of a mirror or stripe
 /// is not opened for writing.
 pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<OpenTarget, CliError>> {
     open_for(target, access, Usage::Alone)
@@ -319,7 +319,7 @@ async fn open_offset(
     Ok(OpenTarget::new(target, device, TargetInfo::over("offset", [below.info]), below.held))
 }
 
-/// Opens a target that fails on purpose.
+/// Opens a target with injected faults.
 async fn open_fault(
     target: &TargetName,
     rules: &str,

@@ -1,6 +1,6 @@
 //! What a piece of work has moved, and how fast: said in the same words by every command.
 //!
-//! Only bytes that were read from a device or written to one make a rate. Holes that a device tells of, and blocks that it unmaps
+//! Only bytes that were read from a device or written to one make a rate. Holes that a device reports, and blocks that it unmaps
 //! or checks where it is, are covered in no time and would make any device look fast.
 
 use std::fmt::Write;

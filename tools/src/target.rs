@@ -11,11 +11,11 @@
 //!           | "fault:" "[" rules "]" "," target
 //! ```
 //!
-//! The commas of a group count outside of brackets only, so a leg that has commas of its own stands in brackets. What an
+//! The commas of a group count outside of brackets only, so a member with commas of its own needs brackets. What an
 //! offset or a fault works on is all that follows its comma. A bare path may not look like another kind, begin with a
 //! bracket, or be `-`; `file:` and `raw:` take any. In the two URI forms, `%` and two digits stand for a byte.
 //!
-//! Names are data from strangers: parsing bounds length, depth and legs, touches nothing outside, and does not panic. A
+//! Names are untrusted input: parsing bounds length, depth and members, has no side effects, and does not panic. A
 //! target prints in a form that reads back as the same target.
 
 mod called;
@@ -47,7 +47,7 @@ use crate::size::exact;
 pub const MAX_TEXT_BYTES: usize = 64 << 10;
 /// How deep groups, offsets and faults nest.
 pub const MAX_DEPTH: usize = 16;
-/// How many legs a group has.
+/// Max. members of a group.
 pub const MAX_MEMBERS: usize = 64;
 
 /// What a command works on.
@@ -106,19 +106,19 @@ pub enum TargetName {
     },
 }
 
-/// How the legs of a group make one device.
+/// How the members of a group make one device.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GroupKind {
-    /// Each leg holds everything.
+    /// Each replica has all blocks.
     Mirror,
-    /// The blocks go round the legs.
+    /// Chunks are distributed over the members.
     Stripe {
-        /// How many bytes lie on a leg before the next one's turn, where that is said. Never zero.
+        /// Bytes of a chunk, if given. Never zero.
         chunk: Option<ByteCount>,
-        /// Whether the legs have labels that say in which order and in chunks of which size they were made.
+        /// True if the members have labels with their order and chunk size.
         labelled: bool,
     },
-    /// Each leg is a way to the same device.
+    /// Each member is a path to the same device.
     Multipath,
 }
 
@@ -134,10 +134,10 @@ impl GroupKind {
 }
 
 impl TargetName {
-    /// The target of a leg of groups: the innermost one that is known. Nothing where there is no group.
+    /// The target of a member of nested groups: the innermost one that is known. `None` without a group.
     pub fn member(&self, member: MemberPath) -> Option<&TargetName> {
         match self {
-            // All its paths lead to the same device, so none of them is a leg that is bad.
+            // All its paths lead to the same device: no path is a bad member.
             TargetName::Group { kind: GroupKind::Multipath, members } => members.first()?.member(member),
             TargetName::Group { members, .. } => {
                 let (number, within) = member.outermost()?;
@@ -255,7 +255,7 @@ impl fmt::Display for TargetName {
     }
 }
 
-/// A leg of a group, in brackets when it has commas of its own.
+/// A member of a group, in brackets if it has commas of its own.
 fn write_member(f: &mut fmt::Formatter<'_>, at: usize, member: &TargetName) -> fmt::Result {
     let (comma, member) = (if at == 0 { "" } else { "," }, member.to_string());
     if member.contains(',') { write!(f, "{comma}[{member}]") } else { write!(f, "{comma}{member}") }

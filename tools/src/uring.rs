@@ -1,7 +1,7 @@
 //! What to say where io_uring is refused: by whom, and what lets it in.
 //!
 //! Commands work without it, by system calls. A server that does so is slower than its operator expects and says so once;
-//! where somebody asked for it (`SEALBLOCK_RUNTIME=uring`), nothing starts.
+//! with `SEALBLOCK_RUNTIME=uring` the program does not start.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use sealblock_runtime_reactor::{Backend, StartError, UringUnavailable};
 
 use crate::exit::{Cause, CliError};
 
-/// The setting that forbids io_uring since Linux 6.6: 0 for nobody, 1 for all but root and a group, 2 for everybody.
+/// The setting that forbids io_uring since Linux 6.6: 0 for no process, 1 for all but root and a group, 2 for all processes.
 const SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
 /// What goes without it, and says that this is meant.
 const WITHOUT: &str = "SEALBLOCK_RUNTIME=syscalls";

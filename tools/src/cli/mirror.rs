@@ -20,24 +20,24 @@ pub struct Mirror {
 /// What `mirror` does.
 #[derive(Subcommand, Debug)]
 pub enum MirrorCommand {
-    /// Say how each leg is: current, missing, being brought up to date, and what it lacks.
+    /// Show each replica: in sync, out of sync or resyncing, and how much is out of sync.
     Status(MirrorStatus),
-    /// Make a mirror of devices: one keeps its content, the others get it.
+    /// Create a mirror of devices: one keeps its content, the others get it.
     Create(MirrorCreate),
-    /// Add a leg, and wait until it has everything; with a plain volume as TARGET, make a mirror of it.
+    /// Add a replica and wait for its resync; with a plain volume as TARGET, create a mirror of it.
     Add(MirrorAdd),
-    /// Take a leg out for good. Its content stays as it is.
+    /// Remove a replica. Its content stays as it is.
     Remove(MirrorRemove),
-    /// Take the older copies that a leg keeps of blocks which every other leg has lost for the content of these blocks.
+    /// Accept the older copies on a replica of blocks that every other replica has lost.
     AcceptStale(MirrorAcceptStale),
-    /// Put a new device in the place of a leg; one that is current is taken out once the new one has everything.
+    /// Replace a replica by a new device; one that is in sync is removed after the resync of the new one.
     Replace(MirrorReplace),
 }
 
 /// Arguments of `mirror create`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Examples:\n  sealblock mirror create a b              # the one that holds data keeps it; blank ones are alike\n  sealblock mirror create a b --from a --force --no-wait\n\nAn interrupted copy goes on when the mirror is next opened for writing or served."
+    after_help = "Examples:\n  sealblock mirror create a b              # the one that holds data keeps it; blank ones are alike\n  sealblock mirror create a b --from a --force --no-wait\n\nAn interrupted resync continues when the mirror is next opened for writing or served."
 )]
 pub struct MirrorCreate {
     /// The devices: two to eight of one size, block size and protection information.
@@ -49,7 +49,7 @@ pub struct MirrorCreate {
     /// Replace what the other devices hold, also the label of another mirror.
     #[arg(long)]
     pub force: bool,
-    /// Return once the devices are labelled; they are made alike when the mirror is next opened for writing or served.
+    /// Return once the devices are labelled; the resync runs when the mirror is next opened for writing or served.
     #[arg(long)]
     pub no_wait: bool,
 }
@@ -71,11 +71,11 @@ pub struct MirrorStatus {
 /// Arguments of `mirror add`.
 #[derive(Args, Debug)]
 pub struct MirrorAdd {
-    /// The mirror, as mirror:A,B; or a volume that is to become the first leg of one.
+    /// The mirror, as mirror:A,B; or a volume that becomes the first replica of one.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
-    /// The new leg: blank, at least as large, with the same protection information.
-    #[arg(value_name = "LEG")]
+    /// The new replica: blank, at least as large, with the same protection information.
+    #[arg(value_name = "REPLICA")]
     pub leg: TargetName,
     /// Replace what is on it.
     #[arg(long)]
@@ -91,10 +91,10 @@ pub struct MirrorRemove {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
-    /// The leg to be taken out, as it is called in TARGET.
-    #[arg(value_name = "LEG")]
+    /// The replica to remove, by its name in TARGET.
+    #[arg(value_name = "REPLICA")]
     pub leg: TargetName,
-    /// Where several are away and only their labels could tell which is which, go by the order of the names.
+    /// If several are offline and only their labels could identify them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
     /// The control socket of the server; those of this user's servers are found without it.
@@ -111,8 +111,8 @@ pub struct MirrorAcceptStale {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
-    /// The leg that keeps the copies, as it is called in TARGET.
-    #[arg(value_name = "LEG")]
+    /// The replica with the copies, by its name in TARGET.
+    #[arg(value_name = "REPLICA")]
     pub leg: TargetName,
     /// The control socket of the server; those of this user's servers are found without it.
     #[arg(long, value_name = "PATH")]
@@ -125,13 +125,13 @@ pub struct MirrorReplace {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
-    /// The leg to be taken out, as it is called in TARGET.
+    /// The replica to remove, by its name in TARGET.
     #[arg(value_name = "OLD")]
     pub old: TargetName,
     /// The device that takes its place; without it another device that is now under the name of OLD.
     #[arg(value_name = "NEW")]
     pub new: Option<TargetName>,
-    /// Replace what is on it; and where several legs are away and only their labels could tell which is which, go by the order of
+    /// Replace what is on it; and if several replicas are offline and only their labels could identify them, trust the order of
     /// the names.
     #[arg(long)]
     pub force: bool,

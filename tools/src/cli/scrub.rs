@@ -69,7 +69,7 @@ pub struct ScrubStatus {
     /// What.
     #[command(flatten)]
     pub what: Scrubbed,
-    /// Go on until the run under way has ended or is held, and tell what it meets. Ctrl-C ends the watching, not the scrub.
+    /// Watch until the run has ended or is paused, and print what it finds. Ctrl-C ends the watching, not the scrub.
     #[arg(long)]
     pub watch: bool,
     /// Print one JSON object; with --watch, in the end.
@@ -86,10 +86,10 @@ pub struct ScrubStart {
     /// Check no faster than this, during this run.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
-    /// Begin at this block; a run under way is ended.
+    /// Begin at this block; a run in progress is ended.
     #[arg(long, value_name = "BEGIN", value_parser = lba)]
     pub from: Option<Lba>,
-    /// Wait until it has ended or is held, and tell what it meets. Ctrl-C ends the waiting, not the scrub.
+    /// Wait until it has ended or is paused, and print what it finds. Ctrl-C ends the waiting, not the scrub.
     #[arg(long)]
     pub wait: bool,
     /// Print one JSON object, as `scrub status` does; with --wait, in the end.

@@ -68,7 +68,7 @@ pub struct Serve {
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
-    /// Leave blocks where they are while nobody asks for anything: volumes do not move them to lie beside their neighbours.
+    /// Do not move blocks next to their neighbours while the volumes are idle.
     #[arg(long)]
     pub no_relocate: bool,
     /// Serve members of a mirror or stripe that another host puts together: they take no change before that host has written
@@ -117,7 +117,7 @@ impl FromStr for ControlSocket {
     }
 }
 
-/// How much the server tells besides events.
+/// How much the server logs besides events.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogLevel {

@@ -23,7 +23,7 @@ that requests fail, or that not everything could be checked. It looks at what is
 #[command(after_help = HELP)]
 pub struct Status {
     /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. All of this
-    /// user's without it; and all of everybody's for root.
+    /// user's without it; for root, all servers of this machine.
     #[arg(value_name = "SERVER")]
     pub server: Option<ServerName>,
     /// The control socket of the server; those of this user's servers are found without it.
@@ -44,7 +44,7 @@ pub struct Status {
     It counts until it is changed again or the server ends; a reload leaves it as it is."
 )]
 pub struct Log {
-    /// The level from now on; without it, the level is told.
+    /// The level from now on; without it, the command prints the level.
     #[arg(value_name = "LEVEL", value_enum)]
     pub level: Option<LogLevel>,
     /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. Not needed where

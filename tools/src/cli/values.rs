@@ -48,7 +48,7 @@ pub enum RemoteServer {
 impl FromStr for RemoteServer {
     type Err = TargetError;
 
-    /// Reads `HOST[:PORT]`, `nbd://HOST[:PORT]` or `nbd+unix:///?socket=PATH`; a slash behind the second does no harm.
+    /// Reads `HOST[:PORT]`, `nbd://HOST[:PORT]` or `nbd+unix:///?socket=PATH`; a trailing slash of the second is ignored.
     fn from_str(text: &str) -> Result<RemoteServer, TargetError> {
         if text.starts_with("nbd+unix:") {
             return match text.parse()? {

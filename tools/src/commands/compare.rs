@@ -1,7 +1,7 @@
 //! `sealblock compare`: two targets block by block, or one with zeroes.
 //!
 //! Every byte counts: a plain file may end within a block, which is compared as far as both sides have it.
-//! Where a target is away and can sum its blocks itself, sums are compared first, see `digests.rs`.
+//! If a target is remote and can compute checksums itself, checksums are compared first, see `checksums.rs`.
 //! A block that cannot be read does not keep the others from being compared: it is named, and the targets are not called equal.
 
 mod checksums;
@@ -28,7 +28,7 @@ use report::{Report, Unreadable, What};
 
 /// Bytes read from each side at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Chunks under way at once.
+/// Chunks in flight at once.
 const IN_FLIGHT: usize = 8;
 
 /// Compares.
@@ -159,7 +159,7 @@ async fn regions(
 type Read = (Slice, Vec<Run<What>>);
 
 impl Sides<'_> {
-    /// The first byte that differs, if it was read: sums may have told of a block before the first one that was.
+    /// The first byte that differs, if it was read: checksums may have named a block before the first one that was.
     fn first_byte(&self, first_lba: Option<u64>) -> Option<u64> {
         let block = first_lba? << self.block.shift();
         self.first.get().filter(|byte| (block..block + self.block.bytes() as u64).contains(byte))
@@ -208,7 +208,7 @@ impl Sides<'_> {
         Ok((read.data, lost))
     }
 
-    /// The blocks of a chunk that differ, but for those that are lost; equal chunks are told by one comparison.
+    /// The blocks of a chunk that differ, but for those that are lost; one comparison finds equal chunks.
     fn differences(&self, offset: u64, a: &[u8], b: Option<&[u8]>, is_lost: impl Fn(u64) -> bool) -> Vec<Run<What>> {
         let mut runs = Vec::new();
         if is_equal(a, b) {

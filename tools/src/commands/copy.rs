@@ -30,7 +30,7 @@ use source::{Chunk, Source};
 
 /// Bytes read and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks under way at once, on either side.
+/// Chunks in flight at once, on either side.
 const IN_FLIGHT: usize = 8;
 
 /// The answer of `copy`.

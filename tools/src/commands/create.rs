@@ -67,7 +67,7 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Cli
         let medium = open(path, fresh, force).await?;
         let made = fill(&medium, options).await;
         if made.is_err() && fresh {
-            // This call made it, so it is nobody's loss; if it cannot be removed, the first failure is the one to tell.
+            // This call created it, so no data is lost. A failure to remove it would hide the first failure, which matters.
             std::fs::remove_file(path).ok();
         }
         made
@@ -75,7 +75,7 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Cli
     made.map_err(|failure| failure.on(path.display()))
 }
 
-/// Turns a medium into a volume. What it held is given up only when the volume's size is known to be possible.
+/// Turns a medium into a volume. Its content is discarded only after the volume's size was found to be valid.
 async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), CliError> {
     let failed = |error| of_medium("creating the volume", &error);
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)

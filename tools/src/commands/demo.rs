@@ -110,7 +110,7 @@ async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
     }
     opened.close(Ok(())).await?;
     if !faults(target).await?.is_empty() {
-        return wrong("damage was left behind");
+        return wrong("damage is left");
     }
     say("   clean")?;
     say(&format!(

@@ -281,13 +281,13 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
     lost_copies_text(lines, volume);
 }
 
-/// Copies of metadata that are lost, and what mends them.
+/// Lost copies of metadata, and what repairs them.
 fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
     if volume.lost_copies.count() > 0 {
         let copies = volume.lost_copies.count();
         lines.put(
             "metadata",
-            format!("copies that are lost, while the others serve: {copies}; writing to the volume mends them"),
+            format!("copies that are lost, while the others serve: {copies}; writing to the volume repairs them"),
         );
     }
 }

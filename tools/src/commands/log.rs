@@ -1,4 +1,4 @@
-//! `sealblock log`: how much a server that runs tells its operator, and changing that.
+//! `sealblock log`: shows and changes the log level of a running server.
 
 use std::path::Path;
 

@@ -198,7 +198,7 @@ mod tests {
         );
         assert!(synopsis(&["serve"]).starts_with("sealblock serve [--config FILE] [--listen ADDR:PORT ...] "));
         assert!(synopsis(&["serve"]).ends_with(" [TARGET ...]"));
-        assert_eq!(synopsis(&["mirror", "add"]), "sealblock mirror add [--force] [--control PATH] TARGET LEG");
+        assert_eq!(synopsis(&["mirror", "add"]), "sealblock mirror add [--force] [--control PATH] TARGET REPLICA");
         assert!(synopsis(&[]).ends_with(" COMMAND"));
     }
 
@@ -208,7 +208,7 @@ mod tests {
         for row in [
             ".TP\n\\fB1\\fR\nthe command worked and found damage or a difference\n",
             ".TP\n\\fBmirror:A,B stripe:A,B multipath:A,B\\fR\none device made of others; stripe\\-16KiB:A,B for chunks of another size,\n\
-             stripe\\-nolabel:A,B for legs that have no labels\n.TP\n",
+             stripe\\-nolabel:A,B for members without labels\n.TP\n",
         ] {
             assert!(page.contains(row), "{row}\nis not in\n{page}");
         }

@@ -1,4 +1,4 @@
-//! `sealblock mirror`: how the legs of a mirror are, and changing them.
+//! `sealblock mirror`: shows and changes the replicas of a mirror.
 //!
 //! A server that has the mirror open is asked; else the mirror is opened here.
 
@@ -21,7 +21,7 @@ use crate::target::{GroupKind, TargetName};
 
 /// How often progress is looked at.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-const CHANGING: &str = "changing the legs";
+const CHANGING: &str = "changing the mirror";
 
 /// Does it.
 pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
@@ -63,26 +63,26 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
     }
 }
 
-/// The name of a new leg for whoever has the mirror. A server may be in another folder, where the same name is another file's.
+/// The name of a new replica for the process that has the mirror open. In a server's folder the same relative name is another file.
 fn name_for(leg: &TargetName, server: Option<&FoundServer>) -> Result<String, CliError> {
     let Some(server) = server else { return Ok(leg.to_string()) };
-    let here = std::env::current_dir().map_err(|error| CliError::io("looking for the leg", &error).on(leg))?;
+    let here = std::env::current_dir().map_err(|error| CliError::io("finding the replica", &error).on(leg))?;
     if server.folder().as_ref() == Some(&here) {
         return Ok(leg.to_string());
     }
     Ok(leg.clone().relative_to(&here).to_string())
 }
 
-/// What is to be done with legs.
+/// A change of the replicas.
 struct Change {
     command: ControlCommand,
-    /// The leg that is waited for.
+    /// The replica whose resync is waited for.
     new: Option<String>,
-    /// The leg that is no more when it is done.
+    /// The replica that the change removes.
     old: Option<String>,
 }
 
-/// Whoever has the mirror open.
+/// The process that has the mirror open.
 enum Holder {
     /// A server.
     Server(Box<FoundServer>),
@@ -103,13 +103,15 @@ impl Holder {
 
     async fn status(&self) -> Result<MirrorStatus, CliError> {
         match self {
-            Holder::Server(server) => server.mirror_command("looking at the legs", ControlCommand::MirrorStatus),
+            Holder::Server(server) => {
+                server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)
+            }
             Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
         }
     }
 }
 
-/// Makes a mirror, and waits until its legs are alike.
+/// Creates a mirror, and waits for its first resync.
 fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
     let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.legs.clone() };
     let from = match &arguments.from {
@@ -142,8 +144,8 @@ async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCre
     if arguments.no_wait || lacking.is_empty() {
         return Ok(status);
     }
-    let later = format!("when {target} is next opened for writing or served it goes on where it was");
-    eprintln!("sealblock: the devices are labelled and are made alike now; it may be interrupted: {later}");
+    let later = format!("when {target} is next opened for writing or served it continues");
+    eprintln!("sealblock: the devices are labelled, the resync has started and may be interrupted: {later}");
     for leg in &lacking {
         status = wait(mirror, leg, status).await?;
     }
@@ -152,7 +154,7 @@ async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCre
 
 fn report(arguments: &Arguments) -> Result<Exit, CliError> {
     let status = match server_of(&arguments.target, arguments.control.as_deref())? {
-        Some(server) => server.mirror_command("looking at the legs", ControlCommand::MirrorStatus)?,
+        Some(server) => server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)?,
         None => on_reactor(async {
             let opened = open(&arguments.target, Access::Read).await?;
             let status = mirror_of(&opened).map(|mirror| MirrorStatus::of(&mirror.describe()));
@@ -182,11 +184,13 @@ fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<Found
 
 fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, CliError> {
     opened.info.mirror.clone().ok_or_else(|| {
-        CliError::new(Cause::Usage, "looking at its legs", "it is no mirror").on(opened.target()).advise("mirror:A,B")
+        CliError::new(Cause::Usage, "reading the state of the mirror", "it is no mirror")
+            .on(opened.target())
+            .advise("mirror:A,B")
     })
 }
 
-/// Takes the older copies that a leg keeps.
+/// Accepts the older copies on a replica.
 fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
     let MirrorAcceptStale { target, leg, control } = arguments;
     let name = leg.to_string();
@@ -228,8 +232,8 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> R
     say(status.to_text().trim_end())?;
     if is_served {
         eprintln!(
-            "sealblock: have the server's configuration or command line name these legs before its next start; SIGHUP has the server read a \
-             configuration again, and disturbs nobody"
+            "sealblock: have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
+             configuration again without disturbing its clients"
         );
     }
     Ok(Exit::Clean)
@@ -239,22 +243,22 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) ->
     let before = mirror.status().await?;
     let Change { command: order, new, old } = change;
     if let Some(old) = old.as_ref().filter(|old| before.replica(old).is_none()) {
-        return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no leg {old}"))
+        return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {old}"))
             .on(target)
-            .advise("`sealblock mirror status` names the legs"));
+            .advise("`sealblock mirror status` names the replicas"));
     }
     let mut status = mirror.execute(&order).await?;
     if let Some(new) = &new {
         status = wait(mirror, new, status).await?;
     }
-    // One that was current stayed until the new one had everything.
+    // A replica that was in sync stays until the resync of the new one has finished.
     match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.replica(old).is_some()) {
         Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: false }).await,
         None => Ok(status),
     }
 }
 
-/// Waits until a new leg has everything.
+/// Waits for the resync of a new replica.
 async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, CliError> {
     let missed = |status: &MirrorStatus| status.replica(name).map_or(0, |replica| replica.out_of_sync_bytes);
     let total = missed(&status);

@@ -25,7 +25,7 @@ use crate::tally::count;
 
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Chunks under way at once.
+/// Chunks in flight at once.
 const IN_FLIGHT: usize = 8;
 
 /// The answer of `rescue`.

@@ -54,7 +54,7 @@ pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, CliError
     Ok(blocks)
 }
 
-/// Resizes a volume that nobody serves.
+/// Resizes a volume that no server has open.
 fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result<ResizeReport, CliError> {
     let path = match target {
         _ if is_to_be_served => return Err(unserved(target)),

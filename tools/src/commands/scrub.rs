@@ -1,6 +1,6 @@
 //! `sealblock scrub`: how the background scrub of a target is, and what it is to do.
 //!
-//! The server that serves the target does the work. Without one, a target with a path still tells what was kept of its scrubs.
+//! The server that serves the target does the work. Without one, the saved state of a target with a path is shown.
 
 pub mod text;
 mod watch;
@@ -66,7 +66,7 @@ fn print(status: &ScrubStatus, json: bool) -> Result<(), CliError> {
     if json { print_json(status) } else { say(text::to_text(status).trim_end()) }
 }
 
-/// Waits for the end of the run, and tells what it has met.
+/// Waits for the end of the run and reports what it found.
 fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, CliError> {
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
@@ -147,7 +147,7 @@ fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// What a target that nobody serves has kept.
+/// The saved state of a target that no server has open.
 fn saved(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
     const DOING: &str = "asking for the scrub";
     let target = match &what.target {
@@ -164,7 +164,7 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
 async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, CliError> {
     let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
     if abilities.of(RequestKind::ReadReserved) != Ability::Native {
-        let why = "it has no room to keep anything of its scrubs, and nobody serves it";
+        let why = "it has no room to keep anything of its scrubs, and no server has it open";
         return Err(CliError::new(Cause::Absent, "asking for the scrub", why).on(target));
     }
     let doing = "reading what is kept of the scrub";

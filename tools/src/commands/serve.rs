@@ -142,7 +142,7 @@ impl Source {
                 }
             }
         };
-        // The service manager's word goes before both: its sockets are open already, and whoever wrote them wanted these.
+        // Sockets of the service manager take precedence over both: they are open already, and its units name them.
         let (nvme, nbd) = inherited.addresses();
         let (listeners, nbd) = (or(&nvme, plan.listeners), or(&nbd, plan.nbd));
         let plan = Plan { listeners, nbd, inherited: inherited.clone(), ..plan };

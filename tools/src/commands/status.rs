@@ -1,7 +1,7 @@
-//! `sealblock status`: how servers are, whom they serve, and what is wrong.
+//! `sealblock status`: the state of servers, their clients, and what is wrong.
 //!
-//! Servers tell what they know, over their control sockets; nothing is checked for it. Each is asked in a thread of its own, so
-//! that one that hangs, or was made to, holds up none of the others.
+//! Servers report what they know over their control sockets and check nothing for it. Each server has a thread of its own, so
+//! a server that hangs does not delay the others.
 
 mod text;
 
@@ -24,22 +24,22 @@ use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 use crate::target::TargetName;
 
-/// How long servers may take to tell, all together.
+/// How long all servers together may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time between two looks.
+/// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);
 const DOING: &str = "asking for the status";
 
-/// What there is to say.
+/// The report.
 #[derive(Serialize)]
 struct Report {
-    /// The servers that told, in the order of their processes.
+    /// The servers that responded, in the order of their processes.
     servers: Vec<ServerStatus>,
-    /// Those that did not.
+    /// The servers that did not respond.
     silent: Vec<Silent>,
 }
 
-/// A server that does not tell how it is.
+/// A server that did not respond.
 #[derive(Serialize)]
 struct Silent {
     /// Its control socket.
@@ -48,7 +48,7 @@ struct Silent {
     why: String,
 }
 
-/// Does it.
+/// Runs the command.
 pub fn run(arguments: &Status) -> Result<Exit, CliError> {
     let mut before: Option<(Instant, Report)> = None;
     loop {
@@ -80,7 +80,7 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
     for silent in &report.silent {
         text.push_str(&format!("{:<10}{}: {}\n", "silent", silent.control, silent.why));
     }
-    // What was there before goes away on a terminal; elsewhere one follows the other.
+    // On a terminal an update replaces the one before; on a pipe it follows.
     let clear = if arguments.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
     say(&format!("{clear}{}{}", text.trim_end(), if arguments.watch { "\n" } else { "" }))
 }
@@ -98,7 +98,7 @@ impl Report {
     }
 }
 
-/// The servers that are meant, as far as they tell how they are.
+/// The reports of the selected servers.
 ///
 /// # Errors
 /// When there is none.
@@ -112,7 +112,7 @@ pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, CliErro
     }
 }
 
-/// Asks those that are meant.
+/// Queries the selected servers.
 fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, CliError> {
     if let Some(path) = control {
         return one(path);
@@ -143,12 +143,12 @@ fn nobody(why: &str) -> CliError {
         .advise("`sealblock serve`; --control PATH for a server that has its own socket")
 }
 
-/// The server behind one socket, which has to be there.
+/// The server behind one socket, which has to respond.
 fn one(path: &Path) -> Result<Report, CliError> {
     Ok(Report { servers: vec![query(path, None)?], silent: Vec::new() })
 }
 
-/// A control socket that was named in the place of a target.
+/// A control socket that is given instead of a target.
 fn socket_at(served: &ServedName) -> Option<PathBuf> {
     let ServedName::Target(target) = served else { return None };
     let path = target.path().filter(|_| matches!(target, TargetName::File { .. }))?;
@@ -156,7 +156,7 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
     is_socket.then(|| path.to_owned())
 }
 
-/// The server that serves this; of this user's, or else, for root, of somebody's.
+/// The server that serves this: one of this user, or else, for root, of any user.
 fn serving(served: &ServedName) -> Result<Report, CliError> {
     match find(&name_of(served)?, None)? {
         Some(found) => one(found.socket()),
@@ -164,7 +164,7 @@ fn serving(served: &ServedName) -> Result<Report, CliError> {
     }
 }
 
-/// The servers that would serve this if it were open.
+/// The servers that are configured to serve this and could not open it.
 fn waiting_for(served: &ServedName) -> Result<Report, CliError> {
     let mut report = ask_all(everybody());
     let name = served.to_string();
@@ -177,7 +177,7 @@ fn waiting_for(served: &ServedName) -> Result<Report, CliError> {
     Ok(Report { silent: Vec::new(), ..report })
 }
 
-/// The servers for which this holds.
+/// The servers that match.
 fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, CliError> {
     let mut report = ask_all(everybody());
     report.servers.retain(is_it);
@@ -187,7 +187,7 @@ fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -
     Ok(Report { silent: Vec::new(), ..report })
 }
 
-/// The sockets of all servers that this user may ask.
+/// The sockets of all servers that this user may query.
 fn everybody() -> Vec<FoundSocket> {
     let own = sockets().into_iter().map(|path| FoundSocket { path, owner: None });
     own.chain(sockets_of_others()).collect()
@@ -199,7 +199,7 @@ fn ask_all(asks: Vec<FoundSocket>) -> Report {
     for FoundSocket { path, owner } in asks {
         let answered = answered.clone();
         waiting.push(path.clone());
-        // Nobody waits for one that does not come back.
+        // The receiver has timed out.
         thread::spawn(move || {
             let answer = is_alive(&path).then(|| query(&path, owner));
             let _ = answered.send((path, answer));

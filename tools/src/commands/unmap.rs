@@ -1,6 +1,6 @@
 //! `sealblock zero` and `sealblock discard`.
 //!
-//! What is on a whole device is gone with one word too few on the command line, so without a range whoever types it has to say yes.
+//! A missing `--range` would destroy a whole device, so without a range the command asks on a terminal.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -22,20 +22,20 @@ use crate::stack::{Access, OpenTarget, Usage, of_block, on_reactor, open_for};
 use crate::tally::{Tally, count};
 use crate::target::TargetName;
 
-/// Bytes covered by one request at most, so that progress moves.
+/// Max. bytes of one request, so that the progress bar moves.
 const STEP_BYTES: u64 = 256 << 20;
-/// Requests under way at once.
+/// Requests in flight at once.
 const IN_FLIGHT: usize = 4;
 
-/// The answer of `zero` and `discard`.
+/// The report of `zero` and `discard`.
 #[derive(Serialize)]
 struct Report {
     target: String,
-    /// Blocks from the first one on of which it is done.
+    /// Blocks that are done, from the first one on.
     blocks: u64,
     bytes: u64,
     elapsed_s: f64,
-    /// The blocks of which it is not, when a signal ended it.
+    /// The rest of the range, if a signal ended the command.
     #[serde(serialize_with = "as_text")]
     resume: Option<BlockRange>,
 }
@@ -57,7 +57,7 @@ pub fn zero(arguments: &Zero) -> Result<Exit, CliError> {
     work.run(move |extent| Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
 }
 
-/// Gives up blocks.
+/// Deallocates blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = UnmapJob { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
@@ -65,7 +65,7 @@ pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
 }
 
 impl UnmapJob<'_> {
-    /// Carries an operation out over a whole range, then flushes.
+    /// Executes requests over a whole range, then flushes.
     fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, CliError> {
         let report = on_reactor(async {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
@@ -96,7 +96,7 @@ impl UnmapJob<'_> {
         );
     }
 
-    /// Asks whoever sits at the terminal before a whole device loses what it holds. A script means what it says.
+    /// Asks on a terminal before a whole device is erased. Without a terminal there is no question.
     fn confirm(&self, opened: &OpenTarget) -> Result<(), CliError> {
         let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
         if self.how.range.is_some() || self.how.yes || !is_somebody_there {

@@ -1,4 +1,4 @@
-//! `sealblock verify`: check every block, name those that are damaged.
+//! `sealblock verify`: checks every block and names the bad ones.
 
 mod catch_up;
 mod job;
@@ -29,18 +29,18 @@ pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (found, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
-        // Repairs come from other copies, so a member by itself has none.
+        // Repairs need another copy: a member opened by itself has none.
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let lost = report_opening(arguments, &opened);
-        // An opening for writing has written them anew.
+        // An open for writing has rewritten them.
         let repairs = Repairs::of(opened.gate.abilities());
         let verified = match prepare(arguments, &opened, show).await {
             Ok(()) => check(arguments, &opened, show).await,
             Err(failure) => Err(failure),
         };
-        // What was checked has met other copies of metadata, too.
+        // The checks read other copies of metadata, too.
         let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
-        // An opening for writing has written them anew, or does when it is closed.
+        // An open for writing has rewritten them, or rewrites them at the close.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
         let found = verified
             .map(|found| VerifyResult { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
@@ -54,25 +54,25 @@ pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
     Ok(if report.resume.is_some() { Exit::Interrupted } else { report.exit() })
 }
 
-/// What a verify has found, and what is not told of it yet.
+/// The result of a verify, and how many lines were not printed.
 struct VerifyResult {
     report: VerifyReport,
-    /// Damaged blocks that there was no line for.
+    /// Bad blocks without a printed line.
     untold: u64,
 }
 
-/// Says what the opening has found beside blocks; the copies of superblocks that are lost.
+/// Prints what the open found; returns the lost copies of superblocks.
 fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
     let left_out = opened.info.left_out();
     if left_out > 0 && !arguments.quiet {
-        // Clean all the same: such blocks are as they were before. Whoever had not flushed them may want to know.
+        // No damage: such blocks have their old content. The application that wrote them without a flush may need to know.
         let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
         eprintln!("sealblock: {writes} under way at a crash had not arrived and {verb} left out");
     }
     report_lost(arguments, opened.info.lost_superblocks())
 }
 
-/// Says which copies of metadata are lost.
+/// Prints which copies of metadata are lost.
 fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in &lost {
         let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
@@ -81,7 +81,7 @@ fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     lost
 }
 
-/// Brings members up to date before a repair, and takes older copies where that was asked for.
+/// Waits for resyncs before a repair, and accepts older copies if `--accept-stale` is given.
 async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<(), CliError> {
     if arguments.repair {
         catch_up::wait(opened, show).await?;
@@ -92,7 +92,7 @@ async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<
     }
 }
 
-/// Takes the older copies that a leg keeps for the content of their blocks, before anything is checked.
+/// Accepts the older copies on a replica, before the checks.
 async fn accept_stale(opened: &OpenTarget, leg: &TargetName) -> Result<(), CliError> {
     let Some(mirror) = &opened.info.mirror else {
         let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
@@ -101,14 +101,14 @@ async fn accept_stale(opened: &OpenTarget, leg: &TargetName) -> Result<(), CliEr
     mirror.execute(&ControlCommand::MirrorAcceptStale { replica: leg.to_string() }).await
 }
 
-/// Who mends what is bad.
+/// Who repairs bad blocks.
 #[derive(Clone, Copy)]
 enum Repairs {
-    /// This process, which has the copies open.
+    /// This process, which has the replicas open.
     Here,
-    /// The server that has them.
+    /// The server that has the replicas open.
     ByServer,
-    /// Nobody: there are no copies.
+    /// Not possible: there are no copies.
     Nowhere,
 }
 
@@ -124,13 +124,13 @@ impl Repairs {
 
 async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyResult, CliError> {
     let span = opened.span(arguments.range)?;
-    // Not before: until here nothing was found, and a signal may end the process as it would any other.
+    // Not before: until here there is no result to print, so a signal may end the process at once.
     interrupt::watch();
     let started = Instant::now();
     let job = Arc::new(VerifyJob::new(arguments, opened, span, show)?);
     let check =
         Check { arguments, opened, started, received_before: opened.received_bytes(), offloaded: job.offloads() };
-    // What does not answer does not keep anybody from knowing what was found before.
+    // A device that does not respond must not suppress what was found before.
     let last_words = || {
         if let Some(Ok(findings)) = job.findings_now() {
             check.found(findings).print(arguments).ok();
@@ -147,7 +147,7 @@ async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<Ve
     Ok(check.found(findings))
 }
 
-/// A verify under way, for its report.
+/// A verify in progress, for its report.
 struct Check<'a> {
     arguments: &'a Verify,
     opened: &'a OpenTarget,
@@ -157,10 +157,10 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// What is known once this was found.
+    /// The result for these findings.
     fn found(&self, findings: Findings) -> VerifyResult {
         let Check { arguments, opened, .. } = self;
-        // Another host's bytes are counted where they arrive, whoever asked for them.
+        // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
         let geometry = opened.gate.geometry();
         let error = |fault| block_error(fault, geometry.protection, &arguments.target);
@@ -188,7 +188,7 @@ fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
     NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.words() }
 }
 
-/// Says what became of what was found.
+/// Prints how many bad blocks were repaired.
 fn report_repairs(report: &VerifyReport, repairs: Repairs) {
     let lasting = report.errors.iter().filter(|error| !error.repaired).count();
     if lasting == 0 {
@@ -207,7 +207,7 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
 }
 
 impl VerifyResult {
-    /// Prints what was not told while it was found.
+    /// Prints the lines that the rate limit held back.
     fn print(&self, arguments: &Verify) -> Result<(), CliError> {
         let report = &self.report;
         if arguments.json {
@@ -243,7 +243,7 @@ impl VerifyResult {
         let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.to_text();
         let verdict = match (report.resume, report.exit()) {
             (None, _) => report.verdict(),
-            // Too little for a word such as clean.
+            // Readability alone is not called clean.
             (Some(_), Exit::Clean) => "interrupted, nothing bad until then".to_owned(),
             (Some(_), _) => format!("interrupted, {} until then", report.verdict()),
         };

@@ -1,4 +1,4 @@
-//! The command's side: finding the server that serves a target, and having it do something.
+//! The client side of the control socket: finds the server of a target and sends it commands.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::num::NonZeroU64;
@@ -24,25 +24,25 @@ use crate::cli::LogLevel;
 use crate::commands::resize::DOING;
 use crate::exit::{Cause, CliError};
 
-/// How long a server may take for anything but what is named below.
+/// How long a server may take to respond, except to a resize.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long it may take to change a size, behind others that were asked for before.
+/// How long a resize may take, behind earlier ones.
 const RESIZING: Duration = Duration::from_secs(120);
 
 /// A server that serves the target.
 pub struct FoundServer {
     socket: PathBuf,
-    /// Another user, whose server it is.
+    /// The user of the server, if another one.
     owner: Option<u32>,
     name: TargetRef,
-    /// How the scrub was when it was found.
+    /// The state of the scrub when the server was found.
     pub status: ScrubStatus,
 }
 
-/// Asks this server, or all of this user's, for a target; nothing when none serves it. Root asks everybody's after that.
+/// Finds the server of a target: the given one, or one of this user, then for root one of any user. `None` if no server has it.
 ///
 /// # Errors
-/// When several do, or one that was named does not answer.
+/// When several serve it, or the given server does not respond.
 pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, CliError> {
     let at = |path: PathBuf, owner| socket_path::FoundSocket { path, owner };
     if let Some(path) = only {
@@ -68,7 +68,7 @@ fn find_at(
             (Ok(Err(problem)), _) if problem.kind == ControlErrorKind::UnknownTarget => continue,
             (Ok(Err(problem)), _) => return Err(from_control_error("asking for the scrub", &problem).on(&name.text)),
             (Err(error), Some(path)) => return Err(of_socket(&error).on(path.display())),
-            // The server is gone, or it is no server; another one may have the target.
+            // The server is gone, or it is no server; another one may serve the target.
             (Err(_), None) => continue,
         };
         if found.is_some() {
@@ -81,13 +81,13 @@ fn find_at(
     Ok(found)
 }
 
-/// Asks another user's server, which may not hold up who asks.
+/// Queries another user's server in a thread of its own: it must not block this process.
 fn ask_foreign(socket: &Path, owner: u32, name: &TargetRef) -> io::Result<Result<ScrubStatus, ControlError>> {
     let (answered, answer) = mpsc::channel();
     let (socket, name) = (socket.to_owned(), name.clone());
     thread::spawn(move || {
         let request = ControlRequest { version: VERSION, target: name, command: ControlCommand::ScrubStatus };
-        // Nobody waits any more for an answer that is late.
+        // The receiver has timed out.
         let _ = answered.send(exchange(&socket, Some(owner), &request, RESPONSE_TIMEOUT).map(scrub_of));
     });
     answer.recv_timeout(RESPONSE_TIMEOUT).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -99,7 +99,7 @@ impl FoundServer {
         &self.socket
     }
 
-    /// The folder in which the server reads names, where this user may see it.
+    /// The working folder of the server, if this user may see it.
     pub fn folder(&self) -> Option<PathBuf> {
         std::fs::read_link(format!("/proc/{}/cwd", socket_path::listener_of(&self.socket)?)).ok()
     }
@@ -109,10 +109,10 @@ impl FoundServer {
         exchange(&self.socket, self.owner, &request, timeout)
     }
 
-    /// Has the server do something; gives how the scrub is then.
+    /// Sends a command for the scrub; returns the state of the scrub after it.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// Why the command failed.
     pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, CliError> {
         match self.ask(command, RESPONSE_TIMEOUT).map(scrub_of) {
             Ok(Ok(status)) => Ok(status),
@@ -121,10 +121,10 @@ impl FoundServer {
         }
     }
 
-    /// Has the server do something with the legs of a mirror; gives how they are then.
+    /// Sends a command for a mirror; returns the state of the mirror after it.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// Why the command failed.
     pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, CliError> {
         match self.ask(command, RESPONSE_TIMEOUT) {
             Ok(ControlResult::Mirror(status)) => Ok(*status),
@@ -134,10 +134,10 @@ impl FoundServer {
         }
     }
 
-    /// Has the server give the volume another size; gives what came of it.
+    /// Has the server resize the volume.
     ///
     /// # Errors
-    /// Why it was not done. A server that does not answer in time may do it still.
+    /// Why the resize failed. After a timeout the server may still execute it.
     pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, CliError> {
         match self.ask(ControlCommand::Resize { size }, RESIZING) {
             Ok(ControlResult::Resized(report)) => Ok(*report),
@@ -154,10 +154,10 @@ impl FoundServer {
     }
 }
 
-/// How the server behind a socket is. `owner`, where it is known, is the user that it has to be one of.
+/// The state of the server behind a socket. `owner`, if given, is the user that it has to run as.
 ///
 /// # Errors
-/// Why it does not tell.
+/// Why there is no response.
 pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError> {
     let request = ControlRequest { version: VERSION, target: TargetRef::default(), command: ControlCommand::Status };
     let outcome =
@@ -169,10 +169,10 @@ pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError
     }
 }
 
-/// Has the server behind a socket log at another level, or tell which it is. `owner` is as for [`look`].
+/// Sets or reads the log level of the server behind a socket. `owner` is as for [`query`].
 ///
 /// # Errors
-/// Why it does not.
+/// Why the command failed.
 pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, CliError> {
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
     let request =
@@ -186,7 +186,7 @@ pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result
     }
 }
 
-/// Whether somebody listens on a socket. Those of servers that are gone stay until another one is started.
+/// True if a process listens on the socket. Stale sockets stay until another server starts.
 pub fn is_alive(socket: &Path) -> bool {
     let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
     UnixStream::connect(socket).map_or_else(|error| !gone.contains(&error.kind()), |_| true)
@@ -219,7 +219,7 @@ fn exchange(
 ) -> io::Result<ControlResult> {
     let mut stream = UnixStream::connect(socket)?;
     if let Some(owner) = owner {
-        // Before anything is said: a link may lead to somebody else's socket.
+        // Before anything is sent: a link may lead to another user's socket.
         let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
         if peer != owner {
             return Err(io::Error::other(format!("it is of user {owner}, and user {peer} listens there")));
@@ -243,7 +243,7 @@ fn exchange(
     Ok(answer.result)
 }
 
-/// Takes out what ends a line or moves a cursor: a server is trusted with its answer, and not with the terminal.
+/// Replaces control characters: a response of a server must not control the terminal.
 fn calm(value: &mut Value) {
     match value {
         Value::String(text) if text.contains(char::is_control) => *text = text.replace(char::is_control, " "),

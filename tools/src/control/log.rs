@@ -1,10 +1,10 @@
-//! How much a server logs, as it is told: what `log --json` prints, and what a server answers.
+//! The log level of a server: what `log --json` prints and a server sends.
 
 use serde::{Deserialize, Serialize};
 
 use crate::cli::LogLevel;
 
-/// How much a server logs. `docs/formats/json.md` is the contract.
+/// The log level of a server. `docs/formats/json.md` is the contract.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct LogReport {
     /// The server's process.

@@ -1,7 +1,7 @@
-//! What goes over a control socket: a request and an answer, each one JSON object on one line.
+//! The messages of a control socket: a request and a response, each one JSON object on one line.
 //!
-//! Lines come from whoever may open the socket: they are bounded, and what they say is checked before anything is done. A
-//! request of another version is refused with this one's number; fields that are not known are skipped, commands are not.
+//! Any process that may open the socket sends lines: their length is bounded, and they are checked before a command is executed. A
+//! request of another version is refused with this version's number; unknown fields are skipped, unknown commands are refused.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
@@ -17,45 +17,45 @@ use crate::cli::LogLevel;
 
 /// The version of both.
 pub const VERSION: u32 = 1;
-/// Bytes of a request at most, its end of line included: more than the longest target needs.
+/// Max. bytes of a request, with its end of line: more than the longest target needs.
 pub const MAX_REQUEST_BYTES: usize = 256 << 10;
-/// Bytes of an answer at most: more than how a server with thousands of devices is.
+/// Max. bytes of a response: more than the state of a server with thousands of devices.
 pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// What is asked of a server.
+/// A request to a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ControlRequest {
     /// [`VERSION`].
     pub version: u32,
-    /// What it is about; the server as a whole for [`Order::Status`] and [`Order::Log`].
+    /// Its target; none for [`ControlCommand::Status`] and [`ControlCommand::Log`].
     #[serde(default)]
     pub target: TargetRef,
-    /// What is to be done.
+    /// The command.
     #[serde(flatten)]
     pub command: ControlCommand,
 }
 
-/// What is to be done with a target.
+/// A command for a target, or for the server as a whole.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(tag = "command", rename_all = "snake_case")]
 pub enum ControlCommand {
-    /// Tell how the server is, with all that it serves.
+    /// Report the state of the server and its devices.
     Status,
-    /// Log at another level from now on, or tell which it is.
+    /// Set or report the log level.
     Log {
-        /// The level, if it is to be another one.
+        /// The new level, if it is to change.
         level: Option<LogLevel>,
     },
-    /// Tell how its scrub is.
+    /// Report the state of its scrub.
     ScrubStatus,
-    /// Begin a run, or have one that is held go on.
+    /// Begin a run, or resume a paused one.
     ScrubStart {
         /// The first block, if it is not 0.
         from: Option<u64>,
-        /// Bytes a second, if not the usual.
+        /// Bytes a second, if not the default.
         rate: Option<NonZeroU64>,
     },
-    /// Hold the run.
+    /// Pause the run.
     ScrubPause,
     /// End the run.
     ScrubStop,
@@ -65,7 +65,7 @@ pub enum ControlCommand {
     MirrorAdd {
         /// The target that becomes a replica.
         replica: String,
-        /// Whether what is on it may be replaced.
+        /// True if its content may be replaced.
         #[serde(default)]
         force: bool,
     },
@@ -75,7 +75,7 @@ pub enum ControlCommand {
         old: String,
         /// The target that becomes a replica.
         new: String,
-        /// Whether what is on it may be replaced, and `old` counts where only labels could tell which of those that are away it is.
+        /// True if its content may be replaced, and if the name `old` is trusted where only labels could identify an offline replica.
         #[serde(default)]
         force: bool,
     },
@@ -88,18 +88,18 @@ pub enum ControlCommand {
     MirrorRemove {
         /// The name of the replica.
         replica: String,
-        /// Whether its name counts where only labels could tell which of those that are away it is.
+        /// True if its name is trusted where only labels could identify an offline replica.
         #[serde(default)]
         force: bool,
     },
-    /// Give a volume another size.
+    /// Resize a volume.
     Resize {
         /// Bytes of data that it is to hold.
         size: NonZeroU64,
     },
 }
 
-/// A target as a command has it: by what it is called, by where its file is, or by what it is called over NVMe/TCP.
+/// A target in a command: by its name, the path of its file, or its name over NVMe/TCP.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TargetRef {
     /// Its canonical text.
@@ -110,40 +110,40 @@ pub struct TargetRef {
     pub nqn: Option<String>,
     /// Which namespace of it.
     pub nsid: Option<u32>,
-    /// Where it is served, for a target that says so; only addresses of this machine.
+    /// Addresses of this machine at which it should be served, if the target has them.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
 }
 
-/// What a server answers.
+/// A response of a server.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ControlResponse {
     /// [`VERSION`].
     pub version: u32,
-    /// What came of it.
+    /// The result.
     #[serde(flatten)]
     pub result: ControlResult,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlResult {
-    /// It was done; this is how the scrub is now.
+    /// Success; the state of the scrub after it.
     Scrub(Box<ScrubStatus>),
-    /// It was done; this is the state of the mirror now.
+    /// Success; the state of the mirror after it.
     Mirror(Box<MirrorStatus>),
-    /// It was done; the volume has another size now.
+    /// Success; the sizes of the volume.
     Resized(Box<ResizeReport>),
-    /// This is how much the server logs now, and did before.
+    /// The log level now and before.
     Log(LogReport),
-    /// This is how the server is.
+    /// The state of the server.
     Server(Box<ServerStatus>),
-    /// It was not done.
+    /// The request failed.
     Error(ControlError),
 }
 
-/// Why a request was not carried out.
+/// Why a request failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ControlError {
     /// For programs.
@@ -152,21 +152,21 @@ pub struct ControlError {
     pub why: String,
 }
 
-/// What kind of a problem it is.
+/// The kind of an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlErrorKind {
-    /// Nothing of that name is served here.
+    /// The server has no target of that name.
     UnknownTarget,
-    /// Several things of that name are.
+    /// The server has several targets of that name.
     AmbiguousTarget,
-    /// The request cannot be read.
+    /// The request cannot be parsed.
     BadRequest,
     /// It is of another version.
     Version,
-    /// It cannot be meant: a block past the end.
+    /// It is invalid: a block past the end.
     Usage,
-    /// It cannot be done now.
+    /// It cannot be executed now.
     Refused,
     /// It failed.
     Failed,

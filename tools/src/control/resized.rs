@@ -1,4 +1,4 @@
-//! What came of changing a size, as it is told: what `resize --json` prints, and what a server answers.
+//! The result of a resize: what `resize --json` prints and a server sends.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub struct ResizeReport {
     pub before_bytes: u64,
     /// Bytes of data that it holds.
     pub size_bytes: u64,
-    /// Microseconds for which requests of hosts waited; nothing where nobody served it.
+    /// Microseconds for which requests of hosts waited; `None` if no server had it open.
     pub pause_us: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! How a server is, as it is told: what `status --json` prints of it, and what it answers.
+//! The state of a server: what `status --json` prints and a server sends.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -41,7 +41,7 @@ pub struct ServerStatus {
     pub clients: Vec<ClientStatus>,
     /// How many more use it.
     pub clients_unlisted: u64,
-    /// The last warnings and errors that it had to tell, oldest first: objects as of `serve --json` on standard error.
+    /// The last warnings and errors that it logged, oldest first: objects as of `serve --json` on standard error.
     pub errors: Vec<Map<String, Value>>,
 }
 
@@ -79,7 +79,7 @@ pub struct DeviceStatus {
     /// Why it is not open, where it is not.
     #[serde(default)]
     pub opening: Option<OpeningStatus>,
-    /// What is known of it, unless it did not tell.
+    /// Its state, if it responded.
     #[serde(flatten)]
     pub seen: DeviceSnapshot,
 }
@@ -97,7 +97,7 @@ pub struct OpeningStatus {
     pub retried: bool,
 }
 
-/// What a device tells of itself.
+/// The state of a device.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct DeviceSnapshot {
     /// The files and block devices that it was opened with, by canonical paths.
@@ -106,7 +106,7 @@ pub struct DeviceSnapshot {
     /// Those of them that were deleted, renamed, replaced or cut off.
     #[serde(default)]
     pub file_trouble: Vec<FileError>,
-    /// Why it tells nothing: it is being changed or closed, or was too slow.
+    /// Why its state is unknown: it is being replaced or closed, or was too slow.
     pub silent: Option<String>,
     /// Blocks that are known to be bad now.
     pub damage: DamageStatus,
@@ -202,7 +202,7 @@ pub struct FailingStatus {
 pub struct NamedMirror {
     /// What it is.
     pub target: String,
-    /// How its legs are.
+    /// Its state.
     #[serde(flatten)]
     pub status: MirrorStatus,
 }
@@ -223,7 +223,7 @@ pub struct PathStatus {
 /// What went through a device.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct IoStatus {
-    /// Requests under way.
+    /// Requests in flight.
     pub in_flight: u64,
     /// By operation.
     #[serde(flatten)]
@@ -259,14 +259,14 @@ pub struct ClientStatus {
 }
 
 impl ServerStatus {
-    /// How a command ends that tells this.
+    /// The exit status of a command that prints this.
     pub fn exit(&self) -> Exit {
         self.health.exit()
     }
 }
 
 impl Health {
-    /// How a command ends that tells this.
+    /// The exit status of a command that prints this.
     pub fn exit(self) -> Exit {
         match self {
             Health::Healthy => Exit::Clean,

@@ -1,11 +1,11 @@
-//! Where control sockets are: one rule for servers, which make them, and commands, which look for them.
+//! Paths of control sockets: one rule for servers, which create them, and commands, which find them.
 //!
 //! The folder is `$XDG_RUNTIME_DIR/sealblock`, or `/run/user/UID/sealblock`, or `/tmp/sealblock-UID`: the first whose parent is
 //! there and, but for `/tmp`, belongs to this user. It has mode 0700. In it each server has `PID.sock` with mode 0600. A folder
-//! that belongs to anybody else, or that others can enter, is not used.
+//! of another user, or that other users can enter, is not used.
 //!
 //! Invariants: a socket gets its name when it listens already and has its mode, so one that refuses connections is that of a
-//! server which is gone, and may be removed by whoever meets it.
+//! server which is gone, and any process may remove it.
 
 use std::env;
 use std::ffi::OsStr;
@@ -15,7 +15,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-/// A listening socket whose file goes away with it.
+/// A listening socket; dropping it removes its file.
 #[derive(Debug)]
 pub struct Socket {
     /// The socket.
@@ -36,7 +36,7 @@ impl Socket {
             remove_if_dead(&path);
         }
         let path = folder.join(format!("{}.sock", std::process::id()));
-        // A process of this number can only have been another one.
+        // A socket with this process number is stale.
         let _ = fs::remove_file(&path);
         Socket::make(&path)
     }
@@ -54,13 +54,13 @@ impl Socket {
         Socket::make(path)
     }
 
-    /// Makes it where only this user can look, and moves it to its place when it is complete.
+    /// Creates it in a private folder, and renames it when it is complete.
     fn make(path: &Path) -> io::Result<Socket> {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
         let draft = parent.join(format!(".sealblock-{}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&draft)?;
         let made = make_in(&draft.join("s"), path);
-        // Nothing is left in it, or what failed is the thing to tell.
+        // A failure to remove the folder would hide the first failure.
         let _ = fs::remove_file(draft.join("s"));
         let _ = fs::remove_dir(&draft);
         made
@@ -82,7 +82,7 @@ fn make_in(draft: &Path, path: &Path) -> io::Result<Socket> {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Somebody else may have taken the name since.
+        // Another process may have taken the name since.
         let is_ours = fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.inode);
         if is_ours {
             let _ = fs::remove_file(&self.path);
@@ -90,12 +90,12 @@ impl Drop for Socket {
     }
 }
 
-/// A socket of somebody's server.
+/// A control socket of a server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundSocket {
     /// Where it is.
     pub path: PathBuf,
-    /// Whose server it has to be, where that is another user's: nobody else could have made the socket.
+    /// The user that the server has to run as, if another one: no other user could have created the socket.
     pub owner: Option<u32>,
 }
 
@@ -148,7 +148,7 @@ fn candidates(user: u32) -> impl Iterator<Item = PathBuf> {
     own.chain([PathBuf::from(format!("/tmp/sealblock-{user}"))])
 }
 
-/// Makes the folder if it is not there, and refuses one that others could have a hand in.
+/// Creates the folder if it does not exist, and refuses one that other users can change.
 fn make_private(folder: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),

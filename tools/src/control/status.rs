@@ -1,4 +1,4 @@
-//! How a scrub is, as it is told: what `scrub status --json` prints, and what a server answers.
+//! The state of a scrub: what `scrub status --json` prints and a server sends.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use crate::report::Checked;
 /// How the scrub of a target is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct ScrubStatus {
-    /// The target, as it is served, or as it was asked for.
+    /// The target, as it is served, or as the command names it.
     pub target: String,
-    /// The process that serves it; nothing when none does.
+    /// The process that serves it; `None` if none does.
     pub server_pid: Option<u32>,
     /// What the scrub does.
     pub state: StateWord,
-    /// Whether it gives way to other requests just now.
+    /// True if it yields to other requests.
     pub yielding: bool,
     /// The next block that is checked.
     pub position: u64,
@@ -43,15 +43,15 @@ pub struct ScrubStatus {
     pub completed_unix_s: Option<u64>,
     /// What its blocks are checked against.
     pub checked: Checked,
-    /// The run under way.
+    /// The run in progress.
     pub run: Option<RunStatus>,
     /// The last runs, oldest first.
     pub runs: Vec<RunStatus>,
-    /// Where all this is kept.
+    /// Where the state is saved.
     pub kept: KeptWord,
-    /// Why it is kept nowhere.
+    /// Why it is saved in memory only.
     pub kept_why: Option<String>,
-    /// What keeps the scrub from going on.
+    /// Why the scrub is suspended.
     pub trouble: Option<String>,
 }
 
@@ -63,19 +63,19 @@ pub enum StateWord {
     Idle,
     /// It checks blocks.
     Running,
-    /// It is held by hand.
+    /// It was paused by a command.
     Paused,
     /// It waits for its schedule.
     Waiting,
-    /// It has a run under way, which goes on when the target is served.
+    /// It has a run, which continues when the target is served.
     Interrupted,
 }
 
-/// Where the state is kept.
+/// Where the state is saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KeptWord {
-    /// Beside the blocks.
+    /// In the reserved area of the device.
     OnDisk,
     /// In the server, until it ends.
     InMemory,
@@ -94,7 +94,7 @@ pub struct RunStatus {
     pub blocks: u64,
     /// Blocks that were bad.
     pub bad: u64,
-    /// Of these, those that were written anew from another copy.
+    /// Of these, those that were repaired from another copy.
     pub repaired: u64,
     /// Of these, those that were not.
     pub unrepaired: u64,
@@ -112,12 +112,12 @@ pub enum ResultWord {
     Finished,
     /// At the last block, and not everything could be checked.
     Incomplete,
-    /// By hand.
+    /// By a command.
     Stopped,
 }
 
 impl ScrubStatus {
-    /// The status of a target that is not served, from what is kept.
+    /// The state of a target that is not served, from its saved record.
     pub fn kept(target: String, device: &impl Device, record: &ScrubRecord) -> ScrubStatus {
         let geometry = device.geometry();
         let state = match record.phase {
@@ -171,8 +171,8 @@ impl ScrubStatus {
         }
     }
 
-    /// What the run under way, or without one the last, says of the target: blocks that are bad still count more than what
-    /// was not checked.
+    /// The exit status for the run in progress, or else the last one: unrepaired blocks count more than unchecked
+    /// ones.
     pub fn exit(&self) -> Exit {
         match self.run.as_ref().or(self.runs.last()) {
             Some(run) if run.unrepaired > 0 => Exit::DamageFound,

@@ -1,9 +1,9 @@
 //! Members of mirrors and stripes that are opened by themselves.
 //!
-//! A change that only one member of a mirror gets is one that the others do not know of: the mirror would read either, or
-//! undo it. So a device whose label names it a member takes no changes by itself, unless somebody insists; then a mirror's
-//! member is marked first, so that the others have it brought up to date. A member that is served for a mirror or stripe on
-//! another host is the exception, and is told apart by the label: it is written only by whoever puts the members together.
+//! A write to only one replica is unknown to the others: the mirror would read either content, or
+//! undo the write. So a device with a member's label refuses writes by itself, unless `--force-leg` is given; then a replica
+//! is marked out of sync first, so that the mirror resyncs it. A member that is served for a mirror or stripe on
+//! another host is the exception: it accepts writes after the host that assembles the group has written its label.
 
 use std::cell::Cell;
 
@@ -20,12 +20,12 @@ use crate::commands::create::uuid_text;
 use crate::exit::{Cause, CliError};
 use crate::report::note;
 
-/// What a device is opened for.
+/// The use that a device is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
-    /// By itself. Changes are refused where it is a member of a group.
+    /// By itself. Writes are refused if it is a member of a group.
     Alone,
-    /// By itself, for what changes no data.
+    /// By itself, without writes to data.
     Unchanged,
     /// By itself, whatever it is a member of: `--force-leg`.
     Forced,
@@ -36,7 +36,7 @@ pub enum Usage {
 }
 
 impl Usage {
-    /// What a device is opened for that hides its label from whoever opens this one.
+    /// The use of the devices under a layer that hides its label.
     pub(super) fn hidden(self) -> Usage {
         match self {
             Usage::Member => Usage::Alone,
@@ -45,19 +45,19 @@ impl Usage {
     }
 }
 
-/// What a label says that its device is.
+/// The group that a label names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Membership {
     /// A member of a mirror, and which one.
     Mirror { uuid: [u8; 16], own: usize, members: usize },
     /// A member of a stripe, and which one.
     Stripe { uuid: [u8; 16], own: usize, members: usize },
-    /// A member of something, and why it cannot be told of what.
+    /// A member of an unknown group, and why it is unknown.
     Unknown(String),
 }
 
 impl Membership {
-    /// Reads a label. A member that was taken out is none any more.
+    /// Reads a label. A removed replica is no member.
     fn of(bytes: &[u8]) -> Option<Membership> {
         match StripeLabel::decode(bytes) {
             Ok(Some(label)) => {
@@ -102,10 +102,10 @@ impl Membership {
     }
 }
 
-/// Lets a device that was opened for writing be changed by itself only if it may.
+/// Refuses to open a member of a group by itself for writing.
 ///
 /// # Errors
-/// When it is a member of a group, and nobody insists; it is closed then. When its label cannot be read or marked.
+/// If it is a member of a group and `--force-leg` is not given; it is closed then. If its label cannot be read or marked.
 pub(super) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, CliError> {
     if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().reserved != Ability::Native {
         return Ok(opened);
@@ -137,14 +137,14 @@ pub(super) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
     }
 }
 
-/// Why a volume with this label is not resized by itself, if it is not: the other members of its group would be of another size.
+/// Why a volume with this label is not resized, if so: the other members of its group would have another size.
 pub fn bars_resizing(label: &[u8]) -> Option<String> {
     Membership::of(label).map(|membership| membership.to_text())
 }
 
-/// The same open target, with another device in front of its own.
+/// The same open target with a layer over its device.
 fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice) -> D) -> OpenTarget {
-    let OpenTarget { gate, info: info, held, target } = opened;
+    let OpenTarget { gate, info, held, target } = opened;
     OpenTarget::new(&target, with(DynDevice::new(gate)), info, held)
 }
 
@@ -152,14 +152,14 @@ async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, CliError>
     match opened.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
-        // A mirror keeps the slot for itself: nothing can be a group of it by label.
+        // A mirror uses the label area itself: it cannot be a labelled member of another group.
         Err(error) if matches!(error.kind(), BlockFailure::Absent(_)) => Ok(None),
         Err(error) => Err(of_block("looking for a label", &error)),
     }
 }
 
-/// A member that is served for its group: it takes no change before its label was written through this opening, which is what
-/// the group's host does first. So a host that takes it for a disk of its own cannot write to it by accident.
+/// A member that is served for its group: it refuses writes until its label was written through this open, which the host that
+/// assembles the group does first. So a host that takes it for its own disk cannot write to it by accident.
 struct MemberOnly {
     inner: Gate<DynDevice>,
     is_claimed: Cell<bool>,

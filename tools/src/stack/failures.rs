@@ -1,4 +1,4 @@
-//! What errors of the layers below mean to whoever runs a command.
+//! Errors of devices as failures of commands.
 
 use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
@@ -20,7 +20,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> CliError {
         BlockFailure::Absent(_) => (Cause::Absent, None),
         BlockFailure::Unreachable { .. } => (Cause::Unreachable, None),
     };
-    // The hop repeats the target where the target is one device, and says which one where it is made of several.
+    // The device name repeats a target of one device, and names the device of a target of several.
     let failure = CliError::new(cause, doing, error.kind());
     let failure = error.device_name().map_or(failure.clone(), |hop| failure.on(hop));
     match advice {
@@ -52,7 +52,7 @@ pub fn of_medium(doing: &str, error: &MediumError) -> CliError {
     CliError::new(cause, doing, error)
 }
 
-/// A volume that could not be made or opened.
+/// A volume that could not be created or opened.
 pub fn of_volume(doing: &str, error: &VolumeError) -> CliError {
     match error {
         VolumeError::Medium(medium) => of_medium(doing, medium),

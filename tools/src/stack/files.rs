@@ -1,8 +1,7 @@
 //! Files and block devices: protected volumes, recognised by their superblock, and bytes without seals.
 //!
-//! What is left of a volume is neither: nothing reads, writes or replaces it by accident. A plain file's bytes are blocks only
-//! where the target says so, as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as if it
-//! had never been one.
+//! The remains of a volume are neither: no command reads, writes or replaces them by accident. A plain file's bytes are blocks only
+//! as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as a plain file.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -25,23 +24,23 @@ use crate::target::TargetName;
 /// The kind of a plain file's bytes.
 pub const RAW_FILE: &str = "raw file";
 
-/// What lies at a path.
+/// The content of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// A protected volume, perhaps one that cannot be used.
     Volume,
-    /// What is left of one, and which parts.
+    /// Remains of one, and which parts.
     Remains(String),
-    /// Anything else.
+    /// No volume.
     Raw,
 }
 
 /// Whether the bytes of a plain file may be the blocks of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Plain {
-    /// They may not: the path was to name a volume.
+    /// No: the path should be a volume.
     Refused,
-    /// They may, since bytes are all that is asked for.
+    /// Yes: the command needs bytes only.
     Taken,
 }
 
@@ -55,15 +54,15 @@ pub struct OpenVolume {
     pub file: Option<sealblock_media_file::Description>,
 }
 
-/// A path that is to be written over.
+/// A path to overwrite.
 pub enum Overwritten {
     /// A volume or a block device, which keeps its size.
     Device(Box<OpenTarget>),
-    /// A plain file, which takes any.
+    /// A plain file, which gets any size.
     Plain(FileMedium),
 }
 
-/// Says what a medium holds.
+/// Recognises the content of a medium.
 ///
 /// # Errors
 /// When it fails where it would be recognised.
@@ -82,15 +81,15 @@ pub async fn inspect(medium: &FileMedium) -> Result<FileKind, CliError> {
     }
 }
 
-/// How long a file that somebody else has is asked for again.
+/// How long an open retries while another process has the file.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long to wait before asking again.
+/// The delay before a retry.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Opens a file or block device, waiting a moment for one that is in use.
 ///
-/// A process that was killed keeps its files, and so its locks, until the kernel has ended what it had under way in its
-/// ring, which is some time after the process is gone. Whoever restarts it at once must not be told to come back later.
+/// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
+/// after the process is gone. A restart at once must not fail for that.
 pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
     let since = Instant::now();
     loop {
@@ -137,8 +136,7 @@ async fn volume_as(
     Ok(whole(target, volume_on(medium, path, &options).await?))
 }
 
-/// Opens a volume anew that was open by itself and was closed, on the medium that was kept: what it may be opened for was
-/// found out then.
+/// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
 ///
 /// # Errors
 /// Why it does not open.
@@ -147,7 +145,7 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
     volume_as(target, medium, &path, access).await
 }
 
-/// Opens the volume at a path for reading, also when its medium was cut off.
+/// Opens the volume at a path for reading, also if its medium was truncated.
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
@@ -177,10 +175,10 @@ pub(super) async fn open_raw(target: &TargetName, path: &Path, access: Access) -
     }
 }
 
-/// Opens a path to be written over, whatever is there but a volume, which is opened as one.
+/// Opens a path to overwrite it: a volume as a volume, anything else as bytes.
 ///
 /// # Errors
-/// When there is what is left of a volume, unless that is to go (`force`).
+/// If the path has remains of a volume, unless `force` is given.
 pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, CliError> {
     let medium = medium_of(path, Access::Write).await?;
     match inspect(&medium).await? {
@@ -213,7 +211,7 @@ fn plain_file(path: &Path) -> CliError {
     )
 }
 
-/// What is left of a volume, with no superblock that opens it.
+/// Remains of a volume without a usable superblock.
 pub fn of_remains(doing: &str, path: &Path, parts: &str) -> CliError {
     let why = format!("it is what is left of a protected volume, none of whose superblocks can be used: {parts}");
     CliError::new(Cause::Damaged, doing, why)
@@ -221,10 +219,10 @@ pub fn of_remains(doing: &str, path: &Path, parts: &str) -> CliError {
         .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
 }
 
-/// Opens what is left of a volume without a superblock, for reading.
+/// Opens the remains of a volume without a superblock, for reading.
 ///
 /// # Errors
-/// When no shape fits what is there, or the medium fails.
+/// If no layout fits the remains, or the medium fails.
 pub async fn open_shapeless(
     target: &TargetName,
     path: &Path,

@@ -13,8 +13,8 @@ use crate::target::{GroupKind, TargetName};
 pub use mirror::{OpenMirror, create as create_mirror};
 pub(super) use multipath::Paths;
 
-/// How long a path or leg over NVMe/TCP may take to answer, and how long its target waits for a sign of life, unless told. Short,
-/// since there is another one.
+/// The default request timeout and keep-alive timeout of a path or member over NVMe/TCP. Short, since there is another
+/// one.
 const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens a group.
@@ -32,7 +32,7 @@ pub(super) async fn open(
     }
 }
 
-/// The same target, which gives up sooner where it was not told how long to try.
+/// The same target, with short timeouts where it names none.
 fn with_short_timeouts(target: &TargetName) -> TargetName {
     let mut target = target.clone();
     hasten(&mut target);

@@ -1,7 +1,7 @@
-//! Who has a file that cannot be had: as far as the system tells, which is not always.
+//! Finds the process that has a file in use, as far as the system shows it.
 //!
-//! The kernel lists locks with the process that took them. Where that says nothing, as of a block device that is held exclusively,
-//! those who have the file open are looked for, of whom only root sees everybody's. A server of ours is asked what it serves.
+//! The kernel lists locks with their processes. If no lock is listed, as of a block device that is open exclusively,
+//! the open files of processes are searched; only root sees those of all users. A sealblock server is queried for what it serves.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -16,21 +16,21 @@ use crate::control::socket_path::{self, FoundSocket};
 use crate::exit::{Cause, CliError};
 use crate::report::is_server;
 
-/// How long a server may take to say what it serves.
+/// How long a server may take to respond.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// Processes that are named.
 const MAX_NAMED: usize = 3;
 
-/// Whoever has a file.
+/// The user of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Holder {
     /// This process.
     Own,
-    /// Others, by number.
+    /// Other processes, by number.
     Others(Vec<u32>),
-    /// The kernel, which has mounted it there.
+    /// The kernel: it is mounted there.
     Mounted(String),
-    /// Nobody that could be found.
+    /// Not found.
     Unknown,
 }
 
@@ -65,11 +65,11 @@ fn holder_of(path: &Path) -> Holder {
     let device = (libc::major(there.dev()), libc::minor(there.dev()));
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     let mut pids = lock_owners(&locks, device, there.ino());
-    // A process that was killed is listed until the kernel has ended what it had under way.
+    // A killed process is listed until the kernel has ended its requests in flight.
     pids.retain(|pid| Path::new(&format!("/proc/{pid}")).exists());
     if pids.is_empty() {
         pids = openers(&canonical);
-        // This process has just looked at it, and could have it open for that alone.
+        // This process may have it open only to recognise its content.
         pids.retain(|pid| *pid != std::process::id());
     }
     match pids {
@@ -80,12 +80,12 @@ fn holder_of(path: &Path) -> Holder {
     }
 }
 
-/// The processes that have locked a file, in the form of `proc_locks(5)`: those who may write first.
+/// The processes that have locked a file, in the form of `proc_locks(5)`: writers first.
 fn lock_owners(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
     let mut owners: Vec<(bool, u32)> = Vec::new();
     for line in locks.lines() {
         let fields: Vec<&str> = line.split_whitespace().collect();
-        // Those who wait have an arrow in the second place.
+        // A waiting process has an arrow in the second column.
         let [_, "FLOCK", _, access, pid, file, ..] = fields[..] else { continue };
         let mut file = file.split(':');
         let mut hex = || file.next().and_then(|number| u32::from_str_radix(number, 16).ok());
@@ -127,8 +127,8 @@ pub fn process_text(pid: u32) -> String {
     }
 }
 
-/// What a server of ours does with a file, and what to type instead; nothing where the process is none that answers. A server
-/// asks no other one, since it could be itself who has to answer.
+/// What a server of ours does with a file, and what to type instead; `None` if the process is no server or does not respond. A server
+/// queries no server, since that could be itself.
 fn server_text(pid: u32, path: &Path) -> Option<(String, String)> {
     let server = Some(pid).filter(|_| !is_server()).and_then(server_of)?;
     let canonical = path.canonicalize().ok()?;
@@ -140,7 +140,7 @@ fn server_text(pid: u32, path: &Path) -> Option<(String, String)> {
         return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
     };
     let target = &device.target;
-    // Where commands look by themselves they need not be told.
+    // Commands find servers with the usual socket without `--control`.
     let is_usual = socket_path::sockets().iter().any(|socket| *socket == Path::new(&server.control));
     let scrub = if is_usual { String::new() } else { format!(" --control {}", server.control) };
     let advice = format!(
@@ -149,7 +149,7 @@ fn server_text(pid: u32, path: &Path) -> Option<(String, String)> {
     Some((format!("which serves {target} as {uri}"), advice))
 }
 
-/// How the server is that this process is, if it is one whose socket this user can reach.
+/// The state of the server with this process number, if this user can reach its socket.
 fn server_of(pid: u32) -> Option<ServerStatus> {
     let own = socket_path::sockets().into_iter().map(|path| FoundSocket { path, owner: None });
     let all = own.chain(socket_path::sockets_of_others());
@@ -160,7 +160,7 @@ fn server_of(pid: u32) -> Option<ServerStatus> {
     for FoundSocket { path, owner } in fitting {
         let answered = answered.clone();
         thread::spawn(move || {
-            // Nobody waits any more for an answer that is late.
+            // The receiver has timed out.
             let _ = answered.send(query(&path, owner));
         });
     }

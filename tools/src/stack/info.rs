@@ -13,26 +13,26 @@ use super::groups::OpenMirror;
 /// What a target is made of.
 #[derive(Clone, Debug)]
 pub struct TargetInfo {
-    /// What kind of device it is, in words.
+    /// The kind of device, as text.
     pub kind: &'static str,
     /// The volume, where it is one.
     pub volume: Option<VolumeDescription>,
     /// The file, where it lies in one.
     pub file: Option<FileDescription>,
-    /// The namespace and its controller, where it is away.
+    /// The namespace and its controller, if it is remote.
     pub remote: Option<NvmeConnectionInfo>,
     /// The export, where it is one over NBD.
     pub export: Option<NbdConnectionInfo>,
-    /// What its paths have done, where it has several.
+    /// The state of its paths, if it is multipath.
     pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
     pub mirror: Option<Rc<OpenMirror>>,
-    /// What lies below, where it is a layer: one, or several in order. Paths that could not be opened are left out.
+    /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
     pub inner: Vec<TargetInfo>,
 }
 
 impl TargetInfo {
-    /// Nothing but a kind.
+    /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (paths, mirror, below) = (None, None, Vec::new());
         TargetInfo { kind, volume: None, file: None, remote: None, export: None, paths, mirror, inner: below }
@@ -43,17 +43,17 @@ impl TargetInfo {
         TargetInfo { inner: below.into_iter().collect(), ..TargetInfo::plain(kind) }
     }
 
-    /// Whether it is made of legs or paths, however many of them are there.
+    /// True if it is a group, however many members are online.
     pub fn is_group(&self) -> bool {
         self.inner.len() > 1 || self.paths.is_some() || self.mirror.is_some()
     }
 
-    /// This and all that lies below.
+    /// This and all devices under it.
     pub fn all(&self) -> Vec<&TargetInfo> {
         std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
     }
 
-    /// Copies of superblocks that were found lost, each with its volume's place, in words.
+    /// Lost copies of superblocks, each with the path of its volume, as text.
     pub fn lost_superblocks(&self) -> Vec<String> {
         let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
         let lost = each.flat_map(|(info, volume)| {
@@ -66,7 +66,7 @@ impl TargetInfo {
         lost.collect()
     }
 
-    /// How many other copies of metadata were found lost until now, for each volume that has lost any, in words.
+    /// How many other copies of metadata were found lost until now, for each volume that has lost any, as text.
     pub fn lost_copies(&self) -> Vec<String> {
         let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
         let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
@@ -76,7 +76,7 @@ impl TargetInfo {
         lost.collect()
     }
 
-    /// Records that a crash had left in the logs of volumes and that were left out, because their data had not arrived.
+    /// Map entries that recovery dropped from the logs of volumes, because their data was not on the medium.
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
         here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()

@@ -1,4 +1,4 @@
-//! Exports over NBD: how they are opened, and what it means when they cannot.
+//! Opens exports over NBD, and translates failures to connect.
 
 use std::num::NonZeroU16;
 
@@ -37,7 +37,7 @@ fn peer(address: &NbdAddress) -> Peer {
     }
 }
 
-/// What a connection that was not made means to whoever runs a command.
+/// A failure to connect as a failure of a command.
 fn of_connect(doing: &str, error: &ConnectError, address: &NbdAddress) -> CliError {
     let check = match address {
         NbdAddress::Tcp(_) => "check that the server runs, and its address and port",

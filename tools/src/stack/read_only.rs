@@ -1,8 +1,8 @@
-//! A device that takes no changes, whatever the one below would take.
+//! A device that refuses writes.
 
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 
-/// `D`, for reading.
+/// `D`, read-only.
 pub struct ReadOnly<D>(D);
 
 impl<D> ReadOnly<D> {

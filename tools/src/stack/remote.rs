@@ -1,4 +1,4 @@
-//! Namespaces over NVMe/TCP: who this host is, how it connects, and what it means when it cannot.
+//! Opens namespaces over NVMe/TCP: the identity of this host, connecting, and failures to connect.
 
 use std::fs;
 use std::num::NonZeroU32;
@@ -14,10 +14,10 @@ use crate::exit::{Cause, CliError};
 use crate::identity::{uuid_from, uuid_of};
 use crate::target::{Address, Host, RemoteOptions};
 
-/// Where Linux hosts keep who they are, for every program that connects.
+/// The files with the identity of a Linux host, for all programs that connect.
 const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
 const HOST_ID_FILE: &str = "/etc/nvme/hostid";
-/// Connections for I/O unless told.
+/// The default number of I/O connections.
 const QUEUES: u16 = 1;
 
 /// Connects to a namespace.
@@ -78,7 +78,7 @@ pub fn host_of(address: &Address) -> String {
     }
 }
 
-/// The usual options of this host: as it is named, else as the machine is, else as nobody in particular.
+/// The default options: the given host NQN, else that of this machine, else a generated one.
 fn as_host(named: Option<Nqn>) -> Options {
     let line = |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned());
     let (nqn, id) = match named {
@@ -93,7 +93,7 @@ fn as_host(named: Option<Nqn>) -> Options {
     Options { host_nqn, host_id, ..Options::default() }
 }
 
-/// What a connection that was not made means to whoever runs a command.
+/// A failure to connect as a failure of a command.
 fn of_connect(doing: &str, error: &ConnectError) -> CliError {
     const CHECK: &str = "check that the server runs, and its address and port";
     let (cause, advice) = match error {

@@ -1,6 +1,6 @@
 //! Reading on behind blocks that cannot be read: what `rescue`, `copy --salvage` and `compare` do.
 //!
-//! What cannot be read is never passed on. Its place holds zeroes, and it is named; the caller says what becomes of it.
+//! Unreadable data is never passed on: zeroes take its place, and the blocks are named; the caller decides what to do.
 
 use sealblock_block::{Device, Error, ErrorKind as BlockFailure};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -14,7 +14,7 @@ use crate::findings::{Run, join_run};
 /// Why a block cannot be read: the field of `verify` that is wrong, or what the medium said.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Lost {
-    /// In a word or a few.
+    /// A short text.
     pub why: String,
 }
 

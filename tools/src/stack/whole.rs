@@ -13,10 +13,10 @@ use super::{Access, OpenTarget, data_of, of_block, open};
 use crate::exit::{Cause, CliError};
 use crate::target::TargetName;
 
-/// Less than a block of any size lies behind the last whole one; what a file grows by while it is read is not read.
+/// Less than a block of any size follows the last whole block; bytes by which a file grows meanwhile are not read.
 const MAX_REST_BYTES: u64 = 4095;
 
-/// An open target, and what lies behind its last whole block where it is a plain file.
+/// An open target, and of a plain file the bytes behind its last whole block.
 pub struct Whole {
     /// The whole blocks.
     pub opened: OpenTarget,

@@ -1,16 +1,16 @@
-//! What something that is open is called, where that may change: a mirror has another name when it has other members.
+//! The name of an open target, which may change: a mirror with other replicas has another name.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::TargetName;
 
-/// A name that all who have a clone share, on any core.
+/// A name that all clones share, on any core.
 #[derive(Clone, Debug)]
 pub struct TargetLabel(Arc<Mutex<TargetName>>);
 
 impl TargetLabel {
-    /// What was opened by this name.
+    /// The name of a target that was opened by this name.
     pub fn new(target: &TargetName) -> TargetLabel {
         TargetLabel(Arc::new(Mutex::new(target.clone())))
     }
@@ -20,12 +20,12 @@ impl TargetLabel {
         self.lock().clone()
     }
 
-    /// Has it be called so from now on.
+    /// Changes the name.
     pub fn set(&self, target: &TargetName) {
         self.lock().clone_from(target);
     }
 
-    /// Whether it is called so.
+    /// True if this is the name now.
     pub fn is(&self, target: &TargetName) -> bool {
         *self.lock() == *target
     }
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_is_everybodys() {
+    fn all_clones_have_one_name() {
         let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<TargetName>().unwrap());
         let called = TargetLabel::new(&old);
         let elsewhere = called.clone();

@@ -172,7 +172,7 @@ fn group(kind: GroupKind, piece: Piece<'_>, depth: usize) -> Result<TargetName, 
     Ok(TargetName::Group { kind, members })
 }
 
-/// A stripe whose chunks have a size of their own, or whose legs have no labels.
+/// A stripe with a given chunk size, or with members without labels.
 fn stripe(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     const UNLABELLED: &str = "nolabel";
     let (options, members) = piece.split_once(':').expect("what has a scheme has a colon");
@@ -187,7 +187,7 @@ fn stripe(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     group(GroupKind::Stripe { chunk, labelled }, members, depth)
 }
 
-/// The legs of a group: what stands between commas that are in no brackets.
+/// The members of a group: the texts between commas outside of brackets.
 fn split(kind: GroupKind, piece: Piece<'_>) -> Result<Vec<Piece<'_>>, Fail> {
     let (mut members, mut begin, mut open) = (Vec::new(), 0, Vec::new());
     let member = |begin: usize, end: usize| Piece { text: &piece.text[begin..end], at: piece.at + begin };

@@ -121,7 +121,7 @@ pub(super) fn nvme_tcp(piece: Piece<'_>) -> Result<TargetName, Fail> {
     if !is_nqn(&name) {
         return nqn.fail(TargetErrorKind::Nqn(name));
     }
-    // A slash at the very end names no namespace and does no harm.
+    // A trailing slash names no namespace and is ignored.
     let nsid = nsid.filter(|nsid| !nsid.text.is_empty()).map(namespace).transpose()?;
     Ok(TargetName::NvmeTcp { address, nqn: name, nsid, options })
 }

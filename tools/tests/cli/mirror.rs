@@ -23,7 +23,7 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
     let piece = noise(77, 600 * BLOCK);
     place.write("piece", &piece);
     let written = place.run("copy piece offset:1000..1599,mirror:a,b");
-    assert!(written.succeeds().stderr.contains("goes without b"), "{}", written.stderr);
+    assert!(written.succeeds().stderr.contains("runs without b"), "{}", written.stderr);
     data[1000 * BLOCK..1600 * BLOCK].copy_from_slice(&piece);
     away("b", true);
     let info = place.run("info mirror:a,b --json").succeeds().json();
@@ -60,7 +60,7 @@ fn legs_that_were_written_apart_are_refused() {
     rename("b.away", "b");
     place.run("zero mirror:a,b --range 1..1").succeeds();
     rename("a.away", "a");
-    place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each leg by itself"]);
+    place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each replica by itself"]);
     place.run("verify mirror:a,b").fails(3, &["split brain"]);
     // One of them is given up, and a new leg takes its place.
     rename("b", "b.away");
@@ -73,7 +73,7 @@ fn legs_that_were_written_apart_are_refused() {
     place.run("create b --size 2MiB --force").succeeds();
     place.run("copy data b").succeeds();
     let without = place.run("copy mirror:a,b out");
-    assert!(without.succeeds().stderr.contains("goes without b: no label"), "{}", without.stderr);
+    assert!(without.succeeds().stderr.contains("runs without b: no label"), "{}", without.stderr);
     assert!(place.read("out") == place.blocks("a", 0, 511));
     place.run("mirror replace mirror:a,b b").fails(3, &["b holds data", "--force"]);
     place.run("mirror replace mirror:a,b b --force").succeeds().says(&["b: current"]);
@@ -350,7 +350,7 @@ fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_i
         place.run("copy other offset:200..207,mirror:a,b").succeeds();
         std::fs::rename(file("away.too"), file(first)).unwrap();
         for command in ["verify mirror:a,b", "copy mirror:b,a out", "zero mirror:a,b --range 0..0"] {
-            place.run(command).fails(3, &["split brain", "look at each leg by itself"]);
+            place.run(command).fails(3, &["split brain", "look at each replica by itself"]);
         }
         assert!(place.blocks(first, 100, 107) == noise(40, 8 * BLOCK));
         assert!(place.blocks(second, 200, 207) == noise(41, 8 * BLOCK));

@@ -39,7 +39,7 @@ pub(super) struct Report {
     pub offloaded: bool,
     pub elapsed_s: f64,
     pub blocks_different: u64,
-    /// The first byte that differs; nothing where none does, or where only sums told that its block does.
+    /// The first byte that differs; `None` if none does, or if only checksums show that its block does.
     pub first_different_byte: Option<u64>,
     pub differences: Vec<Run<Differ>>,
     pub blocks_unreadable: u64,

@@ -1,7 +1,7 @@
 //! Blocks of a source that are lost, as they are lost in the destination.
 //!
 //! A destination may have larger blocks than the source, and can lose only whole ones: what shares a block with something lost is
-//! lost with it, and told so.
+//! lost with it, and reported.
 
 use std::fmt;
 use std::ops::Range;

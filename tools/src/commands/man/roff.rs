@@ -1,4 +1,4 @@
-//! A manual page under way: lines of man(7).
+//! A manual page being written: lines of man(7).
 
 /// Text that grows.
 #[derive(Default)]

@@ -25,13 +25,13 @@ const NAP: Duration = Duration::from_millis(50);
 
 /// How a wait ended.
 pub enum Waited {
-    /// No run is under way any more, or it is held.
+    /// No run is in progress, or it is paused.
     Ended(Box<ScrubStatus>),
     /// By a signal; the run goes on.
     Interrupted(Box<ScrubStatus>),
 }
 
-/// Waits until the run that is under way has ended, was paused, or a signal came.
+/// Waits until the run has ended or was paused, or a signal came.
 ///
 /// # Errors
 /// When the server does not answer any more.
@@ -80,23 +80,23 @@ fn nap() {
     }
 }
 
-/// What was met between looks.
+/// What a run found between two probes.
 struct DamageTracker {
     started_unix_s: u64,
     position: u64,
     counts: [u64; 3],
-    /// Blocks in a row, look after look, among which bad ones were met, and how many were bad, repaired and lost.
+    /// Consecutive blocks, over several probes, among which there are bad ones: how many are bad, repaired and unrepaired.
     open: Option<Run<[u64; 3]>>,
 }
 
 impl DamageTracker {
-    /// From here on. What the run has met before is in its first line.
+    /// Starts at the state of now. The first line shows what the run found before.
     fn new(status: &ScrubStatus) -> DamageTracker {
         let (started_unix_s, from) = status.run.as_ref().map_or((0, 0), |run| (run.started_unix_s, run.from));
         DamageTracker { started_unix_s, position: from, counts: [0; 3], open: None }
     }
 
-    /// Looks at the run again. Gives a line when what it met has ended.
+    /// Takes a newer state. Returns a line when a run of bad blocks has ended.
     fn update(&mut self, status: &ScrubStatus) -> Option<String> {
         let is_ours = |run: &&RunStatus| run.started_unix_s == self.started_unix_s;
         let (run, position) = match status.run.as_ref().filter(is_ours) {
@@ -123,7 +123,7 @@ impl DamageTracker {
         if status.run.is_none() { line.or_else(|| self.end()) } else { line }
     }
 
-    /// The line of what was met last.
+    /// The line of the last run of bad blocks.
     fn end(&mut self) -> Option<String> {
         let run = self.open.take()?;
         let [bad, repaired, unrepaired] = run.what;

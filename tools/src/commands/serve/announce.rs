@@ -1,6 +1,6 @@
 //! What the server says: lines for people, or one JSON object for each event, each at once and whole.
 //!
-//! Nobody has to listen: a server goes on when its standard output is closed.
+//! A closed standard output does not end the server.
 
 use std::fmt::Write;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ pub enum Event {
     ScrubStarted(ScrubStarted),
     /// A scrub has ended.
     ScrubFinished(ScrubFinished),
-    /// A volume has another size, and hosts were told.
+    /// A volume has another size, and hosts were notified.
     Resized(ResizeReport),
     /// A signal came: no more connections are accepted, and commands in flight are answered.
     Draining {
@@ -86,7 +86,7 @@ pub struct NbdInfo {
 pub struct SubsystemInfo {
     nqn: String,
     serial: String,
-    /// Who may connect; everybody if there is nothing.
+    /// The hosts that may connect; every host if `None`.
     hosts: Option<Vec<String>>,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceInfo>,
@@ -154,7 +154,7 @@ impl SubsystemInfo {
         SubsystemInfo { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
     }
 
-    /// The first of the hosts that may connect; none where every host may, or nobody.
+    /// The first of the hosts that may connect; `None` if every host may, or none.
     fn first_host(&self) -> Option<&str> {
         self.hosts.as_ref()?.first().map(String::as_str)
     }
@@ -186,7 +186,7 @@ impl EventWriter {
     /// Says it.
     pub fn write(&self, event: &Event) {
         let said = if self.json { print_json(event) } else { say(to_text(event).trim_end()) };
-        // Whoever listened is gone; those who are served are not.
+        // The reader of the events is gone; the clients are still served.
         said.ok();
     }
 }
@@ -318,7 +318,7 @@ pub fn socket_uri(path: &Path, name: &str) -> String {
 
 /// How clients write an address, alone and in a URI.
 fn host_text(address: SocketAddr) -> (String, String) {
-    // Somebody else has to fill in which of this machine's addresses they can reach.
+    // The operator fills in an address of this machine that the hosts can reach.
     let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
     let in_uri = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     (host, in_uri)
@@ -328,7 +328,7 @@ fn host_text(address: SocketAddr) -> (String, String) {
 fn host_lines(address: SocketAddr, subsystems: &[SubsystemInfo]) -> Vec<String> {
     let (host, _) = host_text(address);
     let port = address.port();
-    // Those that nobody may use have nobody to be told how.
+    // A subsystem that no host may use needs no command to connect.
     let usable: Vec<&SubsystemInfo> =
         subsystems.iter().filter(|subsystem| subsystem.hosts != Some(Vec::new())).collect();
     let seen_by_all = usable.iter().any(|subsystem| subsystem.hosts.is_none());

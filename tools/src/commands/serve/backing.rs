@@ -1,4 +1,4 @@
-//! The files under what is served: told to the operator when they are deleted, renamed, replaced or cut off, and when that is mended.
+//! Watches the files under served targets: logs when a file is deleted, renamed, replaced or truncated, and when that is undone.
 
 use std::io;
 use std::sync::{Arc, Weak};

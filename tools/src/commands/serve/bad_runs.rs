@@ -1,21 +1,21 @@
-//! Damaged blocks as runs, for lines that people read.
+//! Bad blocks as runs, for log lines.
 
 use sealblock_block::BadBlock;
 
-/// Blocks that follow each other and have one fate.
+/// Consecutive bad blocks with one cause and one state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadRun {
     /// The first block.
     pub first: u64,
     /// The last one.
     pub last: u64,
-    /// What is wrong with the first one; the field is that of all.
+    /// The first bad block; the cause is that of all.
     pub fault: BadBlock,
-    /// Whether all of them are good again.
+    /// True if all of them were repaired.
     pub repaired: bool,
 }
 
-/// Faults, in order, as runs of blocks. A block is repaired when all that is wrong with it is.
+/// Bad blocks, in order, as runs. A block counts as repaired if all its entries are.
 pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
     let mut runs: Vec<BadRun> = Vec::new();
     for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_one_fate_are_one_run() {
+    fn blocks_of_one_state_are_one_run() {
         let faults = [
             fault(3, false),
             fault(4, false),

@@ -61,7 +61,7 @@ pub struct Offer {
     pub listeners: Vec<SocketAddr>,
     /// Its scrub.
     pub scrub: ScrubHandle,
-    /// Its legs, where it is a mirror.
+    /// Its replicas, if it is a mirror.
     pub mirror: Option<MirrorHandle>,
     /// How it is.
     pub insight: DeviceInspector,

@@ -36,7 +36,7 @@ pub struct ServedDevice {
     pub volume_uuid: Option<[u8; 16]>,
     /// Its scrub, which begins nothing until it has settings.
     pub scrub: ScrubHandle,
-    /// Its legs, where it is a mirror.
+    /// Its replicas, if it is a mirror.
     pub mirror: Option<MirrorHandle>,
     /// How it is.
     pub insight: DeviceInspector,
@@ -150,7 +150,7 @@ impl DeviceTable {
     }
 }
 
-/// What a core says of a device that it has opened.
+/// A device that a core has opened.
 struct OpenedDevice {
     called: TargetLabel,
     shared: SharedDevice,

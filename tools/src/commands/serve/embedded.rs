@@ -1,4 +1,4 @@
-//! The volume that is served when nobody says what: made once, and never in the place of anything else.
+//! The default volume of a server without targets: created once, never over an existing file.
 
 use std::fs;
 use std::path::Path;
@@ -38,9 +38,9 @@ fn make(path: &Path) -> Result<(), CliError> {
     fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
     let draft = path.with_extension(format!("volume.{}", std::process::id()));
     create::make(&draft, &create::default_options(SIZE)?, false)?;
-    // Unlike a rename, a link takes nobody's place.
+    // Unlike a rename, a link replaces no file.
     let placed = fs::hard_link(&draft, path);
-    // It has its own name now, or is not wanted; a draft that cannot be removed harms nobody.
+    // It has its own name now, or is not wanted; a draft that cannot be removed is harmless.
     fs::remove_file(&draft).ok();
     placed.map_err(|error| failed(&error))
 }

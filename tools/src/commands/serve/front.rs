@@ -1,4 +1,4 @@
-//! The server as a whole, for whoever asks over the control socket how it is.
+//! The state of the server as a whole, for `status` requests on the control socket.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::control::socket_path::user;
 
 /// Clients that are named.
 const MAX_CLIENTS: usize = 1024;
-/// Warnings and errors that are told again.
+/// Warnings and errors that `status` repeats.
 const MAX_ERRORS: usize = 32;
 
 /// What can be looked at of a server, besides its devices.

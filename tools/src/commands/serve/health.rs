@@ -1,4 +1,4 @@
-//! What is to be said of a device in one sentence, and what to do about it.
+//! The health of a device: one word, one sentence, and advice.
 
 use crate::commands::scrub::text::date;
 use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
@@ -12,7 +12,7 @@ use sealblock_units::ByteCount;
 /// Runs of bad blocks that the sentence names.
 const MAX_RUNS: usize = 4;
 
-/// How well a device is.
+/// The health of a device.
 pub struct Verdict {
     /// In a word.
     pub health: Health,
@@ -29,7 +29,7 @@ struct Finding {
     advice: String,
 }
 
-/// Judges a device, by the name that commands have for it, of a server that was started then.
+/// The health of the device `name` of a server that was started at `started_unix_s`.
 pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict {
     let mut findings = Vec::new();
     findings.extend(damage(name, seen, started_unix_s));
@@ -38,7 +38,7 @@ pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict
     findings.extend(seen.file_trouble.iter().map(of_file));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
-    // Stable: what was found first is told first of what is as bad.
+    // Stable sort: of findings of one severity the first found comes first.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.health));
     let Some(worst) = findings.first() else {
         return Verdict { health: Health::Healthy, summary: healthy_text(seen), advice: None };
@@ -66,8 +66,8 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
             format!("write these blocks anew from another copy; `sealblock scrub start {name}` checks all of it");
         return finding(damage_text(&seen.damage), advice);
     }
-    // What was met in this server's time and is not known any more was written anew since; of what was met before only the
-    // number is left.
+    // A bad block that this server found and that is no longer listed was rewritten since. Of earlier runs only the
+    // number of bad blocks is known.
     let run = seen.scrub.as_ref().and_then(last_run).filter(|run| run.started_unix_s <= started_unix_s)?;
     if run.unrepaired == 0 {
         return None;
@@ -190,12 +190,12 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
     findings
 }
 
-/// The run under way, or without one the last.
+/// The run in progress, or else the last one.
 fn last_run(scrub: &ScrubStatus) -> Option<&RunStatus> {
     scrub.run.as_ref().or(scrub.runs.last())
 }
 
-/// How well a server is that has these devices, in a word and a sentence.
+/// The health of a server with these devices: a word and a sentence.
 pub fn of_all(devices: &[Health]) -> (Health, String) {
     let worst = devices.iter().copied().max().unwrap_or_default();
     let all = devices.len();
@@ -303,7 +303,7 @@ mod tests {
         let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
         assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
-        // Of one in this server's time each block is known until it is written anew.
+        // Bad blocks of a run of this server are listed until they are rewritten.
         assert_eq!(assess("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
         assert_eq!(assess("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
         assert_eq!(assess("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);

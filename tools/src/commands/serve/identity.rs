@@ -1,4 +1,4 @@
-//! Who a namespace is, where its device does not say: hosts tell namespaces apart, and recognise them, by UUID.
+//! UUIDs of namespaces whose device has none: hosts recognise namespaces by UUID.
 //!
 //! Made from this machine's identity and the target's name, so that it is the same at every start and another one on every
 //! machine: Linux refuses a namespace whose identity another subsystem has shown it.
@@ -13,7 +13,7 @@ use crate::target::TargetName;
 /// The room for a serial number (Base, Identify Controller, field SN).
 const SERIAL_BYTES: usize = 20;
 
-/// The identity of a target without one of its own. `subsystem` tells apart targets that have no place, such as memory.
+/// The identity of a target without one of its own. `subsystem` distinguishes targets without a path, such as memory.
 pub fn derived(target: &TargetName, subsystem: &str) -> [u8; 16] {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let place = match target.path() {

@@ -1,4 +1,4 @@
-//! The legs of a mirror that is served, as others reach them, from any core.
+//! A served mirror, reachable from any core.
 
 use std::rc::Rc;
 
@@ -9,7 +9,7 @@ use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::exit::{Cause, CliError};
 use crate::stack::OpenMirror;
 
-/// A way to a mirror.
+/// A handle of a mirror on another core.
 #[derive(Clone)]
 pub struct MirrorHandle {
     core: CoreHandle,
@@ -17,15 +17,15 @@ pub struct MirrorHandle {
 }
 
 impl MirrorHandle {
-    /// The way to a mirror on this core.
+    /// A handle of a mirror on this core.
     pub fn new(core: CoreHandle, mirror: CoreLocal<OpenMirror>) -> MirrorHandle {
         MirrorHandle { core, mirror }
     }
 
-    /// Does what was ordered; tells how the legs are then.
+    /// Executes a command; returns the state of the mirror after it.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// Why the command failed.
     pub async fn execute(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
         let mirror = self.mirror.clone();
         let done = self.core.call(move || async move {
@@ -43,7 +43,7 @@ async fn execute_on(mirror: &Rc<OpenMirror>, command: ControlCommand) -> Result<
     Ok(MirrorStatus::of(&mirror.describe()))
 }
 
-/// Why something was not done, for whoever asked over the control socket.
+/// A failure as a response on the control socket.
 pub fn control_error(failure: &CliError) -> ControlError {
     let kind = match failure.cause() {
         Cause::Usage => ControlErrorKind::Usage,

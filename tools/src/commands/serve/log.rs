@@ -1,7 +1,7 @@
-//! What the server tells its operator besides events: lines on standard error, as text or as JSON objects.
+//! The log of the server: lines on standard error, as text or as JSON objects.
 //!
 //! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
-//! happens too often is told [`MAX_LINES`] times in [`WINDOW`], and then as a number; lines for debugging are all there.
+//! happens too often is logged [`MAX_LINES`] times in [`WINDOW`], and then counted; lines for debugging are all there.
 
 use std::collections::HashMap;
 use std::env;
@@ -34,7 +34,7 @@ use crate::report::notes_are_logged;
 const VARIABLE: &str = "SEALBLOCK_LOG";
 /// Lines from one place of the program in [`WINDOW`].
 const MAX_LINES: u32 = 20;
-/// The time after which a place may tell again.
+/// The time after which a call site may log again.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The field that says how many lines were left out.
 const LEFT_OUT: &str = "not_told";
@@ -80,7 +80,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Has this be the level from now on, if one is given; tells which it is and was.
+/// Sets the level, if one is given; returns the level before and now.
 ///
 /// # Errors
 /// When lines are not made by this process' own rules.
@@ -108,7 +108,7 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
     Ok(report)
 }
 
-/// Tells why the server ends, as a JSON object.
+/// Logs why the server ends, as a JSON object.
 pub fn report_end(failure: &CliError) {
     let mut line = LogLine::begin(Level::ERROR);
     line.put("message", Value::from(one_line(&failure.in_short())));
@@ -137,11 +137,11 @@ fn filter(level: LogLevel) -> LevelFilter {
 /// How lines are made, and how many.
 struct Lines {
     json: bool,
-    /// By the place of the program that tells; there are as many as there are such places.
+    /// By call site; there are as many as there are call sites.
     quotas: Mutex<HashMap<Identifier, Quota>>,
 }
 
-/// What one place of the program has told lately.
+/// What one call site has logged in this window.
 #[derive(Default)]
 struct Quota {
     since: Option<Instant>,
@@ -150,7 +150,7 @@ struct Quota {
 }
 
 impl Quota {
-    /// How many were left out before this one, if it may be told.
+    /// How many lines were left out before this one, if it may be logged.
     fn take(&mut self, now: Instant) -> Option<u64> {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
             (self.since, self.told) = (Some(now), 0);
@@ -179,7 +179,7 @@ where
     N: for<'a> FormatFields<'a> + 'static,
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
-        // Nothing is written for what is not told.
+        // A line that is left out is not formatted.
         let Some(left_out) = self.left_out_before(event) else { return Ok(()) };
         let mut line = LogLine::begin(*event.metadata().level());
         event.record(&mut line);

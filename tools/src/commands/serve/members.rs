@@ -42,7 +42,7 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
                 .collect();
             of_members(members, named, is_its_name)
         }
-        // A mirror that is being closed tells nothing, and its name is all there is.
+        // A mirror that is being closed reports no replicas; only its name is known.
         Err(_) => {
             if is_its_name {
                 Fit::Same

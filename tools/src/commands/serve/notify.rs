@@ -14,7 +14,7 @@ pub enum State {
     Ready,
     /// It reads the configuration again.
     Reloading,
-    /// It lets what is under way end.
+    /// Requests in flight end before the server stops.
     Stopping,
 }
 
@@ -22,14 +22,14 @@ impl State {
     fn to_text(self) -> String {
         match self {
             State::Ready => "READY=1".to_owned(),
-            // By the time, `Type=notify-reload` (systemd 253 and later) tells this reload from an earlier one.
+            // By the time, `Type=notify-reload` (systemd 253 and later) distinguishes this reload from an earlier one.
             State::Reloading => format!("RELOADING=1\nMONOTONIC_USEC={}", monotonic_us()),
             State::Stopping => "STOPPING=1".to_owned(),
         }
     }
 }
 
-/// Tells the state. Does nothing without a service manager; one that does not listen is its own problem.
+/// Sends the state to the service manager, if there is one. A failure to send is ignored.
 pub fn notify(state: State) {
     let Some(name) = env::var_os("NOTIFY_SOCKET") else { return };
     let address = match name.as_bytes() {

@@ -1,6 +1,6 @@
-//! What befalls the requests of hosts, told to the operator: each damaged block once, and media that fail.
+//! Logs failures of client requests: each bad block once, and media that fail.
 //!
-//! A scrub tells of itself, and what a host got wrong concerns that host alone.
+//! Not logged here: what a scrub finds, which it logs itself, and errors of the client, such as a wrong tag in its request.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -17,43 +17,43 @@ use super::bad_runs::bad_runs;
 use super::failing::Failing;
 use crate::target::TargetLabel;
 
-/// How long a block that was told of is not told of again to the same client: hosts repeat what failed, in smaller pieces.
+/// How long a logged block is not logged again for the same client: hosts repeat failed requests in smaller pieces.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
-/// Blocks that are known to have been told. When there are more, all are forgotten, and some may be told once more.
+/// Logged blocks that are remembered. With more, all are forgotten, and some may be logged again.
 const MAX_REPORTED: usize = 16_384;
 
-/// Whoever sees a device's requests fail.
+/// Sees the failed requests of a device.
 pub struct RequestObserver {
     target: TargetLabel,
     told: Mutex<HashMap<(u64, u64), Instant>>,
     ties: ReportTargets,
 }
 
-/// Where what is met becomes known.
+/// Where failures are reported.
 #[derive(Clone)]
 pub struct ReportTargets {
-    /// Where hosts learn of damage. Commands in flight are told by its owners, so there is none here.
+    /// The namespace, for its damage list. Weak: the end of a device waits for its owners.
     pub state: Weak<NamespaceState>,
-    /// The same for what is good again, without the count of owners that cores would share.
+    /// The same for good blocks, without an owner count that cores would share.
     pub damage: DamageHandle,
-    /// What fails at present.
+    /// The kinds of requests that fail at present.
     pub failing: Arc<Failing>,
 }
 
 impl ReportTargets {
-    /// To the state of a device.
+    /// Those of a device.
     pub fn to(state: &Arc<NamespaceState>) -> ReportTargets {
         ReportTargets { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
     }
 }
 
 impl RequestObserver {
-    /// Of a device that nothing was told of yet.
+    /// The observer of a device.
     pub fn new(target: TargetLabel, ties: ReportTargets) -> RequestObserver {
         RequestObserver { target, told: Mutex::default(), ties }
     }
 
-    /// Damage that an NBD client has met is known to hosts, too; theirs is known already.
+    /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of hosts.
     fn report(&self, client: &str, faults: &[BadBlock]) {
         if let Some(state) = self.ties.state.upgrade().filter(|_| is_nbd(client)) {
             state.report_damage(faults);
@@ -68,7 +68,7 @@ impl RequestObserver {
         }
     }
 
-    /// Those of the faults that this client was not told of lately.
+    /// Those of the bad blocks that were not logged for this client lately.
     fn unreported(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
         let mut hasher = DefaultHasher::new();
         client.hash(&mut hasher);

@@ -22,7 +22,7 @@ use crate::target::TargetName;
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
 /// Longest name that is made from a target's, in bytes.
 const MAX_NAME_BYTES: usize = 64;
-/// Where to listen unless told: loopback, and the port of NVMe/TCP.
+/// The default address to listen on: loopback, and the port of NVMe/TCP.
 pub const DEFAULT_LISTEN: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), crate::cli::NVME_TCP_PORT);
 
@@ -153,7 +153,7 @@ impl Plan {
     pub fn check(&self) -> Result<(), CliError> {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
-            // A path that cannot be resolved is told when it is opened.
+            // A path that cannot be resolved fails when it is opened.
             for path in target.paths().into_iter().filter_map(|path| path.canonicalize().ok()) {
                 if !seen.insert(path) {
                     return Err(CliError::new(Cause::Usage, "serving", "a file of it is named twice")
@@ -175,7 +175,7 @@ impl Plan {
         self.subsystems.iter().flat_map(|subsystem| subsystem.namespaces.iter().map(|namespace| &namespace.target))
     }
 
-    /// What somebody should know who did not mean it.
+    /// A warning for a configuration that is valid and may be a mistake.
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
         const OPEN: &str = "every host that reaches this address may connect, and nothing proves who it is; \
              --allow-host names those that may, which keeps out mistakes but no attackers";

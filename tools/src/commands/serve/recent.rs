@@ -1,4 +1,4 @@
-//! The last warnings and errors, for whoever asks later.
+//! The last warnings and errors, for `status`.
 //!
 //! Bounded: [`MAX_LINES`] for each place of the program, of which there are as many as there are such places, so that one that
 //! tells much does not push out what the others had to say.
@@ -19,7 +19,7 @@ static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
 /// The last lines of a place of the program, each with its number among all.
 type Lines = VecDeque<(u64, Map<String, Value>)>;
 
-/// Lines by the place of the program that told them.
+/// Lines by call site.
 #[derive(Default)]
 struct Recent {
     told: u64,

@@ -1,12 +1,12 @@
-//! A served volume that gets another size.
+//! Resizes a served volume.
 //!
-//! The volume is closed, resized and opened anew, on its own core, while requests of hosts wait in front of it: so its size is
-//! changed in one way only, that of a volume that nobody has open, and nothing in it has to cope with a geometry that moves. Why
-//! it is so, and who else knows a size, is told in `docs/decisions/0016-resizing-what-is-served.md`.
+//! The volume is closed, resized and reopened on its own core while requests of hosts wait. So there is one way to change a size,
+//! that of a closed volume, and an open volume never changes its geometry. `docs/decisions/0016-resizing-what-is-served.md` says
+//! why, and which other parts know a size.
 //!
-//! Invariants: from the first step to the last the file stays open, and its lock held, so that nobody else gets at it in between;
-//! requests wait and fail for no reason of this; what was acknowledged is durable before anything changes, or those who wrote
-//! it are told by their next flush; a volume that cannot be opened anew answers every request with the reason.
+//! Invariants: the file stays open and locked from the first step to the last, so no other process can open it in between;
+//! requests wait and do not fail; completed writes are durable before the size changes, or the next flush of their client
+//! fails; after a failure to reopen, every request fails with the reason.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -29,13 +29,13 @@ use crate::stack::{
 };
 use crate::target::TargetName;
 
-/// How long requests under way may take to end. None begins meanwhile, so that hosts must not lose patience: theirs is 30 s or more.
+/// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of 30 s or more.
 const DRAIN: Duration = Duration::from_secs(10);
-/// How long the space of free slots is given back before, beside requests; what is left is given back later.
+/// How long free physical blocks are deallocated before, beside requests; the rest is deallocated later.
 const GIVING_BACK: Duration = Duration::from_secs(5);
-/// How long a volume that is closed may take to let go of its file.
+/// How long a closed volume may take to release its file.
 const LETTING_GO: Duration = Duration::from_secs(5);
-/// How often that is looked at.
+/// How often that is checked.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// A device on its own core, for as long as it is served.
@@ -43,16 +43,16 @@ pub struct LocalDevice {
     target: TargetName,
     access: Access,
     usage: Usage,
-    /// Nothing when it could not be opened anew.
+    /// `None` after a failure to reopen.
     closer: RefCell<Option<Closer>>,
     scrub_task: Rc<ScrubTask>,
 }
 
-/// What came of it.
+/// The result of a resize.
 pub struct ResizeResult {
-    /// The device with the size that it has now, if it was opened anew.
+    /// The device with its new size, if it was reopened.
     pub device: Option<SharedDevice>,
-    /// What was done, or why not.
+    /// What was done, or why the resize failed.
     pub result: Result<ResizeReport, CliError>,
 }
 
@@ -69,7 +69,7 @@ impl LocalDevice {
         LocalDevice { target, access, usage, closer: RefCell::new(Some(closer)), scrub_task }
     }
 
-    /// Leaves it clean.
+    /// Closes it cleanly.
     ///
     /// # Errors
     /// As [`Closer::close`].
@@ -77,12 +77,12 @@ impl LocalDevice {
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close().await,
-            // It was told when it could not be opened anew, and is closed since.
+            // The failure to reopen was reported; it is closed since.
             None => Ok(()),
         }
     }
 
-    /// Gives a volume another size. `shared` is what hosts use it by.
+    /// Resizes the volume. `shared` is the device that hosts use.
     pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> ResizeResult {
         let refused = |failure: CliError| ResizeResult { device: None, result: Err(failure.on(&self.target)) };
         let chosen = match self.choose(size) {
@@ -98,7 +98,7 @@ impl LocalDevice {
         }
         let deadline = now() + GIVING_BACK;
         chosen.volume.give_space_back(|| now() < deadline).await;
-        // It saves its state, which asks the device.
+        // The scrub saves its state in the reserved area of the device.
         self.scrub_task.leave().await;
         let (quiesced, since) = match drained(shared).await {
             Ok(drained) => drained,
@@ -110,7 +110,7 @@ impl LocalDevice {
         self.exchange(chosen, quiesced, (before, since)).await
     }
 
-    /// The volume, if it may be resized to this.
+    /// The volume, if `size` is valid for it.
     fn choose(&self, size: ByteCount) -> Result<ResizableVolume, CliError> {
         let refuse = |cause, why: &str| CliError::new(cause, DOING, why);
         let closer = self.closer.borrow();
@@ -136,7 +136,7 @@ impl LocalDevice {
         Ok(ResizableVolume { volume: Rc::clone(volume), capacity_blocks })
     }
 
-    /// Closes the volume, resizes it and opens it anew, while nobody asks anything of it.
+    /// Closes, resizes and reopens the volume. The caller holds back all requests.
     async fn exchange(
         &self,
         chosen: ResizableVolume,
@@ -144,7 +144,7 @@ impl LocalDevice {
         (before, since): (u64, Instant),
     ) -> ResizeResult {
         let ResizableVolume { volume, capacity_blocks } = chosen;
-        // Nobody sees this, unless something goes wrong from here on that is not foreseen.
+        // Requests see this reason only after an unforeseen failure between here and the end.
         quiesced.empty("its size was being changed".to_owned());
         self.scrub_task.release();
         drop(self.closer.take());
@@ -168,7 +168,7 @@ impl LocalDevice {
         ResizeResult { device: Some(device), result: outcome }
     }
 
-    /// Lets requests and the scrub go on with a volume that was opened anew.
+    /// Resumes requests and the scrub with the reopened volume.
     fn go_on(&self, opened: OpenTarget, quiesced: Quiesced) -> SharedDevice {
         let (gate, _, closer) = opened.share();
         self.closer.replace(Some(closer));
@@ -178,7 +178,7 @@ impl LocalDevice {
         device
     }
 
-    /// The volume cannot be opened anew: whoever asks something of it is told so.
+    /// Has every request fail with `why`: the volume could not be reopened.
     fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
         let why = format!("it could not be opened anew after its size was to be changed: {why}");
         tracing::error!("{}: {why}", self.target);
@@ -188,7 +188,7 @@ impl LocalDevice {
         ResizeResult { device: None, result: Err(failure) }
     }
 
-    /// Has the scrub go on with the device as it was.
+    /// Resumes the scrub with the unchanged device.
     fn resume(&self, shared: &SharedDevice) {
         match shared.gate() {
             Some(gate) => self.scrub_task.reopen(gate),
@@ -202,7 +202,7 @@ impl LocalDevice {
     }
 }
 
-/// Refuses a member of a group, which a host may have made it since it was opened.
+/// Refuses a member of a group: a host may have labelled it since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
     let label = shared.attach().execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await;
     let label = label.map_err(|error| of_block("reading its label", &error))?;
@@ -214,13 +214,13 @@ async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Lets no further request begin, and waits until those under way have ended. Gives the time from which on requests wait, too.
+/// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), CliError> {
-    // What is durable already is not waited for while requests wait.
+    // A flush before the quiesce shortens the flush during which requests wait.
     let flushed = shared.attach().execute(Request::Flush).await;
     flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
     let since = now();
-    let busy = || CliError::new(Cause::Refused, DOING, "somebody else is changing it");
+    let busy = || CliError::new(Cause::Refused, DOING, "another request is changing it");
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
         let why = format!("{} requests under way did not end within {} s", quiesced.under_way(), DRAIN.as_secs());
@@ -229,7 +229,7 @@ async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), CliError>
     Ok((quiesced, since))
 }
 
-/// Waits until nobody has a volume that was closed any more: what it does by itself has ended then.
+/// Waits until the closed volume has no other owner: its background work has ended then.
 async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
     let since = now();
     while Rc::strong_count(&volume) > 1 {

@@ -1,5 +1,5 @@
-//! Orders that only the server as a whole can carry out, from whoever gives them to whoever does: one after the other, and never
-//! beside a reload or the end, since one task does all of these.
+//! Resize requests, from the control connections to the main task: it executes one after the other, and never beside a reload
+//! or the end of the server, since one task does all of these.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -12,17 +12,17 @@ use sealblock_runtime_reactor::Notify;
 use crate::control::protocol::{ControlError, ControlErrorKind};
 use crate::control::resized::ResizeReport;
 
-/// What comes of an order.
+/// The result of a resize request.
 pub type Resized = Result<ResizeReport, ControlError>;
 
-/// Orders that wait. Their number is bounded by that of connections, each of which waits for its answer.
+/// Waiting requests. Their number is bounded by that of connections, each of which waits for its response.
 #[derive(Default)]
 pub struct ResizeQueue {
     waiting: RefCell<VecDeque<ResizeRequest>>,
     notify: Notify,
 }
 
-/// Give a namespace another size.
+/// A request to resize a namespace.
 pub struct ResizeRequest {
     /// The NQN of its subsystem.
     pub nqn: String,
@@ -33,7 +33,7 @@ pub struct ResizeRequest {
     reply: Rc<ResizeReply>,
 }
 
-/// Where the answer to an order comes.
+/// Where the response is left.
 #[derive(Default)]
 struct ResizeReply {
     answer: RefCell<Option<Resized>>,
@@ -41,7 +41,7 @@ struct ResizeReply {
 }
 
 impl ResizeQueue {
-    /// Gives an order, and waits for what comes of it.
+    /// Sends a request and waits for its result.
     pub async fn resize(&self, nqn: String, nsid: u32, size: NonZeroU64) -> Resized {
         let reply = Rc::new(ResizeReply::default());
         self.waiting.borrow_mut().push_back(ResizeRequest { nqn, nsid, size, reply: Rc::clone(&reply) });
@@ -50,7 +50,7 @@ impl ResizeQueue {
         reply.answer.take().unwrap_or_else(|| Err(gone()))
     }
 
-    /// The next order, once there is one.
+    /// The next request, once there is one.
     pub async fn next(&self) -> ResizeRequest {
         loop {
             let next = self.waiting.borrow_mut().pop_front();
@@ -61,7 +61,7 @@ impl ResizeQueue {
         }
     }
 
-    /// Refuses what waits, when the server ends.
+    /// Refuses all waiting requests when the server ends.
     pub fn refuse_all(&self) {
         let waiting = self.waiting.take();
         waiting.into_iter().for_each(|request| request.complete(Err(gone())));
@@ -69,7 +69,7 @@ impl ResizeQueue {
 }
 
 impl ResizeRequest {
-    /// Says what came of it.
+    /// Completes the request.
     pub fn complete(self, answer: Resized) {
         self.reply.answer.replace(Some(answer));
         self.reply.came.notify();

@@ -1,8 +1,8 @@
-//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a place for what it remembers.
+//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a store for its state.
 //!
 //! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A [`ScrubHandle`]
-//! reaches it from elsewhere. What it finds is known to the namespaces at once (`check.rs`); what it remembers lies in the annex
-//! of the device, where it has one (`memory.rs`).
+//! reaches it from other cores. The damage lists of the namespaces are updated at once (`check.rs`); the state is saved in the reserved area
+//! of the device, if it has one (`state_store.rs`).
 
 mod check;
 mod events;
@@ -28,7 +28,7 @@ use state_store::StateStore;
 pub use events::{ScrubEventSender, ScrubFinished, ScrubStarted};
 pub use handle::ScrubHandle;
 
-/// How long the piece under way gets when the device is closed.
+/// How long the piece in flight may take when the device is closed.
 const LAST_PIECE: Duration = Duration::from_secs(5);
 
 /// The settings of a command line.
@@ -49,27 +49,27 @@ fn shape_of(gate: &Gate<DynDevice>) -> Shape {
 /// The scrub of a device, on the device's core.
 pub struct ScrubTask {
     target: TargetLabel,
-    /// Nothing while its size is being changed.
+    /// `None` while the device is resized.
     gate: RefCell<Option<Rc<Gate<DynDevice>>>>,
-    /// The same as hosts reach it: what the scrub mends keeps away from what they have locked.
+    /// The same device as hosts use it: repairs take its range lock.
     device: Attached,
-    /// Where hosts learn of damage. The device has it, and looks whether namespaces do.
+    /// The damage list of the namespaces. Weak: the device owns it.
     state: Weak<NamespaceState>,
     scrub_events: ScrubEventSender,
     scrub: RefCell<Scrub>,
-    /// Nothing before the first.
+    /// `None` before the first.
     settings: Cell<Option<Settings>>,
     memory: StateStore,
-    /// Requests of the scrub that the gate has counted among everybody's.
+    /// Requests of the scrub itself among those that the gate has counted.
     own_requests: Cell<u64>,
-    /// Lines of damage of the run under way that were told.
+    /// Lines of damage that were logged in this run.
     told: Cell<u32>,
-    /// Whether it was told of that run that not everything of it can be checked.
+    /// True if this run has logged that not every copy can be checked.
     told_unchecked: Cell<bool>,
     trouble: RefCell<Option<String>>,
     bell: Notify,
     closing: Cell<bool>,
-    /// Its device is being changed, and comes back or is lost soon.
+    /// True while its device is being replaced.
     is_away: Cell<bool>,
     settled: Condition,
     task: RefCell<Option<JoinHandle<()>>>,
@@ -77,7 +77,7 @@ pub struct ScrubTask {
 }
 
 impl ScrubTask {
-    /// The scrub of a device of this core, as it was left.
+    /// Opens the scrub of a device of this core with its saved state.
     pub async fn open(
         target: TargetLabel,
         gate: Rc<Gate<DynDevice>>,
@@ -110,7 +110,7 @@ impl ScrubTask {
         Rc::new(scrub_task)
     }
 
-    /// Has these settings count; from the first on, the scrub does what it is to do.
+    /// Sets the settings. The first call starts the scrub.
     fn configure(self: &Rc<ScrubTask>, settings: Settings) {
         self.settings.set(Some(settings));
         self.scrub.borrow_mut().configure(settings);
@@ -122,7 +122,7 @@ impl ScrubTask {
         self.bell.ring();
     }
 
-    /// Changes the scrub, and has it look what there is to do now.
+    /// Changes the scrub and wakes its task.
     fn with_scrub<T>(&self, apply: impl FnOnce(&mut Scrub, Now) -> T) -> T {
         let done = apply(&mut self.scrub.borrow_mut(), self.moment());
         self.bell.ring();
@@ -138,13 +138,13 @@ impl ScrubTask {
         ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
     }
 
-    /// How the scrub is, and what went through its device; nothing while that is closed or changed.
+    /// The state of the scrub, and the gate of its device; `None` while that is closed or replaced.
     pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<DynDevice>>)> {
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
         Some((self.status(&gate), gate))
     }
 
-    /// Ends it, and has what it remembers written.
+    /// Ends the scrub and saves its state.
     pub async fn close(&self) {
         self.closing.set(true);
         self.bell.ring();
@@ -161,32 +161,32 @@ impl ScrubTask {
         }
     }
 
-    /// The same until the device has changed: whoever gives orders meanwhile waits for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
+    /// The same until the device was replaced: commands wait for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
     pub async fn leave(&self) {
         self.is_away.set(true);
         self.close().await;
     }
 
-    /// Lets the device go, after it was closed.
+    /// Drops the device after the scrub was closed.
     pub fn release(&self) {
         self.gate.take();
     }
 
-    /// The device does not come back.
+    /// The device could not be reopened.
     pub fn lose(&self) {
         self.is_away.set(false);
         self.settled.notify();
     }
 
-    /// Waits for a device that is being changed.
+    /// Waits until the device was replaced.
     async fn settle(&self) {
         self.settled.wait_until(|| !self.is_away.get()).await;
     }
 
-    /// Goes on after it was closed, with what stands in the device's place now, which may have another size.
+    /// Continues with the device's replacement, which may have another size.
     pub fn reopen(self: &Rc<ScrubTask>, gate: Rc<Gate<DynDevice>>) {
         self.scrub.borrow_mut().resize(shape_of(&gate));
-        // The gate counts anew.
+        // The new gate counts from 0.
         self.own_requests.set(0);
         self.gate.replace(Some(gate));
         self.closing.set(false);
@@ -208,7 +208,7 @@ impl ScrubTask {
             match step {
                 Step::Check(extent) => {
                     self.check(extent).await;
-                    // A device in memory has nothing to wait for, and others want their turn.
+                    // A device in memory completes at once: other tasks of this core need a turn.
                     yield_now().await;
                 }
                 Step::Wait(time) => drop(timeout(time, self.bell.wait()).await),
@@ -218,14 +218,14 @@ impl ScrubTask {
         self.report_events();
     }
 
-    /// A request of the scrub's own.
+    /// Executes a request of the scrub itself.
     async fn ask(&self, operation: Request) -> Outcome {
         let outcome = self.device.execute(operation).await;
         self.own_requests.set(self.own_requests.get() + 1);
         outcome
     }
 
-    /// What others do; asked when the scrub itself has nothing in flight.
+    /// The load of other clients. Called while the scrub has no request in flight.
     fn activity(&self) -> Activity {
         let Some(gate) = self.gate.borrow().clone() else { return Activity::default() };
         let counters = gate.counters();

@@ -1,7 +1,7 @@
 //! The server: what is open and offered now, and how it becomes what a plan says.
 //!
-//! A change is made in two steps: everything that can fail happens first, beside what is served; only then is anything taken
-//! away or offered. So a plan that cannot be carried out leaves all as it was. The first plan is a change from nothing.
+//! A change has two steps: first everything that can fail, while the old state is served; then subsystems are added and
+//! removed. So a plan that fails changes nothing. The first plan is a change from an empty server.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -32,7 +32,7 @@ use opening::Identities;
 mod opening;
 mod served;
 
-/// How often somebody who waits looks again.
+/// How often a waiting task checks its condition.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server.
@@ -43,17 +43,17 @@ pub struct Server {
     core: CoreHandle,
     homes: DeviceTable,
     offered: BTreeMap<Nqn, Offered>,
-    /// What is to be offered and is not open.
+    /// Namespaces of the plan whose targets are not open.
     waiting: Vec<Waiting>,
-    /// What is being opened of it.
+    /// Those that are being opened.
     tries: FuturesUnordered<LocalBoxFuture<'static, Tried>>,
-    /// Whether nothing was ever planned.
+    /// True before the first plan.
     is_new: bool,
     ears: Vec<ActiveListener>,
     advertised: Vec<(SocketAddr, SocketAddr)>,
 }
 
-/// What is ready to be offered.
+/// Devices and listeners that are ready to be offered.
 struct Prepared {
     wanted: BTreeMap<Nqn, Offered>,
     waiting: Vec<Waiting>,
@@ -78,13 +78,13 @@ struct OfferedNamespace {
 }
 
 impl OfferedNamespace {
-    /// Whether hosts see the same through both.
+    /// True if hosts see no difference between both.
     fn is_same(&self, other: &OfferedNamespace) -> bool {
         let shows = |space: &OfferedNamespace| space.plan.protection;
         Rc::ptr_eq(&self.device, &other.device) && self.uuid == other.uuid && shows(self) == shows(other)
     }
 
-    /// Has the device be called what it is called in the plan that it is offered by.
+    /// Gives the device the name that the plan has for it.
     fn rename(&self) {
         self.device.target.set(&self.plan.target);
     }
@@ -124,15 +124,15 @@ impl Server {
         self.export.connections() + self.nbd.connections()
     }
 
-    /// Whether a plan has limits that only the next start can bring.
+    /// True if the plan has limits that take effect at the next start only.
     pub fn waits_for_restart(&self, plan: &Plan) -> bool {
         plan.limits != self.limits
     }
 
-    /// Brings about what the plan says, without touching what stays as it is.
+    /// Applies the plan. What the plan does not change is not touched.
     ///
     /// # Errors
-    /// Why it cannot be; all is as it was then.
+    /// Why the plan cannot be applied; nothing was changed then.
     pub async fn change(&mut self, plan: &Plan) -> Result<(), CliError> {
         self.end_tries().await;
         let mut fresh = Vec::new();
@@ -141,18 +141,18 @@ impl Server {
             Ok(prepared) => prepared,
             Err(failure) => {
                 let devices = fresh.into_iter().filter_map(Rc::into_inner);
-                // What was opened in vain was not written to; the reason for giving up is the one to tell.
+                // Devices opened for a failed plan were not written to. A failure to close them would hide the first failure.
                 self.homes.close(devices).await.ok();
                 return Err(failure);
             }
         };
         self.apply(plan, prepared).await?;
-        // What was opened and cannot be offered; it was not written to.
+        // Devices that were opened and cannot be offered; they were not written to.
         self.homes.close(fresh.into_iter().filter_map(Rc::into_inner)).await.ok();
         Ok(())
     }
 
-    /// Opens and binds what is new. What it opened is in `fresh` whatever happens.
+    /// Opens new devices and binds new listeners. `fresh` has what was opened, also after a failure.
     async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, CliError> {
         let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
         let mut devices = self.devices(plan, fresh).await?.into_iter();
@@ -177,7 +177,7 @@ impl Server {
         Ok(Prepared { wanted, waiting, bound, nbd_bound, sockets })
     }
 
-    /// Offers what is wanted. What fails here fails because of a fault in this program or a core that is gone.
+    /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), CliError> {
         let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
         self.go_on_without(waiting);
@@ -197,7 +197,7 @@ impl Server {
             }
         }
         self.wait_for(&ended).await;
-        // In the order of the file, as discovery tells them.
+        // In the order of the file, as discovery lists them.
         for subsystem in &plan.subsystems {
             let is_new = !before.contains_key(&subsystem.nqn) || ended.contains(&subsystem.nqn);
             if let Some(new) = wanted.get(&subsystem.nqn).filter(|_| is_new) {
@@ -213,13 +213,13 @@ impl Server {
         self.advertise(plan);
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
-        // Only those that nothing offers any more have no other owner.
+        // Devices without another owner are offered by no namespace.
         let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.homes.close(going).await
     }
 
-    /// Accepts at these addresses too, and no more at those that are not planned.
+    /// Listens at the planned addresses and closes the other listeners.
     async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), CliError> {
         for bound in bound {
             let export = self.export.clone();
@@ -229,7 +229,7 @@ impl Server {
         Ok(())
     }
 
-    /// Has discovery name the addresses that the plan has for listeners that others reach by another way.
+    /// Sets the addresses that discovery reports for listeners behind a translated address.
     fn advertise(&mut self, plan: &Plan) {
         let of = |ear: &ActiveListener| {
             Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1))
@@ -241,8 +241,7 @@ impl Server {
         }
     }
 
-    /// Waits until commands in flight on devices that are offered no more have ended, or had time enough: a volume that
-    /// closes under them would fail them.
+    /// Waits for commands in flight on removed devices, up to the drain time: closing the volume would fail them.
     async fn wait_until_idle(&self, devices: &[ServedDevice]) {
         let deadline = now() + self.limits.drain;
         while devices.iter().any(ServedDevice::is_used) {
@@ -254,7 +253,7 @@ impl Server {
         }
     }
 
-    /// Changes what differs in a subsystem that stays.
+    /// Applies the differences to a subsystem that stays.
     fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), CliError> {
         let failed = |error: SetupError| of_setup(&error).on(nqn);
         for (nsid, space) in &old.spaces {
@@ -273,7 +272,7 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until the controllers of subsystems that were taken away have answered what they had, or had time enough.
+    /// Waits until the controllers of removed subsystems have completed their commands, up to the drain time.
     async fn wait_for(&self, ended: &[Nqn]) {
         let deadline = now() + self.limits.drain * 2;
         while now() < deadline && ended.iter().any(|nqn| self.export.controllers(nqn) > 0) {
@@ -300,7 +299,7 @@ impl Server {
         Serving { listeners, subsystems, nbd: self.nbd.serving() }
     }
 
-    /// Lets commands in flight end, and leaves every volume clean.
+    /// Waits for commands in flight and closes every volume cleanly.
     ///
     /// # Errors
     /// The first volume that could not be closed.
@@ -340,7 +339,7 @@ impl Offered {
     }
 }
 
-/// What NBD clients are to have, in the order of the plan.
+/// The NBD exports, in the order of the plan.
 fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
     let mut exports = Vec::new();
     for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
@@ -353,7 +352,7 @@ fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
     exports
 }
 
-/// Refuses to start where nothing at all opens: whoever starts the server is there to be told, or a service manager to try again.
+/// Refuses to start if no target opens: the operator sees the error, or the service manager tries again.
 fn refuse_nothing(waiting: &[Waiting]) -> Result<(), CliError> {
     let Some((first, others)) = waiting.split_first() else { return Ok(()) };
     for other in others {

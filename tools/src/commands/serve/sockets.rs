@@ -1,6 +1,6 @@
 //! Unix sockets for NBD clients. Each is there from when it listens until the server ends or a reload leaves it out, with mode 0600,
-//! so that the rights of its folder and file say who may connect. What a server that is gone has left at its path is replaced;
-//! a socket on which somebody listens, and anything that is no socket, is left alone.
+//! so that the permissions of its folder and file control access. A stale socket at its path is replaced;
+//! a socket with a listener, and a file that is no socket, is left alone.
 
 use std::fs;
 use std::io;
@@ -18,24 +18,24 @@ const DOING: &str = "listening for NBD";
 
 /// A socket that accepts.
 pub struct UnixEar {
-    /// The path that was asked for.
+    /// The path in the configuration.
     planned: PathBuf,
     /// Removes the file.
     socket: Socket,
     accepting: Accepting,
 }
 
-/// A socket that is there and accepts nothing yet.
+/// A bound socket that accepts nothing yet.
 pub struct UnixBound {
     planned: PathBuf,
     socket: Socket,
     idle: Idle,
 }
 
-/// Makes those sockets that are not there yet.
+/// Binds the sockets that are not bound yet.
 ///
 /// # Errors
-/// The first that cannot be made.
+/// The first that cannot be bound.
 pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, CliError> {
     let mut bound = Vec::new();
     for path in planned.iter().filter(|path| !ears.iter().any(|ear| ear.planned == **path)) {
@@ -48,7 +48,7 @@ pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) 
 }
 
 impl UnixBound {
-    /// Has a server accept connections from now on.
+    /// Starts accepting connections.
     ///
     /// # Errors
     /// When the core has stopped.
@@ -59,7 +59,7 @@ impl UnixBound {
     }
 }
 
-/// Closes and removes those that are planned no more.
+/// Closes and removes those that the plan does not have.
 pub async fn close_old(ears: &mut Vec<UnixEar>, planned: &[PathBuf]) {
     let (stay, go) = std::mem::take(ears).into_iter().partition(|ear| planned.contains(&ear.planned));
     *ears = stay;
@@ -69,13 +69,13 @@ pub async fn close_old(ears: &mut Vec<UnixEar>, planned: &[PathBuf]) {
 }
 
 impl UnixEar {
-    /// Where it is, from the root on.
+    /// Its absolute path.
     pub fn path(&self) -> PathBuf {
         let path = self.socket.path();
         fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
     }
 
-    /// Whether it has ended, as it does once its server has stopped and is drained.
+    /// True once its server has stopped and is drained.
     pub async fn has_ended(&self) -> bool {
         self.accepting.has_ended().await
     }

@@ -1,8 +1,8 @@
-//! Namespaces that are to be served and whose targets do not open.
+//! Namespaces of the plan whose targets do not open.
 //!
-//! They keep their places: the subsystem is there without them, their numbers and names are nobody else's, and a client that asks for
-//! them gets nothing instead of something else. Where trying again can help they are tried again, less and less often; where only
-//! somebody who changes something can help, a reload tries again.
+//! Their NSIDs and export names stay reserved: the subsystem is offered without them, and a client that connects to one is refused
+//! and never gets another namespace. If the reason may pass, the target is retried with growing delays; if only the operator
+//! can remove it, a reload retries.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -19,36 +19,36 @@ use crate::control::server::{DeviceSnapshot, DeviceStatus, ExportStatus, Health,
 use crate::exit::{Cause, CliError};
 use crate::tally::count;
 
-/// From the first failure to the next try.
+/// From the first failure to the next attempt.
 const FIRST: Duration = Duration::from_secs(1);
-/// Between two tries at most.
+/// Between two attempts at most.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A namespace whose target is not open.
 pub struct Waiting {
     /// The subsystem.
     pub nqn: Nqn,
-    /// What is to be there.
+    /// The namespace of the plan.
     pub plan: NamespacePlan,
     failure: CliError,
     since_unix_s: u64,
     tries: u64,
-    /// How long the next wait is.
+    /// The next delay.
     delay: Duration,
     next: Next,
 }
 
-/// When it is tried again.
+/// When it is retried.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Next {
     At(Instant),
-    /// It is being tried.
+    /// An attempt is in progress.
     UnderWay,
-    /// Not before somebody changes something.
+    /// At the next reload.
     Never,
 }
 
-/// What came of a try.
+/// The result of an attempt.
 pub struct Tried {
     /// The subsystem.
     pub nqn: Nqn,
@@ -58,15 +58,15 @@ pub struct Tried {
     pub device: Result<ServedDevice, CliError>,
 }
 
-/// Whether trying again can help, with nobody doing anything about it here: files and servers come and go, and whoever has a file
-/// may be done with it. A thing of the wrong kind, or a damaged one, stays what it is.
+/// True if a retry can succeed without the operator: files and servers appear, and another process may release a file. A wrong
+/// kind of file, or a damaged one, stays so.
 fn may_pass(failure: &CliError) -> bool {
     let passes = matches!(failure.cause(), Cause::Unreachable | Cause::Refused | Cause::Io | Cause::Full);
     passes && !failure.is_lasting()
 }
 
 impl Waiting {
-    /// A namespace that did not open, and how it was before, if it was not open then either.
+    /// A namespace that did not open. `before` is its state if it was not open before either.
     pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: CliError, before: Option<&Waiting>) -> Waiting {
         let mut waiting = Waiting {
             nqn: nqn.clone(),
@@ -83,7 +83,7 @@ impl Waiting {
 
     fn wait(&mut self) {
         self.tries += 1;
-        // A file that came while it was waited for may still be being written.
+        // A file that has just appeared may still be written.
         let goes_on = self.next == Next::UnderWay && !self.failure.is_lasting();
         let again = may_pass(&self.failure) || goes_on;
         self.next = if again { Next::At(now() + self.delay) } else { Next::Never };
@@ -95,12 +95,12 @@ impl Waiting {
         &self.failure
     }
 
-    /// Says to the operator that it is not open.
+    /// Logs that it is not open.
     pub fn report(&self) {
         tracing::warn!("the others are served without {}: {self}", self.plan.target);
     }
 
-    /// It was tried again in vain. Told where the reason is another one.
+    /// An attempt failed. Logged if the reason is new.
     pub fn failed(&mut self, failure: CliError) {
         let is_news = failure.in_short() != self.failure.in_short();
         self.failure = failure;
@@ -111,7 +111,7 @@ impl Waiting {
         }
     }
 
-    /// When it is to be tried again, unless it is being tried.
+    /// When it is to be retried, unless an attempt is in progress.
     pub fn due(&self) -> Option<Instant> {
         match self.next {
             Next::At(at) => Some(at),
@@ -119,7 +119,7 @@ impl Waiting {
         }
     }
 
-    /// It is being tried.
+    /// An attempt is in progress.
     pub fn begin(&mut self) {
         self.next = Next::UnderWay;
     }
@@ -135,7 +135,7 @@ impl Waiting {
         self.is(nqn, plan.nsid) && self.plan.target == plan.target && is_same
     }
 
-    /// For whoever is told what is served.
+    /// For the `ready` event.
     pub fn not_open_info(&self) -> NotOpenInfo {
         NotOpenInfo {
             nsid: self.plan.nsid,
@@ -145,13 +145,13 @@ impl Waiting {
         }
     }
 
-    /// For whoever is told that it is open now.
+    /// For the `opened` event.
     pub fn opened_info(&self, nbd: Option<String>) -> OpenedInfo {
         let target = self.plan.target.to_string();
         OpenedInfo { nqn: self.nqn.to_string(), nsid: self.plan.nsid, target, nbd, tries: self.tries + 1 }
     }
 
-    /// For whoever asks how the server is.
+    /// For `status`.
     pub fn status(&self, exports: Vec<ExportStatus>) -> DeviceStatus {
         let retried = self.next != Next::Never;
         let then = if retried { "and is tried again" } else { "and trying again by itself would not help" };

@@ -1,4 +1,4 @@
-//! Whether the copies of what is served are all there and in sync: told to the operator when that changes, and to hosts.
+//! Watches whether all replicas of served mirrors are online and in sync: a change is logged and reported to hosts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use sealblock_runtime_reactor::spawn;
 use crate::control::mirror_status::state_text;
 use crate::stack::{OpenMirror, TargetInfo};
 
-/// The mirrors of one device, by number, whose copies are not all in sync.
+/// The mirrors of one device, by number, that are not optimal.
 type Degraded = Rc<RefCell<BTreeSet<usize>>>;
 
-/// Watches the mirrors that a device is made of, at any depth, until they are closed.
+/// Watches the mirrors in a device, at any depth, until they are closed.
 pub fn watch(info: &TargetInfo, state: &Weak<NamespaceState>) {
     let degraded = Degraded::default();
     let mirrors = info.all().into_iter().filter_map(|info| info.mirror.clone());
@@ -27,7 +27,7 @@ pub fn watch(info: &TargetInfo, state: &Weak<NamespaceState>) {
 
 async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, namespace: Weak<NamespaceState>) {
     let mut known = MirrorState::Optimal;
-    // How it was opened, nobody has told.
+    // The state at the open was not logged yet.
     let mut is_new = mirror.describe().state != known;
     while let Some(state) = mirror.other_state(known).await {
         match state {
@@ -44,7 +44,7 @@ async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, na
     }
 }
 
-/// Whether the mirror itself has told of a change, with the leg that went and why.
+/// True if the mirror itself has logged the change, with the replica and the reason.
 fn is_reported(before: MirrorState, now: MirrorState, mirror: &OpenMirror) -> bool {
     match (before, now) {
         (_, MirrorState::Failed) => true,
@@ -63,7 +63,7 @@ fn report(mirror: &OpenMirror, state: MirrorState) {
     }
 }
 
-/// The members that are away or not in sync, in words.
+/// The replicas that are offline or not in sync, as text.
 fn degraded_members(mirror: &MirrorInfo) -> Vec<String> {
     let is_ailing = |leg: &&ReplicaInfo| {
         leg.state != ReplicaState::Removed && !(leg.state == ReplicaState::InSync && leg.is_online)

@@ -1,7 +1,7 @@
-//! Before a repair: members that are out of sync are brought up to date.
+//! Before a repair: waits for the resync of replicas that are out of sync.
 //!
-//! Whoever has the mirror open for writing does that by itself, this process or a server; here it is waited for, as long as it goes
-//! on. A member that cannot be brought up to date is told as unchecked by the verify that follows.
+//! The process that has the mirror open for writing resyncs by itself, this one or a server; here the command waits as long as there
+//! is progress. The verify that follows reports a replica that cannot be resynced as unchecked.
 
 use std::time::Duration;
 
@@ -15,22 +15,21 @@ use crate::exit::CliError;
 use crate::progress::{Progress, Show};
 use crate::stack::OpenTarget;
 
-/// How often progress is looked at.
+/// How often progress is probed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-/// Looks, one after the other, at which nothing has become less, until it is taken that nothing will. A mirror tries anew every
-/// two seconds.
+/// Probes in a row without progress after which the wait ends. A mirror retries every two seconds.
 const MAX_IDLE_PROBES: u32 = 50;
-/// How often a member of another host may be given up half-way until it is no longer waited for.
+/// How often the resync of a remote member may fail until the wait ends.
 const MAX_SETBACKS: u32 = 3;
 
-/// Waits until no member is being brought up to date, or about to be.
+/// Waits until no resync runs or is about to start.
 pub(super) async fn wait(opened: &OpenTarget, show: Show) -> Result<(), CliError> {
     wait_here(opened, show).await;
     let abilities = opened.gate.abilities();
     if abilities.copies && abilities.offloads { wait_remote(opened).await } else { Ok(()) }
 }
 
-/// Waits for the mirrors that this process has open, at any depth, for as long as less and less is missing.
+/// Waits for the mirrors that this process has open, at any depth, as long as they make progress.
 async fn wait_here(opened: &OpenTarget, show: Show) {
     let mirrors: Vec<_> = opened.info.all().into_iter().filter_map(|info| info.mirror.clone()).collect();
     let began: Vec<MirrorInfo> = mirrors.iter().map(|mirror| mirror.describe()).collect();
@@ -39,7 +38,7 @@ async fn wait_here(opened: &OpenTarget, show: Show) {
         now.zip(&began).map(|(now, began)| waiting_bytes(&now, began)).fold(0, u64::saturating_add)
     };
     let total = left_bytes();
-    let doing = format!("bringing members of {} up to date", opened.target());
+    let doing = format!("resyncing members of {}", opened.target());
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), show);
     let (mut least, mut vain) = (total, 0);
     while least > 0 && vain < MAX_IDLE_PROBES {
@@ -51,19 +50,19 @@ async fn wait_here(opened: &OpenTarget, show: Show) {
     }
 }
 
-/// Bytes that are still to be made alike of a mirror. A member that was left behind since may be so for ever.
+/// Bytes of a mirror that are still to resync. A replica that failed since may stay out of sync.
 fn waiting_bytes(now: &MirrorInfo, began: &MirrorInfo) -> u64 {
-    let failures = |at: usize| began.replicas.get(at).map_or(0, |leg| leg.failures);
+    let failures = |at: usize| began.legs.get(at).map_or(0, |leg| leg.failures);
     let waits = |(at, leg): &(usize, &ReplicaInfo)| {
         let is_behind = matches!(leg.state, ReplicaState::OutOfSync | ReplicaState::Resyncing);
         is_behind && leg.is_online && leg.failures == failures(*at)
     };
-    // The last step of a member that has everything is to say so in the labels.
-    let missed = now.replicas.iter().enumerate().filter(waits).map(|(_, leg)| leg.out_of_sync_bytes.max(1));
-    missed.fold(now.nosync_bytes, u64::saturating_add)
+    // The last step of a resync writes the labels: at least one byte is left until then.
+    let missed = now.legs.iter().enumerate().filter(waits).map(|(_, leg)| leg.missed_bytes.max(1));
+    missed.fold(now.suspect_bytes, u64::saturating_add)
 }
 
-/// Waits for the copies of another host, which tells of them in answers to a Verify.
+/// Waits for the replicas of another host, whose Verify responses report their coverage.
 async fn wait_remote(opened: &OpenTarget) -> Result<(), CliError> {
     let Ok(first) = Extent::from_raw(0, 1) else { return Ok(()) };
     let (mut vain, mut setbacks, mut was_busy) = (0, 0, false);

@@ -19,18 +19,18 @@ use crate::range::{BlockRange, BlockSpan};
 use crate::stack::{OpenTarget, of_block};
 use crate::target::TargetName;
 
-/// Blocks that are looked at once more in the end, to see whether copies are in sync still: of a stripe of mirrors some of
+/// Blocks that are checked again at the end, to see if all replicas are still in sync: of a stripe of mirrors these include some of
 /// every mirror.
 const FINAL_CHECK_BLOCKS: u64 = 4096;
-/// Bytes of a piece at most, so that what is found is told soon, and Ctrl-C is heeded: of one that is done here, and of one that
-/// another host does.
+/// Max. bytes of a piece, so that findings and Ctrl-C are not delayed: of a local piece, and of one that another host
+/// checks.
 const MAX_PIECE_BYTES: [u64; 2] = [8 << 20, 64 << 20];
-/// What is worth another core.
+/// Bytes from which on another core pays.
 const LONG_BYTES: u64 = 64 << 20;
-/// Pieces a second at least, where the rate is limited.
+/// Min. pieces a second under a rate limit.
 const PIECES_PER_SECOND: u64 = 10;
 
-/// How far a check of these blocks goes just now, whatever it finds.
+/// The coverage of a check of these blocks now, whatever it finds.
 pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, CliError> {
     let verify = Request::Verify { extent, checks: opened.checks(extent) };
     match opened.gate.execute(verify).await {
@@ -43,7 +43,7 @@ pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage
     }
 }
 
-/// One verify: what is left of it, and what it has found.
+/// One verify: the rest of its range, and what it has found.
 pub struct VerifyJob {
     span: BlockSpan,
     piece_blocks: u64,
@@ -57,28 +57,28 @@ pub struct VerifyJob {
     state: Mutex<JobState>,
 }
 
-/// What is known of the blocks that were looked at.
+/// What the finished pieces found.
 struct JobState {
     ledger: PieceTracker,
     lines: Lines<Damage>,
     findings: Findings,
 }
 
-/// Who checks.
+/// Who executes the checks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum VerifyPath {
-    /// The device, which is away from this host.
+    /// The device, which is remote.
     Offloaded,
     /// The device, in this process.
     Local,
-    /// This process, out of what it reads.
+    /// This process, after reading the blocks.
     ReadAndCheck,
-    /// The device, which holds copies and mends what it finds.
+    /// The device, which has replicas and repairs bad blocks.
     Repair,
 }
 
 impl VerifyPath {
-    /// Who checks a device with these abilities.
+    /// The path for a device with these abilities.
     fn of(arguments: &Verify, abilities: &Abilities) -> Result<VerifyPath, CliError> {
         if arguments.repair && abilities.repair == Ability::Native {
             return Ok(VerifyPath::Repair);
@@ -99,23 +99,23 @@ impl VerifyPath {
 /// What a verify has found.
 #[derive(Default)]
 pub struct Findings {
-    /// The damaged blocks, in order. Bounded, for where everything is damaged.
+    /// The bad blocks, in order. Bounded, in case every block is bad.
     pub faults: Vec<BadBlock>,
-    /// Damaged blocks that are not listed there.
+    /// Bad blocks that are not listed there.
     pub unlisted: u64,
-    /// Damaged blocks for which there was no line.
+    /// Bad blocks without a printed line.
     pub untold: u64,
-    /// Blocks that were looked at.
+    /// Blocks that were checked.
     pub blocks: u64,
-    /// The blocks from the first one on that was not looked at, if the verify was ended before the last one.
+    /// The rest of the range, if the verify ended early: it starts at the first unchecked block.
     pub resume: Option<BlockRange>,
-    /// How far the checks went.
+    /// The coverage of all checks.
     pub coverage: Coverage,
     /// Bytes of payload that crossed from the device to this host.
     pub bytes_transferred: u64,
 }
 
-/// A limit on bytes a second, over all cores.
+/// A rate limit in bytes a second, over all cores.
 struct Pace {
     started: Instant,
     bytes_per_second: u64,
@@ -123,7 +123,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// Waits until `bytes` more are due.
+    /// Waits until the limit permits `bytes` more.
     async fn wait(&self, bytes: u64) {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
         let due = Duration::from_secs_f64(before as f64 / self.bytes_per_second as f64);
@@ -132,7 +132,7 @@ impl Pace {
 }
 
 impl VerifyJob {
-    /// The job that these arguments ask for.
+    /// The job for these arguments.
     pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, CliError> {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
@@ -170,22 +170,22 @@ impl VerifyJob {
         })
     }
 
-    /// Whether the device does the checking, away from this host.
+    /// True if a remote device executes the checks.
     pub fn offloads(&self) -> bool {
         self.how == VerifyPath::Offloaded
     }
 
-    /// Whether what is found is mended, which only one may do.
+    /// True if bad blocks are repaired; only one core may do that.
     pub fn repairs(&self) -> bool {
         self.how == VerifyPath::Repair
     }
 
-    /// Whether the work is worth another core.
+    /// True if another core pays.
     pub fn is_long(&self) -> bool {
         self.is_long
     }
 
-    /// Works on the job until nothing is left of it, or a signal ends it. Several may, on several cores, each with its own open
+    /// Executes pieces until none is left or a signal ends the job. Several cores may do so, each with its own open
     /// target.
     pub async fn run(&self, opened: &OpenTarget) -> Result<(), CliError> {
         while let Some(extent) = self.take() {
@@ -201,7 +201,7 @@ impl VerifyJob {
         Ok(())
     }
 
-    /// What was found until now, all of it told.
+    /// The findings until now, after all lines were printed.
     ///
     /// # Errors
     /// When it could not be printed.
@@ -209,7 +209,7 @@ impl VerifyJob {
         self.settle(&mut self.lock())
     }
 
-    /// The same, unless somebody is printing just now who may do so for long.
+    /// The same, or `None` if another core is printing, which may block.
     pub fn findings_now(&self) -> Option<Result<Findings, CliError>> {
         self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
     }
@@ -228,7 +228,7 @@ impl VerifyJob {
         Ok(findings)
     }
 
-    /// Adds faults in the order of the blocks.
+    /// Adds bad blocks in the order of their addresses.
     fn add(&self, state: &mut JobState, faults: Vec<BadBlock>) {
         for fault in &faults {
             let error = block_error(fault, self.format, &self.target);
@@ -239,8 +239,8 @@ impl VerifyJob {
         state.findings.faults.extend(faults.into_iter().take(room));
     }
 
-    /// Looks once more whether all copies are there and in sync: what was checked of a member is out of date if it was left
-    /// behind since. Only devices with copies need it.
+    /// Checks again if all replicas are online and in sync: the checks of a replica are obsolete if it failed
+    /// since. Only devices with replicas need it.
     pub async fn check_sync_again(&self, opened: &OpenTarget) -> Result<(), CliError> {
         let blocks = self.span.blocks().min(self.piece_blocks).min(FINAL_CHECK_BLOCKS);
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
@@ -280,7 +280,7 @@ impl VerifyJob {
         if !faults.is_empty() {
             self.progress.bad(faults.len() as u64);
         }
-        // Nothing is known of what another host has read, so all of it counts.
+        // The host cannot know how much of a failed remote request was executed: all of it counts.
         self.progress.advance_by(bytes, if self.how == VerifyPath::Offloaded { bytes } else { read });
         let mut state = self.lock();
         state.findings.coverage.merge(coverage);
@@ -293,7 +293,7 @@ impl VerifyJob {
     }
 
     fn lock(&self) -> MutexGuard<'_, JobState> {
-        // A panic elsewhere leaves whole findings behind; they are still true.
+        // Findings are consistent after a panic on another core: use them.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -1,29 +1,29 @@
-//! Which pieces of a verify are done, and what was found in them, in the order of the blocks.
+//! Puts the finished pieces of a verify into the order of the blocks.
 //!
-//! Lanes and cores end their pieces in any order. What is told, and where an interrupted verify goes on, goes by the first block
-//! that was not looked at: everything before it was.
+//! Workers finish their pieces in any order. Lines are printed, and an interrupted verify resumes, by the first unchecked block:
+//! every block before it was checked.
 
 use std::collections::BTreeMap;
 
 use sealblock_block::BadBlock;
 use sealblock_units::{Extent, Lba};
 
-/// Pieces that are done.
+/// The finished pieces.
 pub(super) struct PieceTracker {
-    /// The first block that was not looked at.
+    /// The first unchecked block.
     next: u64,
-    /// Pieces beyond it: their first block, and behind their last one. As many as there are lanes, at most.
+    /// Finished pieces beyond it: first block, end, and bad blocks. At most one for each worker.
     beyond: BTreeMap<u64, (u64, Vec<BadBlock>)>,
     checked: u64,
 }
 
 impl PieceTracker {
-    /// Nothing from this block on was looked at.
+    /// No block from `first` on was checked.
     pub(super) fn new(first: Lba) -> PieceTracker {
         PieceTracker { next: first.get(), beyond: BTreeMap::new(), checked: 0 }
     }
 
-    /// A piece is done. Gives the faults of all pieces behind which no gap is left now, in the order of the blocks.
+    /// Adds a finished piece. Returns the bad blocks of all pieces that now have no gap before them, in order.
     pub(super) fn done(&mut self, extent: Extent, mut faults: Vec<BadBlock>) -> Vec<BadBlock> {
         faults.sort_by_key(|fault| fault.lba);
         let (first, blocks) = (extent.start().get(), extent.len());
@@ -37,17 +37,17 @@ impl PieceTracker {
         in_order
     }
 
-    /// The faults of pieces behind a gap, which stays where the verify was ended early.
+    /// Takes the bad blocks of pieces behind a gap, which stays if the verify ended early.
     pub(super) fn take_rest(&mut self) -> Vec<BadBlock> {
         std::mem::take(&mut self.beyond).into_values().flat_map(|(_, faults)| faults).collect()
     }
 
-    /// The first block that was not looked at.
+    /// The first unchecked block.
     pub(super) fn next(&self) -> Lba {
         Lba::new(self.next)
     }
 
-    /// Blocks that were looked at, wherever they are.
+    /// Blocks that were checked, also behind a gap.
     pub(super) fn checked(&self) -> u64 {
         self.checked
     }

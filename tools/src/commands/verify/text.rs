@@ -1,4 +1,4 @@
-//! What `verify` says of a block.
+//! The lines of `verify` for bad blocks.
 
 use std::fmt;
 
@@ -9,13 +9,13 @@ use crate::findings::Run;
 use crate::report::{BlockError, Field, Hex};
 use crate::target::TargetName;
 
-/// What is said of a run of damaged blocks.
+/// A run of bad blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Damage {
     field: Field,
     member: Option<String>,
     repaired: bool,
-    /// What the field should be and what it is, of the first block.
+    /// The expected and the actual value, of the first block.
     values: Option<(Hex, Hex)>,
 }
 
@@ -27,7 +27,7 @@ impl Damage {
 }
 
 impl PartialEq for Damage {
-    /// Values differ from block to block, and are no reason to begin another run.
+    /// Equal but for the values, which differ from block to block.
     fn eq(&self, other: &Damage) -> bool {
         (self.field, &self.member, self.repaired) == (other.field, &other.member, other.repaired)
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Run<Damage> {
             (Field::Media, ..) => "cannot be read".to_owned(),
             (Field::Conflict, ..) => "good copies differ".to_owned(),
             (Field::Stale, ..) => "an older copy is kept here; --accept-stale takes it".to_owned(),
-            // Another host's device says which field it is, and not always what it holds.
+            // A remote device names the field, but not always its value.
             _ => "does not fit".to_owned(),
         };
         let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
@@ -50,7 +50,7 @@ impl fmt::Display for Run<Damage> {
     }
 }
 
-/// A fault as the report has it.
+/// A bad block as an entry of the report.
 pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &TargetName) -> BlockError {
     let bits = match (fault.cause, format) {
         (BadBlockCause::Tag(TagField::Guard), Some(format)) => format.guard().bits(),

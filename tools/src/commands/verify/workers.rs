@@ -1,7 +1,7 @@
-//! The cores and lanes that share a verify.
+//! The workers of a verify: on each core a few pieces in flight keep the device busy.
 //!
-//! A target that any number of readers may have open is opened once more on every other core, so that checking goes at
-//! the speed of memory and not of one core. On each core a few lanes keep the device busy.
+//! A target that several readers may open is opened once more on every other core: checksums then run at the speed of memory
+//! and not of one core.
 
 use std::sync::Arc;
 use std::thread::available_parallelism;
@@ -18,12 +18,12 @@ use crate::stack::{Access, OpenTarget, config, open};
 use crate::target::TargetName;
 use crate::uring;
 
-/// Pieces under way at once on one core.
+/// Pieces in flight on one core.
 const LANES: usize = 2;
-/// Pieces under way at once at another host, which has cores of its own and is a while away.
+/// Pieces in flight at another host, which has cores of its own and a network latency.
 const LANES_AWAY: usize = 16;
 
-/// Works the job off, or as far as it comes until a signal ends it.
+/// Executes the job until its end or a signal.
 pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(), CliError> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
@@ -59,7 +59,7 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
     Ok(())
 }
 
-/// Whether another core can open the target and see the same blocks.
+/// True if another core can open the target and read the same blocks.
 fn shareable(target: &TargetName) -> bool {
     match target {
         TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => true,

@@ -1,4 +1,4 @@
-//! Mirrors: legs that are gone without, and opened again when they are back.
+//! Opens mirrors, without replicas that are offline, and reopens these when they are back.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -21,40 +21,40 @@ use crate::exit::{Cause, CliError};
 use crate::report::note;
 use crate::target::{TargetLabel, TargetName};
 
-const SHOWN: &str = "devices of one kind; a leg on another host is served with `--protection shown`";
-const CHANGING: &str = "changing the legs";
+const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
+const CHANGING: &str = "changing the mirror";
 
-/// A mirror that is open, and its legs.
+/// An open mirror and its replicas.
 pub struct OpenMirror {
     mirror: Rc<Mirror<ReactorClock>>,
     replicas: RefCell<Vec<Rc<OpenReplica>>>,
-    /// What it is called: what it was opened by, until somebody names the legs that it has.
+    /// Its name: the target it was opened by, until a command changes the replicas.
     target: TargetLabel,
 }
 
-/// A leg that is opened as often as it is lost.
+/// A replica, which is reopened after each loss.
 struct OpenReplica {
-    /// What it is called.
+    /// Its name.
     name: String,
     target: TargetName,
     access: Access,
     held: RefCell<Vec<CloseHandle>>,
-    /// Bytes that came before it was opened the last time.
+    /// Bytes received before the last open.
     received_bytes: Cell<u64>,
-    /// Another device is taking its place: it is not to be opened anew.
+    /// True while another device replaces it: it must not be reopened.
     is_retired: Cell<bool>,
 }
 
 impl OpenMirror {
-    /// What it is made of now.
+    /// Its state now.
     pub fn describe(&self) -> MirrorInfo {
         self.mirror.describe()
     }
 
-    /// Carries out what somebody has ordered of its legs.
+    /// Executes a command for its replicas.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// Why the command failed.
     pub async fn execute(&self, command: &ControlCommand) -> Result<(), CliError> {
         let target =
             |replica: &str| replica.parse::<TargetName>().map_err(|error| CliError::new(Cause::Usage, CHANGING, error));
@@ -76,12 +76,12 @@ impl OpenMirror {
         }
     }
 
-    /// What legs are opened to do.
+    /// The access that replicas are opened for.
     fn access(&self) -> Access {
         self.replicas.borrow().first().map_or(Access::Write, |replica| replica.access)
     }
 
-    /// Adds a leg, whose content is replaced in the background.
+    /// Adds a replica, which resyncs in the background.
     async fn add(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
         let replica = OpenReplica::new(target, self.access());
         let (stack, _) = replica.open().await?;
@@ -89,7 +89,7 @@ impl OpenMirror {
         self.take_in(replica, added).await
     }
 
-    /// Puts another device in the place of a leg, or beside it as long as it is current.
+    /// Replaces a replica, or adds the new one beside it while the old one is in sync.
     async fn replace(&self, old: &TargetName, new: &TargetName, force: bool) -> Result<(), CliError> {
         let name = old.to_string();
         if force {
@@ -105,7 +105,7 @@ impl OpenMirror {
         let retired: Vec<Rc<OpenReplica>> =
             self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
         for replica in &retired {
-            // It holds the file, or the connection, that the new device may be under.
+            // It has the file or connection open that the new device may need.
             replica.is_retired.set(true);
             let _ = replica.close().await;
         }
@@ -124,7 +124,7 @@ impl OpenMirror {
         replaced
     }
 
-    /// Keeps a leg that the mirror has taken, and closes one that it has not.
+    /// Keeps a replica that the mirror has added, and closes one that it has refused.
     async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), CliError> {
         match taken {
             Ok(()) => {
@@ -138,7 +138,7 @@ impl OpenMirror {
         }
     }
 
-    /// Takes the older copies that a leg keeps for the blocks' content.
+    /// Accepts the older copies on a replica.
     async fn accept_stale(&self, target: &TargetName) -> Result<(), CliError> {
         let taken = self.mirror.accept_stale(&target.to_string()).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
@@ -146,7 +146,7 @@ impl OpenMirror {
         Ok(())
     }
 
-    /// Takes a leg out for good.
+    /// Removes a replica.
     async fn remove(&self, target: &TargetName, force: bool) -> Result<(), CliError> {
         let name = target.to_string();
         if force {
@@ -161,23 +161,23 @@ impl OpenMirror {
         Ok(())
     }
 
-    /// What it is called.
+    /// Its name.
     pub fn target(&self) -> &TargetLabel {
         &self.target
     }
 
-    /// How it is once that is something else than `known`; nothing when it was closed.
+    /// Waits for a state other than `known`; `None` after the close.
     pub async fn other_state(&self, known: MirrorState) -> Option<MirrorState> {
-        let state = self.mirror.state_changed(known).await;
+        let state = self.mirror.other_state(known).await;
         (!self.mirror.is_closed()).then_some(state)
     }
 
-    /// Waits until no leg is being brought up to date; whether all that were are.
+    /// Waits until no resync runs; true if all have finished.
     pub async fn settled(&self) -> bool {
         self.mirror.resync_ended().await
     }
 
-    /// Notes what is settled, then closes the legs.
+    /// Writes the labels, then closes the replicas.
     pub(in super::super) async fn close(&self) -> Result<(), Error> {
         let noted = self.mirror.close().await;
         let replicas = self.replicas.take();
@@ -185,7 +185,7 @@ impl OpenMirror {
         closed.into_iter().fold(noted, Result::and)
     }
 
-    /// Bytes of payload that came from legs on other hosts until now; nothing where none is away.
+    /// Bytes of payload received from remote replicas until now; `None` if none is remote.
     pub(in super::super) fn received_bytes(&self) -> Option<u64> {
         let replicas = self.replicas.borrow();
         let each = replicas
@@ -208,22 +208,22 @@ impl OpenReplica {
         })
     }
 
-    /// The leg for the mirror.
+    /// The source of this replica for the mirror.
     fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
         ReplicaSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
     }
 
     async fn open(&self) -> Result<(DynDevice, TargetInfo), CliError> {
-        // What is left of the last time holds the file, or the connection.
+        // The last open may still have the file or connection.
         let _ = self.close().await;
-        let OpenTarget { gate, info: info, held, .. } =
+        let OpenTarget { gate, info, held, .. } =
             super::super::open_for(&self.target, self.access, Usage::Member).await?;
         self.held.replace(held);
         Ok((DynDevice::new(gate), info))
     }
 
-    /// Writes the label of a leg that is away once more, as it is. A host that serves it as a member takes that for the sign
-    /// that its mirror has come; repairs, which need no other label, would be refused without.
+    /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
+    /// repairs write no other label and would be refused.
     async fn claim(&self, stack: &DynDevice) -> Result<(), Error> {
         let of = stack.abilities();
         if !self.access.writes() || !is_remote(&self.target) || !of.writable || of.reserved != Ability::Native {
@@ -265,14 +265,14 @@ impl OpenReplica {
     }
 }
 
-/// Opens the legs, all at once. Those that cannot be reached are gone without, as far as the others allow.
+/// Opens the replicas concurrently. The mirror runs without unreachable ones, as far as the labels of the others permit.
 pub(super) async fn open(target: &TargetName, replicas: &[TargetName], access: Access) -> Result<OpenTarget, CliError> {
     let replicas: Vec<Rc<OpenReplica>> = replicas.iter().map(|replica| OpenReplica::new(replica, access)).collect();
     let opened = join_all(replicas.iter().map(|replica| replica.open())).await;
     match put_together(target, &replicas, opened, access).await {
         Ok(opened) => Ok(opened),
         Err(failure) => {
-            // What is wrong with the legs is to be said, not what is wrong with closing them.
+            // A failure to close the replicas would hide the first failure.
             join_all(replicas.iter().map(|replica| replica.close())).await;
             Err(failure)
         }
@@ -294,7 +294,7 @@ async fn put_together(
                 Ok(stack)
             }
             Err(failure) if is_gone(&failure) => Err(failure.in_short()),
-            // What cannot be meant, or is in use by somebody else, is no leg that is merely missing.
+            // An invalid target, or a file in use by another process, is an error and not an offline replica.
             Err(failure) => return Err(failure),
         };
         sources.push(replica.source(device));
@@ -305,7 +305,7 @@ async fn put_together(
     let described = opened.mirror.describe();
     report_offline(target, &described);
     for (replica, stack) in here {
-        // A leg that fails now is left behind by the first change that it does not take.
+        // A replica that fails now goes out of sync with the first write that fails on it.
         if let Err(error) = replica.claim(&stack).await {
             tracing::warn!(replica = replica.name, %error, "the label could not be written");
         }
@@ -314,16 +314,16 @@ async fn put_together(
         .iter()
         .filter(|replica| described.replicas.iter().any(|other| other.name == replica.name && !other.is_online))
     {
-        // Whoever makes it a leg must be able to open it.
+        // It must be closed so that `mirror replace` can open it.
         let _ = replica.close().await;
     }
     Ok(held(target, replicas, info, opened))
 }
 
-/// Makes a mirror of these devices; see [`sealblock_layers_mirror::create`].
+/// Creates a mirror of these devices; see [`sealblock_layers_mirror::create`].
 ///
 /// # Errors
-/// Why they cannot be one.
+/// Why they cannot become one.
 pub async fn create(
     target: &TargetName,
     replicas: &[TargetName],
@@ -357,7 +357,7 @@ async fn create_of(
     Ok(held(target, replicas, info, opened))
 }
 
-/// A mirror as one that is open, its worker running.
+/// An open mirror with its worker spawned.
 fn held(
     target: &TargetName,
     replicas: &[Rc<OpenReplica>],
@@ -371,11 +371,11 @@ fn held(
     OpenTarget::new(target, opened.mirror, info, vec![CloseHandle::Mirror(open)])
 }
 
-/// Says which legs are not there: once for each mirror of this process, however many cores open it.
+/// Reports offline replicas: once for each mirror of this process, however many cores open it.
 fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     for replica in mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed) {
-        let what = format!("{target} goes without {}: {}", replica.name, replica.last_error);
+        let what = format!("{target} runs without {}: {}", replica.name, replica.last_error);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
             note(what);
@@ -383,17 +383,19 @@ fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
     }
 }
 
-/// Whether a leg that could not be opened is one that may come back.
+/// True if a replica that could not be opened may come back.
 fn is_gone(failure: &CliError) -> bool {
     matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
 }
 
 fn of_mirror(error: &MirrorError) -> CliError {
     let (cause, advice) = match error {
-        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
-        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
-        MirrorError::Label { .. } => (Cause::Damaged, Some("naming `missing` legs out, or `sealblock create --force`")),
-        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
+        MirrorError::Legs(_) => (Cause::Usage, None),
+        MirrorError::Refused { refusal, .. } => advice(refusal),
+        MirrorError::Label { .. } => {
+            (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
+        }
+        MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
         | MirrorError::Capacity { .. }
@@ -401,7 +403,7 @@ fn of_mirror(error: &MirrorError) -> CliError {
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = CliError::new(cause, "opening", error);
-    // What labels forbid, only somebody who changes legs or their labels allows.
+    // What labels forbid needs a command that changes replicas or labels.
     let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
     match advice {
         Some(advice) => failure.advise(advice),
@@ -423,14 +425,14 @@ fn of_member(error: &ReplicaError) -> CliError {
             failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
         }
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
-            .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first leg"),
-        ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
+            .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
+        ReplicaError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
-        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the legs"),
+        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the replicas"),
         ReplicaError::Ambiguous { .. } => failure(Cause::Refused).advise(
-            "again when one of them is back, or --force to go by the order of the names: a leg that is taken for another is out, and \
+            "again when one of them is back, or --force to go by the order of the names: a replica that is taken for another is out, and \
              loses nothing",
         ),
         ReplicaError::WriteLabels(_) | ReplicaError::WriteBlocks(_) => failure(Cause::Io),
@@ -441,27 +443,27 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
     use sealblock_layers_mirror::assemble::AssembleError;
     match refusal {
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
-            (Cause::Unreachable, Some("again when the legs are there"))
+            (Cause::Unreachable, Some("again when the replicas are online"))
         }
         AssembleError::NotAReplica { .. } => {
-            (Cause::Refused, Some("`sealblock mirror add TARGET LEG` brings a new leg up to date"))
+            (Cause::Refused, Some("`sealblock mirror add TARGET REPLICA` adds and resyncs a new replica"))
         }
         AssembleError::Removed { .. } => (
             Cause::Refused,
-            Some("the mirror without it; `sealblock mirror add TARGET LEG --force` makes it a leg again"),
+            Some("the mirror without it; `sealblock mirror add TARGET REPLICA --force` makes it a replica again"),
         ),
         AssembleError::NotCreated { .. } => (
             Cause::Refused,
             Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
         ),
-        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the legs")),
+        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the replicas")),
         AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
-            (Cause::Refused, Some("the legs of one mirror"))
+            (Cause::Refused, Some("the replicas of one mirror"))
         }
         AssembleError::SplitBrain { .. } => (
             Cause::Refused,
             Some(
-                "look at each leg by itself, move the one to be given up away, then `sealblock mirror replace TARGET OLD NEW`",
+                "look at each replica by itself, move the one to discard away, then `sealblock mirror replace TARGET OLD NEW`",
             ),
         ),
     }

@@ -1,4 +1,4 @@
-//! Several ways to one device: whether they lead to the same one, how they are opened again, and how long they may take.
+//! Opens multipath devices: checks that all paths lead to one device, reopens paths, and chooses timeouts.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -21,20 +21,20 @@ use crate::target::{GroupKind, TargetName};
 /// The paths of one device.
 pub(in super::super) struct Paths(Vec<Rc<Path>>);
 
-/// A path that is opened as often as it is lost.
+/// A path, which is reopened after each loss.
 struct Path {
     target: TargetName,
     access: Access,
     usage: Usage,
-    /// What tells the device from others, the same for all paths; nothing before one was open.
+    /// The identity of the device, the same for all paths; `None` before one was open.
     identity: Rc<RefCell<Option<String>>>,
-    /// What is open, for as long as the layer keeps it.
+    /// The open path, as long as the layer uses it.
     open: RefCell<Weak<Live>>,
-    /// Bytes that came while it was open before.
+    /// Bytes received in earlier opens.
     received_bytes: Rc<Cell<u64>>,
 }
 
-/// An open path. Dropped, it ends its connections without a word.
+/// An open path. Dropping it closes its connections at once.
 struct Live {
     gate: Gate<DynDevice>,
     held: Vec<CloseHandle>,
@@ -67,7 +67,7 @@ impl Device for Live {
 }
 
 impl Paths {
-    /// The paths that these targets are, none of them open yet.
+    /// Paths for these targets, none of them open yet.
     fn of(paths: &[TargetName], access: Access, usage: Usage) -> Paths {
         let identity = Rc::default();
         let path = |path: &TargetName| {
@@ -84,7 +84,7 @@ impl Paths {
         join_all(closings).await.into_iter().fold(Ok(()), Result::and)
     }
 
-    /// Bytes of payload that came over all paths until now; nothing where none is away.
+    /// Bytes of payload received over all paths until now; `None` if none is remote.
     pub(in super::super) fn received_bytes(&self) -> Option<u64> {
         let each = self.0.iter().map(|path| {
             let now = path.open.borrow().upgrade().and_then(|live| received_bytes(&live.held));
@@ -102,7 +102,7 @@ impl Path {
             let _ = opened.close(Ok(())).await;
             return Err(CliError::new(Cause::Unsuitable, "opening", why).on(&self.target));
         }
-        let OpenTarget { gate, info: info, held, .. } = opened;
+        let OpenTarget { gate, info, held, .. } = opened;
         let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
         self.open.replace(Rc::downgrade(&live));
         Ok((live, info))
@@ -128,8 +128,8 @@ impl Path {
         })
     }
 
-    /// Sets up the path once more beside the one that may be open. A target that is ours lets that wait until nothing of what
-    /// was lost before is under way.
+    /// Opens the path again beside the one that may be open. A target of sealblock delays that until no request of the lost
+    /// path is in flight.
     fn settle(&self) -> Option<DeviceOpener> {
         let (target, access, usage) = (self.target.clone(), self.access, self.usage);
         is_remote(&target).then(|| {
@@ -157,7 +157,7 @@ pub(super) async fn open(
     access: Access,
     usage: Usage,
 ) -> Result<OpenTarget, CliError> {
-    // Which path the label is on does not matter, but it is not seen through the layer.
+    // Every path has the same label; the layer hides it.
     let paths = Paths::of(paths, access, usage.hidden());
     let (mut ways, mut info, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
@@ -203,7 +203,7 @@ async fn join(
     }
 }
 
-/// How patient the layer is with these paths.
+/// The timeouts and retries of the layer for these paths.
 fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
     let usual = RetryPolicy::default();
     let longest = |of: fn(&crate::target::RemoteOptions) -> Option<Duration>| {
@@ -213,9 +213,9 @@ fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
     let is_volatile = |info: &&TargetInfo| info.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
     let leaves = info.iter().flat_map(TargetInfo::all).filter(|info| info.inner.is_empty());
     RetryPolicy {
-        // Longer than the devices' own, which know better what is late.
+        // Longer than the timeouts of the devices, which fail first with a better reason.
         request_timeout: usual.request_timeout.max(longest(|options| options.timeout) * 3),
-        // A target that counts traffic as a sign of life needs up to twice the time to notice that there is none.
+        // A target with traffic based keep alive may need twice the keep-alive timeout to notice a lost host.
         quiesce_time: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
         volatile: leaves.filter(is_volatile).count() > 0,
         ..usual
@@ -237,12 +237,12 @@ fn remotes(target: &TargetName) -> Vec<&crate::target::RemoteOptions> {
     }
 }
 
-/// Whether any of it is on another host.
+/// True if any part of it is on another host.
 pub(super) fn is_remote(target: &TargetName) -> bool {
     !remotes(target).is_empty()
 }
 
-/// What tells a device from all others, where it says so itself.
+/// The identity of a device, if it has one.
 fn identity(target: &TargetName, info: &TargetInfo) -> Option<String> {
     let below = || info.inner.first();
     match target {

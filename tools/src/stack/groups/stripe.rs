@@ -1,4 +1,4 @@
-//! Stripes: whether the legs are those of one stripe, as their labels have it, or nobody is to ask.
+//! Opens stripes: checks by the labels that the members belong to one stripe, unless the target is `stripe-nolabel`.
 
 use futures_util::future::join_all;
 use sealblock_layers_stripe::{CHUNK, Refusal, StripeLayer};
@@ -9,7 +9,7 @@ use crate::commands::create::new_uuid;
 use crate::exit::{Cause, CliError};
 use crate::target::{GroupKind, TargetName};
 
-/// Opens the legs of a stripe, all at once.
+/// Opens the members of a stripe concurrently.
 pub(super) async fn open(
     target: &TargetName,
     chunk: Option<ByteCount>,
@@ -17,7 +17,7 @@ pub(super) async fn open(
     members: &[TargetName],
     (access, usage): (Access, Usage),
 ) -> Result<OpenTarget, CliError> {
-    // Without labels a leg is a device by itself, which may be a member of something else.
+    // Without labels each member is opened by itself: it may be a member of another group.
     let of_leg = if labelled { Usage::Member } else { usage.hidden() };
     let opened = all_or_none(join_all(members.iter().map(|member| open_for(member, access, of_leg))).await).await?;
     let (mut gates, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
@@ -38,14 +38,14 @@ pub(super) async fn open(
     match made {
         Ok(device) => Ok(OpenTarget::new(target, device, TargetInfo::over("stripe", info), held)),
         Err(failure) => {
-            // What is wrong with the legs is to be said, not what is wrong with closing them.
+            // A failure to close the members would hide the first failure.
             let _ = close_all(&held).await;
             Err(failure)
         }
     }
 }
 
-/// All legs, or why one of them is not there; the others are closed then.
+/// All members, or why one could not be opened; the others are closed then.
 async fn all_or_none(members: Vec<Result<OpenTarget, CliError>>) -> Result<Vec<OpenTarget>, CliError> {
     let (mut opened, mut failed) = (Vec::new(), None);
     for member in members {
@@ -61,7 +61,7 @@ async fn all_or_none(members: Vec<Result<OpenTarget, CliError>>) -> Result<Vec<O
     Err(failure)
 }
 
-/// Devices that are not put together, with the target that would be.
+/// Why the members are not one stripe, with the target name that is.
 fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
     let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
         return CliError::new(Cause::Unsuitable, "opening", refusal).on(target);
@@ -93,7 +93,7 @@ fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
     CliError::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
 }
 
-/// The legs in the order that their numbers say; nothing where one is missing.
+/// The members in the order of their labels; `None` if one is missing.
 fn in_order(members: &[TargetName], own: &[usize]) -> Option<Vec<TargetName>> {
     let at = |number| own.iter().position(|own| *own == number).and_then(|member| members.get(member).cloned());
     (0..members.len()).map(at).collect()

@@ -1,4 +1,4 @@
-//! One piece: checked, mended where the device can, and what is bad of it made known.
+//! Checks one piece, repairs it if the device can, and reports bad blocks.
 
 use sealblock_block::{
     Ability, BadBlock, Coverage, Device, DynDevice, Error, ErrorKind, Gate, Request, RequestKind, Response, Tally,
@@ -10,11 +10,11 @@ use sealblock_units::{Extent, Lba};
 use super::ScrubTask;
 use crate::commands::serve::bad_runs::{BadRun, bad_runs};
 
-/// Lines of damage that are told of one run.
+/// Lines of damage that are logged in one run.
 const MAX_LINES: u32 = 16;
 
 impl ScrubTask {
-    /// Checks a piece and tells the scrub, the namespaces and the operator.
+    /// Checks a piece and reports to the scrub, the namespaces and the log.
     pub(super) async fn check(&self, extent: Extent) {
         let Some(gate) = self.gate.borrow().clone() else { return };
         let Tally { mut faults, coverage } = match self.check_piece(&gate, extent).await {
@@ -35,7 +35,7 @@ impl ScrubTask {
             unchecked: coverage.blocks(),
         };
         if let Some(state) = self.state.upgrade() {
-            // Hosts learn what is bad now, and what is so no more.
+            // The damage list gets new bad blocks and drops those that are good again.
             state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
         }
         self.report_damage(&harmed);
@@ -50,7 +50,7 @@ impl ScrubTask {
         }
     }
 
-    /// What is bad of the extent. A medium that fails does not say where, so it is asked for parts, down to single blocks.
+    /// The bad blocks of the extent. A failing medium may not name blocks, so halves are tried, down to single blocks.
     async fn check_piece(&self, gate: &Gate<DynDevice>, extent: Extent) -> Result<Tally, Error> {
         let mut tally = Tally::default();
         let mut parts = vec![extent];
@@ -77,7 +77,7 @@ impl ScrubTask {
         Ok(tally)
     }
 
-    /// Says once of a run that not everything of it can be checked, and why.
+    /// Logs once in a run that not every copy can be checked, and why.
     fn report_unchecked(&self, coverage: &Coverage) {
         if let Some(first) = coverage.unchecked().first()
             && !self.told_unchecked.replace(true)

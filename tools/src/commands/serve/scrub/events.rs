@@ -1,5 +1,4 @@
-//! What a scrub has to tell: events, which leave the process from the first thread, so that a reader who is slow or gone holds
-//! up no device.
+//! Events of scrubs. The first thread writes them, so a slow or closed reader blocks no device.
 
 use sealblock_runtime_reactor::CoreAddress;
 use sealblock_scrub::{Run, ScrubEvent};
@@ -10,7 +9,7 @@ use crate::commands::serve::announce::{Event, EventWriter};
 use crate::control::status::RunStatus;
 use crate::tally::count;
 
-/// Tells events from wherever it is.
+/// Sends events from any core to the event writer.
 #[derive(Clone)]
 pub struct ScrubEventSender {
     post: CoreAddress,
@@ -18,19 +17,19 @@ pub struct ScrubEventSender {
 }
 
 impl ScrubEventSender {
-    /// Has them told by the reactor that this is called on.
+    /// Sends events to the reactor of the calling thread.
     pub fn here(announcer: EventWriter) -> ScrubEventSender {
         ScrubEventSender { post: CoreAddress::here(), announcer }
     }
 
     fn send(&self, event: Event) {
         let announcer = self.announcer;
-        // A server that ends has said all that matters.
+        // A server that is ending writes no more events.
         let _ = self.post.send(move || announcer.write(&event));
     }
 }
 
-/// A scrub begins, or goes on after a restart.
+/// A scrub begins, or continues after a restart.
 #[derive(Serialize)]
 pub struct ScrubStarted {
     target: String,
@@ -47,7 +46,7 @@ pub struct ScrubFinished {
 }
 
 impl ScrubStarted {
-    /// For people.
+    /// One line for people.
     pub fn to_text(&self) -> String {
         let how = if self.resumed { "goes on" } else { "begins" };
         format!("scrub of {}: {how} at block {}", self.target, self.position)
@@ -55,7 +54,7 @@ impl ScrubStarted {
 }
 
 impl ScrubFinished {
-    /// For people.
+    /// One line for people.
     pub fn to_text(&self) -> String {
         let RunStatus { blocks, bad, repaired, unrepaired, unchecked, .. } = self.run;
         let target = &self.target;
@@ -72,7 +71,7 @@ impl ScrubFinished {
 }
 
 impl ScrubTask {
-    /// Tells what has happened since the last time.
+    /// Reports the events since the last call.
     pub(super) fn report_events(&self) {
         loop {
             let event = self.scrub.borrow_mut().take_news();

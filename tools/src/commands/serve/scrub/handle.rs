@@ -1,4 +1,4 @@
-//! A scrub as others reach it, from any core.
+//! A scrub, reachable from any core.
 
 use std::num::NonZeroU64;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use super::ScrubTask;
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::control::status::ScrubStatus;
 
-/// A way to the scrub of a device.
+/// A handle of the scrub of a device.
 #[derive(Clone)]
 pub struct ScrubHandle {
     core: CoreHandle,
@@ -18,28 +18,28 @@ pub struct ScrubHandle {
 }
 
 impl ScrubHandle {
-    /// The way to a keeper on this core.
+    /// A handle of a scrub on this core.
     pub fn new(core: CoreHandle, scrub_task: CoreLocal<ScrubTask>) -> ScrubHandle {
         ScrubHandle { core, scrub_task }
     }
 
-    /// Has these settings count from now on.
+    /// Sets the settings.
     pub async fn configure(&self, settings: Settings) {
-        // A core that has stopped scrubs nothing, and its devices say so louder.
+        // A core that has stopped scrubs nothing; requests to its devices report it.
         let _ = self.call(move |scrub_task| async move { scrub_task.configure(settings) }).await;
     }
 
-    /// Ends it for good; what it remembers is written then.
+    /// Ends the scrub and saves its state.
     pub async fn close(&self) {
         if let Err(gone) = self.call(|scrub_task| async move { scrub_task.close().await }).await {
             tracing::warn!("a scrub was not ended in good order: {gone}");
         }
     }
 
-    /// Does what was ordered; tells how the scrub is then.
+    /// Executes a command; returns the state of the scrub after it.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// Why the command failed.
     pub async fn execute(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
         let done = self.call(move |scrub_task| async move {
             scrub_task.settle().await;

@@ -1,4 +1,4 @@
-//! Where a scrub's state is kept: in the annex of its device, which has to be writable for that.
+//! Stores a scrub's state in the reserved area of its device, which has to be writable for that.
 
 use std::cell::RefCell;
 
@@ -9,19 +9,19 @@ use sealblock_scrub::FormatError;
 use super::ScrubTask;
 use crate::target::TargetName;
 
-/// Whether a state is kept on the device, and why not.
+/// Says if the state is saved on the device, or why not.
 pub(super) struct StateStore {
     why_not: RefCell<Option<String>>,
-    /// Whether a failure to write was told.
+    /// True if a failure to write was logged.
     warned: std::cell::Cell<bool>,
 }
 
 impl StateStore {
-    /// What a device with these abilities can keep.
+    /// The store of a device with these abilities.
     pub(super) fn of(target: &TargetName, abilities: &Abilities) -> StateStore {
         let can = |kind| abilities.of(kind) == Ability::Native;
         let why_not = match (can(RequestKind::ReadReserved), can(RequestKind::WriteReserved)) {
-            // Its server has a scrub of its own, which keeps its state there.
+            // The server of a remote device has a scrub of its own, which saves its state there.
             (true, _) if abilities.offloads => Some("the device is another host's".to_owned()),
             (true, true) if is_forgetful(target) => Some("what is in memory ends with the server".to_owned()),
             (true, true) => None,
@@ -31,7 +31,7 @@ impl StateStore {
         StateStore { why_not: RefCell::new(why_not), warned: std::cell::Cell::new(false) }
     }
 
-    /// Why nothing is kept on the device; nothing when it is.
+    /// Why the state is in memory only; `None` if it is saved on the device.
     pub(super) fn why_not(&self) -> Option<String> {
         self.why_not.borrow().clone()
     }
@@ -41,7 +41,7 @@ impl StateStore {
     }
 }
 
-/// Whether nothing of a target outlives the server.
+/// True if no part of the target outlives the server.
 fn is_forgetful(target: &TargetName) -> bool {
     match target {
         TargetName::Memory(_) | TargetName::Null(_) => true,
@@ -56,7 +56,7 @@ fn is_forgetful(target: &TargetName) -> bool {
 }
 
 impl ScrubTask {
-    /// Goes on from what is kept. What is damaged is begun anew, what a later version wrote is left as it is.
+    /// Loads the saved state. A damaged one is replaced; one of a later version is left as it is.
     pub(super) async fn remember(&self) {
         if self.memory.why_not().is_some() {
             return;
@@ -83,7 +83,7 @@ impl ScrubTask {
         }
     }
 
-    /// Keeps a state, where that can be.
+    /// Saves a state, if the device has a reserved area.
     pub(super) async fn save(&self, bytes: Vec<u8>) {
         if self.memory.why_not().is_some() {
             return;
@@ -93,7 +93,7 @@ impl ScrubTask {
             Ok(_) => self.memory.warned.set(false),
             Err(error) => {
                 self.scrub.borrow_mut().not_saved();
-                // It comes again every few seconds, and a warning once does.
+                // The failure repeats every few seconds; one warning is enough.
                 if !self.memory.warned.replace(true) {
                     tracing::warn!("scrub of {}: its state is not kept: {error}", self.target);
                 }

@@ -1,4 +1,4 @@
-//! Opening what is to be served, and going on without what does not open.
+//! Opens the targets of a plan; targets that do not open are retried in the background.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -21,18 +21,18 @@ use crate::commands::serve::waiting::{Tried, Waiting};
 use crate::exit::{Cause, CliError};
 use crate::target::TargetName;
 
-/// How long the end of the server waits for targets that are being opened just then.
+/// How long the end of the server waits for targets that are being opened.
 const LAST_TRIES: Duration = Duration::from_secs(5);
 
-/// The identities of namespaces, and whose they are.
+/// The UUIDs of namespaces, and their targets.
 pub(super) type Identities = BTreeMap<[u8; 16], TargetName>;
 
 impl Server {
-    /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened all at once, which
+    /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
     /// are in `fresh`, too.
     ///
     /// # Errors
-    /// What cannot be done with what is open already.
+    /// If the plan contradicts a device that is open already.
     pub(super) async fn devices(
         &self,
         plan: &Plan,
@@ -60,7 +60,7 @@ impl Server {
     async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, CliError> {
         let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
         let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
-        // Two targets that are memory are two memories; a path is the same device wherever it is offered.
+        // Two memory targets are two devices; a path is one device wherever it is offered.
         let elsewhere = spaces().filter(|_| plan.target.path().is_some());
         for space in at_its_place.into_iter().chain(elsewhere) {
             match fit(&space.device, plan).await {
@@ -90,7 +90,7 @@ impl Server {
         }
     }
 
-    /// A namespace as it is offered, unless it cannot be.
+    /// A namespace, or why it cannot be offered.
     pub(super) fn space(
         nqn: &Nqn,
         plan: &NamespacePlan,
@@ -99,21 +99,21 @@ impl Server {
     ) -> Result<OfferedNamespace, CliError> {
         let place = format!("{nqn} {}", plan.nsid);
         let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&plan.target, &place));
-        // Hosts take two namespaces of one identity for two ways to one.
+        // Hosts take two namespaces with one UUID for two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
             return Err(CliError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
                 .on(&plan.target)
                 .advise("a uuid of its own, in the configuration"));
         }
         let space = OfferedNamespace { plan: plan.clone(), uuid, device };
-        // Made once more when it is offered; here it shows whether that can be done.
+        // Created again when it is offered; here only to find errors early.
         space.namespace()?;
         taken.insert(uuid, plan.target.clone());
         Ok(space)
     }
 
-    /// A namespace that is to be gone without, if it may be: at the start, and where it was gone without before. A reload that
-    /// brings something new brings all of it or nothing.
+    /// A namespace that is served without its target, if allowed: at the start, or if it was not open before either. A reload
+    /// adds all new namespaces or none.
     pub(super) fn go_without(
         &self,
         strict: bool,
@@ -122,12 +122,12 @@ impl Server {
         failure: CliError,
     ) -> Result<Waiting, CliError> {
         let before = self.waiting.iter().find(|waiting| waiting.is_for(nqn, plan));
-        // What cannot be meant is for whoever wrote it.
+        // A usage error needs a change of the configuration.
         let may_be = !strict && failure.cause() != Cause::Usage && (self.is_new || before.is_some());
         if may_be { Ok(Waiting::new(nqn, plan, failure, before)) } else { Err(failure) }
     }
 
-    /// Has these be what is gone without, and tells of those that were not so before.
+    /// Sets the namespaces without an open target, and logs those that are new.
     pub(super) fn go_on_without(&mut self, waiting: Vec<Waiting>) {
         for new in waiting.iter().filter(|new| !self.waiting.iter().any(|old| old.is_for(&new.nqn, &new.plan))) {
             new.report();
@@ -135,7 +135,7 @@ impl Server {
         (self.waiting, self.is_new) = (waiting, false);
     }
 
-    /// Waits until another try to open something has ended, for [`Server::admit`]. Dropped, it goes on where it was.
+    /// Waits for the next finished attempt to open a target, for [`Server::admit`]. Cancel safe.
     pub async fn next_tried(&mut self) -> Tried {
         loop {
             self.begin_due();
@@ -167,7 +167,7 @@ impl Server {
         }
     }
 
-    /// Offers what a try has opened; tells what is served then that was not.
+    /// Offers the namespace that an attempt has opened; returns what is newly served.
     pub async fn admit(&mut self, tried: Tried) -> Option<OpenedInfo> {
         let Tried { nqn, nsid, device } = tried;
         let at = self.waiting.iter().position(|waiting| waiting.is(&nqn, nsid))?;
@@ -187,14 +187,14 @@ impl Server {
             }
             Err(failure) => {
                 self.waiting[at].failed(failure);
-                // Nothing was written to it; why it is not offered is the thing to tell.
+                // The device was not written to; a failure to close it would hide why it is not offered.
                 self.homes.close(Rc::into_inner(device)).await.ok();
                 None
             }
         }
     }
 
-    /// Offers a namespace that was gone without; gives the name of its NBD export.
+    /// Offers a namespace whose target was not open; returns the name of its NBD export.
     fn offer(&mut self, nqn: &Nqn, at: usize, device: Rc<ServedDevice>) -> Result<Option<String>, CliError> {
         let plan = self.waiting[at].plan.clone();
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
@@ -216,14 +216,14 @@ impl Server {
         Ok(name)
     }
 
-    /// Has no try under way, for whoever changes what is to be served. What was opened meanwhile is opened anew as planned then.
+    /// Cancels all attempts, before a change of the plan. Targets that were opened meanwhile are opened again as planned.
     pub(super) async fn end_tries(&mut self) {
         while let Some(Tried { device, .. }) = self.tries.next().await {
             self.homes.close(device).await.ok();
         }
     }
 
-    /// The same at the end of the server, which waits for none of them for long.
+    /// The same at the end of the server, with a timeout.
     pub(super) async fn end_tries_soon(&mut self) {
         if timeout(LAST_TRIES, self.end_tries()).await.is_err() {
             tracing::debug!("a target was still being opened when the server ended");

@@ -1,4 +1,4 @@
-//! Another size for what is served.
+//! Resizes a served namespace.
 
 use std::rc::Rc;
 
@@ -13,17 +13,17 @@ use crate::exit::{Cause, CliError};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 impl Server {
-    /// Gives a namespace's volume another size while it is used, and tells hosts of it.
+    /// Resizes a namespace's volume in use and notifies hosts.
     ///
     /// # Errors
-    /// Why it has not the size that was asked for. It is served on, unless the reason says that it cannot be.
+    /// Why the size did not change. The volume is still served, unless the reason says otherwise.
     pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, CliError> {
         let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
         let gone = || CliError::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
-        // A volume that could not be resized has its old size, and there is nothing to tell.
+        // A failed resize leaves the old size: there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
             device.state.report_resized(seen.geometry().capacity_blocks);
             device.see(seen);
@@ -32,7 +32,7 @@ impl Server {
         outcome
     }
 
-    /// Has hosts and clients see a device as it is now, under all names that it has.
+    /// Updates every namespace and export of a device to its current geometry.
     fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
         let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {

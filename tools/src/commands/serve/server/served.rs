@@ -1,4 +1,4 @@
-//! What is served, for those who come by the control socket.
+//! What is served, for requests on the control socket.
 
 use futures_util::future::join_all;
 
@@ -23,11 +23,11 @@ impl Server {
         (self.offers(), front.without(self.not_open()).at(self.nbd.paths()))
     }
 
-    /// How it goes with what is not open.
+    /// The state of namespaces whose targets are not open.
     fn not_open(&self) -> Vec<DeviceStatus> {
         let status = |waiting: &Waiting| {
             let offered = self.offered.get(&waiting.nqn);
-            // Nobody reaches it by these names yet.
+            // No client can reach it by these names yet.
             let unreached = |export| ExportStatus { uri: None, ..export };
             let exports = offered.map(|offered| self.exports_of(&offered.plan, &waiting.plan));
             waiting.status(exports.into_iter().flatten().map(unreached).collect())
@@ -62,7 +62,7 @@ impl Server {
         let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
         let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
-        // A subsystem that is for nobody has nobody who could type anything.
+        // A subsystem that no host may use gets no URI.
         let reachable = self.ears.first().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
         let uri = reachable.map(|ear| namespace_uri(on_this_machine(ear.address), nqn, named, first));
         let read_only = namespace.read_only;
@@ -79,7 +79,7 @@ impl Server {
         std::iter::once(nvme).chain(nbd).collect()
     }
 
-    /// Has the scrubs of all devices do what the plan says.
+    /// Applies the scrub settings of the plan to all devices.
     pub(super) async fn configure_scrubs(&self) {
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
         join_all(spaces.map(|space| space.device.scrub.configure(space.plan.scrub))).await;

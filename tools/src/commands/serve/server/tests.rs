@@ -58,7 +58,7 @@ fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
         assert!(Arc::ptr_eq(&of_memory, &server.state("m")), "the same memory, under another identity");
         assert!(Arc::ptr_eq(&of_file, &server.state("b")), "the same file, in another subsystem");
         let larger = subsystem("m", "mem:2MiB", "");
-        // Whoever holds a state holds up the end of its device.
+        // A strong reference to the state would keep the device open.
         drop((of_file, of_memory));
         let before = Arc::downgrade(&server.state("m"));
         server.change(&plan(&larger)).await.unwrap();
