@@ -235,7 +235,7 @@ pub struct Verify {
     #[arg(long)]
     pub repair: bool,
     /// Of a mirror: accept the older copies on this replica of blocks that every other replica has lost.
-    #[arg(long, value_name = "LEG", requires = "repair")]
+    #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]

@@ -7,7 +7,7 @@ use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
-use sealblock_media_volume::{VolumeInfo as VolumeDescription, SuperblockCopy};
+use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 

@@ -52,14 +52,14 @@ async fn wait_here(opened: &OpenTarget, show: Show) {
 
 /// Bytes of a mirror that are still to resync. A replica that failed since may stay out of sync.
 fn waiting_bytes(now: &MirrorInfo, began: &MirrorInfo) -> u64 {
-    let failures = |at: usize| began.legs.get(at).map_or(0, |leg| leg.failures);
-    let waits = |(at, leg): &(usize, &ReplicaInfo)| {
-        let is_behind = matches!(leg.state, ReplicaState::OutOfSync | ReplicaState::Resyncing);
-        is_behind && leg.is_online && leg.failures == failures(*at)
+    let failures = |at: usize| began.replicas.get(at).map_or(0, |replica| replica.failures);
+    let waits = |(at, replica): &(usize, &ReplicaInfo)| {
+        let is_behind = matches!(replica.state, ReplicaState::OutOfSync | ReplicaState::Resyncing);
+        is_behind && replica.is_online && replica.failures == failures(*at)
     };
     // The last step of a resync writes the labels: at least one byte is left until then.
-    let missed = now.legs.iter().enumerate().filter(waits).map(|(_, leg)| leg.missed_bytes.max(1));
-    missed.fold(now.suspect_bytes, u64::saturating_add)
+    let missed = now.replicas.iter().enumerate().filter(waits).map(|(_, replica)| replica.out_of_sync_bytes.max(1));
+    missed.fold(now.nosync_bytes, u64::saturating_add)
 }
 
 /// Waits for the replicas of another host, whose Verify responses report their coverage.

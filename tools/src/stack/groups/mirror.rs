@@ -168,7 +168,7 @@ impl OpenMirror {
 
     /// Waits for a state other than `known`; `None` after the close.
     pub async fn other_state(&self, known: MirrorState) -> Option<MirrorState> {
-        let state = self.mirror.other_state(known).await;
+        let state = self.mirror.state_changed(known).await;
         (!self.mirror.is_closed()).then_some(state)
     }
 
@@ -374,7 +374,8 @@ fn held(
 /// Reports offline replicas: once for each mirror of this process, however many cores open it.
 fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    for replica in mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed) {
+    for replica in mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed)
+    {
         let what = format!("{target} runs without {}: {}", replica.name, replica.last_error);
         let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if told.insert(what.clone()) {
@@ -390,12 +391,12 @@ fn is_gone(failure: &CliError) -> bool {
 
 fn of_mirror(error: &MirrorError) -> CliError {
     let (cause, advice) = match error {
-        MirrorError::Legs(_) => (Cause::Usage, None),
-        MirrorError::Refused { refusal, .. } => advice(refusal),
+        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
+        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => {
             (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
         }
-        MirrorError::Leg { .. } | MirrorError::Note(_) => (Cause::Io, None),
+        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. }
         | MirrorError::Size { .. }
         | MirrorError::Capacity { .. }
@@ -426,7 +427,7 @@ fn of_member(error: &ReplicaError) -> CliError {
         }
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
-        ReplicaError::Unfit(MirrorError::Legs(_)) => failure(Cause::Usage),
+        ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),
