@@ -21,27 +21,14 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use guest::{Guest, GuestDied, ScriptOutput};
-pub use kernel::Kernel;
+pub use kernel::{Kernel, Share};
+pub use packages::Unavailable;
 pub use programs::Programs;
 pub use qemu::Qemu;
-
-/// Something that the machine lacks and that cannot be fetched: a reason to leave the suite out, and to say so.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Unavailable(pub String);
 
 /// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between (which is held to
 /// some of it), and the newest that is packaged.
 pub const KERNELS: [(&str, Share); 3] = [("bookworm", Share::All), ("trixie", Share::Some), ("sid", Share::All)];
-
-/// Which of the tests a kernel is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Share {
-    /// All that it can do.
-    All,
-    /// Those that differ from kernel to kernel.
-    Some,
-}
 
 /// All that guests are made from.
 pub struct Parts {
@@ -51,7 +38,7 @@ pub struct Parts {
     pub programs: Programs,
     /// Kernels, the oldest first.
     pub kernels: Vec<Kernel>,
-    /// Kernels that could not be had, each with the reason.
+    /// Kernels that could not be fetched, each with the reason.
     pub missing: Vec<String>,
     home: PathBuf,
 }

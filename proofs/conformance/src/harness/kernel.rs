@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use super::cpio::Archive;
 use super::packages::Suite;
-use super::{Share, parts};
+use super::parts;
 
 /// Loaded in every guest, before the others, by kernels that have them as modules: checksums that file systems and digests use
 /// by what they do and not by module.
@@ -26,6 +26,15 @@ const SUMS: [&str; 7] = [
 ];
 /// Loaded in every guest.
 const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "nbd", "ext4", "btrfs"];
+
+/// Which of the tests a kernel is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Share {
+    /// All that it can do.
+    All,
+    /// Those that differ from kernel to kernel.
+    Some,
+}
 
 /// A kernel that guests can run.
 #[derive(Clone, Debug)]
@@ -56,7 +65,7 @@ impl Kernel {
     /// The newest kernel of a suite, fetched if it is not among the parts.
     ///
     /// # Errors
-    /// [`super::Unavailable`] if it is not and cannot be.
+    /// [`super::packages::Unavailable`] if it is not and cannot be.
     pub fn of(suite: &'static str, share: Share, home: &Path, programs: &Path) -> Result<Kernel> {
         let part = parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES].concat(), |folder| {
             let suite = Suite::open(suite, home)?;

@@ -11,13 +11,16 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use super::Unavailable;
-
 /// The key that suites are signed with, where Debian keeps it.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Names a folder outside the target folder for package lists and packages, so that a clean clone fetches nothing twice.
 const CACHE_VARIABLE: &str = "SEALBLOCK_CONFORMANCE_CACHE";
+
+/// Something that the machine lacks and that cannot be fetched: a reason to leave the suite out, and to say so.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unavailable(pub String);
 
 /// One suite of the archive. Another process that uses the same folder waits.
 pub struct Suite {

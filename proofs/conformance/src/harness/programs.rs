@@ -38,7 +38,7 @@ impl Programs {
     /// Makes the archive if it is not there.
     ///
     /// # Errors
-    /// [`super::Unavailable`] if packages cannot be fetched.
+    /// [`super::packages::Unavailable`] if packages cannot be fetched.
     pub fn prepare(home: &Path) -> Result<Programs> {
         let recipe = [&PACKAGES[..], &PROGRAMS[..]].concat();
         let folder = parts::part(home, "programs", &recipe, |folder| {

@@ -40,7 +40,7 @@ impl Qemu {
     /// The machine's own, or one unpacked into `home`.
     ///
     /// # Errors
-    /// [`super::Unavailable`] if it is not installed and cannot be fetched.
+    /// [`super::packages::Unavailable`] if it is not installed and cannot be fetched.
     pub fn find(home: &Path) -> Result<Qemu> {
         let paths = std::env::var_os("PATH").unwrap_or_default();
         if std::env::split_paths(&paths).any(|folder| folder.join(PROGRAM).is_file()) {
@@ -52,7 +52,7 @@ impl Qemu {
     /// One unpacked into `home`, whatever is installed.
     ///
     /// # Errors
-    /// [`super::Unavailable`] if it cannot be fetched.
+    /// [`super::packages::Unavailable`] if it cannot be fetched.
     pub fn unpacked(home: &Path) -> Result<Qemu> {
         let packages = ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
         let part = parts::part(home, "qemu", &packages, |folder| {
