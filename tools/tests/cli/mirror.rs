@@ -65,7 +65,7 @@ fn legs_that_were_written_apart_are_refused() {
     // One of them is given up, and a new leg takes its place.
     rename("b", "b.away");
     place.run("create n --size 2MiB").succeeds();
-    place.run("mirror replace mirror:a,b b n").succeeds().says(&["n: current"]);
+    place.run("mirror replace mirror:a,b b n").succeeds().says(&["n: in sync"]);
     place.run("compare a n").succeeds();
     rename("n", "b");
     place.run("verify mirror:a,b").succeeds();
@@ -76,7 +76,7 @@ fn legs_that_were_written_apart_are_refused() {
     assert!(without.succeeds().stderr.contains("runs without b: no label"), "{}", without.stderr);
     assert!(place.read("out") == place.blocks("a", 0, 511));
     place.run("mirror replace mirror:a,b b").fails(3, &["b holds data", "--force"]);
-    place.run("mirror replace mirror:a,b b --force").succeeds().says(&["b: current"]);
+    place.run("mirror replace mirror:a,b b --force").succeeds().says(&["b: in sync"]);
     place.run("compare a b").succeeds();
     verify(&place, "mirror:b,a", 0);
 }
@@ -91,13 +91,13 @@ fn legs_are_added_replaced_and_taken_out() {
     }
     place.run("mirror add mirror:a,b small").fails(3, &["1023 blocks"]);
     place.run("mirror add mirror:a,b a").fails(3, &["in use"]);
-    place.run("mirror add a c").fails(3, &["label of leg 0", "--force"]);
-    place.run("mirror add mirror:a,b c").succeeds().says(&["c: current"]);
+    place.run("mirror add a c").fails(3, &["label of replica 0", "--force"]);
+    place.run("mirror add mirror:a,b c").succeeds().says(&["c: in sync"]);
     place.run("compare a c").succeeds();
     place.run("copy mirror:a,c out").succeeds();
     place.run("verify mirror:a,b,c").succeeds();
-    place.run("mirror replace mirror:a,b,c x d").fails(2, &["no leg x"]);
-    place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: current"]);
+    place.run("mirror replace mirror:a,b,c x d").fails(2, &["no replica x"]);
+    place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: in sync"]);
     place.run("copy mirror:a,b out").fails(3, &["was taken out"]);
     let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
     let replicas = status["replicas"].as_array().unwrap().iter();
@@ -116,15 +116,15 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
     let server = Server::start(&place, "mirror:a,b");
     place.write("piece", &noise(9, 512 * BLOCK));
     let writer = load(&place, &format!("offset:100..611,{}", server.target("mirror")), "piece");
-    place.run("mirror status mirror:a,b").succeeds().says(&["a: current", "b: current"]);
-    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
-    place.run("mirror remove mirror:a,b x").fails(2, &["no leg x"]);
+    place.run("mirror status mirror:a,b").succeeds().says(&["a: in sync", "b: in sync"]);
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: in sync", "c: in sync"]);
+    place.run("mirror remove mirror:a,b x").fails(2, &["no replica x"]);
     // What a new leg is called is meant where it is typed, and not where the server is.
     fs::create_dir(place.path("elsewhere")).unwrap();
     place.run(&format!("create elsewhere/c --size {}", 2048 * BLOCK)).succeeds();
     let mut command = place.command("mirror add mirror:a,b c");
     let answer = crate::common::answer(command.current_dir(place.path("elsewhere")));
-    answer.succeeds().says(&["elsewhere/c: current"]);
+    answer.succeeds().says(&["elsewhere/c: in sync"]);
     end(writer);
     server.stop().is_clean();
     place.run("compare a c").succeeds();
@@ -231,10 +231,10 @@ fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
         place.run(command).fails(3, &["sealblock mirror create"]);
     }
     // The one that holds data is the one whose content counts.
-    place.run("mirror create f2 f1").succeeds().says(&["f1: current", "f2: current", "mirror:f2,f1"]);
+    place.run("mirror create f2 f1").succeeds().says(&["f1: in sync", "f2: in sync", "mirror:f2,f1"]);
     assert!(place.blocks("f2", 0, 255) == data && place.blocks("mirror:f1,f2", 0, 255) == data);
     verify(&place, "mirror:f1,f2", 0);
-    place.run("mirror create f1 f3").fails(3, &["label of leg", "--force"]);
+    place.run("mirror create f1 f3").fails(3, &["label of replica", "--force"]);
     // Several that hold data: somebody has to say which one counts, and that the other one may be replaced.
     place.write("e", &noise(22, 256 * BLOCK));
     for name in ["g1", "g2"] {

@@ -165,7 +165,7 @@ fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
     let of = |legs: &str| subsystem("m", "", &format!("mirror:{legs}"));
     place.write("sealblock.toml", of("a,b").as_bytes());
     let server = Server::start_at(place, "--listen 127.0.0.1:0 --log info");
-    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: current", "c: current"]);
+    place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: in sync", "c: in sync"]);
     (server, of)
 }
 

@@ -98,5 +98,5 @@ fn older_copies_are_taken_only_from_legs_of_a_mirror() {
     let (place, _) = beside_damage("crc16");
     place.run("verify mirror:a,b --accept-stale b").fails(2, &["--repair"]);
     place.run("verify a --repair --accept-stale a").fails(2, &["no mirror"]);
-    place.run("mirror accept-stale mirror:a,b c").fails(2, &["no leg c"]);
+    place.run("mirror accept-stale mirror:a,b c").fails(2, &["no replica c"]);
 }

@@ -149,7 +149,7 @@ fn what_a_scrub_met_is_told_after_a_restart_too() {
     let answer = place.run("status v");
     answer.ends_with(1).says(&[
         "3 blocks are bad (5..6, 9)",
-        "256 blocks, 3 bad, 0 repaired, 3 lost",
+        "256 blocks, 3 bad, 0 repaired, 3 unrepaired",
         "scrub of v: blocks 5 to 6",
     ]);
     assert_eq!(status(&place, &server, 1)["devices"][0]["scrub"]["runs"][0]["unrepaired"], 3);
@@ -171,7 +171,7 @@ fn a_degraded_mirror_is_told_with_what_to_do() {
     let server = Server::start(&place, "mirror:a,b");
     place.run("status mirror:a,b").ends_with(4).says(&[
         "health    degraded: the device is degraded",
-        "health    degraded: mirror:a,b is degraded: b is missing",
+        "health    degraded: mirror:a,b is degraded: b is offline",
         "try       `sealblock mirror replace mirror:a,b b NEW`, if it does not come back",
         "mirror    mirror:a,b is degraded\n          a: in sync\n          b: out of sync, offline",
     ]);
@@ -265,8 +265,8 @@ fn commands_for_mirrors_reach_a_server_with_a_socket_of_its_own() {
     let status = place.run("mirror status mirror:a,b --control here --json").succeeds().json();
     assert_eq!(status["state"], "optimal");
     place.run("create c --size 256KiB").succeeds();
-    place.run("mirror replace mirror:a,b b c --control here").succeeds().says(&["c: current"]);
-    place.run("status here").succeeds().says(&["c: current"]);
+    place.run("mirror replace mirror:a,b b c --control here").succeeds().says(&["c: in sync"]);
+    place.run("status here").succeeds().says(&["c: in sync"]);
     place.run("mirror remove mirror:a,b c --control here").succeeds();
     place.run("mirror add mirror:a,b c --force --control here").succeeds();
     place

@@ -164,7 +164,7 @@ fn a_served_mirror_tells_hosts_its_log_and_its_scrub_what_it_cannot_check() {
     }
     place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
     let stderr = server.stop().stderr;
-    assert!(stderr.contains("mirror:a,b is degraded: b is missing"), "{stderr}");
+    assert!(stderr.contains("mirror:a,b is degraded: b is out of sync"), "{stderr}");
     assert!(stderr.contains("mirror:a,b is optimal again"), "{stderr}");
     // What was kept of the scrub says so, too.
     place.run("scrub status a").ends_with(4);
