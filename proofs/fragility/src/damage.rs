@@ -60,7 +60,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Region(kind) => write!(f, "{kind}"),
-            Target::Tables => write!(f, "record and every generation of a block"),
+            Target::Tables => write!(f, "map entry and every generation of a block"),
         }
     }
 }
@@ -71,16 +71,16 @@ impl Target {
         match self {
             Target::Region(kind) => match kind {
                 RegionKind::Superblock(_) => "superblock",
-                RegionKind::ReservedArea(_) => "annex",
+                RegionKind::ReservedArea(_) => "reserved area",
                 RegionKind::Log(_) => "log",
-                RegionKind::GroupMap(_) => "zone map",
+                RegionKind::GroupMap(_) => "block group map",
                 RegionKind::BitmapPages => "bitmap pages",
-                RegionKind::MapEntries(_) => "records",
+                RegionKind::MapEntries(_) => "map entries",
                 RegionKind::Generations(_) => "generations",
-                RegionKind::PhysicalBlocks => "slots",
+                RegionKind::PhysicalBlocks => "physical blocks",
                 RegionKind::Unused => "unused",
             },
-            Target::Tables => "record and every generation of a block",
+            Target::Tables => "map entry and every generation of a block",
         }
     }
 }
