@@ -7,12 +7,12 @@ use crate::lookup::BlockLocation;
 use crate::volume::Volume;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Blocks that were never written, or were given up, are holes. One of which the tables cannot tell is none, so that who
+    /// Blocks that were never written, or were deallocated, are holes. One of which the block map cannot tell is none, so that who
     /// reads everything else meets its damage.
     pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
         let mut runs = StatusRuns::default();
         for (piece, _) in self.verify_pieces(extent, &sealblock_integrity::Checks::NONE) {
-            if self.is_blank(piece) {
+            if self.is_unwritten(piece) {
                 runs.push(piece.blocks(), BlockState::Hole);
                 continue;
             }

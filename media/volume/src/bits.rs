@@ -5,14 +5,14 @@ pub(crate) type Run = (u32, u32);
 
 /// So many bits. Nothing behind the last one is ever found.
 pub(crate) struct Bits {
-    words: Vec<u64>,
+    to_text: Vec<u64>,
     len: u32,
 }
 
 impl Bits {
     /// So many bits, all clear.
     pub fn clear(len: u32) -> Bits {
-        Bits { words: vec![0; len.div_ceil(64) as usize], len }
+        Bits { to_text: vec![0; len.div_ceil(64) as usize], len }
     }
 
     /// How many there are.
@@ -22,17 +22,17 @@ impl Bits {
 
     /// Whether a bit is set.
     pub fn get(&self, at: u32) -> bool {
-        self.words[at as usize / 64] >> (at % 64) & 1 == 1
+        self.to_text[at as usize / 64] >> (at % 64) & 1 == 1
     }
 
     /// Sets a bit.
     pub fn set(&mut self, at: u32) {
-        self.words[at as usize / 64] |= 1 << (at % 64);
+        self.to_text[at as usize / 64] |= 1 << (at % 64);
     }
 
     /// Clears a bit.
     pub fn unset(&mut self, at: u32) {
-        self.words[at as usize / 64] &= !(1 << (at % 64));
+        self.to_text[at as usize / 64] &= !(1 << (at % 64));
     }
 
     /// Whether a run lies within and every bit of it is clear.
@@ -40,18 +40,18 @@ impl Bits {
         start + count <= self.len && self.next_set(start, start + count).is_none()
     }
 
-    /// The first run of clear bits from `from` on and before `end`: its start and its length, at most `most`.
-    pub fn clear_run(&self, from: u32, end: u32, most: u32) -> Option<Run> {
+    /// The first run of clear bits from `from` on and before `end`: its start and its length, at most `max`.
+    pub fn clear_run(&self, from: u32, end: u32, max: u32) -> Option<Run> {
         let start = self.next(from, end, |word| !word)?;
-        let end = end.min(self.len).min(start.saturating_add(most));
+        let end = end.min(self.len).min(start.saturating_add(max));
         Some((start, self.next_set(start, end).unwrap_or(end) - start))
     }
 
-    /// Every run of clear bits from `from` on and before `end`, none longer than `most`.
-    pub fn clear_runs(&self, from: u32, end: u32, most: u32) -> impl Iterator<Item = Run> {
+    /// Every run of clear bits from `from` on and before `end`, none longer than `max`.
+    pub fn clear_runs(&self, from: u32, end: u32, max: u32) -> impl Iterator<Item = Run> {
         let mut at = from;
         std::iter::from_fn(move || {
-            let (start, len) = self.clear_run(at, end, most)?;
+            let (start, len) = self.clear_run(at, end, max)?;
             at = start + len;
             Some((start, len))
         })
@@ -71,7 +71,7 @@ impl Bits {
         let (first, last) = (from as usize / 64, (end - 1) as usize / 64);
         let mut mask = u64::MAX << (from % 64);
         for index in first..=last {
-            let seen = view(self.words[index]) & mask;
+            let seen = view(self.to_text[index]) & mask;
             if seen != 0 {
                 let at = index as u32 * 64 + seen.trailing_zeros();
                 return (at < end).then_some(at);

@@ -1,7 +1,7 @@
-//! Which zones have tables: the zone map, read when the volume is opened and kept in memory.
+//! Which block groups are initialized: the group map, read when the volume is opened and kept in memory.
 //!
-//! A zone gets its tables before the first record goes there, and keeps them. Until then every block of it was never written,
-//! and its tables are not read, whatever lies there. The bit of a zone is set only when its generations are durable; its two
+//! A block group is initialized before the first map entry goes there, and keeps them. Until then every block of it was never written,
+//! and its map pages are not read, whatever lies there. The bit of a block group is set only when its generations are durable; its two
 //! copies are written one after the other, with a sync between, so that one of them is whole at any time.
 
 use std::cell::{Cell, RefCell};
@@ -31,7 +31,7 @@ impl LostCopies {
     }
 }
 
-/// Which zones have tables.
+/// Which block groups are initialized.
 pub(crate) struct BlockGroups {
     layout: Layout,
     seed: Seed,
@@ -47,7 +47,7 @@ pub(crate) struct BlockGroups {
 }
 
 impl BlockGroups {
-    /// The map of a new volume: no zone has tables.
+    /// The map of a new volume: no block group is initialized.
     pub fn uninitialized(layout: Layout, seed: Seed) -> BlockGroups {
         let sectors = (0..layout.group_map_sectors()).map(|index| uninitialized_sector(&layout, index)).collect();
         BlockGroups {
@@ -66,12 +66,12 @@ impl BlockGroups {
     ///
     /// # Errors
     /// When the medium fails as a whole. Sectors that are lost are no error: where both copies are, or all are from before the
-    /// superblock, the zones in question are looked at. Where fewer are found than the superblock knows of, all in question have
-    /// tables, so that none reads as never written.
+    /// superblock, the block groups in question are looked at. Where fewer are found than the superblock knows of, all in question have
+    /// map pages, so that none reads as never written.
     pub async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Result<BlockGroups, MediumError> {
         let layout = superblock.layout;
-        let mut zones = BlockGroups::uninitialized(layout, superblock.seed());
-        let [first, second] = [zones.read_copy(medium, 0).await?, zones.read_copy(medium, 1).await?];
+        let mut groups = BlockGroups::uninitialized(layout, superblock.seed());
+        let [first, second] = [groups.read_copy(medium, 0).await?, groups.read_copy(medium, 1).await?];
         let (mut doubtful, mut disputed) = (Vec::new(), Vec::new());
         for (index, copies) in (0_u64..).zip(first.into_iter().zip(second)) {
             let (newest, lost, is_behind) = match copies {
@@ -83,43 +83,43 @@ impl BlockGroups {
                     disputed.extend(
                         newer
                             .groups_missing_of(&older)
-                            .map(|zone| first + zone)
-                            .filter(|zone| *zone < layout.block_groups()),
+                            .map(|group| first + group)
+                            .filter(|group| *group < layout.block_groups()),
                     );
                     (Some(newer), 0, true)
                 }
                 (Some(one), None) | (None, Some(one)) => (Some(one), 1, false),
                 (None, None) => (None, 2, false),
             };
-            zones.lost_copies.add(lost + u64::from(is_behind && superblock.is_clean));
+            groups.lost_copies.add(lost + u64::from(is_behind && superblock.is_clean));
             if lost > 0 || is_behind {
-                zones.to_repair.get_mut().push(index);
+                groups.to_repair.get_mut().push(index);
             }
             match newest {
-                Some(newest) => zones.adopt(newest),
+                Some(newest) => groups.adopt(newest),
                 None => doubtful.push(index),
             }
         }
-        zones.reconcile(medium, &disputed).await?;
-        zones.guessed = doubtful.clone();
-        if zones.initialized_count.get() < superblock.initialized_groups {
+        groups.reconcile(medium, &disputed).await?;
+        groups.guessed = doubtful.clone();
+        if groups.initialized_count.get() < superblock.initialized_groups {
             doubtful = (0..layout.group_map_sectors()).collect();
-            zones.to_repair = RefCell::new(doubtful.clone());
+            groups.to_repair = RefCell::new(doubtful.clone());
         }
-        zones.find_by_generations(medium, &doubtful).await?;
-        if zones.initialized_count.get() < superblock.initialized_groups {
-            zones.mark_initialized(&doubtful);
+        groups.find_by_generations(medium, &doubtful).await?;
+        if groups.initialized_count.get() < superblock.initialized_groups {
+            groups.mark_initialized(&doubtful);
         }
-        Ok(zones)
+        Ok(groups)
     }
 
-    /// Takes a sector over, but for bits of zones that the volume does not have.
+    /// Takes a sector over, but for bits of block groups that the volume does not have.
     fn adopt(&mut self, mut sector: GroupMapSector) {
-        let zones = self.layout.block_groups() - sector.index * self.layout.groups_per_map_sector();
+        let groups = self.layout.block_groups() - sector.index * self.layout.groups_per_map_sector();
         self.is_marked_resized |= sector.is_resized;
         sector.is_resized = self.layout.is_resized();
         for (at, byte) in (0_u64..).zip(&mut sector.bits) {
-            let bits = zones.saturating_sub(at * 8).min(8);
+            let bits = groups.saturating_sub(at * 8).min(8);
             *byte &= ((1_u16 << bits) - 1) as u8;
         }
         let index = sector.index as usize;
@@ -134,15 +134,18 @@ impl BlockGroups {
         Ok((0_u64..).zip(bytes.chunks_exact(sector)).map(decode).collect())
     }
 
-    /// Finds the zones of these sectors by their generations: they were all written before the zone's bit was set.
+    /// Finds the block groups of these sectors by their generations: they were all written before the block group's bit was set.
     #[cold]
     async fn find_by_generations<M: Medium>(&mut self, medium: &M, sectors: &[u64]) -> Result<(), MediumError> {
         for index in sectors {
-            tracing::warn!(sector = index, "the zone map is lost or old here; zones are found by their tables");
+            tracing::warn!(
+                sector = index,
+                "the group map is lost or old here; block groups are found by their map pages"
+            );
             let first = index * self.layout.groups_per_map_sector();
-            for zone in first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups()) {
-                if !self.is_initialized(zone) && self.has_generations(medium, zone).await? {
-                    self.set_bit(zone);
+            for group in first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups()) {
+                if !self.is_initialized(group) && self.has_generations(medium, group).await? {
+                    self.set_bit(group);
                 }
             }
         }
@@ -150,27 +153,27 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Has the tables decide of zones that an older copy of the map knows and the newer one denies. No fault but one does that: a copy
+    /// Has the block map decide of block groups that an older copy of the map knows and the newer one denies. No fault but one does that: a copy
     /// put back from before the volume shrank, and what lay there then was wiped when it grew.
     async fn reconcile<M: Medium>(&mut self, medium: &M, disputed: &[u64]) -> Result<(), MediumError> {
-        for &zone in disputed {
-            if self.has_generations(medium, zone).await? {
+        for &group in disputed {
+            if self.has_generations(medium, group).await? {
                 tracing::warn!(
-                    zone,
-                    "the newer copy of the zone map denies a zone whose tables are there; it is not believed"
+                    group,
+                    "the newer copy of the group map denies a block group whose map pages are there; it is not believed"
                 );
-                self.set_bit(zone);
+                self.set_bit(group);
             }
         }
         self.count();
         Ok(())
     }
 
-    /// Whether any generations of a zone are there. What cannot be read may be some: that is an error, since a zone without tables
+    /// Whether any generations of a block group are there. What cannot be read may be some: that is an error, since a block group without map pages
     /// reads as never written.
-    async fn has_generations<M: Medium>(&self, medium: &M, zone: u64) -> Result<bool, MediumError> {
+    async fn has_generations<M: Medium>(&self, medium: &M, group: u64) -> Result<bool, MediumError> {
         let sector = self.layout.sector_bytes() as usize;
-        let pages = self.layout.pages_of_group(zone);
+        let pages = self.layout.pages_of_group(group);
         let places: Vec<_> = pages.filter_map(|number| self.layout.page_offsets(number)).collect();
         let Some(first) = places.first() else { return Ok(false) };
         let (bytes, missing) = read_sectors(medium, first.second_offset, places.len() * sector, sector).await?;
@@ -184,19 +187,19 @@ impl BlockGroups {
         if is_there(&bytes, 0) || (missing.is_empty() && missing_first.is_empty()) {
             return Ok(is_there(&bytes, 0));
         }
-        let reason = "neither the map of zones nor the tables of a zone can be read".to_owned();
+        let reason = "neither the group map nor the block map of a block group can be read".to_owned();
         Err(MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes: first.offset, reason })
     }
 
-    /// Whether a zone has tables.
-    pub fn is_initialized(&self, zone: u64) -> bool {
+    /// Whether a block group is initialized.
+    pub fn is_initialized(&self, group: u64) -> bool {
         let per_sector = self.layout.groups_per_map_sector();
         let sectors = self.sectors.borrow();
-        let bit = (zone % per_sector) as usize;
-        sectors.get((zone / per_sector) as usize).is_some_and(|sector| sector.bits[bit / 8] >> (bit % 8) & 1 == 1)
+        let bit = (group % per_sector) as usize;
+        sectors.get((group / per_sector) as usize).is_some_and(|sector| sector.bits[bit / 8] >> (bit % 8) & 1 == 1)
     }
 
-    /// How many zones have tables.
+    /// How many block groups are initialized.
     pub fn initialized_count(&self) -> u64 {
         self.initialized_count.get()
     }
@@ -211,32 +214,32 @@ impl BlockGroups {
         self.is_marked_resized
     }
 
-    /// Takes every zone of sectors that are lost for one that has tables: without a superblock nobody knows that a zone whose
-    /// tables are not where they would be has none.
+    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock nobody knows that a block group whose
+    /// map pages are not where they would be has none.
     pub fn assume_initialized(&self) {
         self.mark_initialized(&self.guessed);
     }
 
-    /// Takes every zone of these sectors for one that has tables: it is known that some have, and not which, so that none may read as
+    /// Takes every block group of these sectors for one that is initialized: it is known that some have, and not which, so that none may read as
     /// never written.
     fn mark_initialized(&self, sectors: &[u64]) {
         for index in sectors {
             let first = index * self.layout.groups_per_map_sector();
             let end = (first + self.layout.groups_per_map_sector()).min(self.layout.block_groups());
-            (first..end).for_each(|zone| self.set_bit(zone));
+            (first..end).for_each(|group| self.set_bit(group));
         }
         self.count();
     }
 
-    /// How many zones below `end` have tables.
+    /// How many block groups below `end` are initialized.
     pub fn initialized_below(&self, end: u64) -> u64 {
-        (0..end.min(self.layout.block_groups())).filter(|zone| self.is_initialized(*zone)).count() as u64
+        (0..end.min(self.layout.block_groups())).filter(|group| self.is_initialized(*group)).count() as u64
     }
 
-    fn set_bit(&self, zone: u64) {
+    fn set_bit(&self, group: u64) {
         let per_sector = self.layout.groups_per_map_sector();
-        let bit = (zone % per_sector) as usize;
-        self.sectors.borrow_mut()[(zone / per_sector) as usize].bits[bit / 8] |= 1 << (bit % 8);
+        let bit = (group % per_sector) as usize;
+        self.sectors.borrow_mut()[(group / per_sector) as usize].bits[bit / 8] |= 1 << (bit % 8);
     }
 
     fn count(&self) {
@@ -245,15 +248,15 @@ impl BlockGroups {
         self.initialized_count.set(sectors.iter().map(ones).sum());
     }
 
-    /// Says of zones, in order, that they have tables, once their generations are durable; durable in the end.
+    /// Says of block groups, in order, that they are initialized, once their generations are durable; durable in the end.
     ///
     /// # Errors
-    /// When the medium fails. Whether the map says so then is not known; the zones' tables are as they were made either way.
-    pub async fn set_initialized<M: Medium>(&self, medium: &M, zones: &[u64]) -> Result<(), MediumError> {
+    /// When the medium fails. Whether the map says so then is not known; the block groups' map pages are as they were made either way.
+    pub async fn set_initialized<M: Medium>(&self, medium: &M, groups: &[u64]) -> Result<(), MediumError> {
         let per_sector = self.layout.groups_per_map_sector();
-        let mut sectors: Vec<u64> = zones.iter().map(|zone| zone / per_sector).collect();
+        let mut sectors: Vec<u64> = groups.iter().map(|group| group / per_sector).collect();
         sectors.dedup();
-        self.rewrite(medium, &sectors, zones).await
+        self.rewrite(medium, &sectors, groups).await
     }
 
     /// Writes the sectors anew that were not there twice, of a volume opened for writing; durable in the end.
@@ -265,14 +268,14 @@ impl BlockGroups {
         if sectors.is_empty() { Ok(()) } else { self.rewrite(medium, &sectors, &[]).await }
     }
 
-    /// Writes sectors with the bits that they have and those of `zones`.
-    async fn rewrite<M: Medium>(&self, medium: &M, sectors: &[u64], zones: &[u64]) -> Result<(), MediumError> {
+    /// Writes sectors with the bits that they have and those of `groups`.
+    async fn rewrite<M: Medium>(&self, medium: &M, sectors: &[u64], groups: &[u64]) -> Result<(), MediumError> {
         let per_sector = self.layout.groups_per_map_sector();
         let image = |index: &u64| {
             let mut sector = self.sectors.borrow()[*index as usize].clone();
             sector.write_seq += 1;
-            for zone in zones.iter().filter(|zone| **zone / per_sector == *index) {
-                let bit = (zone % per_sector) as usize;
+            for group in groups.iter().filter(|group| **group / per_sector == *index) {
+                let bit = (group % per_sector) as usize;
                 sector.bits[bit / 8] |= 1 << (bit % 8);
             }
             sector
@@ -302,23 +305,23 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Writes the whole map for a layout with more or fewer zones, or for the same once more: with the bits that there are, and none
-    /// for zones that come, whatever an earlier size has left there. Durable in the end, each copy at its time.
+    /// Writes the whole map for a layout with more or fewer block groups, or for the same once more: with the bits that there are, and none
+    /// for block groups that come, whatever an earlier size has left there. Durable in the end, each copy at its time.
     ///
     /// # Errors
-    /// When the medium fails. The map says the same of the zones that were there either way.
+    /// When the medium fails. The map says the same of the block groups that were there either way.
     pub async fn rewrite_for<M: Medium>(&self, medium: &M, to: Layout, resized: bool) -> Result<(), MediumError> {
         let (here, there) = (self.layout.group_map_sectors(), to.group_map_sectors());
         let wide = if there > here { to } else { self.layout };
         let old = BlockGroups::uninitialized(wide, self.seed);
         let [first, second] = [old.read_copy(medium, 0).await?, old.read_copy(medium, 1).await?];
-        let serial =
+        let write_seq =
             |copy: &[Option<GroupMapSector>], index: usize| copy[index].as_ref().map_or(0, |copy| copy.write_seq);
         let images: Vec<GroupMapSector> = (0..wide.group_map_sectors())
             .map(|index| {
                 let known = self.sectors.borrow().get(index as usize).cloned();
                 // Higher than whatever lies there, so that it never counts again.
-                let [a, b] = [&first, &second].map(|copy| serial(copy, index as usize));
+                let [a, b] = [&first, &second].map(|copy| write_seq(copy, index as usize));
                 GroupMapSector {
                     write_seq: a.max(b) + 1,
                     is_resized: resized,

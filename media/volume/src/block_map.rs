@@ -1,10 +1,10 @@
-//! The tables: pages of records and generations, with those in use kept in memory, and the records that are to go there.
+//! The block map: map pages and generations, with those in use kept in memory, and the map entries that are to go there.
 //!
 //! Pages are as on the medium; what is durable in the log and not there yet are patches. The number of pages kept is bounded.
 //!
-//! Sectors that the medium does not give cost the blocks whose only records lay there, and nothing else: of a page's
-//! generations there are two copies, and the records beside a lost sector are served. Such a sector stays as it is, and may
-//! well be readable the next time, until a record in it changes or its zone is written to. Then it is written anew, and what
+//! Sectors that the medium does not give cost the blocks whose only map entries lay there, and nothing else: of a page's
+//! generations there are two copies, and the map entries beside a lost sector are served. Such a sector stays as it is, and may
+//! well be readable the next time, until a map entry in it changes or its block group is written to. Then it is written anew, and what
 //! was lost is damage, for good.
 
 use std::cell::RefCell;
@@ -27,27 +27,27 @@ use crate::sectors::read_sectors;
 const MAX_EVICTION_PROBES: usize = 32;
 /// Pages kept at least.
 const MIN_CACHED_PAGES: usize = 8;
-/// Memory for records that the tables do not have yet, at least.
+/// Memory for map entries that the block map does not have yet, at least.
 const MIN_PATCHES_BYTES: usize = 64 << 10;
-/// Bytes of pages read at once where a zone's are read one after the other.
+/// Bytes of pages read at once where a block group's are read one after the other.
 const SCAN_BYTES: u64 = 1 << 20;
 
-/// The tables of a volume.
+/// The block map of a volume.
 pub(crate) struct BlockMap {
     layout: Layout,
     seed: Seed,
     mutation: Mutation,
-    /// Which zones have tables.
+    /// Which block groups are initialized.
     pub groups: BlockGroups,
-    /// What the tables do not have yet.
+    /// What the block map does not have yet.
     pub patches: Patches,
-    /// The page of every zone that has no tables.
+    /// The page of every block group that is not initialized.
     unwritten: Rc<MapPage>,
     pages: RefCell<FxHashMap<u64, Rc<MapPage>>>,
     order: RefCell<VecDeque<u64>>,
     loading: RefCell<FxHashSet<u64>>,
     loaded: Condition,
-    /// Sectors with records that stay lost even should the medium give them again, by page: slots they name may be in use.
+    /// Sectors with map entries that stay lost even should the medium give them again, by page: physical blocks they name may be in use.
     lost_sectors: RefCell<FxHashMap<u64, u32>>,
     /// Pages of which a copy of the generations is lost or old.
     to_repair: RefCell<FxHashSet<u64>>,
@@ -68,14 +68,14 @@ impl Drop for Loading<'_> {
 }
 
 impl BlockMap {
-    /// The tables of a volume with this superblock and zone map.
-    pub fn new(superblock: &Superblock, zones: BlockGroups, options: &OpenOptions) -> BlockMap {
+    /// The block map of a volume with this superblock and group map.
+    pub fn new(superblock: &Superblock, groups: BlockGroups, options: &OpenOptions) -> BlockMap {
         BlockMap {
             layout: superblock.layout,
             seed: superblock.seed(),
             mutation: options.mutation,
-            lost_copies: zones.lost_copies(),
-            groups: zones,
+            lost_copies: groups.lost_copies(),
+            groups: groups,
             patches: Patches::new(superblock.seed()),
             unwritten: Rc::new(MapPage::unwritten()),
             pages: RefCell::default(),
@@ -94,7 +94,7 @@ impl BlockMap {
         self.layout.page_of(lba)
     }
 
-    /// The zone of a page.
+    /// The block group of a page.
     pub fn group_of(&self, number: u64) -> u64 {
         number / self.layout.group_pages()
     }
@@ -163,13 +163,13 @@ impl BlockMap {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],
         };
-        let given_up = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
+        let deallocated = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
         let page = MapPage::new(MapPageParts {
             entries: body.as_chunks::<MAP_ENTRY_BYTES>().0.to_vec(),
             unreadable: unreadable & !GENERATIONS_BIT,
             copies,
         });
-        page.mark_unreadable(given_up);
+        page.mark_unreadable(deallocated);
         page
     }
 
@@ -177,10 +177,10 @@ impl BlockMap {
     fn note_losses(&self, number: u64, page: &MapPage) {
         let first = self.offsets(number).first;
         if page.unreadable() != 0 {
-            tracing::warn!(%first, "sectors of the tables cannot be read; the blocks whose records lie there are lost");
+            tracing::warn!(%first, "sectors of the block map cannot be read; the blocks whose map entries lie there are lost");
         }
         if page.lost_copies() > 1 {
-            tracing::warn!(%first, "both copies of a page's generations are lost; what its records say counts");
+            tracing::warn!(%first, "both copies of a page's generations are lost; what its map entries say counts");
         }
         let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_clean);
         if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
@@ -212,17 +212,17 @@ impl BlockMap {
         }
     }
 
-    /// Whether so much waits for the tables that nothing should be added before a checkpoint has ended.
+    /// Whether so much waits for the block map that nothing should be added before a checkpoint has ended.
     pub fn is_full(&self) -> bool {
         self.patches.bytes() > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
-    /// Whether so much waits for the tables that a checkpoint is due.
+    /// Whether so much waits for the block map that a checkpoint is due.
     pub fn is_dirty_limit_reached(&self) -> bool {
         self.patches.active_bytes() * 2 > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
-    /// Reads the tables of a zone, one page after the other, and shows what they say of each block. With `give_up`, what the
+    /// Reads the block map of a block group, one page after the other, and shows what they say of each block. With `give_up`, what the
     /// medium does not give stays lost.
     ///
     /// # Errors
@@ -230,15 +230,15 @@ impl BlockMap {
     pub async fn scan<M: Medium>(
         &self,
         medium: &M,
-        zone: u64,
+        group: u64,
         give_up: bool,
         mut see: impl FnMut(MapLookup),
     ) -> Result<(), MediumError> {
-        if !self.groups.is_initialized(zone) {
+        if !self.groups.is_initialized(group) {
             return Ok(());
         }
         let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
-        let numbers: Vec<u64> = self.layout.pages_of_group(zone).collect();
+        let numbers: Vec<u64> = self.layout.pages_of_group(group).collect();
         for numbers in numbers.chunks((SCAN_BYTES / self.layout.page_bytes()).max(1) as usize) {
             let place = self.offsets(numbers[0]);
             let (pages, second) = join(
@@ -262,15 +262,15 @@ impl BlockMap {
         Ok(())
     }
 
-    /// Shows what a page says of each block; whether any has its record in a sector that cannot be read.
+    /// Shows what a page says of each block; whether any has its map entry in a sector that cannot be read.
     fn report_entries(&self, number: u64, page: &MapPage, see: &mut impl FnMut(MapLookup)) -> bool {
         self.note_losses(number, page);
         let place = self.offsets(number);
         let mut is_lost = false;
         for (index, lba) in (0..place.blocks).map(|index| (index as usize, place.first.get() + index)) {
-            let entry = page.lookup(index, Lba::new(lba), self.seed);
-            is_lost |= matches!(entry, MapLookup::Unreadable);
-            see(entry);
+            let lookup = page.lookup(index, Lba::new(lba), self.seed);
+            is_lost |= matches!(lookup, MapLookup::Unreadable);
+            see(lookup);
         }
         is_lost
     }
@@ -293,7 +293,7 @@ impl BlockMap {
         medium.read(place.offset, buffer()).await.0
     }
 
-    /// The pages that a checkpoint has to write, in order: those it has taken records of, and those that have lost something.
+    /// The pages that a checkpoint has to write, in order: those it has taken map entries of, and those that have lost something.
     pub fn to_write(&self) -> Vec<u64> {
         let mut numbers = self.patches.taken_pages();
         numbers.extend(self.to_repair.borrow().iter());
@@ -303,19 +303,19 @@ impl BlockMap {
         numbers
     }
 
-    /// Puts the records that a checkpoint has taken into a page on the medium, as of the log sector `sequence`. Durable after
+    /// Puts the map entries that a checkpoint has taken into a page on the medium, as of the log sector `sequence`. Durable after
     /// the next sync.
     ///
     /// # Errors
-    /// When the medium fails. The page in memory is as it was, and the records are still there for another try.
+    /// When the medium fails. The page in memory is as it was, and the map entries are still there for another try.
     pub async fn write<M: Medium>(&self, medium: &M, number: u64, sequence: u64) -> Result<(), MediumError> {
         // What could not be read before is asked for once more: it would be lost for good.
         self.retry(number);
         let page = self.page(medium, number).await?;
-        let given_up = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
+        let deallocated = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
         let patches = self.patches.taken(number);
         let place = self.offsets(number);
-        let image = page.image(&self.layout, self.seed, &place, &patches, sequence, given_up);
+        let image = page.image(&self.layout, self.seed, &place, &patches, sequence, deallocated);
         if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
             self.check_medium_reads(medium, &place).await?;
         }
@@ -339,7 +339,7 @@ impl BlockMap {
         Ok(())
     }
 
-    /// Writes the bytes of one record where they lie, right or wrong, and leaves the generations: damage on purpose. No
+    /// Writes the bytes of one map entry where they lie, right or wrong, and leaves the generations: damage on purpose. No
     /// checkpoint may run, and nothing of the block may wait for one.
     ///
     /// # Errors

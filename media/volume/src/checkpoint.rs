@@ -1,4 +1,4 @@
-//! Checkpoints: the tables catch up with the log, and the log's space is free again.
+//! Checkpoints: the block map catches up with the log, and the log's space is free again.
 //!
 //! Checkpoints run beside commits, which wait for one only where there is no room without it. What commits add to the pages
 //! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
@@ -17,7 +17,7 @@ use crate::volume::{State, Volume};
 
 /// Pages written at once.
 const PAGES_IN_FLIGHT: usize = 32;
-/// Sectors of generations written at once when a zone gets its tables.
+/// Sectors of generations written at once when a block group is initialized.
 const SECTORS_IN_FLIGHT: usize = 64;
 /// What there may be one of at a time: a checkpoint, and within it or beside it somebody who writes superblocks.
 const CHECKPOINT: RangeInclusive<u64> = 0..=0;
@@ -76,7 +76,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Waits until there is room for so many sectors in the log, and for their records in memory.
+    /// Waits until there is room for so many sectors in the log, and for their map entries in memory.
     pub(crate) async fn make_room(&self, sectors: u64) -> Result<(), Error> {
         let of = &self.checkpoints;
         while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors()
@@ -95,7 +95,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes every page whose records the tables do not have yet, then a superblock that begins the log behind these records.
+    /// Writes every page whose map entries the block map does not have yet, then a superblock that begins the log behind these map entries.
     ///
     /// # Errors
     /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
@@ -103,42 +103,37 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// no more writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
-        let mut target = self.write_tables().await?;
+        let mut target = self.write_map_pages().await?;
         if self.mutation == Mutation::TailEarly {
             target = self.log.take_applied();
         }
-        let zones_made = self.block_map.groups.initialized_count();
-        self.change_superblock(|before| Superblock {
-            is_clean: clean,
-            log_tail: target,
-            initialized_groups: zones_made,
-            ..before
-        })
-        .await?;
+        let initialized_groups = self.block_map.groups.initialized_count();
+        self.change_superblock(|before| Superblock { is_clean: clean, log_tail: target, initialized_groups, ..before })
+            .await?;
         self.log.tail.set(target);
         self.block_map.patches.end();
         Ok(())
     }
 
-    /// Writes what waits for the tables while nothing is committed, and leaves the log as it is: where a log that a crash has left says
+    /// Writes what waits for the block map while nothing is committed, and leaves the log as it is: where a log that a crash has left says
     /// more than there is memory for, before the checkpoint that gives it up. Interrupted, it will say the same again.
     ///
     /// # Errors
     /// As [`Volume::checkpoint`].
     pub(crate) async fn drain_patches(&self) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
-        self.write_tables().await?;
+        self.write_map_pages().await?;
         self.block_map.patches.end();
         Ok(())
     }
 
-    /// Takes all records that wait for the tables, and writes their pages; durable in the end. Gives the sector up to which the pages
+    /// Takes all map entries that wait for the block map, and writes their pages; durable in the end. Gives the sector up to which the pages
     /// have the log.
-    async fn write_tables(&self) -> Result<u64, Error> {
+    async fn write_map_pages(&self) -> Result<u64, Error> {
         self.block_map.patches.take();
         let target = self.log.take_applied();
         let pages = self.block_map.to_write();
-        self.make_tables(&pages).await?;
+        self.initialize_groups(&pages).await?;
         for numbers in pages.chunks(PAGES_IN_FLIGHT) {
             let writes = numbers.iter().map(|&number| self.block_map.write(&self.medium, number, target));
             join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
@@ -149,27 +144,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(target)
     }
 
-    /// Gives the zones of these pages tables, where they have none: all generations of the zone first, both copies, and only
-    /// when they are durable the bit in the zone map that has them read.
-    async fn make_tables(&self, pages: &[u64]) -> Result<(), Error> {
-        let mut zones: Vec<u64> = pages.iter().map(|page| self.block_map.group_of(*page)).collect();
-        zones.dedup();
-        zones.retain(|zone| !self.block_map.groups.is_initialized(*zone));
-        if zones.is_empty() {
+    /// Gives the block groups of these pages map pages, where they have none: all generations of the block group first, both copies, and only
+    /// when they are durable the bit in the group map that has them read.
+    async fn initialize_groups(&self, pages: &[u64]) -> Result<(), Error> {
+        let mut groups: Vec<u64> = pages.iter().map(|page| self.block_map.group_of(*page)).collect();
+        groups.dedup();
+        groups.retain(|group| !self.block_map.groups.is_initialized(*group));
+        if groups.is_empty() {
             return Ok(());
         }
         if self.mutation == Mutation::MapFirst {
-            self.block_map.groups.set_initialized(&self.medium, &zones).await.map_err(|error| self.fail(&error))?;
+            self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))?;
         }
         let sectors =
-            zones.iter().flat_map(|zone| self.layout.pages_of_group(*zone)).map(|page| self.write_blank(page));
+            groups.iter().flat_map(|group| self.layout.pages_of_group(*group)).map(|page| self.write_unwritten(page));
         stream::iter(sectors).buffer_unordered(SECTORS_IN_FLIGHT).try_collect::<()>().await?;
         self.sync_or_fail().await?;
-        self.block_map.groups.set_initialized(&self.medium, &zones).await.map_err(|error| self.fail(&error))
+        self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))
     }
 
-    /// Writes both copies of the generations of a page none of whose blocks has a record.
-    async fn write_blank(&self, page: u64) -> Result<(), MediumError> {
+    /// Writes both copies of the generations of a page none of whose blocks has a map entry.
+    async fn write_unwritten(&self, page: u64) -> Result<(), MediumError> {
         let place = self.block_map.offsets(page);
         let mut buffer = self.medium.buffer(self.layout.sector_bytes() as usize);
         Generations::unwritten(place.first, self.layout.page_blocks()).encode(&mut buffer, self.seed);
@@ -178,9 +173,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.medium.write(place.second_offset, bytes).await
     }
 
-    /// Says in the superblock, before the first record goes to the log, that the log is not empty any more; and before the first
-    /// record of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
-    pub(crate) async fn announce(&self) -> Result<(), Error> {
+    /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more; and before the first
+    /// map entry of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
+    pub(crate) async fn mark_log_in_use(&self) -> Result<(), Error> {
         let before = self.superblock.get();
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
         if !before.is_clean && uncorrectable == before.uncorrectable {
@@ -200,7 +195,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Brings all superblocks up to date. Recovery leaves records behind that do not count, and a superblock from before it,
+    /// Brings all superblocks up to date. Recovery leaves map entries behind that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
     pub(crate) async fn checkpoint_both(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;
@@ -211,7 +206,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.medium.sync().await.map_err(|error| self.fail(&error))
     }
 
-    /// Whether the log or what waits for the tables is so full that a checkpoint should not wait. The more records there are,
+    /// Whether the log or what waits for the block map is so full that a checkpoint should not wait. The more map entries there are,
     /// the more of them share a page; what is left of the log is for commits while the checkpoint runs.
     pub(crate) fn checkpoint_due(&self) -> bool {
         (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3

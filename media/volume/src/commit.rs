@@ -1,4 +1,4 @@
-//! Commits: records and their data become durable.
+//! Commits: map entries and their data become durable.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,15 +12,15 @@ use crate::open::Mutation;
 use crate::patches::Patch;
 use crate::volume::{State, Volume};
 
-/// Records gathered in memory at most; bounds what an unclean end can lose and the memory of the overlay.
-const MOST_OPEN: usize = 32 << 10;
-/// Pages read at once when records are put into them.
-const PAGES_AT_ONCE: usize = 64;
+/// Map entries gathered in memory at most; bounds what an unclean end can lose and the memory of the memtable.
+const MAX_UNCOMMITTED: usize = 32 << 10;
+/// Pages read at once when map entries are put into them.
+const MAX_PAGES_PER_BATCH: usize = 64;
 
-/// A record of a block or a run of blocks, and its bytes in the log.
+/// A map entry of a block or a run of blocks, and its bytes in the log.
 pub(crate) type Encoded = (MapEntryRun, [u8; MAP_ENTRY_BYTES]);
 
-/// A record, or a part of one, about blocks of one page.
+/// A map entry, or a part of one, about blocks of one page.
 struct Piece {
     page: u64,
     run: MapEntryRun,
@@ -41,22 +41,22 @@ pub(crate) struct CommitQueue {
     pub ended: Cell<u64>,
     /// Why the volume takes no more writes.
     pub failure: RefCell<Option<String>>,
-    /// Records in memory at which writers wait for a commit.
+    /// Map entries in memory at which writers wait for a commit.
     pub max_uncommitted: usize,
-    /// There are, or may be, records of blocks that were made unreadable.
+    /// There are, or may be, map entries of blocks that were made unreadable.
     pub uncorrectable: Cell<bool>,
     /// The worker waits without a timer, because there is nothing to commit.
     pub idle: Cell<bool>,
     ticket: RefCell<Rc<FlushWaiter>>,
     flush_wanted: Cell<bool>,
     space_wanted: Cell<bool>,
-    /// Writers that wait for slots.
+    /// Writers that wait for physical blocks.
     starved: Cell<usize>,
     last_error: RefCell<Option<Error>>,
     answered: Condition,
 }
 
-/// A writer that waits for slots.
+/// A writer that waits for physical blocks.
 pub(crate) struct Starved<'a>(&'a CommitQueue);
 
 impl Drop for Starved<'_> {
@@ -74,7 +74,7 @@ impl CommitQueue {
             wanted,
             ended: Cell::new(0),
             failure: RefCell::default(),
-            max_uncommitted: quarter.min(MOST_OPEN),
+            max_uncommitted: quarter.min(MAX_UNCOMMITTED),
             uncorrectable: Cell::new(false),
             idle: Cell::new(false),
             ticket: RefCell::default(),
@@ -86,7 +86,7 @@ impl CommitQueue {
         }
     }
 
-    /// There are records to commit some time: starts the worker's timer if it does not run.
+    /// There are map entries to commit some time: starts the worker's timer if it does not run.
     pub fn schedule(&self) {
         if self.idle.replace(false) {
             self.wanted.notify();
@@ -96,9 +96,9 @@ impl CommitQueue {
         }
     }
 
-    /// A writer waits for slots until this is dropped. Commits are asked for where there is something to commit, now or once
-    /// there is: one of nothing frees no slot, and asking for it again and again would keep the worker busy to no end while
-    /// what holds the slots is under way.
+    /// A writer waits for physical blocks until this is dropped. Commits are asked for where there is something to commit, now or once
+    /// there is: one of nothing frees no physical block, and asking for it again and again would keep the worker busy to no end while
+    /// what holds the physical blocks is in flight.
     pub fn starve(&self, has_work: bool) -> Starved<'_> {
         self.starved.set(self.starved.get() + 1);
         if has_work {
@@ -107,7 +107,7 @@ impl CommitQueue {
         Starved(self)
     }
 
-    /// Writers need slots or room in the overlay soon.
+    /// Writers need physical blocks or room in the memtable soon.
     pub fn request_space(&self) {
         if !self.space_wanted.replace(true) {
             self.wanted.notify();
@@ -156,22 +156,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         result.unwrap_or_else(|| Err(self.failed())).map(|()| Response::Done)
     }
 
-    /// Commits everything that is in the overlay when it begins. `answer` is called as soon as all of it is durable, or has
-    /// failed: whoever waits need not wait for the tables.
+    /// Commits everything that is in the memtable when it begins. `answer` is called as soon as all of it is durable, or has
+    /// failed: whoever waits need not wait for the block map.
     pub(crate) async fn commit(&self, answer: impl FnOnce(Result<(), Error>)) -> Result<(), Error> {
         let mut answer = Some(answer);
         let result = loop {
             if self.memtable.active_len() == 0 {
                 break Ok(());
             }
-            let (records, is_last) = match self.commit_once().await {
+            let (entries, is_last) = match self.commit_once().await {
                 Ok(committed) => committed,
                 Err(error) => break Err(error),
             };
             if is_last && let Some(answer) = answer.take() {
                 answer(Ok(()));
             }
-            self.apply(&records, true).await;
+            self.apply(&entries, true).await;
             self.log.end_commit();
             self.memtable.end_commit();
             if is_last {
@@ -184,10 +184,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         result
     }
 
-    /// Makes records of the overlay durable, as many as one commit takes. Gives them, and whether that was all there were.
+    /// Makes map entries of the memtable durable, as many as one commit takes. Gives them, and whether that was all there were.
     async fn commit_once(&self) -> Result<(Vec<Encoded>, bool), Error> {
-        self.announce().await?;
-        let quarter = self.log_records_in(self.layout.log_sectors() / 4);
+        self.mark_log_in_use().await?;
+        let quarter = self.log_entries_in(self.layout.log_sectors() / 4);
         let needed = || self.log_sectors_for(self.memtable.active_log_entries().min(quarter));
         let mut due = 0;
         // While it waits for room, more may be put in.
@@ -195,50 +195,50 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             due = needed();
             self.make_room(due).await?;
         }
-        let most = quarter.min(self.log_records_in(due));
-        let mut runs = self.memtable.begin_commit(most);
+        let max = quarter.min(self.log_entries_in(due));
+        let mut runs = self.memtable.begin_commit(max);
         let place = self.log.place(&runs, &self.layout, self.mutation);
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
-        let records = self.encode(&runs);
+        let entries = self.encode(&runs);
         let is_all = self.memtable.active_len() == 0;
-        match self.write_log(place, &records).await {
-            Ok(()) => Ok((records, is_all)),
+        match self.write_log(place, &entries).await {
+            Ok(()) => Ok((entries, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
             Err(error) => Err(self.fail(&error)),
         }
     }
 
-    /// The bytes of records in the log.
-    pub(crate) fn encode(&self, records: &[MapEntryRun]) -> Vec<Encoded> {
+    /// The bytes of map entries in the log.
+    pub(crate) fn encode(&self, entries: &[MapEntryRun]) -> Vec<Encoded> {
         let said = |run: &MapEntryRun| match self.mutation {
-            // A fault put in on purpose: after a crash the last block of the run is as it was before.
+            // An injected fault: after a crash the last block of the run is as it was before.
             Mutation::ShortRun if run.blocks > 1 => run.part(run.start(), run.end() - 1),
             _ => *run,
         };
-        records.iter().map(|run| (*run, said(run).encode(self.seed))).collect()
+        entries.iter().map(|run| (*run, said(run).encode(self.seed))).collect()
     }
 
-    /// Hands durable records, in order of their blocks, over to the tables. With `retire`, the slots they replace are given up.
-    pub(crate) async fn apply(&self, records: &[Encoded], retire: bool) {
-        let mut pieces = records.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
+    /// Hands durable map entries, in order of their blocks, over to the block map. With `defer_free`, the physical blocks they replace are deallocated.
+    pub(crate) async fn apply(&self, entries: &[Encoded], defer_free: bool) {
+        let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
         while pieces.peek().is_some() {
             let (mut batch, mut pages) = (Vec::<Piece>::new(), 0);
             let is_same_page = |batch: &[Piece], next: &Piece| batch.last().is_some_and(|last| last.page == next.page);
-            while let Some(piece) = pieces.next_if(|next| pages < PAGES_AT_ONCE || is_same_page(&batch, next)) {
+            while let Some(piece) = pieces.next_if(|next| pages < MAX_PAGES_PER_BATCH || is_same_page(&batch, next)) {
                 pages += usize::from(!is_same_page(&batch, &piece));
                 batch.push(piece);
             }
-            let groups: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
-            if retire && self.mutation != Mutation::ReuseEarly {
-                join_all(groups.iter().map(|group| self.retire_replaced(group))).await;
+            let page_batches: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
+            if defer_free && self.mutation != Mutation::ReuseEarly {
+                join_all(page_batches.iter().map(|pieces_of_page| self.defer_free_replaced(pieces_of_page))).await;
             }
-            for group in groups {
-                self.block_map.patches.put(group[0].page, group.iter().map(|piece| piece.patch));
+            for pieces_of_page in page_batches {
+                self.block_map.patches.put(pieces_of_page[0].page, pieces_of_page.iter().map(|piece| piece.patch));
             }
         }
     }
 
-    /// The parts of a record that are each about one page.
+    /// The parts of a map entry that are each about one page.
     fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = Piece> + 'a {
         self.layout.page_pieces(run.extent()).map(move |(page, piece)| {
             let part = run.part(piece.start().get(), piece.last().get() + 1);
@@ -251,30 +251,30 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         })
     }
 
-    /// Gives up the slots that records of one page replace. One that cannot be told stays in use until the zone's tables are
+    /// Gives up the physical blocks that map entries of one page replace. One that cannot be told stays in use until the block group's map pages are
     /// read the next time.
-    async fn retire_replaced(&self, group: &[Piece]) {
-        let number = group[0].page;
+    async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
+        let number = pieces_of_page[0].page;
         let mut page = self.block_map.cached(number);
-        for record in group.iter().flat_map(|piece| piece.run.entries()) {
+        for entry in pieces_of_page.iter().flat_map(|piece| piece.run.entries()) {
             let old = loop {
-                if let Some(old) = self.entry_with(record.lba, |_| page.as_deref()) {
+                if let Some(old) = self.lookup_with(entry.lba, |_| page.as_deref()) {
                     break old;
                 }
                 match self.block_map.page(&self.medium, number).await {
                     Ok(found) => page = Some(found),
                     Err(error) => {
-                        tracing::warn!(%error, "slots of replaced blocks stay in use: their records cannot be read");
+                        tracing::warn!(%error, "physical blocks of replaced blocks stay in use: their map entries cannot be read");
                         return;
                     }
                 }
             };
-            // Only a record that is beyond doubt gives up its slot: a stale one's may be another block's by now.
+            // Only a map entry that is beyond doubt frees its physical block: a stale one's may be another block's by now.
             if let MapLookup::Mapped(old) = old
                 && old.kind == MapEntryKind::Stored
-                && self.plausible(&old)
+                && self.is_in_bounds(&old)
             {
-                self.slots.defer_free(self.layout.group_of(old.lba), old.pbn, record.kind != MapEntryKind::Stored);
+                self.allocator.defer_free(self.layout.group_of(old.lba), old.pbn, entry.kind != MapEntryKind::Stored);
             }
         }
     }
@@ -290,7 +290,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// The generation of records whose commit begins with this sector, or joins it; never 0.
+/// The generation of map entries whose commit begins with this sector, or joins it; never 0.
 fn generation(sequence: u64) -> u16 {
     (sequence % u64::from(u16::MAX)) as u16 + 1
 }

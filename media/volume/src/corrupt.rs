@@ -71,34 +71,34 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.flush().await?;
         // The damage is to what lies on the medium, so that has to be all there is.
         self.checkpoint(false).await?;
-        let record = self.stored(lba).await?;
+        let entry = self.stored(lba).await?;
         let protection = || self.geometry.protection.ok_or(DamageError::Unprotected);
         match kind {
             CorruptionKind::Data => {
                 protection()?;
-                let mut data = self.slot_data(&record).await?;
+                let mut data = self.stored_data(&entry).await?;
                 data[0] = data[0].wrapping_add(1);
-                self.put_slot_data(&record, data).await?;
+                self.put_stored_data(&entry, data).await?;
             }
             CorruptionKind::Guard => {
-                self.damage_tuple(&record, protection()?, |t| t.guard = t.guard.wrapping_add(1)).await?
+                self.corrupt_tuple(&entry, protection()?, |t| t.guard = t.guard.wrapping_add(1)).await?
             }
             CorruptionKind::RefTag => {
-                self.damage_tuple(&record, protection()?, |t| t.ref_tag = t.ref_tag.wrapping_add(1)).await?;
+                self.corrupt_tuple(&entry, protection()?, |t| t.ref_tag = t.ref_tag.wrapping_add(1)).await?;
             }
             CorruptionKind::AppTag => {
                 // Not to FFFFh, which turns checking off.
-                self.damage_tuple(&record, protection()?, |t| t.app_tag = (t.app_tag + 1) % 0x8000).await?;
+                self.corrupt_tuple(&entry, protection()?, |t| t.app_tag = (t.app_tag + 1) % 0x8000).await?;
             }
-            CorruptionKind::LostWrite => self.lose_write(&record).await?,
-            CorruptionKind::Misdirected => self.misdirect(&record).await?,
+            CorruptionKind::LostWrite => self.lose_write(&entry).await?,
+            CorruptionKind::Misdirected => self.misdirect(&entry).await?,
         }
         Ok(())
     }
 
     async fn stored(&self, lba: Lba) -> Result<MapEntry, DamageError> {
         match self.held(lba).await?.1 {
-            MapLookup::Mapped(record) if record.kind == MapEntryKind::Stored && self.plausible(&record) => Ok(record),
+            MapLookup::Mapped(entry) if entry.kind == MapEntryKind::Stored && self.is_in_bounds(&entry) => Ok(entry),
             MapLookup::Mapped(_) | MapLookup::Unwritten => Err(DamageError::Empty(lba)),
             MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable => Err(DamageError::Damaged(lba)),
         }
@@ -108,81 +108,75 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), DamageError> {
         let (number, index) = self.block_map.locate(lba);
         let page = self.block_map.page(&self.medium, number).await.map_err(Error::from)?;
-        let entry = page.lookup(index, lba, self.seed);
-        Ok((page, entry))
+        let lookup = page.lookup(index, lba, self.seed);
+        Ok((page, lookup))
     }
 
-    async fn slot_data(&self, record: &MapEntry) -> Result<Buffer, DamageError> {
-        let offset = self.slot_offset(self.layout.group_of(record.lba), record.pbn);
+    async fn stored_data(&self, entry: &MapEntry) -> Result<Buffer, DamageError> {
+        let offset = self.pbn_offset(self.layout.group_of(entry.lba), entry.pbn);
         let buffer = self.medium.buffer(self.geometry.block_size.bytes());
         let (read, data) = self.medium.read(offset, buffer).await;
         read.map_err(Error::from)?;
         Ok(data)
     }
 
-    async fn put_slot_data(&self, record: &MapEntry, data: Buffer) -> Result<(), DamageError> {
-        let offset = self.slot_offset(self.layout.group_of(record.lba), record.pbn);
+    async fn put_stored_data(&self, entry: &MapEntry, data: Buffer) -> Result<(), DamageError> {
+        let offset = self.pbn_offset(self.layout.group_of(entry.lba), entry.pbn);
         Ok(self.medium.write(offset, data.freeze()).await.map_err(Error::from)?)
     }
 
-    /// Changes the tuple and not the record's own checksum, as a bit that fell over would.
-    async fn damage_tuple(
+    /// Changes the tuple and not the map entry's own checksum, as a bit that fell over would.
+    async fn corrupt_tuple(
         &self,
-        record: &MapEntry,
+        entry: &MapEntry,
         format: PiFormat,
         change: impl FnOnce(&mut Tuple),
     ) -> Result<(), DamageError> {
-        let (page, _) = self.held(record.lba).await?;
-        let mut raw = page.raw(self.block_map.locate(record.lba).1);
+        let (page, _) = self.held(entry.lba).await?;
+        let mut raw = page.raw(self.block_map.locate(entry.lba).1);
         let mut tuple = Tuple::read(format, &raw[..format.tuple_bytes()]);
         change(&mut tuple);
         tuple.write(format, &mut raw[..format.tuple_bytes()]);
-        Ok(self.block_map.write_raw(&self.medium, record.lba, raw).await.map_err(Error::from)?)
+        Ok(self.block_map.write_raw(&self.medium, entry.lba, raw).await.map_err(Error::from)?)
     }
 
-    /// Puts a record in place of a block's that is whole and right in itself, under the block's present generation.
+    /// Puts a map entry in place of a block's that is whole and right in itself, under the block's present generation.
     async fn put_entry(&self, lba: Lba, planted: &MapEntry) -> Result<(), DamageError> {
         let bytes = planted.encode(self.seed);
         Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
-    async fn lose_write(&self, record: &MapEntry) -> Result<(), DamageError> {
-        let mut data = self.slot_data(record).await?;
+    async fn lose_write(&self, entry: &MapEntry) -> Result<(), DamageError> {
+        let mut data = self.stored_data(entry).await?;
         // What the block held before is gone, so the older block is one that differs from the present one.
         data.iter_mut().for_each(|byte| *byte = !*byte);
-        let generation = if record.generation > 1 { record.generation - 1 } else { u16::MAX };
-        let older = self.sealed_record(record.lba, record.lba, record.pbn, generation, &data);
-        self.put_slot_data(record, data).await?;
-        self.put_entry(record.lba, &older).await
+        let generation = if entry.generation > 1 { entry.generation - 1 } else { u16::MAX };
+        let older = self.sealed_entry(entry.lba, entry.lba, entry.pbn, generation, &data);
+        self.put_stored_data(entry, data).await?;
+        self.put_entry(entry.lba, &older).await
     }
 
-    async fn misdirect(&self, record: &MapEntry) -> Result<(), DamageError> {
-        let lba = record.lba;
+    async fn misdirect(&self, entry: &MapEntry) -> Result<(), DamageError> {
+        let lba = entry.lba;
         let other = if lba.get() > 0 { lba.get() - 1 } else { 1 };
         if other >= self.geometry.capacity_blocks {
             return Err(DamageError::Single);
         }
-        let mut data = self.slot_data(record).await?;
+        let mut data = self.stored_data(entry).await?;
         data.iter_mut().for_each(|byte| *byte = byte.rotate_left(1) ^ 0x5a);
-        let landed = self.sealed_record(Lba::new(other), Lba::new(other), record.pbn, record.generation, &data);
-        self.put_slot_data(record, data).await?;
+        let landed = self.sealed_entry(Lba::new(other), Lba::new(other), entry.pbn, entry.generation, &data);
+        self.put_stored_data(entry, data).await?;
         self.put_entry(lba, &landed).await
     }
 
-    /// A record as a write of `data` to `lba` would have made it.
-    fn sealed_record(&self, lba: Lba, reference: Lba, slot: u32, generation: u16, data: &Buffer) -> MapEntry {
+    /// A map entry as a write of `data` to `lba` would have made it.
+    fn sealed_entry(&self, lba: Lba, reference: Lba, pbn: u32, generation: u16, data: &Buffer) -> MapEntry {
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: reference.get() };
         let data = Buffer::copy_from(data).freeze();
         let sealed = Sealed::seal(data, self.geometry.block_size, self.geometry.protection, &tags);
-        let mut record = MapEntry {
-            lba,
-            kind: MapEntryKind::Stored,
-            pbn: slot,
-            generation,
-            tuple: [0; 16],
-            guard_unverified: false,
-        };
-        self.fill_tuple(&mut record, &sealed, 0);
-        record
+        let mut entry =
+            MapEntry { lba, kind: MapEntryKind::Stored, pbn: pbn, generation, tuple: [0; 16], guard_unverified: false };
+        self.fill_tuple(&mut entry, &sealed, 0);
+        entry
     }
 }

@@ -46,13 +46,13 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     }
     // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
     write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
-    // Nothing but the zone map says that nothing was written; what lies where the tables go does not matter.
+    // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
-    for serial in [0, 1] {
+    for write_seq in [0, 1] {
         let superblock = Superblock {
             uuid: options.uuid,
-            write_seq: serial,
+            write_seq,
             layout,
             protection: options.protection,
             is_clean: true,

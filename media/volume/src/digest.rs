@@ -32,10 +32,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Checksum, Error> {
         let bytes_transferred = extent.bytes(self.geometry.block_size);
         let zeroes = || Checksum { crc64: crc64_of_zeroes(bytes_transferred), ..Checksum::default() };
-        if self.is_blank(extent) {
+        if self.is_unwritten(extent) {
             return Ok(zeroes());
         }
-        self.retry_tables(extent);
+        self.retry_map_pages(extent);
         let (located, _reading) = self.locate(extent).await?;
         if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) {
             return Ok(zeroes());

@@ -1,6 +1,6 @@
-//! From slots into one buffer: the data of a request, wherever they lie.
+//! From physical blocks into one buffer: the data of a request, wherever they lie.
 //!
-//! Blocks in consecutive slots are read where they belong. Where a request is in many pieces that lie close together, as
+//! Blocks in consecutive physical blocks are read where they belong. Where a request is in many pieces that lie close together, as
 //! extents are after small overwrites (see `free_map`), they are read with what lies between and copied out.
 
 use futures_util::future::join_all;
@@ -19,11 +19,11 @@ const GAP_BYTES: u64 = 8 << 10;
 /// Bytes read at once where pieces are copied out, small enough to stay in a core's near cache.
 const SPAN_BYTES: u64 = 256 << 10;
 
-/// Blocks of a request whose data lie in consecutive slots, or that read as zeroes.
+/// Blocks of a request whose data lie in consecutive physical blocks, or that read as zeroes.
 pub(crate) struct Piece {
     first: usize,
     blocks: usize,
-    slot: Option<u32>,
+    pbn: Option<u32>,
 }
 
 /// Pieces of a request. One is the usual number.
@@ -38,41 +38,47 @@ struct Span<'a> {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Cuts an extent where its slots are not consecutive.
+    /// Cuts an extent where its physical blocks are not consecutive.
     pub(crate) fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> Pieces {
         let mut pieces = Pieces::new();
         for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
-            let slot = match block {
-                BlockLocation::Stored { slot, .. } => Some(*slot),
+            let pbn = match block {
+                BlockLocation::Stored { pbn, .. } => Some(*pbn),
                 BlockLocation::Damaged(raw) => {
-                    let record = MapEntry::decode_unchecked(raw);
-                    self.plausible(&MapEntry { lba, ..record }).then_some(record.pbn)
+                    let entry = MapEntry::decode_unchecked(raw);
+                    self.is_in_bounds(&MapEntry { lba, ..entry }).then_some(entry.pbn)
                 }
                 BlockLocation::Zeroes | BlockLocation::Bad(_) => None,
             };
-            let crosses = self.index_in_zone(lba) == 0;
+            let crosses = self.index_in_group(lba) == 0;
             match pieces.last_mut() {
-                Some(piece) if !crosses && piece.slot.map(|first| first + piece.blocks as u32) == slot => {
+                Some(piece) if !crosses && piece.pbn.map(|first| first + piece.blocks as u32) == pbn => {
                     piece.blocks += 1;
                 }
-                _ => pieces.push(Piece { first: index, blocks: 1, slot }),
+                _ => pieces.push(Piece { first: index, blocks: 1, pbn }),
             }
         }
         pieces
     }
 
-    async fn fill_all(&self, extent: Extent, pieces: &[Piece], mut rest: Buffer, faults: &mut Vec<BadBlock>) -> Buffer {
+    async fn fill_all(
+        &self,
+        extent: Extent,
+        pieces: &[Piece],
+        mut rest: Buffer,
+        bad_blocks: &mut Vec<BadBlock>,
+    ) -> Buffer {
         let shift = self.geometry.block_size.shift();
         let fills = pieces.iter().map(|piece| {
             let part = rest.split_to(piece.blocks << shift);
             async move {
-                let mut faults = Vec::new();
-                (self.fill(extent, piece, part, &mut faults).await, faults)
+                let mut bad_blocks = Vec::new();
+                (self.fill(extent, piece, part, &mut bad_blocks).await, bad_blocks)
             }
         });
         let mut whole: Option<Buffer> = None;
         for (part, found) in join_all(fills).await {
-            faults.extend(found);
+            bad_blocks.extend(found);
             whole = Some(match whole {
                 Some(buffer) => buffer.try_join(part).expect("parts of one buffer in order join again"),
                 None => part,
@@ -82,14 +88,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
-    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, faults: &mut Vec<BadBlock>) -> Buffer {
-        let Some(slot) = piece.slot else {
+    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, bad_blocks: &mut Vec<BadBlock>) -> Buffer {
+        let Some(pbn) = piece.pbn else {
             let mut buffer = buffer;
             buffer.fill(0);
             return buffer;
         };
         let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
-        let offset = self.slot_offset(self.layout.group_of(first), slot);
+        let offset = self.pbn_offset(self.layout.group_of(first), pbn);
         let (result, mut buffer) = self.medium.read(offset, buffer).await;
         if result.is_ok() {
             return buffer;
@@ -101,7 +107,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
                 Err(_) => {
                     buffer[block * bytes..(block + 1) * bytes].fill(0);
-                    faults.extend(first.checked_add(block as u64).map(BadBlock::media));
+                    bad_blocks.extend(first.checked_add(block as u64).map(BadBlock::media));
                 }
             }
         }
@@ -114,22 +120,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         extent: Extent,
         pieces: &[Piece],
         buffer: Buffer,
-        faults: &mut Vec<BadBlock>,
+        bad_blocks: &mut Vec<BadBlock>,
     ) -> Buffer {
         if let [piece] = pieces {
-            return self.fill(extent, piece, buffer, faults).await;
+            return self.fill(extent, piece, buffer, bad_blocks).await;
         }
         let spans = self.spans(extent, pieces);
         if spans.len() * 2 > pieces.len() {
-            return self.fill_all(extent, pieces, buffer, faults).await;
+            return self.fill_all(extent, pieces, buffer, bad_blocks).await;
         }
-        self.gather(extent, pieces, spans, buffer, faults).await
+        self.gather(extent, pieces, spans, buffer, bad_blocks).await
     }
 
     /// Where a piece lies on the medium.
     fn place_of(&self, extent: Extent, piece: &Piece) -> Option<u64> {
         let first = extent.start().checked_add(piece.first as u64)?;
-        piece.slot.map(|slot| self.slot_offset(self.layout.group_of(first), slot))
+        piece.pbn.map(|pbn| self.pbn_offset(self.layout.group_of(first), pbn))
     }
 
     /// Puts pieces together that lie close to one another.
@@ -142,7 +148,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let end = offset + ((piece.blocks as u64) << self.geometry.block_size.shift());
             match spans.last_mut() {
                 Some(span) if offset <= span.end + GAP_BYTES && end <= span.offset + SPAN_BYTES => {
-                    // Two records may name one slot where tables were damaged.
+                    // Two map entries may name one physical block where map pages were damaged.
                     span.end = span.end.max(end);
                     span.members.push((offset, piece));
                 }
@@ -159,11 +165,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         pieces: &'a [Piece],
         spans: Vec<Span<'a>>,
         mut buffer: Buffer,
-        faults: &mut Vec<BadBlock>,
+        bad_blocks: &mut Vec<BadBlock>,
     ) -> Buffer {
         let shift = self.geometry.block_size.shift();
         let place = |piece: &Piece| piece.first << shift..(piece.first + piece.blocks) << shift;
-        pieces.iter().filter(|piece| piece.slot.is_none()).for_each(|piece| buffer[place(piece)].fill(0));
+        pieces.iter().filter(|piece| piece.pbn.is_none()).for_each(|piece| buffer[place(piece)].fill(0));
         let reads = spans.into_iter().map(|span| async {
             let into = self.medium.buffer((span.end - span.offset) as usize);
             (self.medium.read(span.offset, into).await, span)
@@ -175,7 +181,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 if result.is_ok() {
                     buffer[to.clone()].copy_from_slice(&bytes[from..from + to.len()]);
                 } else {
-                    let part = self.fill(extent, piece, self.medium.buffer(to.len()), faults).await;
+                    let part = self.fill(extent, piece, self.medium.buffer(to.len()), bad_blocks).await;
                     buffer[to].copy_from_slice(&part);
                 }
             }

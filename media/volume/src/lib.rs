@@ -1,24 +1,23 @@
 //! Protected volumes: crash-consistent protection information on media without metadata.
 //!
-//! A block is never overwritten in place. A write goes to a free slot of its zone; its record, which holds the slot and
-//! the block's protection information tuple, stays in memory until a commit writes all records that have gathered to the
+//! A block is never overwritten in place. A write goes to a free physical block of its block group; its map entry, which holds the physical block and
+//! the block's protection information tuple, stays in memory until a commit writes all map entries that have gathered to the
 //! log in one piece and makes them durable together with their data. So a flush costs one small write however many
 //! blocks were written, a torn or lost write leaves the old block as it was, and no state in between has to be repaired
-//! by guessing: a record that was not durable at a crash counts only if the data in its slot have its checksum.
+//! by guessing: a map entry that was not durable at a crash counts only if the data in its physical block have its checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `slots`: which slots are free. `zones`, `table`, `page`: records on the medium. `patches`: durable and not there yet.
-//!   `overlay`: not durable yet.
+//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
+//!   `memtable`: not durable yet.
 //! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
-//! - `shape`, `remains`: a volume without any of them, for reading.
+//! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`, `unmap`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
-//! - `damage`: making damage on purpose.
+//! - `corrupt`: damage on purpose, for tests.
 //!
-//! Invariants: the tables and their patches hold only durable records; a slot is used again only when the record that gave it up
+//! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map entry that gave it up
 //! is durable and nobody reads it; log space is used again only when the superblock that gives it up is durable.
 
 mod allocation;
-mod annex;
 mod bits;
 mod block_allocator;
 mod block_groups;
@@ -46,6 +45,7 @@ mod recognise;
 mod recovery;
 mod relocate;
 mod remains;
+mod reserved;
 mod resize;
 mod sectors;
 mod superblocks;

@@ -1,15 +1,15 @@
-//! The log: where it stands, and how records get there.
+//! The log: where it stands, and how map entries get there.
 //!
-//! Every sector of the log has two places, far apart. A commit of many records writes each of its sectors to both, in one
+//! Every sector of the log has two places, far apart. A commit of many map entries writes each of its sectors to both, in one
 //! burst. A small one takes one sector and writes it to one place. The next small one joins that sector: it writes it to the other
-//! place, with the records of both, and the one after that to the first place again, as long as there is room. The sector behind it
-//! repeats what only the last place has, in the other region. So all records are in two places, for the bytes of one, and a
+//! place, with the map entries of both, and the one after that to the first place again, as long as there is room. The sector behind it
+//! repeats what only the last place has, in the other region. So all map entries are in two places, for the bytes of one, and a
 //! sector of the log is used up by as many small commits as it has room for. A small commit that no other one follows soon gets its
-//! second copy from the worker ([`Volume::settle_log`]), which also says that the sector is durable.
+//! second copy from the worker ([`Volume::write_second_copy`]), which also says that the sector is durable.
 //!
-//! Invariant: each record but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
+//! Invariant: each map entry but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
 //! written again, the other one has all that was in it.
-//! Records are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
+//! Map entries are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
 
 use std::cell::{Cell, RefCell};
 
@@ -22,17 +22,17 @@ use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, 
 use crate::open::Mutation;
 use crate::volume::Volume;
 
-/// Records of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.
-const SMALL: usize = 7;
+/// Map entries of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.
+const SMALL_COMMIT_ENTRIES: usize = 7;
 
 /// Where the log stands. Numbers are sequence numbers of sectors.
 pub(crate) struct Log {
     /// The next sector that no commit has written to. Every sector before this one is durable, with its data, but for what a
-    /// commit under way adds to the last one.
+    /// commit in flight adds to the last one.
     pub next: Cell<u64>,
-    /// The records of every sector before this one are in the pages of the tables in memory.
+    /// The map entries of every sector before this one are in the map pages in memory.
     applied: Cell<u64>,
-    /// Every sector before this one is in the tables, and the superblock says so.
+    /// Every sector before this one is in the block map, and the superblock says so.
     pub tail: Cell<u64>,
     /// Counts commits that were written.
     pub commits: Cell<u64>,
@@ -44,17 +44,17 @@ pub(crate) struct Log {
 struct Last {
     sequence: u64,
     bytes: Vec<u8>,
-    /// The blocks of its own records, from one up to another, where only one place has the newest.
+    /// The blocks of its own map entries, from one up to another, where only one place has the newest.
     blocks: Vec<(u64, u64)>,
-    /// The region that has its newest records; none if both have them all.
+    /// The region that has its newest map entries; none if both have them all.
     only_in: Option<u64>,
-    /// A checkpoint counts it among those that are wholly in the tables, so nothing may be added.
+    /// A checkpoint counts it among those that are wholly in the block map, so nothing may be added.
     is_closed: bool,
     /// Its second copy could not be written.
-    is_given_up: bool,
+    has_no_second_copy: bool,
 }
 
-/// Where the records of a commit go.
+/// Where the map entries of a commit go.
 pub(crate) struct LogPlacement {
     /// The first sector.
     pub first: u64,
@@ -65,7 +65,7 @@ pub(crate) struct LogPlacement {
     /// What the first sector repeats of the one before.
     repeats: Vec<[u8; MAP_ENTRY_BYTES]>,
     left_out: u16,
-    /// The blocks of all own records of a sector that is written to one place.
+    /// The blocks of all own map entries of a sector that is written to one place.
     blocks: Vec<(u64, u64)>,
 }
 
@@ -76,17 +76,17 @@ impl Log {
         Log { next, applied, tail, commits: Cell::new(0), last: RefCell::default() }
     }
 
-    /// Whether the last commit waits for [`Volume::settle_log`].
-    pub fn is_unsettled(&self) -> bool {
-        self.last.borrow().as_ref().is_some_and(|last| !last.is_given_up && last.sequence >= self.tail.get())
+    /// Whether the last commit waits for [`Volume::write_second_copy`].
+    pub fn needs_second_copy(&self) -> bool {
+        self.last.borrow().as_ref().is_some_and(|last| !last.has_no_second_copy && last.sequence >= self.tail.get())
     }
 
-    /// What was written is in the pages of the tables in memory.
+    /// What was written is in the map pages in memory.
     pub fn end_commit(&self) {
         self.applied.set(self.next.get());
     }
 
-    /// Everything before the sector that this gives is in the pages of the tables in memory, and stays so: nothing joins those sectors.
+    /// Everything before the sector that this gives is in the map pages in memory, and stays so: nothing joins those sectors.
     pub fn take_applied(&self) -> u64 {
         let applied = self.applied.get();
         if let Some(last) = self.last.borrow_mut().as_mut().filter(|last| last.sequence < applied) {
@@ -95,11 +95,11 @@ impl Log {
         applied
     }
 
-    /// Where these records go, for which there is room in the log. From here on the sector that they join is not wholly in the tables.
-    pub fn place(&self, records: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
-        // A long run is one record, and yet more than may hang on a single sector.
-        let is_small = records.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL;
-        let small = if is_small { records } else { &[] };
+    /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in the block map.
+    pub fn place(&self, entries: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
+        // A long run is one map entry, and yet more than may hang on a single sector.
+        let is_small = entries.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL_COMMIT_ENTRIES;
+        let small = if is_small { entries } else { &[] };
         let blocks: Vec<(u64, u64)> = small.iter().map(|run| (run.start(), run.end())).collect();
         let last = self.last.borrow();
         let last = last.as_ref().filter(|last| last.sequence >= self.tail.get());
@@ -133,35 +133,35 @@ impl Log {
 }
 
 impl Last {
-    /// Whether records of these blocks may be added. Two of one block would have the same generation.
+    /// Whether map entries of these blocks may be added. Two of one block would have the same generation.
     fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
         let sector = LogSector::of_encoded(&self.bytes);
-        let records = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
+        let entries = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
         let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
         (!self.is_closed || mutation == Mutation::JoinTaken)
-            && records <= layout.log_sector_entries()
+            && entries <= layout.log_sector_entries()
             && !blocks.iter().any(meets)
     }
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Sectors that a commit of so many records may take.
-    pub(crate) fn log_sectors_for(&self, records: usize) -> u64 {
-        (records + SMALL).div_ceil(self.layout.log_sector_entries() as usize) as u64
+    /// Sectors that a commit of so many map entries may take.
+    pub(crate) fn log_sectors_for(&self, entries: usize) -> u64 {
+        (entries + SMALL_COMMIT_ENTRIES).div_ceil(self.layout.log_sector_entries() as usize) as u64
     }
 
-    /// Records that one commit may have in so many sectors.
-    pub(crate) fn log_records_in(&self, sectors: u64) -> usize {
-        ((sectors * self.layout.log_sector_entries()) as usize).saturating_sub(SMALL)
+    /// Map entries that one commit may have in so many sectors.
+    pub(crate) fn log_entries_in(&self, sectors: u64) -> usize {
+        ((sectors * self.layout.log_sector_entries()) as usize).saturating_sub(SMALL_COMMIT_ENTRIES)
     }
 
-    /// Writes records to their place in the log and makes them durable, with all data written before.
-    pub(crate) async fn write_log(&self, place: LogPlacement, records: &[Encoded]) -> Result<(), MediumError> {
-        if records.iter().any(|(run, _)| run.first.guard_unverified) {
-            // Recovery cannot tell such data by their guard, so they must be durable before their records.
+    /// Writes map entries to their place in the log and makes them durable, with all data written before.
+    pub(crate) async fn write_log(&self, place: LogPlacement, entries: &[Encoded]) -> Result<(), MediumError> {
+        if entries.iter().any(|(run, _)| run.first.guard_unverified) {
+            // Recovery cannot tell such data by their guard, so they must be durable before their map entries.
             self.medium.sync().await?;
         }
-        let bytes = self.encode_sectors(&place, records);
+        let bytes = self.encode_sectors(&place, entries);
         let LogPlacement { first, region, blocks, .. } = place;
         let regions = region.map_or(0..LOG_REGIONS, |region| region..region + 1);
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
@@ -173,7 +173,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let sector = self.layout.sector_bytes() as usize;
         let end = first + (bytes.len() / sector) as u64;
         let bytes = bytes[bytes.len() - sector..].to_vec();
-        let last = Last { sequence: end - 1, bytes, blocks, only_in: region, is_closed: false, is_given_up: false };
+        let last =
+            Last { sequence: end - 1, bytes, blocks, only_in: region, is_closed: false, has_no_second_copy: false };
         *self.log.last.borrow_mut() = Some(last);
         self.log.next.set(end);
         self.log.commits.set(self.log.commits.get() + 1);
@@ -181,11 +182,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The sectors of a commit, the first of which repeats what is in one place only.
-    fn encode_sectors(&self, place: &LogPlacement, records: &[Encoded]) -> Slice {
+    fn encode_sectors(&self, place: &LogPlacement, entries: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = self.layout.log_sector_entries() as usize;
         let LogPlacement { first, earlier, repeats, left_out, .. } = place;
-        let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(records.iter().map(|(_, bytes)| bytes)).collect();
+        let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(entries.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
         // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector before.
         let durable = first - u64::from(!repeats.is_empty());
@@ -211,21 +212,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         places.into_iter().filter(|(_, piece)| !piece.is_empty())
     }
 
-    /// Gives the last sector its second copy, where a place lacks the newest records, which also says that the sector and its data are durable. From here on no single
-    /// fault loses a record of the log, and a block that does not match its record is damaged and not a write that never
+    /// Gives the last sector its second copy, where a place lacks the newest map entries, which also says that the sector and its data are durable. From here on no single
+    /// fault loses a map entry of the log, and a block that does not match its map entry is damaged and not a write that never
     /// arrived.
     ///
     /// # Errors
     /// When a sync fails: the volume takes no more writes. A write that fails costs nothing that was there before.
-    pub(crate) async fn settle_log(&self) -> Result<(), Error> {
-        let Some(mut last) = self.log.last.borrow().clone().filter(|_| self.log.is_unsettled()) else { return Ok(()) };
+    pub(crate) async fn write_second_copy(&self) -> Result<(), Error> {
+        let Some(mut last) = self.log.last.borrow().clone().filter(|_| self.log.needs_second_copy()) else {
+            return Ok(());
+        };
         LogSector::set_durable_seq(&mut last.bytes, self.seed, last.sequence + 1);
         let mut buffer = self.medium.buffer(last.bytes.len());
         buffer.copy_from_slice(&last.bytes);
         let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
         if let Err(error) = self.medium.write(place, buffer.freeze()).await {
             tracing::warn!(%error, "the second copy of the last log sector could not be written");
-            self.log.last.borrow_mut().iter_mut().for_each(|last| last.is_given_up = true);
+            self.log.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
             return Ok(());
         }
         self.medium.sync().await.map_err(|error| self.fail(&error))?;

@@ -1,4 +1,4 @@
-//! A page of the tables in memory: the records of a run of blocks, and the generations they have to have.
+//! A map page in memory: the map entries of a run of blocks, and the generations they have to have.
 //!
 //! It is always as on the medium. What is not there yet are patches, which a checkpoint merges into an image of the page, and
 //! into the page once the image has been written.
@@ -9,48 +9,48 @@ use sealblock_units::Lba;
 
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, MapEntry, PAGE_SECTORS, PageOffsets, Seed};
 
-/// The bit of the sector with the generations in a set of sectors of a page; those of the records follow.
+/// The bit of the sector with the generations in a set of sectors of a page; those of the map entries follow.
 pub(crate) const GENERATIONS_BIT: u32 = 1;
-/// What stands for the generation of a block whose record is lost: it fits no record that is not there.
+/// What stands for the generation of a block whose map entry is lost: it fits no map entry that is not there.
 const LOST: u16 = u16::MAX;
 
-/// What the tables say of a block.
+/// What the block map says of a block.
 #[derive(Debug)]
 pub(crate) enum MapLookup {
-    /// A good record.
+    /// A good map entry.
     Mapped(MapEntry),
     /// Never written: reads as zeroes.
     Unwritten,
-    /// The record is of another write than the one the generations know of.
+    /// The map entry is of another write than the one the generations know of.
     Stale {
-        /// The record as it stands.
+        /// The map entry as it stands.
         entry: MapEntry,
         /// The generation it should have; 0 for none.
         expected: u16,
     },
-    /// The record does not check, or is about another block.
+    /// The map entry does not check, or is about another block.
     Damaged([u8; MAP_ENTRY_BYTES]),
-    /// The sector with the record cannot be read.
+    /// The sector with the map entry cannot be read.
     Unreadable,
 }
 
 /// What was read of a page.
 pub(crate) struct MapPageParts {
-    /// Its records; those in sectors that cannot be read are zeroes.
+    /// Its map entries; those in sectors that cannot be read are zeroes.
     pub entries: Vec<[u8; MAP_ENTRY_BYTES]>,
-    /// Bits of the sectors with records that cannot be read.
+    /// Bits of the sectors with map entries that cannot be read.
     pub unreadable: u32,
     /// Its two copies of the generations, where they check.
     pub copies: [Option<Generations>; 2],
 }
 
-/// The records and generations of a run of blocks.
+/// The map entries and generations of a run of blocks.
 pub(crate) struct MapPage {
-    /// None for a page that is not on the medium, because its zone has no tables yet.
+    /// None for a page that is not on the medium, because its block group is not initialized.
     entries: RefCell<Vec<[u8; MAP_ENTRY_BYTES]>>,
     /// None where neither copy checks.
     generations: RefCell<Option<Vec<u16>>>,
-    /// Bits of the sectors with records that cannot be read.
+    /// Bits of the sectors with map entries that cannot be read.
     unreadable: Cell<u32>,
     /// Copies of the generations that do not check.
     lost_copies: Cell<u32>,
@@ -68,7 +68,7 @@ pub(crate) struct MapPageImage {
     generations: Vec<u16>,
 }
 
-/// The bit of the sector with the record of a block.
+/// The bit of the sector with the map entry of a block.
 fn sector_bit(per_sector: usize, index: usize) -> u32 {
     1 << (1 + index / per_sector)
 }
@@ -108,18 +108,18 @@ impl MapPage {
     /// What the page says of the block with this index in it, whose address is `lba`.
     pub fn lookup(&self, index: usize, lba: Lba, seed: Seed) -> MapLookup {
         self.touched.set(true);
-        let records = self.entries.borrow();
-        let Some(bytes) = records.get(index) else { return MapLookup::Unwritten };
+        let entries = self.entries.borrow();
+        let Some(bytes) = entries.get(index) else { return MapLookup::Unwritten };
         let generation = self.generations.borrow().as_ref().map(|generations| generations[index]);
         if self.unreadable.get() & sector_bit(self.per_sector(), index) != 0 {
             return if generation == Some(0) { MapLookup::Unwritten } else { MapLookup::Unreadable };
         }
         match (MapEntry::decode(bytes, seed), generation) {
-            (Ok(record), Some(expected)) if record.lba == lba && record.generation != expected => {
-                MapLookup::Stale { entry: record, expected }
+            (Ok(entry), Some(expected)) if entry.lba == lba && entry.generation != expected => {
+                MapLookup::Stale { entry: entry, expected }
             }
-            (Ok(record), _) if record.lba == lba => MapLookup::Mapped(record),
-            // Whatever else lies there, from before the tables were made or from elsewhere.
+            (Ok(entry), _) if entry.lba == lba => MapLookup::Mapped(entry),
+            // Whatever else lies there, from before the block map was made or from elsewhere.
             (_, Some(0)) => MapLookup::Unwritten,
             (_, _) => MapLookup::Damaged(*bytes),
         }
@@ -129,7 +129,7 @@ impl MapPage {
         self.entries.borrow().len() / (PAGE_SECTORS as usize - 1)
     }
 
-    /// Bits of the sectors with records that cannot be read.
+    /// Bits of the sectors with map entries that cannot be read.
     pub fn unreadable(&self) -> u32 {
         self.unreadable.get()
     }
@@ -149,13 +149,13 @@ impl MapPage {
         self.lost_copies.get()
     }
 
-    /// The stored bytes of a block's record.
+    /// The stored bytes of a block's map entry.
     pub fn raw(&self, index: usize) -> [u8; MAP_ENTRY_BYTES] {
         self.entries.borrow()[index]
     }
 
-    /// The page with the records of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the sectors that change, and of
-    /// those `given_up`, is lost: blocks that were written become damage, and blank ones stay blank.
+    /// The page with the map entries of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the sectors that change, and of
+    /// those `deallocated`, is lost: blocks that were written become damage, and unwritten ones stay unwritten.
     pub fn image(
         &self,
         layout: &Layout,
@@ -163,12 +163,12 @@ impl MapPage {
         place: &PageOffsets,
         patches: &[(usize, [u8; MAP_ENTRY_BYTES])],
         sequence: u64,
-        given_up: u32,
+        deallocated: u32,
     ) -> MapPageImage {
         let sector = layout.sector_bytes() as usize;
         let per_sector = self.per_sector();
         let bits = patches.iter().map(|(index, _)| sector_bit(per_sector, *index));
-        let changed = bits.fold(GENERATIONS_BIT | given_up, |changed, bit| changed | bit);
+        let changed = bits.fold(GENERATIONS_BIT | deallocated, |changed, bit| changed | bit);
         let mut bytes = vec![0; layout.page_bytes() as usize];
         bytes[sector..].copy_from_slice(self.entries.borrow().as_flattened());
         let lost = self.unreadable.get() & changed;
@@ -178,9 +178,9 @@ impl MapPage {
         let body = body.as_chunks_mut::<MAP_ENTRY_BYTES>().0;
         let known = self.generations.borrow().clone();
         let mut of_blocks = known.unwrap_or_else(|| generations_of(body, place.first, seed));
-        for (index, record) in patches {
-            body[*index] = *record;
-            of_blocks[*index] = MapEntry::decode_unchecked(record).generation;
+        for (index, entry) in patches {
+            body[*index] = *entry;
+            of_blocks[*index] = MapEntry::decode_unchecked(entry).generation;
         }
         let generations = Generations { first: place.first, sequence, of_blocks };
         generations.encode(head, seed);
@@ -192,25 +192,25 @@ impl MapPage {
         let head = image.bytes.len() / PAGE_SECTORS as usize;
         let body = image.bytes[head..].as_chunks::<MAP_ENTRY_BYTES>().0;
         let per_sector = self.per_sector();
-        let mut records = self.entries.borrow_mut();
-        for (index, (to, from)) in records.iter_mut().zip(body).enumerate() {
+        let mut entries = self.entries.borrow_mut();
+        for (index, (to, from)) in entries.iter_mut().zip(body).enumerate() {
             if image.changed & sector_bit(per_sector, index) != 0 {
                 *to = *from;
             }
         }
-        drop(records);
+        drop(entries);
         self.unreadable.set(self.unreadable.get() & !image.changed);
         *self.generations.borrow_mut() = Some(image.generations);
         self.lost_copies.set(0);
         self.is_behind.set(false);
     }
 
-    /// Changes the bytes of one record, right or wrong: they are so on the medium now.
+    /// Changes the bytes of one map entry, right or wrong: they are so on the medium now.
     pub fn set_raw(&self, index: usize, bytes: [u8; MAP_ENTRY_BYTES]) {
         self.entries.borrow_mut()[index] = bytes;
     }
 
-    /// The number of the sector with the record of a block, and its bytes.
+    /// The number of the sector with the map entry of a block, and its bytes.
     pub fn sector_of(&self, index: usize) -> (u64, Vec<u8>) {
         let per_sector = self.per_sector();
         let first = index / per_sector * per_sector;
@@ -218,12 +218,12 @@ impl MapPage {
     }
 }
 
-/// What stands for the generations where both copies are lost: those of the records that check. The others are lost, and
-/// never blank.
-fn generations_of(records: &[[u8; MAP_ENTRY_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
+/// What stands for the generations where both copies are lost: those of the map entries that check. The others are lost, and
+/// never unwritten.
+fn generations_of(entries: &[[u8; MAP_ENTRY_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
     let of = |(lba, bytes): (u64, &[u8; MAP_ENTRY_BYTES])| {
-        let record = MapEntry::decode(bytes, seed).ok().filter(|record| record.lba.get() == lba);
-        record.map_or(LOST, |record| record.generation)
+        let entry = MapEntry::decode(bytes, seed).ok().filter(|entry| entry.lba.get() == lba);
+        entry.map_or(LOST, |entry| entry.generation)
     };
-    (first.get()..).zip(records).map(of).collect()
+    (first.get()..).zip(entries).map(of).collect()
 }

@@ -1,8 +1,8 @@
-//! Records that the tables do not have yet.
+//! Map entries that the block map does not have yet.
 //!
-//! A write that is done puts its records into the open part. A commit takes the open part over as the committing part,
-//! where it stays until it is durable and in the tables. A block is looked up in the open part, the committing part, and
-//! then the tables.
+//! A write that is done puts its map entries into the open part. A commit takes the open part over as the committing part,
+//! where it stays until it is durable and in the block map. A block is looked up in the open part, the committing part, and
+//! then the block map.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use sealblock_units::Lba;
 use crate::format::{MapEntry, MapEntryRun};
 use crate::map_entries::MapEntries;
 
-/// Records that the tables do not have yet.
+/// Map entries that the block map does not have yet.
 #[derive(Default)]
 pub(crate) struct Memtable {
     active: RefCell<MapEntries>,
@@ -19,56 +19,56 @@ pub(crate) struct Memtable {
 }
 
 impl Memtable {
-    /// An overlay with these records in its committing part: what recovery found, for a volume opened read-only.
-    pub fn recovered(records: MapEntries) -> Memtable {
-        Memtable { active: RefCell::default(), immutable: RefCell::new(records) }
+    /// An memtable with these map entries in its committing part: what recovery found, for a volume opened read-only.
+    pub fn recovered(entries: MapEntries) -> Memtable {
+        Memtable { active: RefCell::default(), immutable: RefCell::new(entries) }
     }
 
-    /// The newest record of a block, if it is here.
+    /// The newest map entry of a block, if it is here.
     pub fn get(&self, lba: Lba) -> Option<MapEntry> {
         let open = self.active.borrow().get(lba);
         open.or_else(|| self.immutable.borrow().get(lba))
     }
 
-    /// Puts in a record; gives back the one it replaces, if that was never on its way to the log.
-    pub fn put(&self, record: MapEntry) -> Option<MapEntry> {
-        self.active.borrow_mut().insert(record)
+    /// Puts in a map entry; gives back the one it replaces, if that was never on its way to the log.
+    pub fn put(&self, entry: MapEntry) -> Option<MapEntry> {
+        self.active.borrow_mut().insert(entry)
     }
 
-    /// Number of records that are not on their way to the log yet.
+    /// Number of map entries that are not on their way to the log yet.
     pub fn active_len(&self) -> usize {
         self.active.borrow().len()
     }
 
-    /// Records that these take in the log at most.
+    /// Map entries that these take in the log at most.
     pub fn active_log_entries(&self) -> usize {
         self.active.borrow().log_entries()
     }
 
-    /// Number of records that the tables do not have yet; of a block that is changed during a commit, both.
+    /// Number of map entries that the block map does not have yet; of a block that is changed during a commit, both.
     pub fn len(&self) -> usize {
         self.active.borrow().len() + self.immutable.borrow().len()
     }
 
-    /// Whether everything is in the tables.
+    /// Whether everything is in the block map.
     pub fn is_empty(&self) -> bool {
         self.active.borrow().is_empty() && self.immutable.borrow().is_empty()
     }
 
-    /// Moves what takes at most `most` records in the log to the committing part and lists these in order of their blocks.
-    /// Nothing may be under way to the log.
-    pub fn begin_commit(&self, most: usize) -> Vec<MapEntryRun> {
+    /// Moves what takes at most `max` map entries in the log to the committing part and lists these in order of their blocks.
+    /// Nothing may be in flight to the log.
+    pub fn begin_commit(&self, max: usize) -> Vec<MapEntryRun> {
         let (mut open, mut committing) = (self.active.borrow_mut(), self.immutable.borrow_mut());
         debug_assert!(committing.is_empty(), "one commit at a time");
-        if open.log_entries() <= most {
+        if open.log_entries() <= max {
             std::mem::swap(&mut *open, &mut *committing);
         } else {
-            *committing = open.take(most);
+            *committing = open.take(max);
         }
         committing.in_order()
     }
 
-    /// Forgets the records of a commit that are in the tables now.
+    /// Forgets the map entries of a commit that are in the block map now.
     pub fn end_commit(&self) {
         self.immutable.borrow_mut().clear();
     }
@@ -79,36 +79,36 @@ mod tests {
     use super::*;
     use crate::format::MapEntryKind;
 
-    fn record(lba: u64, slot: u32) -> MapEntry {
-        MapEntry { pbn: slot, kind: MapEntryKind::Stored, ..MapEntry::deallocated(Lba::new(lba)) }
+    fn entry(lba: u64, pbn: u32) -> MapEntry {
+        MapEntry { pbn: pbn, kind: MapEntryKind::Stored, ..MapEntry::deallocated(Lba::new(lba)) }
     }
 
     #[test]
-    fn the_newest_record_of_a_block_is_found_and_the_replaced_one_given_back() {
-        let overlay = Memtable::default();
-        assert_eq!(overlay.put(record(17, 1)), None);
-        assert_eq!(overlay.put(record(17, 2)).map(|old| old.pbn), Some(1));
-        assert_eq!(overlay.begin_commit(100), [MapEntryRun::from(record(17, 2))]);
-        assert_eq!(overlay.put(record(17, 3)), None, "the other is on its way to the log");
-        assert_eq!(overlay.get(Lba::new(17)).map(|record| record.pbn), Some(3));
-        assert_eq!(overlay.get(Lba::new(16)), None);
-        overlay.end_commit();
-        assert_eq!(overlay.active_len(), 1);
-        assert!(!overlay.is_empty());
+    fn the_newest_map_entry_of_a_block_is_found_and_the_replaced_one_given_back() {
+        let memtable = Memtable::default();
+        assert_eq!(memtable.put(entry(17, 1)), None);
+        assert_eq!(memtable.put(entry(17, 2)).map(|old| old.pbn), Some(1));
+        assert_eq!(memtable.begin_commit(100), [MapEntryRun::from(entry(17, 2))]);
+        assert_eq!(memtable.put(entry(17, 3)), None, "the other is on its way to the log");
+        assert_eq!(memtable.get(Lba::new(17)).map(|entry| entry.pbn), Some(3));
+        assert_eq!(memtable.get(Lba::new(16)), None);
+        memtable.end_commit();
+        assert_eq!(memtable.active_len(), 1);
+        assert!(!memtable.is_empty());
     }
 
     #[test]
     fn a_commit_takes_all_in_order_or_as_many_as_it_may() {
-        let overlay = Memtable::default();
+        let memtable = Memtable::default();
         let lbas = [900, 3, 40, 41, 2, 1 << 39];
-        lbas.iter().for_each(|&lba| assert_eq!(overlay.put(record(lba, 0)), None));
-        let taken = overlay.begin_commit(32);
+        lbas.iter().for_each(|&lba| assert_eq!(memtable.put(entry(lba, 0)), None));
+        let taken = memtable.begin_commit(32);
         assert!(taken.iter().map(MapEntryRun::start).eq([2, 3, 40, 41, 900, 1 << 39]));
-        overlay.end_commit();
-        (0..100).for_each(|lba| assert_eq!(overlay.put(record(lba, 0)), None));
-        let taken = overlay.begin_commit(40);
+        memtable.end_commit();
+        (0..100).for_each(|lba| assert_eq!(memtable.put(entry(lba, 0)), None));
+        let taken = memtable.begin_commit(40);
         assert!(taken.len() > 16 && taken.len() <= 40, "{}", taken.len());
-        assert_eq!(overlay.active_len(), 100 - taken.len());
+        assert_eq!(memtable.active_len(), 100 - taken.len());
         assert!(taken.is_sorted_by_key(MapEntryRun::start));
     }
 }

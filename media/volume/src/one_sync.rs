@@ -1,7 +1,7 @@
 //! A medium whose syncs come one at a time, and that never syncs again after one has failed.
 //!
-//! Commits, checkpoints and the annex sync beside one another. A sync that fails may have lost what any of them wrote, and the medium
-//! says so once, to one of them; another sync, under way or begun later, may then end well over data that are gone. So nobody's
+//! Commits, checkpoints and the reserved area sync beside one another. A sync that fails may have lost what any of them wrote, and the medium
+//! says so once, to one of them; another sync, in flight or begun later, may then end well over data that are gone. So nobody's
 //! sync ends well after one has failed.
 
 use std::cell::RefCell;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
 use sealblock_units::BlockCount;
 
-use crate::annex::Annex;
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
@@ -19,13 +18,14 @@ use crate::log::Log;
 use crate::memtable::Memtable;
 use crate::one_sync::OneSync;
 use crate::recovery::{self, Recovered};
+use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
 use crate::turns::Turns;
 use crate::upkeep::Upkeep;
 use crate::volume::{State, Volume, VolumeInfo, transfer_blocks};
 use crate::worker::Worker;
 
-/// Memory for pages of the tables unless told otherwise: the tables of 30 GiB of 4 KiB blocks. Taken as it is needed.
+/// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
 /// A volume that was left alone for this time is idle unless told otherwise.
 const IDLE_AFTER: Duration = Duration::from_millis(100);
@@ -39,14 +39,14 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
     pub truncated: bool,
-    /// Memory for pages of the tables, in bytes. Pages that differ from the medium may need more for a while.
+    /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
     pub cache_bytes: usize,
     /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
     pub relocate: bool,
-    /// The volume is idle when nobody has asked anything of it for this time. After 100 times as long the space of free slots
+    /// The volume is idle when nobody has asked anything of it for this time. After 100 times as long the space of free physical blocks
     /// goes back to the medium.
     pub idle_after: Duration,
-    /// A fault put in on purpose, to show that tests notice it.
+    /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,
 }
 
@@ -73,25 +73,25 @@ pub enum Mutation {
     SkipSync,
     /// Flushes are answered when the data are durable and the tags are not.
     LateTags,
-    /// Slots are used again before the record that gives them up is durable.
+    /// Physical blocks are used again before the map entry that gives them up is durable.
     ReuseEarly,
-    /// Recovery takes records over without looking at their data.
+    /// Recovery takes map entries over without looking at their data.
     TrustLog,
-    /// The zone map says that a zone has tables before its generations are durable.
+    /// The group map says that a block group is initialized before its generations are durable.
     MapFirst,
     /// Of the two copies of generations only the first is read.
     OneCopy,
-    /// Checkpoints give up log space before the tables are durable.
+    /// Checkpoints give up log space before the block map is durable.
     UnsyncedTables,
     /// What was written to one place of the log is not repeated by the next commit.
     RepeatNothing,
-    /// A commit joins a sector of the log that a checkpoint counts as wholly in the tables.
+    /// A commit joins a sector of the log that a checkpoint counts as wholly in the block map.
     JoinTaken,
     /// A commit that joins a sector of the log writes over the only place that has the commit before.
     JoinInPlace,
     /// Of two copies of a log sector recovery takes the one that has less.
     ShorterCopy,
-    /// Recovery takes repeated records for newer ones than those of the sector that repeats them.
+    /// Recovery takes repeated map entries for newer ones than those of the sector that repeats them.
     RepeatAsNew,
     /// Recovery reads one of the log's two regions.
     OneRegion,
@@ -99,25 +99,25 @@ pub enum Mutation {
     NeverSettle,
     /// A run of blocks is written to the log one block short.
     ShortRun,
-    /// Recovery lets runs of blocks win over later records of single ones.
+    /// Recovery lets runs of blocks win over later map entries of single ones.
     RunsFirst,
-    /// A checkpoint lets the log begin behind what was committed while it was under way.
+    /// A checkpoint lets the log begin behind what was committed while it was in flight.
     TailEarly,
     /// A block that is moved takes the place of one written meanwhile.
     MoveOverNewer,
     /// Blocks are moved without being checked, and sealed anew.
     MoveUnchecked,
-    /// With free slots, those behind them are given back to the medium.
+    /// With free physical blocks, those behind them are given back to the medium.
     PunchBeyond,
     /// Resizing: the superblock tells of the new size before the medium has it.
     NameEarly,
     /// Resizing: the medium is cut before the superblock that tells of the new size is durable.
     CutEarly,
-    /// Resizing: copies of the annex are written into zones that a superblock still tells of.
+    /// Resizing: copies of the reserved area are written into block groups that a superblock still tells of.
     TailEarlier,
     /// Resizing: blocks that hold data are cut off.
     CutMapped,
-    /// Resizing: zones that come have the bits in the zone map that earlier ones have left.
+    /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
     KeepBits,
 }
 
@@ -148,7 +148,7 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<OpenVolume<M, C>, VolumeError> {
-    let Found { superblock, copies, all_serve } = superblocks::read(&medium).await?;
+    let Found { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -165,21 +165,21 @@ pub async fn open<M: Medium, C: Clock>(
         medium.sync().await?;
     }
     let recovered = recovery::replay(&medium, &superblock, options).await?;
-    let zones = BlockGroups::read(&medium, &superblock).await?;
+    let groups = BlockGroups::read(&medium, &superblock).await?;
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
     if !options.read_only {
-        zones.repair(&medium).await?;
+        groups.repair(&medium).await?;
     }
-    let records = recovered.records.in_order();
-    let taken = records.iter().map(|run| u64::from(run.blocks)).sum();
-    let description = describe(&superblock, &recovered, taken, copies, zones.lost_copies());
-    let settled = all_serve && recovered.next == superblock.log_tail;
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered, zones));
+    let entries = recovered.entries.in_order();
+    let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
+    let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
+    let settled = are_all_usable && recovered.next == superblock.log_tail;
+    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered, groups));
     if !options.read_only && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.take_over(&records).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+        volume.checkpoint_recovered(&entries).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
 }
@@ -229,7 +229,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     superblock: Superblock,
     options: &OpenOptions,
     recovered: Recovered,
-    zones: BlockGroups,
+    groups: BlockGroups,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
     let wanted = Rc::new(Condition::default());
@@ -244,21 +244,21 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         seed: superblock.seed(),
         read_only: options.read_only,
         mutation: options.mutation,
-        block_map: BlockMap::new(&superblock, zones, options),
-        slots: BlockAllocator::new(wanted, superblock.keeps_space),
+        block_map: BlockMap::new(&superblock, groups, options),
+        allocator: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
-        memtable: if options.read_only { Memtable::recovered(recovered.records) } else { Memtable::default() },
+        memtable: if options.read_only { Memtable::recovered(recovered.entries) } else { Memtable::default() },
         log: Log::new(next, tail),
         log_lost: recovered.lost,
         commits,
         checkpoints: Checkpoints::default(),
-        annex: Annex::default(),
+        reserved: ReservedAreas::default(),
         superblock: Cell::new(superblock),
-        zones_loading: RefCell::default(),
-        zone_loaded: Condition::default(),
+        loading_groups: RefCell::default(),
+        group_loaded: Condition::default(),
         state: Cell::new(State::Open),
-        keeps_free_slots: Cell::new(false),
+        keeps_free_space: Cell::new(false),
         changes: Cell::new(0),
         changed: Condition::default(),
     }

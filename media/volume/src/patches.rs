@@ -1,11 +1,11 @@
-//! Records that are durable in the log and not in the tables yet, by page.
+//! Map entries that are durable in the log and not in the block map yet, by page.
 //!
-//! A commit puts its records here. A checkpoint takes them all at its beginning, while new commits fill the map anew; a block
+//! A commit puts its map entries here. A checkpoint takes them all at its beginning, while new commits fill the map anew; a block
 //! is looked up in the new ones, in those a checkpoint has taken, and then in its page. What a checkpoint has taken stays until
 //! it has ended well, so one that fails, or is dropped, has lost nothing: the next one takes both.
 //!
-//! Blocks of a page that were given up, or made unreadable, together are one patch: a long run takes some bytes for each page, and
-//! is a record for each block only in the image of the page that is written.
+//! Blocks of a page that were deallocated, or made unreadable, together are one patch: a long run takes some bytes for each page, and
+//! is a map entry for each block only in the image of the page that is written.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -16,14 +16,14 @@ use sealblock_units::Lba;
 
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
 
-/// The record of a block, or those of several in a row that say the same.
+/// The map entry of a block, or those of several in a row that say the same.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patch {
     /// The first block's index in its page.
     pub index: u16,
     /// Number of blocks.
     pub blocks: u16,
-    /// The first block's record, as it is to be in the page.
+    /// The first block's map entry, as it is to be in the page.
     pub bytes: [u8; MAP_ENTRY_BYTES],
 }
 
@@ -37,7 +37,7 @@ impl Patch {
         self.index + self.blocks
     }
 
-    /// The record of a block that it is about.
+    /// The map entry of a block that it is about.
     fn at(&self, index: u16, seed: Seed) -> [u8; MAP_ENTRY_BYTES] {
         if index == self.index {
             return self.bytes;
@@ -53,7 +53,7 @@ impl Patch {
     }
 }
 
-/// The blocks that a patch of a page is about, from one up to another, and which of the page's records it has.
+/// The blocks that a patch of a page is about, from one up to another, and which of the page's map entries it has.
 #[derive(Clone, Copy)]
 struct Span {
     start: u16,
@@ -61,13 +61,13 @@ struct Span {
     at: u16,
 }
 
-/// The patches of one page. Spans are apart from records, in order of their blocks, so that one is found in little memory and
+/// The patches of one page. Spans are apart from map entries, in order of their blocks, so that one is found in little memory and
 /// put between others by moving few bytes.
 #[derive(Default)]
 struct PagePatches {
     spans: Vec<Span>,
     entries: Vec<[u8; MAP_ENTRY_BYTES]>,
-    /// Records that no span has any more.
+    /// Map entries that no span has any more.
     free: Vec<u16>,
 }
 
@@ -99,7 +99,7 @@ impl PagePatches {
         self.spans.splice(first..behind, new.into_iter().flatten());
     }
 
-    /// Keeps the record of a patch.
+    /// Keeps the map entry of a patch.
     fn span(&mut self, patch: &Patch) -> Span {
         let at = self.free.pop().unwrap_or_else(|| {
             self.entries.push(patch.bytes);
@@ -163,7 +163,7 @@ impl Patched {
     }
 }
 
-/// Records that the tables do not have yet.
+/// Map entries that the block map does not have yet.
 pub(crate) struct Patches {
     seed: Seed,
     active: RefCell<Patched>,
@@ -176,12 +176,12 @@ impl Patches {
         Patches { seed, active: RefCell::default(), taken: RefCell::default() }
     }
 
-    /// Puts in records of one page, which are durable.
+    /// Puts in map entries of one page, which are durable.
     pub fn put(&self, number: u64, patches: impl Iterator<Item = Patch>) {
         self.active.borrow_mut().put(number, patches, self.seed);
     }
 
-    /// The newest record of a block, if it is here.
+    /// The newest map entry of a block, if it is here.
     pub fn get(&self, number: u64, index: usize) -> Option<[u8; MAP_ENTRY_BYTES]> {
         let index = index as u16;
         let open = self.active.borrow().get(number, index, self.seed);
@@ -221,22 +221,22 @@ impl Patches {
         *self.taken.borrow_mut() = left;
     }
 
-    /// The pages that a checkpoint has taken records of.
+    /// The pages that a checkpoint has taken map entries of.
     pub fn taken_pages(&self) -> Vec<u64> {
         self.taken.borrow().pages.keys().copied().collect()
     }
 
-    /// What a checkpoint has taken for a page: the index and the record of each block, in order.
+    /// What a checkpoint has taken for a page: the index and the map entry of each block, in order.
     pub fn taken(&self, number: u64) -> Vec<(usize, [u8; MAP_ENTRY_BYTES])> {
         let taken = self.taken.borrow();
         let patches = taken.pages.get(&number).into_iter().flat_map(PagePatches::patches);
-        let records = |patch: Patch| {
+        let entries = |patch: Patch| {
             (patch.index..patch.end()).map(move |index| (usize::from(index), patch.at(index, self.seed)))
         };
-        patches.flat_map(records).collect()
+        patches.flat_map(entries).collect()
     }
 
-    /// What the checkpoint has taken is in the tables, and the superblock says so.
+    /// What the checkpoint has taken is in the block map, and the superblock says so.
     pub fn end(&self) {
         drop(self.taken.take());
     }
@@ -259,17 +259,17 @@ mod tests {
     }
 
     fn found(patches: &Patches, number: u64, index: usize) -> Option<u16> {
-        let record = MapEntry::decode(&patches.get(number, index)?, SEED).unwrap();
-        assert_eq!(record.lba.get(), index as u64);
-        Some(record.generation)
+        let entry = MapEntry::decode(&patches.get(number, index)?, SEED).unwrap();
+        assert_eq!(entry.lba.get(), index as u64);
+        Some(entry.generation)
     }
 
     /// The index and generation of each block that a checkpoint has taken.
     fn taken(patches: &Patches, number: u64) -> Vec<(usize, u16)> {
         let of = |(index, bytes): (usize, [u8; MAP_ENTRY_BYTES])| {
-            let record = MapEntry::decode(&bytes, SEED).unwrap();
-            assert_eq!(record.lba.get(), index as u64);
-            (index, record.generation)
+            let entry = MapEntry::decode(&bytes, SEED).unwrap();
+            assert_eq!(entry.lba.get(), index as u64);
+            (index, entry.generation)
         };
         patches.taken(number).into_iter().map(of).collect()
     }
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_failed_leaves_everything_to_the_next_and_the_newer_record_wins() {
+    fn a_checkpoint_that_failed_leaves_everything_to_the_next_and_the_newer_map_entry_wins() {
         let patches = Patches::new(SEED);
         patches.put(7, [patch(1, 1), run(2, 3, 1)].into_iter());
         patches.take();
@@ -330,6 +330,6 @@ mod tests {
         assert_eq!(taken(&patches, 0), (0..64).map(|index| (index, 9)).collect::<Vec<_>>());
         let one = Patches::new(SEED);
         one.put(0, std::iter::once(run(0, 240, 1)));
-        assert!(one.bytes() < 512, "a run takes the memory of a few records, and not of 240: {}", one.bytes());
+        assert!(one.bytes() < 512, "a run takes the memory of a few map entries, and not of 240: {}", one.bytes());
     }
 }

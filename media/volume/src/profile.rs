@@ -1,9 +1,9 @@
 //! The shape of a volume that has no superblock left, found from what lies on the medium.
 //!
 //! Everything follows from block size, sector size and capacity, and the length of the medium leaves few of these. For each
-//! layout that fits, the records of sampled blocks are looked at where they would lie, and the sectors of the log. A record
+//! layout that fits, the map entries of sampled blocks are looked at where they would lie, and the sectors of the log. A map entry
 //! names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs together
-//! agrees on the salt. Then the data in the slots of these records are checked against their tuples, which tells the guard and
+//! agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples, which tells the guard and
 //! decides between layouts. Nothing is believed of which there are not two that agree.
 
 use std::collections::{BTreeMap, HashMap};
@@ -15,15 +15,15 @@ use sealblock_units::{BlockSize, Lba};
 use crate::format::{LOG_REGIONS, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed};
 use crate::recognise::{PROFILES, first_of_length, read_probe};
 
-/// Places where the records of blocks are looked at, and blocks of each.
+/// Places where the map entries of blocks are looked at, and blocks of each.
 const SITES: u64 = 256;
 const SITE_BLOCKS: u64 = 256;
 /// Pieces of a volume that agree on a salt: one could be chance.
 const AGREEING: u64 = 2;
-/// Records whose data are looked at.
+/// Map entries whose data are looked at.
 const SAMPLES: usize = 64;
 /// Salts that are counted: noise has a new one in every ten thousandth place.
-const MOST_SALTS: usize = 1 << 16;
+const MAX_SALTS: usize = 1 << 16;
 /// Bytes read at once, and kept for the next look.
 const CHUNK_BYTES: u64 = 64 << 10;
 /// Chunks kept.
@@ -50,15 +50,15 @@ pub enum ProfileError {
     )]
     Length(u64),
     /// Nothing that could be a volume of a possible shape.
-    #[error("no records of a volume were found where a volume of this length would have them")]
+    #[error("no map entries of a volume were found where a volume of this length would have them")]
     Nothing,
-    /// Records, but no block whose data match.
+    /// Map entries, but no block whose data match.
     #[error(
-        "{records} records of a volume were found, and no block that any of them describes: no data of it are left"
+        "{entries} map entries of a volume were found, and no block that any of them describes: no data of it are left"
     )]
     NoData {
-        /// Records and log sectors that agree.
-        records: u64,
+        /// Map entries and log sectors that agree.
+        entries: u64,
     },
 }
 
@@ -72,9 +72,9 @@ pub struct VolumeProfile {
     pub protection: Option<PiFormat>,
     /// What salts the checksums.
     pub seed: Seed,
-    /// Records and sectors of the log that agree.
+    /// Map entries and sectors of the log that agree.
     pub agreeing: u64,
-    /// Blocks, among those looked at, whose data are what their record says.
+    /// Blocks, among those looked at, whose data are what their map entry says.
     pub matching: u64,
 }
 
@@ -109,7 +109,7 @@ struct Family {
 /// What speaks for a family.
 #[derive(Default)]
 struct Evidence {
-    /// Records and log sectors by salt.
+    /// Map entries and log sectors by salt.
     by_salt: BTreeMap<u32, (u64, Vec<MapEntry>)>,
 }
 
@@ -121,10 +121,10 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
     let families = families(medium.len_bytes(), medium.sector_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
     let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
-    let mut records = 0;
+    let mut entries = 0;
     for (number, family) in families.iter().enumerate() {
         let Some((seed, agreeing, samples)) = survey(&mut chunks, &family.layout).await else { continue };
-        records = records.max(agreeing);
+        entries = entries.max(agreeing);
         let Some((protection, matching)) = guard_of(&mut chunks, &family.layout, &samples).await else { continue };
         if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing)) {
             let shape = VolumeProfile { layout: family.layout, protection, seed, agreeing, matching };
@@ -132,7 +132,7 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
         }
     }
     let Some((.., shape, number)) = best else {
-        return Err(if records == 0 { ProfileError::Nothing } else { ProfileError::NoData { records } });
+        return Err(if entries == 0 { ProfileError::Nothing } else { ProfileError::NoData { entries } });
     };
     let layout = likely(&mut chunks, &families[number], shape.seed).await;
     Ok(VolumeProfile { layout, ..shape })
@@ -156,8 +156,8 @@ fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Fam
                 last.data_offset,
             ];
             match families.last_mut() {
-                Some((zones, same, of, family))
-                    if (*zones, *same, *of) == (layout.block_groups(), places, sector)
+                Some((groups, same, of, family))
+                    if (*groups, *same, *of) == (layout.block_groups(), places, sector)
                         && family.layout.block_size() == block_size =>
                 {
                     family.layout = layout;
@@ -187,38 +187,40 @@ fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints)
     first..first_of_length(block_size, sector, len_bytes + 1)
 }
 
-/// The salt that most of a layout's records and log sectors agree on, how many they are, and some of the records.
+/// The salt that most of a layout's map entries and log sectors agree on, how many they are, and some of the map entries.
 async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<MapEntry>)> {
     let mut evidence = Evidence::default();
-    evidence.take_log(chunks, layout).await;
+    evidence.sample_log(chunks, layout).await;
     let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
-    evidence.take_tables(chunks, layout, stride).await;
+    evidence.sample_map(chunks, layout, stride).await;
     if evidence.by_salt.values().all(|(count, _)| *count < AGREEING) {
         // Few blocks of it are written, so all are looked at.
-        evidence.take_tables(chunks, layout, SITE_BLOCKS).await;
+        evidence.sample_map(chunks, layout, SITE_BLOCKS).await;
     }
-    let (salt, (count, records)) = evidence.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
-    (count >= AGREEING).then_some((Seed(salt), count, records))
+    let (salt, (count, entries)) = evidence.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
+    (count >= AGREEING).then_some((Seed(salt), count, entries))
 }
 
 impl Evidence {
-    fn note(&mut self, seed: Seed, record: Option<MapEntry>) {
-        if self.by_salt.len() >= MOST_SALTS && !self.by_salt.contains_key(&seed.0) {
-            // What agrees with nothing so far is given up first.
+    fn note(&mut self, seed: Seed, entry: Option<MapEntry>) {
+        if self.by_salt.len() >= MAX_SALTS && !self.by_salt.contains_key(&seed.0) {
+            // What agrees with nothing so far is deallocated first.
             self.by_salt.retain(|_, (count, _)| *count > 1);
-            if self.by_salt.len() >= MOST_SALTS {
+            if self.by_salt.len() >= MAX_SALTS {
                 return;
             }
         }
-        let (count, records) = self.by_salt.entry(seed.0).or_default();
+        let (count, entries) = self.by_salt.entry(seed.0).or_default();
         *count += 1;
-        records.extend(record.filter(|record| {
-            records.len() < SAMPLES && record.kind == MapEntryKind::Stored && !record.guard_unverified
-        }));
+        entries.extend(
+            entry.filter(|entry| {
+                entries.len() < SAMPLES && entry.kind == MapEntryKind::Stored && !entry.guard_unverified
+            }),
+        );
     }
 
-    /// Records of some blocks every `stride` blocks.
-    async fn take_tables<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout, stride: u64) {
+    /// Map entries of some blocks every `stride` blocks.
+    async fn sample_map<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout, stride: u64) {
         // From the end on, so that the samples are not all from the blocks at the start, where most is written over.
         let sites = (0..layout.capacity_blocks().div_ceil(stride)).rev().map(|site| site * stride);
         for lba in sites.flat_map(|first| first..(first + SITE_BLOCKS).min(layout.capacity_blocks())) {
@@ -231,16 +233,16 @@ impl Evidence {
         }
     }
 
-    /// Sectors of the log that lie where their number says, and their records.
-    async fn take_log<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout) {
+    /// Sectors of the log that lie where their number says, and their map entries.
+    async fn sample_log<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout) {
         for (.., bytes) in log_sectors(chunks, layout).await {
             let Some((_, seed)) = LogSector::trace_salt(&bytes) else { continue };
             let Ok(sector) = LogSector::decode(&bytes, seed) else { continue };
             self.note(seed, None);
             sector.entries().iter().for_each(|bytes| {
-                let record = MapEntryRun::decode(bytes, seed).ok().map(|run| run.first);
-                if record.is_some_and(|record| record.lba.get() < layout.capacity_blocks()) {
-                    self.note(seed, record);
+                let entry = MapEntryRun::decode(bytes, seed).ok().map(|run| run.first);
+                if entry.is_some_and(|entry| entry.lba.get() < layout.capacity_blocks()) {
+                    self.note(seed, entry);
                 }
             });
         }
@@ -267,20 +269,20 @@ pub(crate) async fn read_log<M: Medium>(medium: &M, layout: &Layout) -> Vec<(u64
     log_sectors(&mut Chunks { medium, kept: HashMap::new() }, layout).await
 }
 
-/// The format of the protection information, as the data of these records have it, and how many of them do.
+/// The format of the protection information, as the data of these map entries have it, and how many of them do.
 async fn guard_of<M: Medium>(
     chunks: &mut Chunks<'_, M>,
     layout: &Layout,
     samples: &[MapEntry],
 ) -> Option<(Option<PiFormat>, u64)> {
     let mut votes: BTreeMap<usize, u64> = BTreeMap::new();
-    for record in samples {
-        let zone = layout.block_group(layout.group_of(record.lba)).filter(|zone| record.pbn < zone.physical_blocks);
-        let Some(zone) = zone else { continue };
-        let offset = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
+    for entry in samples {
+        let group = layout.block_group(layout.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks);
+        let Some(group) = group else { continue };
+        let offset = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
         let Some(data) = chunks.get(offset, layout.block_size().bytes()).await else { continue };
         for (number, format) in formats().enumerate() {
-            *votes.entry(number).or_default() += u64::from(is_sealed_as(record, format, data));
+            *votes.entry(number).or_default() += u64::from(is_sealed_as(entry, format, data));
         }
     }
     let (number, matching) = votes.into_iter().max_by_key(|(_, votes)| *votes).filter(|(_, votes)| *votes > 0)?;
@@ -288,20 +290,20 @@ async fn guard_of<M: Medium>(
 }
 
 /// The formats that are told apart: by their guards. Of types the one is taken that leaves the reference tags to the writer: that
-/// a record is its block's says the record itself.
+/// a map entry is its block's says the map entry itself.
 fn formats() -> impl Iterator<Item = Option<PiFormat>> {
     let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type3));
     std::iter::once(None).chain(GuardKind::ALL.into_iter().map(of))
 }
 
-/// Whether a record of this format describes these data.
-fn is_sealed_as(record: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
-    let is_strong = || record.data_crc() == guard::crc32c(data) && record.tuple[12..] == [0; 4];
+/// Whether a map entry of this format describes these data.
+fn is_sealed_as(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
+    let has_data_crc = || entry.data_crc() == guard::crc32c(data) && entry.tuple[12..] == [0; 4];
     match format {
-        None => record.tuple[..8] == [0; 8] && is_strong(),
+        None => entry.tuple[..8] == [0; 8] && has_data_crc(),
         Some(format) => {
-            let guard = Tuple::read(format, record.tags(format)).guard;
-            guard == guard::compute(format.guard(), data) && (format.tuple_bytes() == 16 || is_strong())
+            let guard = Tuple::read(format, entry.tags(format)).guard;
+            guard == guard::compute(format.guard(), data) && (format.tuple_bytes() == 16 || has_data_crc())
         }
     }
 }
@@ -309,12 +311,12 @@ fn is_sealed_as(record: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> boo
 /// The layout of a family with the most likely capacity: all have the same blocks at the same places, and differ in how many
 /// blocks at the end were never written. People ask for round sizes.
 async fn likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &Family, seed: Seed) -> Layout {
-    let least = family.capacities.iter().copied().min().unwrap_or(1);
-    let mut written = least;
-    for lba in (least..family.layout.capacity_blocks()).map(Lba::new) {
+    let min = family.capacities.iter().copied().min().unwrap_or(1);
+    let mut written = min;
+    for lba in (min..family.layout.capacity_blocks()).map(Lba::new) {
         let bytes = chunks.get(family.layout.map_entry_offset(lba), MAP_ENTRY_BYTES).await;
-        let record = bytes.and_then(|bytes| bytes.first_chunk()).map(|bytes| MapEntry::decode(bytes, seed));
-        if matches!(record, Some(Ok(record)) if record.lba == lba) {
+        let entry = bytes.and_then(|bytes| bytes.first_chunk()).map(|bytes| MapEntry::decode(bytes, seed));
+        if matches!(entry, Some(Ok(entry)) if entry.lba == lba) {
             written = lba.get() + 1;
         }
     }

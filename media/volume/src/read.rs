@@ -11,7 +11,7 @@ use sealblock_units::{BlockCount, Extent};
 use crate::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
-/// Bytes of the pieces that a Verify is done in, and pieces under way at once: together they fit in a core's near cache, so
+/// Bytes of the pieces that a Verify is done in, and pieces in flight at once: together they fit in a core's near cache, so
 /// that data are summed before they have left it.
 const VERIFY_BYTES: u32 = 256 << 10;
 pub(crate) const VERIFY_PIECES: usize = 2;
@@ -48,25 +48,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// The pieces that a Verify is done in, each with its checks.
     pub(crate) fn verify_pieces(&self, extent: Extent, checks: &Checks) -> impl Iterator<Item = (Extent, Checks)> {
-        let most = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
-        extent.split_aligned(most).map(move |piece| {
+        let max = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
+        extent.split_aligned(max).map(move |piece| {
             let first = piece.start().get() - extent.start().get();
             (piece, self.geometry.protection.map_or(*checks, |format| checks.advance(first, format)))
         })
     }
 
-    /// Whether nothing was ever written to the zones of these blocks, as far as that is known without looking.
-    pub(crate) fn is_blank(&self, extent: Extent) -> bool {
-        let mut zones = self.layout.group_of(extent.start())..=self.layout.group_of(extent.last());
-        zones.all(|zone| self.zone_is_blank(zone))
+    /// Whether nothing was ever written to the block groups of these blocks, as far as that is known without looking.
+    pub(crate) fn is_unwritten(&self, extent: Extent) -> bool {
+        let mut groups = self.layout.group_of(extent.start())..=self.layout.group_of(extent.last());
+        groups.all(|group| self.is_group_unwritten(group))
     }
 
     /// Checks blocks; also says how many bytes were read for that.
     async fn verify_piece(&self, extent: Extent, checks: &Checks) -> (u64, Result<(), Error>) {
-        if self.is_blank(extent) {
+        if self.is_unwritten(extent) {
             return (0, Ok(()));
         }
-        self.retry_tables(extent);
+        self.retry_map_pages(extent);
         match self.locate(extent).await {
             // Nothing is stored, so nothing has to be read: most of a large volume may be like this.
             Ok((located, _)) if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) => (0, Ok(())),
@@ -84,7 +84,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.fetch_located(extent, &located, checks).await
     }
 
-    /// Reads blocks and checks them, where it is known where they lie. Their slots must be held.
+    /// Reads blocks and checks them, where it is known where they lie. Their physical blocks must be held.
     pub(crate) async fn fetch_located(
         &self,
         extent: Extent,
@@ -93,30 +93,30 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ) -> Result<Sealed, Error> {
         let size = self.geometry.block_size;
         let buffer = self.medium.buffer(extent.bytes(size) as usize);
-        let mut faults: Vec<BadBlock> = Vec::new();
+        let mut bad_blocks: Vec<BadBlock> = Vec::new();
         let pieces = self.pieces(extent, located);
-        let data = self.collect(extent, &pieces, buffer, &mut faults).await.freeze();
-        self.report_bad(extent, located, &data, &mut faults);
+        let data = self.collect(extent, &pieces, buffer, &mut bad_blocks).await.freeze();
+        self.report_bad(extent, located, &data, &mut bad_blocks);
         let tags = self.tags(located);
         let unverified = Unverified::new(data.clone(), tags, size, self.geometry.protection)
             .expect("one tuple was laid beside each block");
         match unverified.verify(checks) {
-            Ok(sealed) if faults.is_empty() => return Ok(sealed),
+            Ok(sealed) if bad_blocks.is_empty() => return Ok(sealed),
             Ok(_) => {}
             // Blocks that are bad for a deeper reason come first: their data and tags mean nothing.
-            Err(mismatches) => faults.extend(mismatches.iter().map(|m| BadBlock::of_mismatch(extent.start(), m))),
+            Err(mismatches) => bad_blocks.extend(mismatches.iter().map(|m| BadBlock::of_mismatch(extent.start(), m))),
         }
-        Err(BadBlocks::new(faults).expect("a failed check left a fault").into())
+        Err(BadBlocks::new(bad_blocks).expect("a failed check left a fault").into())
     }
 
-    /// Charges blocks whose records are bad.
-    fn report_bad(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, faults: &mut Vec<BadBlock>) {
+    /// Charges blocks whose map entries are bad.
+    fn report_bad(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, bad_blocks: &mut Vec<BadBlock>) {
         let bytes = self.geometry.block_size.bytes();
         for ((lba, block), data) in extent.iter().zip(located).zip(data.chunks_exact(bytes)) {
             match block {
                 BlockLocation::Zeroes | BlockLocation::Stored { .. } => {}
-                BlockLocation::Bad(fault) => faults.push(*fault),
-                BlockLocation::Damaged(raw) => faults.push(self.diagnose(lba, raw, Some(data))),
+                BlockLocation::Bad(bad_block) => bad_blocks.push(*bad_block),
+                BlockLocation::Damaged(raw) => bad_blocks.push(self.diagnose(lba, raw, Some(data))),
             }
         }
     }

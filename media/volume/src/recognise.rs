@@ -1,11 +1,11 @@
 //! Whether a volume lies on a medium, or what is left of one.
 //!
-//! A volume whose superblocks are damaged is a damaged volume, and never a medium with nothing on it: what is taken for blank
+//! A volume whose superblocks are damaged is a damaged volume, and never a medium with nothing on it: what is taken for unwritten
 //! is overwritten, and what is taken for raw bytes is served without a check. So besides the superblocks everything is looked
-//! for that stands at a known place: the annex behind them, the start of the log, the records of the first blocks, and the
+//! for that stands at a known place: the reserved area behind them, the start of the log, the map entries of the first blocks, and the
 //! third superblock at the end. Each has its fields checked against one another and against its place, so that neither chance
 //! nor a volume that lies as a whole inside of something else passes for it. The cost is bounded: 320 KiB of the start and
-//! of where the tables can begin, and one sector at the end.
+//! of where the block map can begin, and one sector at the end.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ const PROBE_BYTES: u64 = 64 << 10;
 const LOG_OFFSET: u64 = 64 << 10;
 /// Blocks of a volume whose log is as long as logs get.
 const LONGEST_LOG_BLOCKS: u64 = 1 << 30;
-/// Records of one salt that make a table: one could be chance.
+/// Map entries of one salt that make a block map: one could be chance.
 const MIN_ENTRIES_OF_MAP: usize = 2;
 /// The shapes that volumes have: sizes of blocks and sectors.
 pub(crate) const PROFILES: [(BlockSize, u32); 3] =
@@ -50,13 +50,13 @@ pub enum Recognised {
 pub enum Trace {
     /// A damaged superblock.
     Superblock(u64),
-    /// Notes of the annex.
+    /// Notes of the reserved area.
     ReservedArea(u64),
     /// A sector of the log.
     Log(u64),
-    /// The map of zones that have tables.
+    /// The group map.
     GroupMap(u64),
-    /// Records of blocks, or their generations.
+    /// Map entries of blocks, or their generations.
     MapEntries(u64),
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for Trace {
             Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
             Trace::ReservedArea(at) => write!(f, "notes beside the blocks at byte {at}"),
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
-            Trace::GroupMap(at) => write!(f, "a map of zones at byte {at}"),
-            Trace::MapEntries(at) => write!(f, "records of blocks at byte {at}"),
+            Trace::GroupMap(at) => write!(f, "a group map at byte {at}"),
+            Trace::MapEntries(at) => write!(f, "map entries of blocks at byte {at}"),
         }
     }
 }
@@ -121,7 +121,7 @@ pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
     found
 }
 
-/// Damaged superblocks, and the annex behind each.
+/// Damaged superblocks, and the reserved area behind each.
 fn at_start(bytes: &[u8]) -> Vec<Trace> {
     let from = |offset: u64| bytes.get(offset as usize..).unwrap_or_default();
     // One that is whole and in the other's place belongs to something that begins elsewhere.
@@ -129,12 +129,12 @@ fn at_start(bytes: &[u8]) -> Vec<Trace> {
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().filter(|&at| is_damaged(at)).map(Trace::Superblock);
     let places = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
         .into_iter()
-        .flat_map(|slot| [0, 1].map(|copy| (slot, copy)));
-    let annex = places.filter_map(|(slot, copy)| {
-        let at = reserved_offset(slot, copy);
-        ReservedCopy::is_trace(from(at), slot, copy).then_some(Trace::ReservedArea(at))
+        .flat_map(|area| [0, 1].map(|copy| (area, copy)));
+    let reserved = places.filter_map(|(area, copy)| {
+        let at = reserved_offset(area, copy);
+        ReservedCopy::is_trace(from(at), area, copy).then_some(Trace::ReservedArea(at))
     });
-    superblocks.chain(annex).collect()
+    superblocks.chain(reserved).collect()
 }
 
 /// The first sector of the log that lies where its number says.
@@ -148,15 +148,15 @@ fn in_log(bytes: &[u8]) -> Option<Trace> {
     })
 }
 
-/// The first sector of a zone map.
+/// The first sector of a group map.
 fn in_group_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
     GroupMapSector::trace(bytes).then_some(Trace::GroupMap(offset))
 }
 
-/// The first pages of the tables: the head of one, or records of the first blocks, if so many have one salt that they are no
+/// The first map pages: the head of one, or map entries of the first blocks, if so many have one salt that they are no
 /// chance.
 fn in_block_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
-    // A log has records, too; that of a volume further in may lie here.
+    // A log has map entries, too; that of a volume further in may lie here.
     if bytes.chunks_exact(512).any(|sector| LogSector::trace(sector).is_some()) {
         return None;
     }
@@ -183,12 +183,12 @@ fn likely(len_bytes: u64) -> impl Iterator<Item = Layout> {
     smallest.chain(PROFILES.into_iter().filter_map(move |(block_size, sector)| filling(block_size, sector, len_bytes)))
 }
 
-/// Where the tables can begin.
+/// Where the block map can begin.
 fn block_maps(len_bytes: u64) -> Vec<u64> {
     in_order(likely(len_bytes).map(|layout| layout.groups_offset()), len_bytes)
 }
 
-/// Where the zone map can begin: behind the logs of those volumes, and behind the longest log there is.
+/// Where the group map can begin: behind the logs of those volumes, and behind the longest log there is.
 fn group_maps(len_bytes: u64) -> Vec<u64> {
     let longest = Layout::new(BlockSize::B4096, 512, LONGEST_LOG_BLOCKS).ok();
     in_order(likely(len_bytes).chain(longest).map(|layout| layout.group_map_offset(0)), len_bytes)

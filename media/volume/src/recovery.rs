@@ -1,10 +1,10 @@
 //! What a crash left in the log.
 //!
 //! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
-//! of them has is there as well where the next sector repeats it; so no single fault takes away records before the newest
-//! durable mark, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits may
-//! not: such a record counts only if the data in its slot have its checksum. Of the records of one block that count, the newest wins; where none counts, the block is as the tables have it.
-//! No record is ever made up, so nothing that went wrong on the medium is ever sealed anew.
+//! of them has is there as well where the next sector repeats it; so no single fault takes away map entries before the newest
+//! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits may
+//! not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block that count, the newest wins; where none counts, the block is as the block map has it.
+//! No map entry is ever made up, so nothing that went wrong on the medium is ever sealed anew.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -23,19 +23,19 @@ use crate::volume::Volume;
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Blocks whose records go to the tables together, those of one long run more.
+/// Blocks whose map entries go to the block map together, those of one long run more.
 const PORTION_BLOCKS: u64 = 1024;
 
 /// What recovery found.
 #[derive(Default)]
 pub(crate) struct Recovered {
-    /// The records to be taken over, by block.
-    pub records: MapEntries,
-    /// Records that were not taken over because their data are not there.
+    /// The map entries to be taken over, by block.
+    pub entries: MapEntries,
+    /// Map entries that were not taken over because their data are not there.
     pub discarded: u64,
-    /// The blocks of records that were taken over though their slots cannot be read.
+    /// The blocks of map entries that were taken over though their physical blocks cannot be read.
     pub unreadable: Vec<Lba>,
-    /// Sectors before the durable mark that are lost in every place.
+    /// Sectors before the durable_seq that are lost in every place.
     pub lost: u64,
     /// The first of them.
     pub first_lost: Option<u64>,
@@ -45,8 +45,8 @@ pub(crate) struct Recovered {
 
 /// One sector of the log, as far as it was found.
 #[derive(Default)]
-struct Group {
-    /// Its own records.
+struct FoundSector {
+    /// Its own map entries.
     own: Vec<MapEntryRun>,
     /// How many of them, the first ones, were durable when it was written.
     earlier: usize,
@@ -57,9 +57,9 @@ struct Group {
 }
 
 /// The log as read: by sequence number.
-struct Scan<'a> {
+struct LogScan<'a> {
     superblock: &'a Superblock,
-    sectors: BTreeMap<u64, Group>,
+    sectors: BTreeMap<u64, FoundSector>,
     durable: u64,
     /// What follows every sector found.
     next: u64,
@@ -67,11 +67,11 @@ struct Scan<'a> {
     unreadable: u64,
     /// Sectors neither of whose places can be read.
     unseen: Vec<u64>,
-    /// A fault put in on purpose.
+    /// An injected fault.
     takes_less: bool,
 }
 
-/// Reads the log of a volume and decides which records count.
+/// Reads the log of a volume and decides which map entries count.
 pub(crate) async fn replay<M: Medium>(
     medium: &M,
     superblock: &Superblock,
@@ -81,21 +81,21 @@ pub(crate) async fn replay<M: Medium>(
     let (lost, first_lost) = scan.lost();
     let mut recovered = Recovered { next: scan.next(), lost, first_lost, ..Recovered::default() };
     if options.mutation == Mutation::RunsFirst {
-        let groups = scan.sectors.values().rev().flat_map(|group| &group.own);
-        groups.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.records.insert_older(*run)));
+        let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
+        found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
     }
-    // Newest first: the first record of a block that counts is the one.
-    for (&sequence, group) in scan.sectors.iter().rev() {
+    // Newest first: the first map entry of a block that counts is the one.
+    for (&sequence, found) in scan.sectors.iter().rev() {
         if options.mutation == Mutation::RepeatAsNew {
-            recovered.take_all(&group.repeats);
+            recovered.take_all(&found.repeats);
         }
         let is_durable = sequence < scan.durable || options.mutation == Mutation::TrustLog;
-        let (durable, last) = group.own.split_at(if is_durable { group.own.len() } else { group.earlier });
+        let (durable, last) = found.own.split_at(if is_durable { found.own.len() } else { found.earlier });
         recovered.take_all(durable);
         for run in last {
-            recovered.take_if_arrived(medium, superblock, run).await?;
+            recovered.take_if_data_present(medium, superblock, run).await?;
         }
-        recovered.take_all(&group.repeats);
+        recovered.take_all(&found.repeats);
     }
     if scan.unreadable > 0 {
         let (sectors, lost) = (scan.unreadable, recovered.lost);
@@ -105,16 +105,16 @@ pub(crate) async fn replay<M: Medium>(
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Writes what recovery has found to the tables, and gives up the log that said so. A few records may say more than there is
-    /// memory for, so what waits for the tables goes there bit by bit.
-    pub(crate) async fn take_over(&self, records: &[MapEntryRun]) -> Result<(), Error> {
+    /// Writes what recovery has found to the block map, and gives up the log that said so. A few map entries may say more than there is
+    /// memory for, so what waits for the block map goes there bit by bit.
+    pub(crate) async fn checkpoint_recovered(&self, entries: &[MapEntryRun]) -> Result<(), Error> {
         let (mut first, mut blocks) = (0, 0_u64);
-        for (at, run) in records.iter().enumerate() {
+        for (at, run) in entries.iter().enumerate() {
             blocks += u64::from(run.blocks);
-            if blocks < PORTION_BLOCKS && at + 1 < records.len() {
+            if blocks < PORTION_BLOCKS && at + 1 < entries.len() {
                 continue;
             }
-            self.apply(&self.encode(&records[first..=at]), false).await;
+            self.apply(&self.encode(&entries[first..=at]), false).await;
             if self.block_map.is_dirty_limit_reached() {
                 self.drain_patches().await?;
             }
@@ -125,42 +125,42 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 }
 
 impl Recovered {
-    /// Takes records over whose data were durable.
-    fn take_all(&mut self, records: &[MapEntryRun]) {
-        records.iter().for_each(|run| drop(self.records.insert_older(*run)));
+    /// Takes map entries over whose data were durable.
+    fn take_all(&mut self, entries: &[MapEntryRun]) {
+        entries.iter().for_each(|run| drop(self.entries.insert_older(*run)));
     }
 
-    /// Takes a record over if its data are on the medium.
-    async fn take_if_arrived<M: Medium>(
+    /// Takes a map entry over if its data are on the medium.
+    async fn take_if_data_present<M: Medium>(
         &mut self,
         medium: &M,
         superblock: &Superblock,
         run: &MapEntryRun,
     ) -> Result<(), VolumeError> {
-        let record = &run.first;
-        if run.blocks == 1 && self.records.get(record.lba).is_some() {
+        let entry = &run.first;
+        if run.blocks == 1 && self.entries.get(entry.lba).is_some() {
             return Ok(());
         }
-        match has_data(medium, superblock, record).await? {
-            Arrived::No => {
+        match has_data(medium, superblock, entry).await? {
+            DataPresence::No => {
                 self.discarded += 1;
                 return Ok(());
             }
-            Arrived::Unreadable => {
-                self.unreadable.push(record.lba);
-                tracing::warn!(lba = %record.lba, "the last write of the block cannot be read; the block is unreadable");
+            DataPresence::Unreadable => {
+                self.unreadable.push(entry.lba);
+                tracing::warn!(lba = %entry.lba, "the last write of the block cannot be read; the block is unreadable");
             }
-            Arrived::Yes => {}
+            DataPresence::Yes => {}
         }
-        self.records.insert_older(*run);
+        self.entries.insert_older(*run);
         Ok(())
     }
 }
 
-impl Scan<'_> {
-    /// Whether all records of a sector were found, in it or behind it.
+impl LogScan<'_> {
+    /// Whether all map entries of a sector were found, in it or behind it.
     fn is_known(&self, sequence: u64) -> bool {
-        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|group| group.repeats_all);
+        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|found| found.repeats_all);
         self.sectors.contains_key(&sequence) || is_repeated()
     }
 
@@ -171,8 +171,8 @@ impl Scan<'_> {
     /// than anybody can count.
     fn lost(&self) -> (u64, Option<u64>) {
         let durable = self.superblock.log_tail..self.durable;
-        let found = self.sectors.iter().flat_map(|(&sequence, group)| {
-            let before = sequence.checked_sub(1).filter(|_| group.repeats_all);
+        let found = self.sectors.iter().flat_map(|(&sequence, found)| {
+            let before = sequence.checked_sub(1).filter(|_| found.repeats_all);
             before.into_iter().chain([sequence])
         });
         let mut known: Vec<u64> = found.filter(|sequence| durable.contains(sequence)).collect();
@@ -214,14 +214,14 @@ impl Scan<'_> {
         if sequence < self.superblock.log_tail {
             return;
         }
-        // The sector's checksum is right, so a record that is not, or several of one block, were made so: by another program, or on
+        // The sector's checksum is right, so a map entry that is not, or several of one block, were made so: by another program, or on
         // purpose. Such a sector says nothing.
-        let (Some(own), Some(repeats)) = (self.records(sector.entries()), self.records(sector.repeats())) else {
+        let (Some(own), Some(repeats)) = (self.entries(sector.entries()), self.entries(sector.repeats())) else {
             return;
         };
         self.durable = self.durable.max(sector.header.durable_seq);
         let repeats_all = !repeats.is_empty() && sector.header.left_out == 0;
-        let found = Group { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
+        let found = FoundSector { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
         // Of two copies, one may lack what the last commits have added. They say the same otherwise, unless one was made on purpose.
         match self.sectors.entry(sequence) {
             Entry::Vacant(place) => drop(place.insert(found)),
@@ -234,14 +234,14 @@ impl Scan<'_> {
         }
     }
 
-    /// The own or the repeated records of a sector; nothing unless all can be, and no two are about one block.
-    fn records(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
+    /// The own or the repeated map entries of a sector; nothing unless all can be, and no two are about one block.
+    fn entries(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
         let decode =
             |raw| MapEntryRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
-        let records: Vec<MapEntryRun> = raw.iter().map(decode).collect::<Option<_>>()?;
-        let mut blocks: Vec<(u64, u64)> = records.iter().map(|run| (run.start(), run.end())).collect();
+        let entries: Vec<MapEntryRun> = raw.iter().map(decode).collect::<Option<_>>()?;
+        let mut blocks: Vec<(u64, u64)> = entries.iter().map(|run| (run.start(), run.end())).collect();
         blocks.sort_unstable();
-        blocks.windows(2).all(|pair| pair[0].1 <= pair[1].0).then_some(records)
+        blocks.windows(2).all(|pair| pair[0].1 <= pair[1].0).then_some(entries)
     }
 }
 
@@ -249,11 +249,11 @@ async fn read_log<'a, M: Medium>(
     medium: &M,
     superblock: &'a Superblock,
     options: &OpenOptions,
-) -> Result<Scan<'a>, VolumeError> {
+) -> Result<LogScan<'a>, VolumeError> {
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
     let takes_less = options.mutation == Mutation::ShorterCopy;
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
-    let mut scan = Scan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, takes_less };
+    let mut scan = LogScan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, takes_less };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {
@@ -274,42 +274,42 @@ async fn read_log<'a, M: Medium>(
     Ok(scan)
 }
 
-/// Whether a record can be one of this volume.
+/// Whether a map entry can be one of this volume.
 pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
-    let (layout, record) = (&superblock.layout, &run.first);
-    let zone =
-        (run.end() <= layout.capacity_blocks()).then(|| layout.block_group(layout.group_of(record.lba))).flatten();
-    zone.is_some_and(|zone| record.kind != MapEntryKind::Stored || record.pbn < zone.physical_blocks)
+    let (layout, entry) = (&superblock.layout, &run.first);
+    let group =
+        (run.end() <= layout.capacity_blocks()).then(|| layout.block_group(layout.group_of(entry.lba))).flatten();
+    group.is_some_and(|group| entry.kind != MapEntryKind::Stored || entry.pbn < group.physical_blocks)
 }
 
-/// Whether the data of a record are on the medium.
+/// Whether the data of a map entry are on the medium.
 #[derive(PartialEq, Eq)]
-pub(crate) enum Arrived {
+pub(crate) enum DataPresence {
     Yes,
     No,
-    /// The slot says neither yes nor no. To take the old block would lose a write that may have been flushed, for good; so the
-    /// record counts, and the block is one that cannot be read.
+    /// The physical block says neither yes nor no. To take the old block would lose a write that may have been flushed, for good; so the
+    /// map entry counts, and the block is one that cannot be read.
     Unreadable,
 }
 
-/// Looks at the slot of a record that [`fits`].
+/// Looks at the physical block of a map entry that [`fits`].
 pub(crate) async fn has_data<M: Medium>(
     medium: &M,
     superblock: &Superblock,
-    record: &MapEntry,
-) -> Result<Arrived, VolumeError> {
-    if record.kind != MapEntryKind::Stored || record.guard_unverified {
-        return Ok(Arrived::Yes);
+    entry: &MapEntry,
+) -> Result<DataPresence, VolumeError> {
+    if entry.kind != MapEntryKind::Stored || entry.guard_unverified {
+        return Ok(DataPresence::Yes);
     }
     let layout = &superblock.layout;
-    let zone = layout.block_group(layout.group_of(record.lba)).expect("the record was found to fit the volume");
-    let offset = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
+    let group = layout.block_group(layout.group_of(entry.lba)).expect("the map entry was found to fit the volume");
+    let offset = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
     let length = layout.block_size().bytes();
     let (data, missing) = read_sectors(medium, offset, length, length).await?;
     Ok(match missing.is_empty() {
-        true if data_match(record, superblock.protection, &data) => Arrived::Yes,
-        true => Arrived::No,
-        false => Arrived::Unreadable,
+        true if data_match(entry, superblock.protection, &data) => DataPresence::Yes,
+        true => DataPresence::No,
+        false => DataPresence::Unreadable,
     })
 }
 
@@ -322,18 +322,18 @@ mod tests {
 
     fn superblock(log_tail: u64, clean: bool) -> Superblock {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
-        let (uuid, serial, protection) = ([7; 16], 1, None);
-        let (keeps_space, uncorrectable, zones_made) = (true, false, 0);
+        let (uuid, write_seq, protection) = ([7; 16], 1, None);
+        let (keeps_space, uncorrectable, initialized_groups) = (true, false, 0);
         Superblock {
             uuid,
-            write_seq: serial,
+            write_seq,
             layout,
             protection,
             is_clean: clean,
             keeps_space,
             uncorrectable,
             log_tail,
-            initialized_groups: zones_made,
+            initialized_groups,
         }
     }
 
@@ -345,11 +345,11 @@ mod tests {
         repeating: &[u64],
         unseen: &[u64],
     ) -> (u64, Option<u64>) {
-        let group = |repeats_all| Group { repeats_all, ..Group::default() };
-        let sectors = found.iter().map(|sequence| (*sequence, group(false)));
-        let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, group(true)))).collect();
+        let sector = |repeats_all| FoundSector { repeats_all, ..FoundSector::default() };
+        let sectors = found.iter().map(|sequence| (*sequence, sector(false)));
+        let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, sector(true)))).collect();
         let unseen = unseen.to_vec();
-        Scan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, takes_less: false }.lost()
+        LogScan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, takes_less: false }.lost()
     }
 
     #[test]

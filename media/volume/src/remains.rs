@@ -1,9 +1,9 @@
 //! What is left of a volume without a superblock, opened for reading: its shape is found, and its log is weighed against its
-//! tables.
+//! map pages.
 //!
-//! Where the live part of the log begins stood in the superblock. But each page of the tables says up to which sector of the log it
-//! has everything: what the log has from there on is newer, and all else is not. As after any crash, a record behind the last
-//! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with records of
+//! Where the live part of the log begins stood in the superblock. But each map page says up to which sector of the log it
+//! has everything: what the log has from there on is newer, and all else is not. As after any crash, a map entry behind the last
+//! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with map entries of
 //! nobody knows which blocks: where there are any it is said that blocks may be older than they were.
 
 use std::collections::btree_map::Entry;
@@ -15,10 +15,10 @@ use crate::block_groups::BlockGroups;
 use crate::error::VolumeError;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
 use crate::map_entries::MapEntries;
-use crate::map_page::MapLookup as TableEntry;
+use crate::map_page::MapLookup;
 use crate::open::{OpenOptions, OpenVolume, assemble};
 use crate::profile::{self, Hints, ProfileError, VolumeProfile};
-use crate::recovery::{Arrived, Recovered, fits, has_data};
+use crate::recovery::{DataPresence, Recovered, fits, has_data};
 use crate::superblocks::lost_copies;
 use crate::volume::{Volume, VolumeInfo};
 use crate::worker::Worker;
@@ -71,14 +71,14 @@ pub async fn open_remains<M: Medium, C: Clock>(
     let log = Log::read(&medium, &superblock).await;
     let options = OpenOptions { read_only: true, ..*options };
     let nothing = Recovered { next: log.next, ..Recovered::default() };
-    let zones = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
-    if zones.is_marked_resized() {
+    let groups = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
+    if groups.is_marked_resized() {
         return Err(RemainsError::Resized);
     }
-    zones.assume_initialized();
-    let tables = assemble(medium, clock, superblock, &options, nothing, zones);
-    let records = log.weigh(&tables).await?;
-    let Volume { medium, clock, block_map: table, .. } = tables;
+    groups.assume_initialized();
+    let base = assemble(medium, clock, superblock, &options, nothing, groups);
+    let entries = log.weigh(&base).await?;
+    let Volume { medium, clock, block_map: table, .. } = base;
     let remains = Remains {
         profile: shape,
         log_sectors: log.sectors.len() as u64,
@@ -89,14 +89,14 @@ pub async fn open_remains<M: Medium, C: Clock>(
         uuid: superblock.uuid,
         clean: false,
         layout: superblock.layout,
-        recovered: records.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
+        recovered: entries.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
         dropped: 0,
         unreadable: Vec::new(),
         log_lost: 0,
         lost_copies: table.groups.lost_copies(),
         superblocks: lost_copies(&superblock.layout),
     };
-    let recovered = Recovered { records, next: log.next, ..Recovered::default() };
+    let recovered = Recovered { entries, next: log.next, ..Recovered::default() };
     let volume = std::rc::Rc::new(assemble(medium.into_inner(), clock, superblock, &options, recovered, table.groups));
     Ok((OpenVolume { worker: Worker { volume: volume.clone() }, volume, description }, remains))
 }
@@ -120,24 +120,24 @@ fn superblock(shape: &VolumeProfile) -> Superblock {
 #[derive(Default)]
 struct Newest {
     sequence: u64,
-    /// How many own records each region has of it.
-    records: [Option<usize>; 2],
+    /// How many own map entries each region has of it.
+    entries: [Option<usize>; 2],
 }
 
 impl Newest {
-    fn note(&mut self, sequence: u64, region: u64, records: usize) {
+    fn note(&mut self, sequence: u64, region: u64, entries: usize) {
         if sequence > self.sequence {
             *self = Newest { sequence, ..Newest::default() };
         }
         if sequence == self.sequence {
-            self.records[region as usize] = Some(records);
+            self.entries[region as usize] = Some(entries);
         }
     }
 
     /// A sector that is written once goes to the other region than what only one place of the one before has, else by its number's
     /// parity.
     fn next_region(&self) -> u64 {
-        match self.records {
+        match self.entries {
             [a, b] if a == b => self.sequence + 1,
             [a, b] => u64::from(a > b),
         }
@@ -146,7 +146,7 @@ impl Newest {
 
 /// What is left of the log.
 struct Log {
-    /// The records of each sector, in it or repeated behind it, and whether some sector says that they were durable.
+    /// The map entries of each sector, in it or repeated behind it, and whether some sector says that they were durable.
     sectors: BTreeMap<u64, Vec<(MapEntryRun, bool)>>,
     /// Positions of which some place holds a sector.
     positions: BTreeSet<u64>,
@@ -175,10 +175,10 @@ impl Log {
             let repeats = (sequence.checked_sub(1), sector.repeats(), true);
             for (sequence, raw, is_durable) in parts.into_iter().chain([repeats]).filter(|(_, raw, _)| !raw.is_empty())
             {
-                let records = raw.iter().filter_map(|raw| MapEntryRun::decode(raw, superblock.seed()).ok());
+                let entries = raw.iter().filter_map(|raw| MapEntryRun::decode(raw, superblock.seed()).ok());
                 let Some(sequence) = sequence else { continue };
-                let records = records.filter(|run| fits(superblock, run)).map(|run| (run, is_durable));
-                log.sectors.entry(sequence).or_default().extend(records);
+                let entries = entries.filter(|run| fits(superblock, run)).map(|run| (run, is_durable));
+                log.sectors.entry(sequence).or_default().extend(entries);
             }
         }
         log.is_end_known = places.contains(&layout.log_sector_offset(log.next, newest.next_region()));
@@ -194,14 +194,14 @@ impl Log {
         self.ring - self.positions.len() as u64
     }
 
-    /// A log that has not gone round once has blank places behind its end, as if they had been wiped.
+    /// A log that has not gone round once has unwritten places behind its end, as if they had been wiped.
     fn may_be_older(&self) -> bool {
         self.missing() > 0 || !self.is_end_known
     }
 
-    /// The records that are newer than what the tables have.
-    async fn weigh<M: Medium, C: Clock>(&self, tables: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
-        let (mut records, mut seen, mut reached) = (MapEntries::default(), MapEntries::default(), BTreeMap::new());
+    /// The map entries that are newer than what the block map has.
+    async fn weigh<M: Medium, C: Clock>(&self, base: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
+        let (mut entries, mut seen, mut reached) = (MapEntries::default(), MapEntries::default(), BTreeMap::new());
         for (&sequence, found) in self.sectors.iter().rev() {
             for (run, is_durable) in found {
                 if run.blocks == 1 && seen.get(run.first.lba).is_some() {
@@ -209,42 +209,42 @@ impl Log {
                 }
                 // Data that cannot be read are taken for there: the block is unreadable then, and not older than it was.
                 let is_durable = *is_durable || sequence < self.durable;
-                if !is_durable && has_data(&tables.medium, &tables.superblock(), &run.first).await? == Arrived::No {
+                if !is_durable && has_data(&base.medium, &base.superblock(), &run.first).await? == DataPresence::No {
                     continue;
                 }
                 for part in seen.insert_older(*run) {
-                    for (number, piece) in tables.layout.page_pieces(part.extent()) {
+                    for (number, piece) in base.layout.page_pieces(part.extent()) {
                         let reach = match reached.entry(number) {
                             Entry::Occupied(entry) => *entry.get(),
-                            Entry::Vacant(entry) => *entry.insert(reach(tables, number).await?),
+                            Entry::Vacant(entry) => *entry.insert(reach(base, number).await?),
                         };
                         let piece = part.part(piece.start().get(), piece.last().get() + 1);
-                        take_newer(tables, [&mut records, &mut seen], piece, reach.map(|at| sequence >= at)).await?;
+                        take_newer(base, [&mut entries, &mut seen], piece, reach.map(|at| sequence >= at)).await?;
                     }
                 }
             }
         }
-        Ok(records)
+        Ok(entries)
     }
 }
 
-/// Takes what the log says of blocks of one page, where it is newer than the tables; where the page does not say, each block's record
+/// Takes what the log says of blocks of one page, where it is newer than the block map; where the page does not say, each block's map entry
 /// may.
 async fn take_newer<M: Medium, C: Clock>(
-    tables: &Volume<M, C>,
-    [records, seen]: [&mut MapEntries; 2],
+    base: &Volume<M, C>,
+    [entries, seen]: [&mut MapEntries; 2],
     run: MapEntryRun,
     is_newer: Option<bool>,
 ) -> Result<(), VolumeError> {
     match is_newer {
         Some(false) => {}
-        Some(true) => drop(records.insert_older(run)),
+        Some(true) => drop(entries.insert_older(run)),
         None => {
-            for record in run.entries() {
+            for entry in run.entries() {
                 // One that was seen by itself is newer than the run.
-                let is_due = run.blocks == 1 || seen.single(record.lba).is_none();
-                if is_due && is_newer_than_table(tables, &record).await? {
-                    records.insert_older(MapEntryRun::from(record));
+                let is_due = run.blocks == 1 || seen.single(entry.lba).is_none();
+                if is_due && is_newer_than_table(base, &entry).await? {
+                    entries.insert_older(MapEntryRun::from(entry));
                 }
             }
         }
@@ -253,17 +253,17 @@ async fn take_newer<M: Medium, C: Clock>(
 }
 
 /// Up to which sector of the log a page has everything; nothing where neither copy of its generations is left.
-async fn reach<M: Medium, C: Clock>(tables: &Volume<M, C>, number: u64) -> Result<Option<u64>, VolumeError> {
-    if !tables.block_map.groups.is_initialized(tables.block_map.group_of(number)) {
+async fn reach<M: Medium, C: Clock>(base: &Volume<M, C>, number: u64) -> Result<Option<u64>, VolumeError> {
+    if !base.block_map.groups.is_initialized(base.block_map.group_of(number)) {
         return Ok(Some(0));
     }
-    let (place, sector) = (tables.block_map.offsets(number), tables.layout.sector_bytes() as usize);
+    let (place, sector) = (base.block_map.offsets(number), base.layout.sector_bytes() as usize);
     let mut reach = None;
     for offset in [place.offset, place.second_offset] {
-        let (read, bytes) = tables.medium.read(offset, tables.medium.buffer(sector)).await;
+        let (read, bytes) = base.medium.read(offset, base.medium.buffer(sector)).await;
         match read {
             Ok(()) => {
-                let found = Generations::decode(&bytes, tables.seed, place.first, tables.layout.page_blocks());
+                let found = Generations::decode(&bytes, base.seed, place.first, base.layout.page_blocks());
                 reach = reach.max(found.map(|generations| generations.sequence));
             }
             Err(error) if error.is_local() => {}
@@ -273,18 +273,15 @@ async fn reach<M: Medium, C: Clock>(tables: &Volume<M, C>, number: u64) -> Resul
     Ok(reach)
 }
 
-/// The same where the page does not say how far it reaches: by the generations of both records, as far as these can tell.
-async fn is_newer_than_table<M: Medium, C: Clock>(
-    tables: &Volume<M, C>,
-    record: &MapEntry,
-) -> Result<bool, VolumeError> {
-    let (number, index) = tables.block_map.locate(record.lba);
-    let page = tables.block_map.page(&tables.medium, number).await?;
-    Ok(match page.lookup(index, record.lba, tables.seed) {
-        TableEntry::Mapped(other) | TableEntry::Stale { entry: other, .. } => {
-            let ahead = (GENERATIONS + u32::from(other.generation) - u32::from(record.generation)) % GENERATIONS;
+/// The same where the page does not say how far it reaches: by the generations of both map entries, as far as these can tell.
+async fn is_newer_than_table<M: Medium, C: Clock>(base: &Volume<M, C>, entry: &MapEntry) -> Result<bool, VolumeError> {
+    let (number, index) = base.block_map.locate(entry.lba);
+    let page = base.block_map.page(&base.medium, number).await?;
+    Ok(match page.lookup(index, entry.lba, base.seed) {
+        MapLookup::Mapped(other) | MapLookup::Stale { entry: other, .. } => {
+            let ahead = (GENERATIONS + u32::from(other.generation) - u32::from(entry.generation)) % GENERATIONS;
             ahead == 0 || ahead > GENERATIONS / 2
         }
-        TableEntry::Unwritten | TableEntry::Damaged(_) | TableEntry::Unreadable => true,
+        MapLookup::Unwritten | MapLookup::Damaged(_) | MapLookup::Unreadable => true,
     })
 }

@@ -1,8 +1,8 @@
 //! Changing the size of a volume that nobody has open.
 //!
-//! Blocks stay where they are. A volume that grows gets more zones behind its last one, or blocks that an earlier shrinking has
-//! left over in it; one that shrinks gives up the zones that lie wholly behind its new end, where no block may hold data.
-//! The room behind the last zone, with the third superblock and copies of the annex, moves to the new end.
+//! Blocks stay where they are. A volume that grows gets more block groups behind its last one, or blocks that an earlier shrinking has
+//! left over in it; one that shrinks gives up the block groups that lie wholly behind its new end, where no block may hold data.
+//! The room behind the last block group, with the third superblock and copies of the reserved area, moves to the new end.
 
 use std::pin::pin;
 
@@ -17,8 +17,8 @@ use crate::open::{Mutation, OpenOptions, OpenVolume, open};
 use crate::superblocks;
 use crate::volume::Volume;
 
-/// Bytes at the end of the tail that no annex copy takes: the third superblock, and room that is not used.
-const ANNEX_FREE_BYTES: u64 = 8 << 10;
+/// Bytes at the end of the tail that no reserved area copy takes: the third superblock, and room that is not used.
+const RESERVED_FREE_BYTES: u64 = 8 << 10;
 /// Blocks that are looked at for data at once.
 const LOOK_BLOCKS: u64 = 1 << 20;
 
@@ -27,10 +27,10 @@ const LOOK_BLOCKS: u64 = 1 << 20;
 pub struct ResizeOptions {
     /// The new size, in blocks.
     pub capacity_blocks: u64,
-    /// Says of the label in the annex's group slot, which is never empty here, why the volume cannot be resized by itself; nothing
+    /// Says of the label in the group label area, which is never empty here, why the volume cannot be resized by itself; nothing
     /// where it can, such as a member that was taken out of its mirror.
     pub bars: fn(&[u8]) -> Option<String>,
-    /// A fault put in on purpose, to show that tests notice it.
+    /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,
 }
 
@@ -74,7 +74,7 @@ pub enum ResizeError {
         /// Why it does not become longer.
         reason: String,
     },
-    /// There is no place in the superblock or the zone map to say where the new blocks lie.
+    /// There is no place in the superblock or the group map to say where the new blocks lie.
     #[error("{0}; copy it to a new volume of that size")]
     Limit(String),
 }
@@ -143,7 +143,7 @@ async fn close_in_order<M: Medium, C: Clock>(
 /// Refuses members of groups, and ends before blocks that hold data.
 async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &ResizeOptions) -> Result<(), ResizeError> {
     let failed = |error: Error| ResizeError::Volume(VolumeError::Recovery(error.to_string()));
-    let label = volume.read_annex(ReservedArea::GroupLabel).await.map_err(failed)?;
+    let label = volume.read_reserved(ReservedArea::GroupLabel).await.map_err(failed)?;
     let bar = if label.is_empty() { None } else { (options.bars)(&label) };
     if let Some(why) = bar {
         return Err(ResizeError::Member(why));
@@ -183,20 +183,20 @@ impl<M: Medium> Step<'_, M> {
         let (from, to) = (self.old.layout, self.layout);
         if to == from {
             // A crash may have come before the end.
-            self.carry_annex(&self.layout).await?;
+            self.copy_reserved(&self.layout).await?;
             self.medium.sync().await?;
             return self.cut().await;
         }
-        let zones = BlockGroups::read(self.medium, &self.old).await?;
-        let (serial, zones_made) = (self.old.write_seq + 1, zones.initialized_below(to.block_groups()));
-        let told = Superblock { write_seq: serial, layout: to, initialized_groups: zones_made, ..self.old };
+        let groups = BlockGroups::read(self.medium, &self.old).await?;
+        let (write_seq, initialized_groups) = (self.old.write_seq + 1, groups.initialized_below(to.block_groups()));
+        let renamed = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
         match self.mutation {
-            Mutation::NameEarly => self.name(&told).await?,
-            Mutation::TailEarlier if !self.grows() => self.carry_annex(&self.layout).await?,
+            Mutation::NameEarly => self.name(&renamed).await?,
+            Mutation::TailEarlier if !self.grows() => self.copy_reserved(&self.layout).await?,
             _ => {}
         }
         let medium_bytes = self.medium.len_bytes();
-        let prepared = self.prepare(&zones).await;
+        let prepared = self.prepare(&groups).await;
         if prepared.is_err() && medium_bytes < self.medium.len_bytes() {
             // If that fails, too, the medium is longer than the volume, which costs nothing.
             let _ = self.medium.set_len(medium_bytes).await;
@@ -205,8 +205,8 @@ impl<M: Medium> Step<'_, M> {
         if self.mutation == Mutation::CutEarly {
             self.cut().await?;
         }
-        self.name(&told).await?;
-        self.finish(&told).await
+        self.name(&renamed).await?;
+        self.finish(&renamed).await
     }
 
     /// Whether the volume ends further behind than before.
@@ -215,15 +215,15 @@ impl<M: Medium> Step<'_, M> {
     }
 
     /// What the new layout needs and the old one does not have: the volume has its old size after that, and after every part of it.
-    async fn prepare(&self, zones: &BlockGroups) -> Result<(), ResizeError> {
+    async fn prepare(&self, groups: &BlockGroups) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         let there = self.medium.len_bytes();
         if self.grows() {
             self.make_room().await?;
-            self.carry_annex(&self.layout).await?;
+            self.copy_reserved(&self.layout).await?;
         }
         if self.mutation != Mutation::KeepBits {
-            zones.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
+            groups.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
         }
         if self.grows() {
             self.clear_tables(there).await?;
@@ -235,34 +235,34 @@ impl<M: Medium> Step<'_, M> {
     }
 
     /// What is left to do once a superblock tells of the new size.
-    async fn finish(&self, told: &Superblock) -> Result<(), ResizeError> {
+    async fn finish(&self, renamed: &Superblock) -> Result<(), ResizeError> {
         if !self.grows() {
-            self.carry_annex(&self.layout).await?;
+            self.copy_reserved(&self.layout).await?;
         }
-        superblocks::write(self.medium, &Superblock { write_seq: told.write_seq + 1, ..*told }).await?;
+        superblocks::write(self.medium, &Superblock { write_seq: renamed.write_seq + 1, ..*renamed }).await?;
         self.medium.sync().await?;
-        if self.old.layout.is_resized() && !told.layout.is_resized() {
-            BlockGroups::read(self.medium, told).await?.rewrite_for(self.medium, told.layout, false).await?;
+        if self.old.layout.is_resized() && !renamed.layout.is_resized() {
+            BlockGroups::read(self.medium, renamed).await?.rewrite_for(self.medium, renamed.layout, false).await?;
         }
         if self.grows() { Ok(()) } else { self.cut().await }
     }
 
     /// Writes the first superblock that tells of the new layout. From here on the volume has its new size.
-    async fn name(&self, told: &Superblock) -> Result<(), ResizeError> {
-        superblocks::write_at_start(self.medium, told).await?;
+    async fn name(&self, renamed: &Superblock) -> Result<(), ResizeError> {
+        superblocks::write_at_start(self.medium, renamed).await?;
         Ok(self.medium.sync().await?)
     }
 
-    /// Leaves no records and no generations where zones that come will have theirs: those of a zone that an earlier shrinking gave up
-    /// name the same blocks of the same volume. Its records would be taken for newer than what the generations say, and its
-    /// generations for a zone that has tables. `there` is how long the medium was: what lies behind is zeroes. The old tail, where the first of these zones begins, keeps its annex, written anew should a crash
+    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an earlier shrinking gave up
+    /// name the same blocks of the same volume. Its map entries would be taken for newer than what the generations say, and its
+    /// generations for a block group that is initialized. `there` is how long the medium was: what lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew should a crash
     /// have come before it was.
     async fn clear_tables(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
-        self.carry_annex(from).await?;
-        for zone in (from.block_groups()..to.block_groups()).map_while(|zone| to.block_group(zone)) {
-            let start = zone.pages_offset.max(from.medium_bytes() - ANNEX_FREE_BYTES);
-            let end = zone.data_offset.min(there);
+        self.copy_reserved(from).await?;
+        for group in (from.block_groups()..to.block_groups()).map_while(|group| to.block_group(group)) {
+            let start = group.pages_offset.max(from.medium_bytes() - RESERVED_FREE_BYTES);
+            let end = group.data_offset.min(there);
             if start < end && !self.medium.is_hole(start, end - start) {
                 self.medium.zero(start, end - start).await?;
             }
@@ -289,17 +289,17 @@ impl<M: Medium> Step<'_, M> {
         }
     }
 
-    /// Writes the copies of the annex that lie in the tail, each as its twin at the start or in the old tail has it.
-    async fn carry_annex(&self, to: &Layout) -> Result<(), ResizeError> {
+    /// Writes the copies of the reserved area that lie in the tail, each as its twin at the start or in the old tail has it.
+    async fn copy_reserved(&self, to: &Layout) -> Result<(), ResizeError> {
         let seed = self.old.seed();
-        for slot in ReservedArea::ALL {
-            let length = RESERVED_HEAD_BYTES + slot.max_bytes();
+        for area in ReservedArea::ALL {
+            let length = RESERVED_HEAD_BYTES + area.max_bytes();
             for turn in [0, 1] {
-                let [start, tail] = self.old.layout.reserved_offsets(slot, turn);
+                let [start, tail] = self.old.layout.reserved_offsets(area, turn);
                 let mut newest: Option<ReservedCopy> = None;
                 for offset in [start, tail] {
                     let (read, bytes) = self.medium.read(offset, self.medium.buffer(length)).await;
-                    let copy = read.ok().and_then(|()| ReservedCopy::decode(&bytes, slot, seed));
+                    let copy = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, seed));
                     let copy = copy.filter(|copy| copy.write_seq % 2 == turn);
                     if copy.as_ref().map(|copy| copy.write_seq) > newest.as_ref().map(|newest| newest.write_seq) {
                         newest = copy;
@@ -309,10 +309,10 @@ impl<M: Medium> Step<'_, M> {
                 let mut buffer = self.medium.buffer(length);
                 buffer.fill(0);
                 if let Some(newest) = newest {
-                    let encoded = newest.encode(slot, seed);
+                    let encoded = newest.encode(area, seed);
                     buffer[..encoded.len()].copy_from_slice(&encoded);
                 }
-                let place = to.reserved_offsets(slot, turn)[1];
+                let place = to.reserved_offsets(area, turn)[1];
                 let (read, there) = self.medium.read(place, self.medium.buffer(length)).await;
                 // What a volume of the new size has not yet is written in any case, which takes its space; what this one has is not put
                 // at risk.

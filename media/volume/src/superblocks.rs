@@ -1,7 +1,7 @@
 //! The three copies of the superblock on a medium.
 //!
 //! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
-//! that gives up log space. So the third is never older than what the log still has records for, and a volume whose first
+//! that gives up log space. So the third is never older than what the log still has map entries for, and a volume whose first
 //! two were overwritten, or put back to what they were, opens from it as it is.
 
 use sealblock_block::{Medium, MediumError};
@@ -36,23 +36,23 @@ pub(crate) struct Found {
     /// Each of them.
     pub copies: [SuperblockCopy; COPIES],
     /// All are there and begin the log at the same place.
-    pub all_serve: bool,
+    pub are_all_usable: bool,
 }
 
 /// Why a copy cannot be used.
-enum Loss {
+enum CopyError {
     Medium(MediumError),
     Superblock(SuperblockError),
     /// It missed so many writes of the others.
     Behind(u64),
 }
 
-impl Loss {
-    fn words(&self) -> String {
+impl CopyError {
+    fn to_text(&self) -> String {
         match self {
-            Loss::Medium(error) => error.to_string(),
-            Loss::Superblock(error) => error.to_string(),
-            Loss::Behind(writes) => format!("it missed {writes} writes of the others"),
+            CopyError::Medium(error) => error.to_string(),
+            CopyError::Superblock(error) => error.to_string(),
+            CopyError::Behind(writes) => format!("it missed {writes} writes of the others"),
         }
     }
 
@@ -60,18 +60,20 @@ impl Loss {
     fn is_foreign(&self) -> bool {
         use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
         match self {
-            Loss::Medium(_) | Loss::Behind(_) | Loss::Superblock(Magic | Truncated | Checksum | Place) => false,
-            Loss::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
+            CopyError::Medium(_)
+            | CopyError::Behind(_)
+            | CopyError::Superblock(Magic | Truncated | Checksum | Place) => false,
+            CopyError::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
         }
     }
 }
 
-impl From<Loss> for VolumeError {
-    fn from(loss: Loss) -> VolumeError {
+impl From<CopyError> for VolumeError {
+    fn from(loss: CopyError) -> VolumeError {
         match loss {
-            Loss::Medium(error) => VolumeError::Medium(error),
-            Loss::Superblock(error) => VolumeError::Superblock(error),
-            Loss::Behind(_) => VolumeError::Superblock(SuperblockError::Place),
+            CopyError::Medium(error) => VolumeError::Medium(error),
+            CopyError::Superblock(error) => VolumeError::Superblock(error),
+            CopyError::Behind(_) => VolumeError::Superblock(SuperblockError::Place),
         }
     }
 }
@@ -107,34 +109,34 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
     }
     let (offset, third) = last;
     let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied().unwrap_or(newest);
-    let serves = |copy: &Result<Superblock, Loss>| {
+    let serves = |copy: &Result<Superblock, CopyError>| {
         copy.as_ref().is_ok_and(|copy| {
             copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid && copy.layout == superblock.layout
         })
     };
-    let all_serve = [&first, &second, &third].into_iter().all(serves);
+    let are_all_usable = [&first, &second, &third].into_iter().all(serves);
     let copy = |offset_bytes, copy| SuperblockCopy { offset_bytes, lost: lost(copy, &superblock) };
     let [a, b] = SUPERBLOCK_OFFSETS;
-    Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], all_serve })
+    Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], are_all_usable })
 }
 
 /// Why a copy cannot be used beside the one that counts, where it cannot.
-fn lost(copy: Result<Superblock, Loss>, newest: &Superblock) -> Option<String> {
+fn lost(copy: Result<Superblock, CopyError>, newest: &Superblock) -> Option<String> {
     match copy {
         // They take turns, and a crash may have come between a write of theirs and that of the third.
         Ok(copy) if copy.uuid == newest.uuid => {
             let missed = newest.write_seq.saturating_sub(copy.write_seq);
-            (missed > 2).then(|| Loss::Behind(missed).words())
+            (missed > 2).then(|| CopyError::Behind(missed).to_text())
         }
         Ok(_) => Some("the superblock of another volume is there".to_owned()),
-        Err(loss) => Some(loss.words()),
+        Err(loss) => Some(loss.to_text()),
     }
 }
 
 /// What to say where no copy can be used.
-fn reason(first: Result<Superblock, Loss>, second: Result<Superblock, Loss>) -> VolumeError {
+fn reason(first: Result<Superblock, CopyError>, second: Result<Superblock, CopyError>) -> VolumeError {
     match (first, second) {
-        (Err(Loss::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
+        (Err(CopyError::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
         (Err(first), Err(second)) if second.is_foreign() && !first.is_foreign() => second.into(),
         (Err(first), _) => first.into(),
         (Ok(_), Err(second)) => second.into(),
@@ -142,36 +144,36 @@ fn reason(first: Result<Superblock, Loss>, second: Result<Superblock, Loss>) -> 
     }
 }
 
-async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, Loss> {
+async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, CopyError> {
     let sector = medium.sector_bytes() as usize;
     if offset + sector as u64 > medium.len_bytes() {
-        return Err(Loss::Superblock(SuperblockError::Magic));
+        return Err(CopyError::Superblock(SuperblockError::Magic));
     }
     let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
-    read.map_err(Loss::Medium)?;
-    Superblock::decode(&bytes).map_err(Loss::Superblock)
+    read.map_err(CopyError::Medium)?;
+    Superblock::decode(&bytes).map_err(CopyError::Superblock)
 }
 
 /// One of the first two. They take turns, so one in the other's place is part of something else, such as of a volume that
 /// lies as a whole further on.
-async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock, Loss> {
+async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock, CopyError> {
     let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
     if found.write_seq % 2 != copy as u64 {
-        return Err(Loss::Superblock(SuperblockError::Place));
+        return Err(CopyError::Superblock(SuperblockError::Place));
     }
     Ok(found)
 }
 
 /// The third one of a volume that another copy tells of. One that missed writes is as good as lost.
-async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Result<Superblock, Loss> {
+async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Result<Superblock, CopyError> {
     let found = read_copy(medium, offset).await?;
     if found.uuid != of.uuid || found.layout != of.layout {
-        return Err(Loss::Superblock(SuperblockError::Place));
+        return Err(CopyError::Superblock(SuperblockError::Place));
     }
     match of.write_seq.saturating_sub(found.write_seq) {
         // A crash may have come between the two writes.
         0 | 1 => Ok(found),
-        missed => Err(Loss::Behind(missed)),
+        missed => Err(CopyError::Behind(missed)),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Invariants: nobody overtakes another who waits for the same thing; whoever is dropped while waiting leaves the queue and lets
 //! the next one look; what a [`Turn`] holds comes back when it is dropped. Long requests together hold no more than
-//! [`MOST_BYTES`] of the medium, so a short one never finds more than that before it in the medium's own queue.
+//! [`MAX_IN_FLIGHT_BYTES`] of the medium, so a short one never finds more than that before it in the medium's own queue.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,8 +14,8 @@ use sealblock_units::BlockSize;
 const SHORT_BYTES: u64 = 128 << 10;
 /// A request counts for this many bytes at most: longer ones are carried out piece by piece.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes of long requests that are under way together. A medium of 100 MB/s is through with as much in 80 ms.
-const MOST_BYTES: u64 = 8 << 20;
+/// Bytes of long requests that are in flight together. A medium of 100 MB/s is through with as much in 80 ms.
+const MAX_IN_FLIGHT_BYTES: u64 = 8 << 20;
 
 /// Who waits, in order. A queue has a line for each key.
 #[derive(Default)]
@@ -96,7 +96,7 @@ impl Turns {
     }
 
     fn has_room(&self, bytes: u64) -> bool {
-        self.held_bytes.get() + bytes <= MOST_BYTES
+        self.held_bytes.get() + bytes <= MAX_IN_FLIGHT_BYTES
     }
 }
 
@@ -110,8 +110,8 @@ impl Drop for Turn<'_> {
 }
 
 /// What an operation holds of the medium at a time, in bytes; 0 for a short one.
-pub(crate) fn weight(operation: &Request, size: BlockSize) -> u64 {
-    let bytes = match operation {
+pub(crate) fn weight(request: &Request, size: BlockSize) -> u64 {
+    let bytes = match request {
         Request::Read { extent, .. }
         | Request::Verify { extent, .. }
         | Request::Write { extent, .. }

@@ -32,9 +32,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Zeroes that keep their space are blocks like any other.
     async fn store_zeroes(&self, extent: Extent) -> Result<(), Error> {
-        let (size, most) = (self.geometry.block_size, self.geometry.limits.max_transfer_blocks);
-        let zeroes = Buffer::zeroed(extent.bytes(size).min(most.bytes(size)) as usize).freeze();
-        for piece in extent.split_aligned(most) {
+        let (size, max) = (self.geometry.block_size, self.geometry.limits.max_transfer_blocks);
+        let zeroes = Buffer::zeroed(extent.bytes(size).min(max.bytes(size)) as usize).freeze();
+        for piece in extent.split_aligned(max) {
             let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
             let data = zeroes.slice(..piece.bytes(size) as usize);
             self.store(piece, &Sealed::seal(data, size, self.geometry.protection, &tags)).await?;
@@ -42,7 +42,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Makes blocks unreadable. What they held is given up.
+    /// Makes blocks unreadable. What they held is deallocated.
     pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
         self.commits.uncorrectable.set(true);
         self.mark(extent, MapEntryKind::Uncorrectable).await?;
@@ -52,27 +52,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Gives every block of an extent a record without data, of this kind, where it has none yet.
+    /// Gives every block of an extent a map entry without data, of this kind, where it has none yet.
     ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
         for (number, piece) in self.layout.page_pieces(extent) {
-            let zone = self.layout.group_of(piece.start());
-            self.load_zone(zone).await?;
+            let group = self.layout.group_of(piece.start());
+            self.load_group(group).await?;
             self.wait_for_room().await?;
             let _held = self.block_map.page(&self.medium, number).await?;
             for lba in piece.iter() {
                 let known = match self.memtable.get(lba) {
-                    Some(record) => record.kind == kind,
-                    None => match self.entry_now(lba) {
+                    Some(entry) => entry.kind == kind,
+                    None => match self.lookup_cached(lba) {
                         Some(MapLookup::Unwritten) => kind == MapEntryKind::Deallocated,
-                        Some(MapLookup::Mapped(record)) => record.kind == kind,
+                        Some(MapLookup::Mapped(entry)) => entry.kind == kind,
                         Some(MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) | None => false,
                     },
                 };
                 if !known {
-                    self.replace(zone, MapEntry { kind, ..MapEntry::deallocated(lba) }, true);
+                    self.replace(group, MapEntry { kind, ..MapEntry::deallocated(lba) }, true);
                 }
             }
             self.commits.schedule();
@@ -80,7 +80,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Waits until the overlay takes more records.
+    /// Waits until the memtable takes more map entries.
     async fn wait_for_room(&self) -> Result<(), Error> {
         loop {
             self.check_writable()?;
@@ -89,7 +89,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             let since = self.commits.ended.get();
             self.commits.request_space();
-            self.slots.freed.wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
+            self.allocator
+                .freed
+                .wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open)
+                .await;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);
             }

@@ -1,8 +1,8 @@
 //! What a volume does by itself while nobody asks anything of it: extents that lie in many pieces are brought together
-//! (`relocate`), and the space of free slots goes back to the medium.
+//! (`relocate`), and the space of free physical blocks goes back to the medium.
 //!
-//! It runs beside commits and checkpoints and does nothing that a request could not do: slots that it uses are taken,
-//! records are put into the overlay, and it counts as a change while it does so. A request that comes has to wait for one
+//! It runs beside commits and checkpoints and does nothing that a request could not do: physical blocks that it uses are taken,
+//! map entries are put into the memtable, and it counts as a change while it does so. A request that comes has to wait for one
 //! step at most.
 
 use std::cell::Cell;
@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use sealblock_block::{Clock, Medium};
 
-use crate::block_allocator::Taken;
+use crate::block_allocator::Allocation;
 use crate::free_map::PUNCH_BYTES;
 use crate::open::{Mutation, OpenOptions};
 use crate::volume::{State, Volume};
 
-/// Idle times in a row after which the space of free slots is given back: slots that are used again soon keep theirs.
+/// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon keep theirs.
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
 /// Units given back in one step: 8 MiB.
 const PUNCH_UNITS: u32 = 128;
@@ -28,7 +28,7 @@ pub struct UpkeepCounts {
     pub blocks_moved: u64,
     /// Blocks that were to be moved and did not check, or could not be read: they stay as they are.
     pub blocks_unfit: u64,
-    /// Bytes of free slots given back to the medium.
+    /// Bytes of free physical blocks given back to the medium.
     pub bytes_punched: u64,
 }
 
@@ -49,7 +49,7 @@ impl Upkeep {
     }
 
     /// Notes a request.
-    pub fn disturb(&self) {
+    pub fn note_request(&self) {
         self.requests.set(self.requests.get().wrapping_add(1));
     }
 
@@ -62,12 +62,12 @@ impl Upkeep {
 }
 
 /// A time without requests: over as soon as one comes.
-pub(crate) struct Quiet<'a> {
+pub(crate) struct IdlePeriod<'a> {
     upkeep: &'a Upkeep,
     since: u64,
 }
 
-impl Quiet<'_> {
+impl IdlePeriod<'_> {
     /// Whether no request has come.
     pub fn lasts(&self) -> bool {
         self.upkeep.requests.get() == self.since
@@ -80,49 +80,49 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.upkeep.counts.get()
     }
 
-    /// Keeps slots in order whenever the volume is idle, for as long as it is polled.
-    pub(crate) async fn keep_up(&self) {
+    /// Keeps physical blocks in order whenever the volume is idle, for as long as it is polled.
+    pub(crate) async fn run_upkeep(&self) {
         loop {
-            self.slots.touched.wait_until(|| self.slots.changed.get()).await;
-            let quiet = self.quiet();
+            self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
+            let idle_period = self.idle_period();
             self.clock.sleep(self.upkeep.idle_after).await;
             if self.state.get() != State::Open {
                 return pending().await;
             }
-            if !quiet.lasts() {
+            if !idle_period.lasts() {
                 continue;
             }
-            self.slots.changed.set(false);
-            let moved = !self.upkeep.relocates || self.relocate_all(&quiet).await;
-            if !moved || !self.stays_idle(&quiet).await || !self.punch_idle(&quiet).await {
-                self.slots.changed.set(true);
+            self.allocator.changed.set(false);
+            let moved = !self.upkeep.relocates || self.relocate_all(&idle_period).await;
+            if !moved || !self.stays_idle(&idle_period).await || !self.punch_idle(&idle_period).await {
+                self.allocator.changed.set(true);
             }
         }
     }
 
     /// A time without requests that begins now.
-    pub(crate) fn quiet(&self) -> Quiet<'_> {
-        Quiet { upkeep: &self.upkeep, since: self.upkeep.requests.get() }
+    pub(crate) fn idle_period(&self) -> IdlePeriod<'_> {
+        IdlePeriod { upkeep: &self.upkeep, since: self.upkeep.requests.get() }
     }
 
     /// Waits until the volume has been idle for long; whether it has.
-    async fn stays_idle(&self, quiet: &Quiet<'_>) -> bool {
+    async fn stays_idle(&self, idle_period: &IdlePeriod<'_>) -> bool {
         for _ in 0..PUNCH_AFTER_IDLE_TIMES {
             self.clock.sleep(self.upkeep.idle_after).await;
-            if !quiet.lasts() || self.slots.changed.get() {
+            if !idle_period.lasts() || self.allocator.changed.get() {
                 return false;
             }
         }
         true
     }
 
-    /// Gives the space of free slots back while the volume is idle. A close waits for the step under way.
-    async fn punch_idle(&self, quiet: &Quiet<'_>) -> bool {
+    /// Gives the space of free physical blocks back while the volume is idle. A close waits for the step in flight.
+    async fn punch_idle(&self, idle_period: &IdlePeriod<'_>) -> bool {
         let Ok(_change) = self.begin_change() else { return false };
-        self.punch_all(|| quiet.lasts() && self.state.get() == State::Open).await
+        self.punch_all(|| idle_period.lasts() && self.state.get() == State::Open).await
     }
 
-    /// Gives the space of free slots back as closing does, beside requests, while `goes_on` says so: before one that is not to
+    /// Gives the space of free physical blocks back as closing does, beside requests, while `goes_on` says so: before one that is not to
     /// take long.
     pub async fn give_space_back(&self, goes_on: impl Fn() -> bool) {
         if let Ok(_change) = self.begin_change() {
@@ -130,16 +130,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Gives the space of all free slots of zones that were written to back, in whole units, while `goes_on` says so. Whether
+    /// Gives the space of all free physical blocks of block groups that were written to back, in whole units, while `goes_on` says so. Whether
     /// it came to the end.
     pub(crate) async fn punch_all(&self, goes_on: impl Fn() -> bool) -> bool {
-        if !self.slots.gives_space_back() || !self.medium.can_punch() {
+        if !self.allocator.gives_space_back() || !self.medium.can_punch() {
             return true;
         }
-        for zone in self.slots.zones() {
+        for group in self.allocator.groups() {
             let mut from = 0;
-            while let Some((taken, next)) = self.slots.take_stale(zone, from, PUNCH_UNITS) {
-                self.punch(zone, taken).await;
+            while let Some((taken, next)) = self.allocator.take_stale(group, from, PUNCH_UNITS) {
+                self.punch(group, taken).await;
                 if !goes_on() {
                     return false;
                 }
@@ -149,23 +149,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         true
     }
 
-    /// Gives the space of free slots back to the medium. Nobody uses them meanwhile.
-    pub(crate) async fn punch(&self, zone: u64, taken: Taken<'_>) {
+    /// Gives the space of free physical blocks back to the medium. Nobody uses them meanwhile.
+    pub(crate) async fn punch(&self, group: u64, taken: Allocation<'_>) {
         for &(start, count) in taken.runs() {
             let (offset, mut length) =
-                (self.slot_offset(zone, start), u64::from(count) << self.geometry.block_size.shift());
+                (self.pbn_offset(group, start), u64::from(count) << self.geometry.block_size.shift());
             if self.mutation == Mutation::PunchBeyond {
-                // A fault put in on purpose: the slots behind the free ones lose their data.
-                let end = self.layout.block_group(zone).map_or(0, |zone| zone.end_offset);
+                // An injected fault: the physical blocks behind the free ones lose their data.
+                let end = self.layout.block_group(group).map_or(0, |group| group.end_offset);
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);
             }
-            // Where no space would come back, zeroes would be written to no end: nobody reads a free slot.
+            // Where no space would come back, zeroes would be written to no end: nobody reads a free physical block.
             if !self.medium.can_punch() || self.medium.is_hole(offset, length) {
                 continue;
             }
             match self.medium.punch(offset, length).await {
                 Ok(()) => self.upkeep.count(|counts| counts.bytes_punched += length),
-                Err(error) => tracing::debug!(%error, "the medium kept the space of free slots"),
+                Err(error) => tracing::debug!(%error, "the medium kept the space of free physical blocks"),
             }
         }
         taken.give_back();

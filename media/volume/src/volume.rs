@@ -8,7 +8,6 @@ use sealblock_block::{
 };
 use sealblock_units::{BlockCount, Lba};
 
-use crate::annex::Annex;
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
@@ -21,6 +20,7 @@ use crate::map_page::MapLookup;
 use crate::memtable::Memtable;
 use crate::one_sync::OneSync;
 use crate::open::Mutation;
+use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::turns::{self, Turns};
 use crate::upkeep::Upkeep;
@@ -38,7 +38,7 @@ pub struct Volume<M, C> {
     pub(crate) read_only: bool,
     pub(crate) mutation: Mutation,
     pub(crate) block_map: BlockMap,
-    pub(crate) slots: BlockAllocator,
+    pub(crate) allocator: BlockAllocator,
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
     pub(crate) memtable: Memtable,
@@ -47,14 +47,14 @@ pub struct Volume<M, C> {
     pub(crate) log_lost: u64,
     pub(crate) commits: CommitQueue,
     pub(crate) checkpoints: Checkpoints,
-    pub(crate) annex: Annex,
+    pub(crate) reserved: ReservedAreas,
     pub(crate) superblock: Cell<Superblock>,
-    pub(crate) zones_loading: RefCell<Vec<u64>>,
-    pub(crate) zone_loaded: Condition,
+    pub(crate) loading_groups: RefCell<Vec<u64>>,
+    pub(crate) group_loaded: Condition,
     pub(crate) state: Cell<State>,
-    /// When it is closed, the space of free slots is not given back.
-    pub(crate) keeps_free_slots: Cell<bool>,
-    /// Changes under way: [`Change`]s.
+    /// When it is closed, the space of free physical blocks is not given back.
+    pub(crate) keeps_free_space: Cell<bool>,
+    /// Changes in flight: [`Change`]s.
     pub(crate) changes: Cell<usize>,
     pub(crate) changed: Condition,
 }
@@ -80,18 +80,18 @@ pub struct VolumeInfo {
     pub clean: bool,
     /// Where everything lies.
     pub layout: Layout,
-    /// Blocks whose records a crash had left in the log and recovery took over.
+    /// Blocks whose map entries a crash had left in the log and recovery took over.
     pub recovered: u64,
-    /// Records in the log that were not taken over because their data had not reached the medium.
+    /// Map entries in the log that were not taken over because their data had not reached the medium.
     pub dropped: u64,
-    /// Blocks whose records were taken over though their slots cannot be read: neither can the blocks, until they are written. At
-    /// most as many as one commit has records.
+    /// Blocks whose map entries were taken over though their physical blocks cannot be read: neither can the blocks, until they are written. At
+    /// most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
-    /// Sectors of the log of which every copy is lost: each had the records of up to 15 or 127 blocks or runs of blocks that are not
+    /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks that are not
     /// known and that read as they were before. Only a read-only opening goes on with such a log.
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
-    /// writing writes them anew with its next checkpoint, but for the annex', whose owners do with their next write.
+    /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
@@ -108,8 +108,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.superblock.get()
     }
 
-    /// Makes everything durable, brings the tables up to date, marks the volume clean and ends the worker. From here on changes
-    /// are refused; those under way end before it does, either refused as well or durable, and flushes are answered.
+    /// Makes everything durable, brings the block map up to date, marks the volume clean and ends the worker. From here on changes
+    /// are refused; those in flight end before it does, either refused as well or durable, and flushes are answered.
     ///
     /// # Errors
     /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
@@ -117,7 +117,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.close_as(true).await
     }
 
-    /// The same for a volume that is opened again at once, while somebody waits: the space of free slots stays where it is, since
+    /// The same for a volume that is opened again at once, while somebody waits: the space of free physical blocks stays where it is, since
     /// giving it back takes the longer the more of them there are. See [`Volume::give_space_back`].
     ///
     /// # Errors
@@ -132,10 +132,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         if self.state.get() == State::Open {
             self.state.set(State::Closing);
-            self.keeps_free_slots.set(!gives_space_back);
+            self.keeps_free_space.set(!gives_space_back);
             self.commits.wanted.notify();
             // Whoever waits for room is refused.
-            self.slots.freed.notify();
+            self.allocator.freed.notify();
         }
         self.changed.wait_until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
         match self.state.get() {
@@ -164,8 +164,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Whether nothing is left to do before it is closed: from here on nothing changes, and flushes are answered at once.
-    pub(crate) fn is_at_rest(&self) -> bool {
-        let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.slots.work_due();
+    pub(crate) fn is_quiesced(&self) -> bool {
+        let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.allocator.has_work();
         self.state.get() == State::Closing && is_idle && self.memtable.is_empty()
     }
 
@@ -177,76 +177,76 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         ErrorKind::Media { reason }.into()
     }
 
-    /// Where a slot of a block's zone lies on the medium, and how many slots the zone has.
-    pub(crate) fn slot_offset(&self, zone: u64, slot: u32) -> u64 {
-        let zone = self.layout.block_group(zone).expect("zones come from blocks of the volume");
-        zone.data_offset + (u64::from(slot) << self.geometry.block_size.shift())
+    /// Where a physical block of the block's group lies on the medium, and how many physical blocks the block group has.
+    pub(crate) fn pbn_offset(&self, group: u64, pbn: u32) -> u64 {
+        let group = self.layout.block_group(group).expect("block groups come from blocks of the volume");
+        group.data_offset + (u64::from(pbn) << self.geometry.block_size.shift())
     }
 
-    /// Whether a record can be about this block at all: its slot is one of the zone.
-    pub(crate) fn plausible(&self, record: &MapEntry) -> bool {
-        record.kind != MapEntryKind::Stored
-            || (record.lba.get() < self.layout.capacity_blocks()
-                && record.pbn < self.layout.physical_blocks_at(record.lba))
+    /// Whether a map entry can be about this block at all: its physical block is one of the block group.
+    pub(crate) fn is_in_bounds(&self, entry: &MapEntry) -> bool {
+        entry.kind != MapEntryKind::Stored
+            || (entry.lba.get() < self.layout.capacity_blocks()
+                && entry.pbn < self.layout.physical_blocks_at(entry.lba))
     }
 
-    /// Loads the map of free slots of a zone by reading its records.
-    pub(crate) async fn load_zone(&self, zone: u64) -> Result<(), Error> {
-        while !self.slots.loaded(zone) {
-            if self.zones_loading.borrow().contains(&zone) {
-                self.zone_loaded.wait_until(|| !self.zones_loading.borrow().contains(&zone)).await;
+    /// Loads the map of free physical blocks of a block group by reading its map entries.
+    pub(crate) async fn load_group(&self, group: u64) -> Result<(), Error> {
+        while !self.allocator.loaded(group) {
+            if self.loading_groups.borrow().contains(&group) {
+                self.group_loaded.wait_until(|| !self.loading_groups.borrow().contains(&group)).await;
                 continue;
             }
-            self.zones_loading.borrow_mut().push(zone);
-            let _loading = ZoneLoading { volume: self, zone };
-            let place = self.layout.block_group(zone).expect("zones come from blocks of the volume");
-            // A zone is loaded to be written to. Its tables take their space now, while nothing is lost if there is none.
+            self.loading_groups.borrow_mut().push(group);
+            let _loading = GroupLoading { volume: self, group };
+            let place = self.layout.block_group(group).expect("block groups come from blocks of the volume");
+            // A block group is loaded to be written to. Its map pages take their space now, while nothing is lost if there is none.
             match self.medium.reserve(place.pages_offset, place.data_offset - place.pages_offset).await {
                 Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
                 _ => {}
             }
-            let map = self.read_zone(zone).await?;
-            self.slots.load(zone, map);
+            let map = self.read_free_map(group).await?;
+            self.allocator.load(group, map);
         }
         Ok(())
     }
 
-    async fn read_zone(&self, number: u64) -> Result<FreeMap, Error> {
-        let zone = self.layout.block_group(number).expect("zones come from blocks of the volume");
-        let map = FreeMap::new(zone.blocks as u32, zone.physical_blocks, self.geometry.block_size.bytes() as u32);
+    async fn read_free_map(&self, number: u64) -> Result<FreeMap, Error> {
+        let group = self.layout.block_group(number).expect("block groups come from blocks of the volume");
+        let map = FreeMap::new(group.blocks as u32, group.physical_blocks, self.geometry.block_size.bytes() as u32);
         let (mut loader, mut index) = (Loader::new(map), 0);
-        // Which slots a lost sector names is not known, so they may be used again: what it said must not come back.
-        let see = |entry: MapLookup| {
-            map_slot(&entry).into_iter().for_each(|slot| loader.mark_used(index, slot));
+        // Which physical blocks a lost sector names is not known, so they may be used again: what it said must not come back.
+        let see = |lookup: MapLookup| {
+            mapped_pbn(&lookup).into_iter().for_each(|pbn| loader.mark_used(index, pbn));
             index += 1;
         };
         self.block_map.scan(&self.medium, number, !self.read_only, see).await?;
         Ok(loader.finish())
     }
 
-    /// Whether nothing was ever written to a zone, without a look at its blocks.
-    pub(crate) fn zone_is_blank(&self, zone: u64) -> bool {
-        !self.block_map.groups.is_initialized(zone) && self.memtable.is_empty() && self.block_map.patches.is_empty()
+    /// Whether nothing was ever written to a block group, without a look at its blocks.
+    pub(crate) fn is_group_unwritten(&self, group: u64) -> bool {
+        !self.block_map.groups.is_initialized(group) && self.memtable.is_empty() && self.block_map.patches.is_empty()
     }
 
-    /// Which block of its zone a block is.
-    pub(crate) fn index_in_zone(&self, lba: Lba) -> u32 {
+    /// Which block of its block group a block is.
+    pub(crate) fn index_in_group(&self, lba: Lba) -> u32 {
         self.layout.index_in_group(lba) as u32
     }
 }
 
-/// The slot that is to stay in use for an entry of the tables. A damaged record may still name its slot rightly; keeping that
-/// slot costs little.
-fn map_slot(entry: &MapLookup) -> Option<u32> {
-    let record = match entry {
-        MapLookup::Mapped(record) | MapLookup::Stale { entry: record, .. } => *record,
+/// The physical block that is to stay in use for an entry of the block map. A damaged map entry may still name its physical block rightly; keeping that
+/// physical block costs little.
+fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
+    let entry = match lookup {
+        MapLookup::Mapped(entry) | MapLookup::Stale { entry, .. } => *entry,
         MapLookup::Damaged(raw) if *raw != [0; MAP_ENTRY_BYTES] => MapEntry::decode_unchecked(raw),
         MapLookup::Damaged(_) | MapLookup::Unwritten | MapLookup::Unreadable => return None,
     };
-    (record.kind == MapEntryKind::Stored).then_some(record.pbn)
+    (entry.kind == MapEntryKind::Stored).then_some(entry.pbn)
 }
 
-/// A change under way, until it is dropped: with its records in the overlay, refused, or given up half-way.
+/// A change in flight, until it is dropped: with its map entries in the memtable, refused, or given up half-way.
 pub(crate) struct Change<'a> {
     changes: &'a Cell<usize>,
     state: &'a Cell<State>,
@@ -262,15 +262,15 @@ impl Drop for Change<'_> {
     }
 }
 
-struct ZoneLoading<'a, M, C> {
+struct GroupLoading<'a, M, C> {
     volume: &'a Volume<M, C>,
-    zone: u64,
+    group: u64,
 }
 
-impl<M, C> Drop for ZoneLoading<'_, M, C> {
+impl<M, C> Drop for GroupLoading<'_, M, C> {
     fn drop(&mut self) {
-        self.volume.zones_loading.borrow_mut().retain(|zone| *zone != self.zone);
-        self.volume.zone_loaded.notify();
+        self.volume.loading_groups.borrow_mut().retain(|group| *group != self.group);
+        self.volume.group_loaded.notify();
     }
 }
 
@@ -299,10 +299,10 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.upkeep.disturb();
-        let _turn = self.turns.take(turns::weight(&operation, self.geometry.block_size)).await;
-        match operation {
+    async fn execute(&self, request: Request) -> Outcome {
+        self.upkeep.note_request();
+        let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
+        match request {
             Request::Read { extent, checks } => self.read(extent, &checks).await,
             Request::Verify { extent, checks } => self.verify(extent, &checks).await,
             Request::Write { extent, data, durability } => self.write(extent, &data, durability).await,
@@ -313,15 +313,15 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             }
             Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Request::Checksum { extent, checks } => self.digest(extent, &checks).await,
-            Request::ReadReserved { slot } => Ok(Response::Reserved(self.read_annex(slot).await?)),
-            Request::WriteReserved { slot, bytes } => self.write_annex(slot, &bytes).await.map(|()| Response::Done),
+            Request::ReadReserved { slot } => Ok(Response::Reserved(self.read_reserved(slot).await?)),
+            Request::WriteReserved { slot, bytes } => self.write_reserved(slot, &bytes).await.map(|()| Response::Done),
             Request::BlockStatus { extent } => self.allocation(extent).await,
-            Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
+            Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
 }
 
-/// Most blocks of one transfer. A zone has spare slots for several such, or for every block it has.
+/// Most blocks of one transfer. A block group has spare physical blocks for several such, or for every block it has.
 pub(crate) fn transfer_blocks(layout: &Layout) -> BlockCount {
     const TRANSFER_BYTES: u32 = 1 << 20;
     BlockCount::new(TRANSFER_BYTES >> layout.block_size().shift()).unwrap_or(BlockCount::ONE)

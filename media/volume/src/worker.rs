@@ -13,10 +13,10 @@ use crate::volume::{State, Volume};
 /// A write that nobody flushes is durable after this time at the latest, give or take the commit.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 /// The last small commit gets its second copy after this time, unless another one begins.
-const SETTLE_AFTER: Duration = Duration::from_millis(200);
-/// Units of unmapped slots whose space is given back before it is looked whether somebody waits for a commit: 2 MiB.
-const PUNCHES_AT_ONCE: usize = 32;
-/// A volume that is left alone brings its tables up to date after this time.
+const SECOND_COPY_AFTER: Duration = Duration::from_millis(200);
+/// Units of unmapped physical blocks whose space is given back before it is looked whether somebody waits for a commit: 2 MiB.
+const MAX_PUNCHES: usize = 32;
+/// A volume that is left alone brings its map pages up to date after this time.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
 /// Commits and checkpoints of a volume; must be run beside it.
@@ -26,9 +26,9 @@ pub struct Worker<M, C> {
 
 /// What woke the worker.
 #[derive(PartialEq, Eq)]
-enum Wake {
-    Asked,
-    Unsettled,
+enum WakeReason {
+    CommitDue,
+    SecondCopyDue,
     Idle,
 }
 
@@ -45,12 +45,12 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             is_closing
         };
         // Upkeep has no end of its own. What it does counts as a change, so it is in the middle of nothing when commits end.
-        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.keep_up()));
+        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_upkeep()));
         let is_closing = match select(work, upkeep).await {
             Either::Left(((is_closing, ()), _)) => is_closing,
             Either::Right(((), _)) => false,
         };
-        // A read that ended beside the last checkpoint may have left a slot to be punched since; nothing else has changed.
+        // A read that ended beside the last checkpoint may have left a physical block to be punched since; nothing else has changed.
         if is_closing && volume.state.get() == State::Closing {
             self.close().await;
         }
@@ -61,19 +61,19 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn commits(&self) -> bool {
         let volume = &*self.volume;
         // From the last commit on, whatever else there is to do meanwhile.
-        let mut settle = pin!(self.time_to_settle());
+        let mut settle = pin!(self.second_copy_due());
         while volume.state.get() != State::Failed {
             let wake = self.wait(settle.as_mut()).await;
-            if wake == Wake::Unsettled {
+            if wake == WakeReason::SecondCopyDue {
                 // What goes wrong has been told, and failed the volume if that is due.
-                let _ = volume.settle_log().await;
-                settle.set(self.time_to_settle());
+                let _ = volume.write_second_copy().await;
+                settle.set(self.second_copy_due());
                 continue;
             }
             let commits = volume.log.commits.get();
             let committed = self.commit().await;
             if volume.log.commits.get() != commits {
-                settle.set(self.time_to_settle());
+                settle.set(self.second_copy_due());
             }
             if volume.state.get() == State::Failed {
                 return false;
@@ -85,10 +85,10 @@ impl<M: Medium, C: Clock> Worker<M, C> {
                 self.give_up(error);
                 return false;
             }
-            if volume.is_at_rest() {
+            if volume.is_quiesced() {
                 return true;
             }
-            if volume.checkpoint_due() || wake == Wake::Idle && volume.log.next.get() != volume.log.tail.get() {
+            if volume.checkpoint_due() || wake == WakeReason::Idle && volume.log.next.get() != volume.log.tail.get() {
                 volume.checkpoints.want();
             }
         }
@@ -100,7 +100,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let volume = &*self.volume;
         let answer = volume.commits.begin();
         let committed = if volume.mutation == Mutation::LateTags {
-            // A fault put in on purpose: the data are durable, the tags are not yet, and the flush is answered.
+            // An injected fault: the data are durable, the tags are not yet, and the flush is answered.
             let synced = volume.medium.sync().await.map_err(Error::from);
             answer(synced);
             volume.clock.sleep(Duration::from_millis(20)).await;
@@ -108,27 +108,27 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         } else {
             volume.commit(answer).await
         };
-        volume.slots.freed.notify();
+        volume.allocator.freed.notify();
         committed
     }
 
-    /// Gives slots of dropped writes back, once the medium is done with them.
+    /// Gives physical blocks of dropped writes back, once the medium is done with them.
     async fn reclaim(&self) {
         let volume = &*self.volume;
-        let dropped = volume.slots.take_dropped();
+        let dropped = volume.allocator.take_dropped();
         if !dropped.is_empty() {
             volume.medium.drain().await;
-            dropped.iter().for_each(|(zone, runs)| volume.slots.give_back(*zone, runs));
+            dropped.iter().for_each(|(group, runs)| volume.allocator.give_back(*group, runs));
         }
     }
 
-    /// Gives the space of slots that were unmapped back to the medium, until somebody waits for a commit: what is left is given
+    /// Gives the space of physical blocks that were unmapped back to the medium, until somebody waits for a commit: what is left is given
     /// back behind it.
     async fn punch(&self) {
         let volume = &*self.volume;
-        while let Some(found) = volume.slots.take_punches(PUNCHES_AT_ONCE) {
-            for (zone, taken) in found {
-                volume.punch(zone, taken).await;
+        while let Some(found) = volume.allocator.take_punches(MAX_PUNCHES) {
+            for (group, taken) in found {
+                volume.punch(group, taken).await;
             }
             if volume.commits.due() {
                 return;
@@ -140,7 +140,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
-        if !volume.keeps_free_slots.get() {
+        if !volume.keeps_free_space.get() {
             volume.punch_all(|| true).await;
         }
         match volume.checkpoint_both(true).await {
@@ -161,25 +161,25 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let outcome = if volume.state.get() == State::Failed { Err(volume.failed()) } else { Ok(()) };
         volume.commits.begin()(outcome);
         volume.changed.notify();
-        volume.slots.freed.notify();
+        volume.allocator.freed.notify();
     }
 
     /// Waits until there is something to do.
-    async fn wait(&self, mut settle: Pin<&mut impl Future<Output = ()>>) -> Wake {
+    async fn wait(&self, mut settle: Pin<&mut impl Future<Output = ()>>) -> WakeReason {
         let volume = &*self.volume;
         let due = || self.is_due();
         loop {
             let has_records = volume.memtable.active_len() > 0;
             let (delay, wake) = if has_records {
-                (COMMIT_AFTER, Wake::Asked)
+                (COMMIT_AFTER, WakeReason::CommitDue)
             } else if volume.log.next.get() != volume.log.tail.get() {
-                (CHECKPOINT_AFTER, Wake::Idle)
+                (CHECKPOINT_AFTER, WakeReason::Idle)
             } else {
                 volume.commits.idle.set(true);
                 volume.commits.wanted.wait_until(|| due() || volume.memtable.active_len() > 0).await;
                 volume.commits.idle.set(false);
                 if due() {
-                    return Wake::Asked;
+                    return WakeReason::CommitDue;
                 }
                 continue;
             };
@@ -187,10 +187,10 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             let asked = volume.commits.wanted.wait_until(|| due() || (volume.memtable.active_len() > 0) != has_records);
             let timer = pin!(volume.clock.sleep(delay));
             match select(pin!(asked), select(timer, settle.as_mut())).await {
-                Either::Left(_) if due() => return Wake::Asked,
+                Either::Left(_) if due() => return WakeReason::CommitDue,
                 Either::Left(_) => {}
                 Either::Right((Either::Left(_), _)) => return wake,
-                Either::Right((Either::Right(_), _)) => return Wake::Unsettled,
+                Either::Right((Either::Right(_), _)) => return WakeReason::SecondCopyDue,
             }
         }
     }
@@ -203,15 +203,15 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             State::Closing => volume.changes.get() == 0,
             State::Closed | State::Failed => true,
         };
-        ends || volume.commits.due() || volume.slots.work_due()
+        ends || volume.commits.due() || volume.allocator.has_work()
     }
 
     /// Resolves when the last commit has waited long enough for its second copy.
-    async fn time_to_settle(&self) {
+    async fn second_copy_due(&self) {
         let volume = &*self.volume;
-        if !volume.log.is_unsettled() || volume.mutation == Mutation::NeverSettle {
+        if !volume.log.needs_second_copy() || volume.mutation == Mutation::NeverSettle {
             return pending().await;
         }
-        volume.clock.sleep(SETTLE_AFTER).await;
+        volume.clock.sleep(SECOND_COPY_AFTER).await;
     }
 }

@@ -41,11 +41,11 @@ pub enum Reach {
 pub enum Target {
     /// In one region.
     Region(RegionKind),
-    /// The sector of a block's record and that of its generation, in all copies: more than one sector, and more than one run.
+    /// The sector of a block's map entry and that of its generation, in all copies: more than one sector, and more than one run.
     Tables,
 }
 
-/// One row of the table.
+/// One row of the result table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cell {
     /// Where.
@@ -73,7 +73,7 @@ impl Target {
                 RegionKind::Superblock(_) => "superblock",
                 RegionKind::ReservedArea(_) => "reserved area",
                 RegionKind::Log(_) => "log",
-                RegionKind::GroupMap(_) => "block group map",
+                RegionKind::GroupMap(_) => "group map",
                 RegionKind::BitmapPages => "bitmap pages",
                 RegionKind::MapEntries(_) => "map entries",
                 RegionKind::Generations(_) => "generations",
@@ -246,7 +246,7 @@ fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range
     }
 }
 
-/// The sectors of the record and the generation of one block, of every copy there is.
+/// The sectors of the map entry and the generation of one block, of every copy there is.
 fn tables(specimen: &Specimen, random: &Random) -> Vec<Range> {
     let (layout, sector_bytes) = (&specimen.layout, u64::from(specimen.shape.sector_bytes));
     let written: Vec<_> = specimen.found.keys().filter(|lba| specimen.model.is_touched(**lba)).collect();

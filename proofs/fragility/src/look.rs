@@ -23,9 +23,9 @@ pub enum Seen {
     Content(Content),
     /// An error, which names the block.
     Lost(String),
-    /// Bytes that nobody wrote, though their 16-bit guard is that of what was: one damaged block in 65,536 is like that.
+    /// Bytes that no client wrote, though their 16-bit guard is that of what was: one damaged block in 65,536 is like that.
     Collision,
-    /// Bytes that nobody wrote, or tags that are not theirs.
+    /// Bytes that no client wrote, or tags that are not theirs.
     Foreign(String),
 }
 
@@ -107,9 +107,9 @@ impl Judge {
             blocks.extend(self.see(stack, *extent).await);
             let checks = checks(stack, extent.start());
             if let Err(error) = stack.execute(Request::Verify { extent: *extent, checks }).await
-                && let Ok(faults) = error.into_bad_blocks()
+                && let Ok(bad_blocks) = error.into_bad_blocks()
             {
-                named.extend(faults.iter().map(|fault| fault.lba));
+                named.extend(bad_blocks.iter().map(|bad_block| bad_block.lba));
             }
         }
         Looked { blocks, named }

@@ -23,7 +23,7 @@ const VOLUMES_PER_LARGE: u64 = 41;
 /// Draws of a damage that changes something.
 const DRAWS: u64 = 4;
 /// Broken trials of one kind of damage that are told; the others are counted.
-const MOST_TOLD: usize = 2;
+const MAX_REPORTED: usize = 2;
 
 /// Damages protected volumes, one region at a time, and tells what it costs.
 #[derive(Parser)]
@@ -100,7 +100,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
     let is_large = volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1;
     let seed = mix(arguments.seed) ^ volume;
     let add = |change: &mut dyn FnMut(&mut Totals)| change(&mut totals.lock().unwrap_or_else(PoisonError::into_inner));
-    let made = catch_unwind(|| Specimen::make(seed, state, is_large)).unwrap_or_else(|panic| Err(words(&*panic)));
+    let made = catch_unwind(|| Specimen::make(seed, state, is_large)).unwrap_or_else(|panic| Err(to_text(&*panic)));
     let specimen = match made {
         Ok(specimen) => specimen,
         Err(why) => return add(&mut |totals| totals.unmade.push((trials.start, why.clone()))),
@@ -147,13 +147,13 @@ fn run_trial(specimen: &Specimen, cell: Cell, seed: u64, trial: u64) -> Option<(
     let damage = (0..DRAWS).find_map(|_| Damage::draw(cell, specimen, &random))?;
     let outcome = catch_unwind(AssertUnwindSafe(|| trial::run(specimen, &damage, &random)));
     let outcome = outcome.unwrap_or_else(|panic| {
-        let why = format!("panic: {}", words(&*panic));
+        let why = format!("panic: {}", to_text(&*panic));
         Outcome { refused: Some(why.clone()), findings: vec![why], ..Outcome::default() }
     });
     Some((damage, outcome))
 }
 
-fn words(panic: &(dyn std::any::Any + Send)) -> String {
+fn to_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
@@ -181,7 +181,7 @@ fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
     }
     for broken in totals.broken.values() {
         is_clean = false;
-        for one in broken.iter().take(if arguments.trial.is_some() { usize::MAX } else { MOST_TOLD }) {
+        for one in broken.iter().take(if arguments.trial.is_some() { usize::MAX } else { MAX_REPORTED }) {
             println!("BROKEN {}\n    {}", one.what, one.findings.join("\n    "));
             println!(
                 "    again: cargo run --release -p sealblock-fragility -- --seed {} --trial {}{}",
@@ -190,7 +190,7 @@ fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
                 arguments.region.as_ref().map_or(String::new(), |region| format!(" --region '{region}'"))
             );
         }
-        let more = broken.len().saturating_sub(MOST_TOLD);
+        let more = broken.len().saturating_sub(MAX_REPORTED);
         if more > 0 {
             println!("    and {more} more of this kind");
         }

@@ -107,7 +107,7 @@ impl Wreck {
         Ok(())
     }
 
-    /// Checks a change, and mends what it is going to cover.
+    /// Checks a change, and makes the sectors that it covers readable again.
     fn begin_change(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.0.changes.set(self.0.changes.get() + 1);
         if self.0.read_only {
@@ -161,7 +161,7 @@ impl Medium for Wreck {
         if !unreadable.is_empty() && unreadable.iter().any(|unit| units.contains(unit)) {
             let reason = "unrecovered read error".to_owned();
             let error = MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes, reason };
-            // What a failed read leaves behind is nobody's data.
+            // What a failed read leaves behind is no one's data.
             into.fill(0xa5);
             return (Err(error), into);
         }

@@ -1,8 +1,8 @@
-//! Where on the medium the records and the data of each block lie: what a damage may cost.
+//! Where on the medium the map entries and the data of each block lie: what a damage may cost.
 //!
-//! Found by looking, not by knowing: every 32 bytes of the medium that check as a record of a block and describe what the block
-//! holds are a place of that record, wherever they lie. Of the log only the live sectors count, and each of them as a whole,
-//! since one checksum covers it. A damage may cost the blocks of which it hit every place of the record, or the data.
+//! Found by looking, not by knowing: every 32 bytes of the medium that check as a map entry of a block and describe what the block
+//! holds are a place of that map entry, wherever they lie. Of the log only the live sectors count, and each of them as a whole,
+//! since one checksum covers it. A damage may cost the blocks of which it hit every place of the map entry, or the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,19 +26,19 @@ pub type Range = (u64, u64);
 /// Where everything of the blocks lies.
 #[derive(Default)]
 pub struct Places {
-    /// The places of a block's record: it is lost when all of them are hit.
-    records: BTreeMap<Lba, Vec<Range>>,
-    /// The places of a block's generation. They alone say that a block was never written, and which record is the right one.
+    /// The places of a block's map entry: it is lost when all of them are hit.
+    entries: BTreeMap<Lba, Vec<Range>>,
+    /// The places of a block's generation. They alone say that a block was never written, and which map entry is the right one.
     generations: BTreeMap<Lba, Vec<Range>>,
     /// The data of a block.
     data: BTreeMap<Lba, Range>,
-    /// Blocks written by the last commit before a crash: their records count only if their data are there, so damage to
+    /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so damage to
     /// these data cannot be told from a write that never arrived.
     pub window: BTreeSet<Lba>,
-    /// The slots that such records name and that hold something else. One that cannot be read may be that of a write which was
+    /// The physical blocks that such map entries name and that hold something else. One that cannot be read may be that of a write which was
     /// flushed, so its block is lost, whatever it held before.
     missing: Vec<(Lba, Range)>,
-    /// Where records and data begin that are in use, in order.
+    /// Where map entries and data begin that are in use, in order.
     hot: Vec<u64>,
 }
 
@@ -52,14 +52,14 @@ struct Live {
     range: Range,
     sequence: u64,
     is_durable: bool,
-    records: Vec<[u8; MAP_ENTRY_BYTES]>,
+    entries: Vec<[u8; MAP_ENTRY_BYTES]>,
 }
 
 impl Places {
     /// Finds everything of an undamaged volume.
     ///
     /// # Errors
-    /// When it has no superblock, or a block whose record is nowhere.
+    /// When it has no superblock, or a block whose map entry is nowhere.
     pub fn find(specimen: &Specimen) -> Result<Places, String> {
         let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
         let superblock = on_executor(|_| async move { probe(&wreck).await })?.map_err(|error| error.to_string())?;
@@ -69,40 +69,40 @@ impl Places {
         places.take_tables(specimen, superblock.seed());
         places.take_generations(specimen);
         for (&lba, content) in &specimen.found {
-            if matches!(content, Content::Version(_)) && !places.records.contains_key(&lba) {
-                return Err(format!("block {lba} holds {content:?}, and its record is nowhere"));
+            if matches!(content, Content::Version(_)) && !places.entries.contains_key(&lba) {
+                return Err(format!("block {lba} holds {content:?}, and its map entry is nowhere"));
             }
         }
-        places.hot = places.records.values().flatten().chain(places.data.values()).map(|range| range.0).collect();
+        places.hot = places.entries.values().flatten().chain(places.data.values()).map(|range| range.0).collect();
         places.hot.sort_unstable();
         Ok(places)
     }
 
     fn take_log(&mut self, specimen: &Specimen, superblock: &Superblock, live: &[Live]) {
-        // The newest record of a block that describes what it holds, by sequence number.
+        // The newest map entry of a block that describes what it holds, by sequence number.
         let mut newest: BTreeMap<Lba, (u64, [u8; MAP_ENTRY_BYTES])> = BTreeMap::new();
         for sector in live {
-            for bytes in &sector.records {
+            for bytes in &sector.entries {
                 let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
-                for record in run.entries() {
-                    let is_newer = newest.get(&record.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
-                    if is_newer && describes(specimen, &record) {
-                        newest.insert(record.lba, (sector.sequence, *bytes));
+                for entry in run.entries() {
+                    let is_newer = newest.get(&entry.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
+                    if is_newer && describes(specimen, &entry) {
+                        newest.insert(entry.lba, (sector.sequence, *bytes));
                     }
                 }
             }
         }
         for sector in live {
-            for bytes in &sector.records {
+            for bytes in &sector.entries {
                 let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
-                for record in run.entries() {
-                    if record.kind == MapEntryKind::Stored && !sector.is_durable && !describes(specimen, &record) {
-                        self.missing.extend(slot(specimen, &record).map(|range| (record.lba, range)));
+                for entry in run.entries() {
+                    if entry.kind == MapEntryKind::Stored && !sector.is_durable && !describes(specimen, &entry) {
+                        self.missing.extend(data_range(specimen, &entry).map(|range| (entry.lba, range)));
                     }
-                    if newest.get(&record.lba).is_some_and(|(_, due)| due == bytes) {
-                        self.note(specimen, &record, sector.range);
+                    if newest.get(&entry.lba).is_some_and(|(_, due)| due == bytes) {
+                        self.note(specimen, &entry, sector.range);
                         if !sector.is_durable {
-                            self.window.insert(record.lba);
+                            self.window.insert(entry.lba);
                         }
                     }
                 }
@@ -110,9 +110,9 @@ impl Places {
         }
     }
 
-    /// Records elsewhere than in the log. One of a block that reads as zeroes counts only if the log has none.
+    /// Map entries elsewhere than in the log. One of a block that reads as zeroes counts only if the log has none.
     fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
-        let in_log: BTreeSet<Lba> = self.records.keys().copied().collect();
+        let in_log: BTreeSet<Lba> = self.entries.keys().copied().collect();
         let is_log = |region: &&Region| matches!(region.kind, RegionKind::Log(_) | RegionKind::Unused);
         for region in specimen.layout.regions().iter().filter(|region| !is_log(region)) {
             let bytes = &specimen.image[region.start as usize..region.end as usize];
@@ -121,10 +121,10 @@ impl Places {
                 if raw.generation == 0 || raw.lba.get() >= specimen.shape.capacity_blocks {
                     continue;
                 }
-                let Ok(record) = MapEntry::decode(cell, seed) else { continue };
-                let counts = record.kind == MapEntryKind::Stored || !in_log.contains(&record.lba);
-                if counts && describes(specimen, &record) {
-                    self.note(specimen, &record, (at, at + MAP_ENTRY_BYTES as u64));
+                let Ok(entry) = MapEntry::decode(cell, seed) else { continue };
+                let counts = entry.kind == MapEntryKind::Stored || !in_log.contains(&entry.lba);
+                if counts && describes(specimen, &entry) {
+                    self.note(specimen, &entry, (at, at + MAP_ENTRY_BYTES as u64));
                 }
             }
         }
@@ -137,14 +137,14 @@ impl Places {
         }
     }
 
-    fn note(&mut self, specimen: &Specimen, record: &MapEntry, place: Range) {
-        let places = self.records.entry(record.lba).or_default();
+    fn note(&mut self, specimen: &Specimen, entry: &MapEntry, place: Range) {
+        let places = self.entries.entry(entry.lba).or_default();
         if !places.contains(&place) {
             places.push(place);
         }
-        if let (MapEntryKind::Stored, Some(range)) = (record.kind, slot(specimen, record)) {
-            // The newest comes first: where a block was moved, its older slot may still hold the same.
-            self.data.entry(record.lba).or_insert(range);
+        if let (MapEntryKind::Stored, Some(range)) = (entry.kind, data_range(specimen, entry)) {
+            // The newest comes first: where a block was moved, its older physical block may still hold the same.
+            self.data.entry(entry.lba).or_insert(range);
         }
     }
 
@@ -152,14 +152,14 @@ impl Places {
     pub fn allowed(&self, hits: &[Range], gone: bool) -> BTreeSet<Lba> {
         let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
         let all_hit = |(_, places): &(&Lba, &Vec<Range>)| places.iter().all(is_hit);
-        let records = self.records.iter().filter(all_hit).map(|(lba, _)| *lba);
+        let entries = self.entries.iter().filter(all_hit).map(|(lba, _)| *lba);
         let generations = self.generations.iter().filter(all_hit).map(|(lba, _)| *lba);
         let data = self.data.iter().filter(|(_, range)| is_hit(range)).map(|(lba, _)| *lba);
         let missing = self.missing.iter().filter(|(_, range)| gone && is_hit(range)).map(|(lba, _)| *lba);
-        records.chain(generations).chain(data).chain(missing).collect()
+        entries.chain(generations).chain(data).chain(missing).collect()
     }
 
-    /// Where records and data begin that are in use and lie in this region.
+    /// Where map entries and data begin that are in use and lie in this region.
     pub fn hot(&self, region: &Region) -> &[u64] {
         let first = self.hot.partition_point(|at| *at < region.start);
         let end = self.hot.partition_point(|at| *at < region.end);
@@ -181,12 +181,12 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
             mark = mark.max(found.header.durable_seq);
             // What it repeats, and what earlier commits put there, is in two places.
             let (earlier, last) = found.entries().split_at(usize::from(found.header.earlier));
-            for (back, is_durable, records) in [(0, false, last), (0, true, earlier), (1, true, found.repeats())] {
+            for (back, is_durable, entries) in [(0, false, last), (0, true, earlier), (1, true, found.repeats())] {
                 live.push(Live {
                     range: (at, at + sector_bytes as u64),
                     sequence: found.header.sequence.saturating_sub(back),
                     is_durable,
-                    records: records.to_vec(),
+                    entries: entries.to_vec(),
                 });
             }
         }
@@ -196,27 +196,27 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
     live
 }
 
-/// Whether a record says what its block holds.
-fn describes(specimen: &Specimen, record: &MapEntry) -> bool {
-    let (Some(&content), Some(format)) = (specimen.found.get(&record.lba), specimen.shape.protection) else {
+/// Whether a map entry says what its block holds.
+fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
+    let (Some(&content), Some(format)) = (specimen.found.get(&entry.lba), specimen.shape.protection) else {
         return false;
     };
-    match (record.kind, content) {
+    match (entry.kind, content) {
         (MapEntryKind::Deallocated, Content::Zero) | (MapEntryKind::Uncorrectable, Content::Unreadable) => true,
         (MapEntryKind::Stored, Content::Version(version)) => {
-            let Some((start, end)) = slot(specimen, record) else { return false };
+            let Some((start, end)) = data_range(specimen, entry) else { return false };
             let data = &specimen.image[start as usize..end as usize];
-            specimen.patterns.recognise(record.lba, data) == Some(content)
-                && specimen.patterns.sealed(Extent::one(record.lba), version).tags()[..] == *record.tags(format)
+            specimen.patterns.recognise(entry.lba, data) == Some(content)
+                && specimen.patterns.sealed(Extent::one(entry.lba), version).tags()[..] == *entry.tags(format)
         }
         _ => false,
     }
 }
 
-/// Where the data of a record lie.
-fn slot(specimen: &Specimen, record: &MapEntry) -> Option<Range> {
+/// Where the data of a map entry lie.
+fn data_range(specimen: &Specimen, entry: &MapEntry) -> Option<Range> {
     let layout = &specimen.layout;
-    let zone = layout.block_group(layout.group_of(record.lba)).filter(|zone| record.pbn < zone.physical_blocks)?;
-    let start = zone.data_offset + (u64::from(record.pbn) << layout.block_size().shift());
+    let group = layout.block_group(layout.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks)?;
+    let start = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
     Some((start, start + layout.block_size().bytes() as u64))
 }

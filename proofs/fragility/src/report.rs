@@ -7,7 +7,7 @@ use crate::damage::{Cell, How, Reach, Target};
 use crate::specimen::State;
 use crate::trial::Outcome;
 
-/// A line of the table.
+/// A line of the result table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key {
     /// Where and what.
@@ -27,7 +27,7 @@ pub struct Line {
     pub refused: u64,
     /// Of which it opened for reading and could not be written to.
     pub unwritable: u64,
-    /// Of which a block had bytes that nobody wrote, or read as never written.
+    /// Of which a block had bytes that no client wrote, or read as never written.
     pub wrong: u64,
     /// Of which a block had an older content.
     pub stale: u64,
@@ -77,7 +77,7 @@ impl Line {
     }
 }
 
-/// Older contents that cannot be told from newer ones, which is said in the format: the record and every copy of the generation of
+/// Older contents that cannot be told from newer ones, which is said in the format: the map entry and every copy of the generation of
 /// a block put back together.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let only_stale = outcome.refused.is_none()

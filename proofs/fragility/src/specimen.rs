@@ -29,7 +29,7 @@ use crate::places::Places;
 pub const LIMITS: RunLimits = RunLimits { steps: 20_000_000, seconds: 3600 };
 /// Blocks changed by one request at most.
 const MOST_AT_ONCE: u64 = 48;
-/// Time after which a volume that is left alone has brought its tables up to date.
+/// Time after which a volume that is left alone has written its block map by a checkpoint.
 pub const IDLE: Duration = Duration::from_secs(60);
 /// Bytes of a volume that has bitmap pages, and is looked at only where it was written to.
 const LARGE_BYTES: u64 = 514 << 20;
@@ -89,7 +89,7 @@ pub struct Specimen {
     pub earlier: Vec<Vec<u8>>,
     /// What its blocks hold: as far as a crash left a choice, what came of it.
     pub found: BTreeMap<Lba, Content>,
-    /// Where records and data lie.
+    /// Where map entries and data lie.
     pub places: Places,
     /// The blocks that are looked at: all, or those of a large volume that were changed and some others.
     pub watched: Vec<Extent>,
@@ -328,7 +328,7 @@ impl Host {
         match ends {
             State::Clean | State::Resized => close.await?,
             State::Idle => executor.delay(IDLE).await,
-            // Some are left alone for a moment, shorter than it takes to bring the tables up to date.
+            // Some are left alone for a moment, shorter than the time until a checkpoint.
             State::Crashed => executor.delay(Duration::from_millis(self.random.below(2) * 1000)).await,
             State::Torn => {
                 for _ in 0..self.random.between(1, 20) {
@@ -398,7 +398,7 @@ impl Host {
     async fn write(&mut self, stack: &DynDevice, extent: Extent) -> Result<(), String> {
         self.version += 1;
         let data = self.patterns.sealed(extent, self.version);
-        // What was asked for may be there even if nobody heard an answer.
+        // What was asked for may be there even if no response arrived.
         self.model.borrow_mut().change(extent, Content::Version(self.version));
         let operation = Request::Write { extent, data, durability: Durability::Volatile };
         stack.execute(operation).await.map(drop).map_err(|error| error.to_string())

@@ -42,7 +42,7 @@ pub struct Outcome {
     pub refused: Option<String>,
     /// Why it did not open for writing, or took no writes.
     pub unwritable: Option<String>,
-    /// Blocks with bytes that nobody wrote, or that read as never written.
+    /// Blocks with bytes that no client wrote, or that read as never written.
     pub wrong: u64,
     /// Blocks with content that they had before the last flush.
     pub stale: u64,
@@ -138,7 +138,7 @@ impl Trial<'_> {
     }
 
     /// Whether damage to this block cannot be told from a write that never arrived: it is one of the last commit, and its
-    /// data, or every place of its record, were hit.
+    /// data, or every place of its map entry, were hit.
     fn is_in_window(&self, lba: Lba) -> bool {
         self.specimen.places.window.contains(&lba) && self.allowed.contains(&lba)
     }
@@ -303,7 +303,7 @@ mod tests {
     use crate::specimen::State;
     use sealblock_media_volume::format::RegionKind;
 
-    fn slots(how: How) -> Cell {
+    fn physical_blocks(how: How) -> Cell {
         Cell { target: Target::Region(RegionKind::PhysicalBlocks), reach: Reach::Sector, how }
     }
 
@@ -351,7 +351,7 @@ mod tests {
     fn damaged_data_cost_their_block_and_no_other() {
         let specimen = Specimen::make(6, State::Clean, false).unwrap();
         let losses: Vec<_> = (0..20)
-            .filter_map(|seed| Damage::draw(slots(How::Random), &specimen, &Random::new(seed)))
+            .filter_map(|seed| Damage::draw(physical_blocks(How::Random), &specimen, &Random::new(seed)))
             .map(|damage| run(&specimen, &damage, &Random::new(2)))
             .map(|outcome| (outcome.lost, outcome.bound, outcome.findings.len()))
             .collect();
@@ -376,7 +376,7 @@ mod tests {
     fn a_loss_that_need_not_be_is_caught() {
         let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
         let damage = (0..40)
-            .filter_map(|seed| Damage::draw(slots(How::Unreadable), &specimen, &Random::new(seed)))
+            .filter_map(|seed| Damage::draw(physical_blocks(How::Unreadable), &specimen, &Random::new(seed)))
             .find(|damage| !specimen.places.allowed(&damage.ranges, true).is_empty())
             .unwrap();
         specimen.places = crate::places::Places::default();

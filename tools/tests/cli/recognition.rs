@@ -294,7 +294,7 @@ fn rescue_says_what_it_cannot_tell_and_takes_a_hint() {
     // Nothing of a volume: not with a hint either.
     place.write("noise", &noise(9, 4 << 20));
     place.run("rescue noise out").fails(3, &["noise", "no protected volume"]);
-    place.run("rescue noise out --capacity 2MiB").fails(3, &["noise", "no records of a volume"]);
+    place.run("rescue noise out --capacity 2MiB").fails(3, &["noise", "no map entries of a volume"]);
     // A volume that has a superblock needs no hint, and does not ignore one.
     place.run("create w --size 2MiB").succeeds();
     place.run("rescue w out --capacity 2MiB").fails(2, &["w", "has a superblock"]);

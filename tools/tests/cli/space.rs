@@ -72,6 +72,6 @@ fn overwriting_again_and_again_takes_no_more_space() {
 fn a_new_volume_takes_next_to_nothing() {
     let place = Place::new();
     place.run("create v --size 1TiB").succeeds();
-    assert!(place.allocated_bytes("v") <= 257 * MIB, "the log, the map of zones, and superblocks");
+    assert!(place.allocated_bytes("v") <= 257 * MIB, "the log, the group map, and superblocks");
     assert_eq!(place.run("info v --json").succeeds().json()["bytes"], 1u64 << 40);
 }

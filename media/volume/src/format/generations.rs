@@ -1,4 +1,4 @@
-//! The sector with the generations of a page's blocks: which write of each block its record has to be of, and which blocks
+//! The sector with the generations of a page's blocks: which write of each block its map entry has to be of, and which blocks
 //! were never written.
 //!
 //! It is there twice, at the head of its page and apart from it, so that one of the two is there after any one fault. It
@@ -22,7 +22,7 @@ pub struct Generations {
     pub first: Lba,
     /// The log is in the page up to the sector with this sequence number; of two copies the higher one counts.
     pub sequence: u64,
-    /// For each block of the page the generation of its record; 0 for a block that was never written.
+    /// For each block of the page the generation of its map entry; 0 for a block that was never written.
     pub of_blocks: Vec<u16>,
 }
 

@@ -1,7 +1,7 @@
-//! The sectors of the zone map: a bit for each zone, set when the zone has tables.
+//! The sectors of the group map: a bit for each block group, set when the block group is initialized.
 //!
 //! What was never written is known from here, and never guessed from zeroes. Each sector is there twice, apart, and checks
-//! itself. Bits are only ever set, so of two copies the one with the higher serial has every bit of the other.
+//! itself. Bits are only ever set, so of two copies the one with the higher write sequence number has every bit of the other.
 
 use super::{HEAD_BYTES, MAX_COUNT, Seed, get, put};
 
@@ -12,16 +12,16 @@ const AT_WRITE_SEQ: usize = 16;
 const AT_RESIZED: usize = 24;
 const HEAD: usize = HEAD_BYTES as usize;
 
-/// One copy of a sector of the zone map.
+/// One copy of a sector of the group map.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupMapSector {
     /// Which sector of the map it is.
     pub index: u64,
     /// Counts the writes of the sector; the higher of two valid copies counts.
     pub write_seq: u64,
-    /// A bit for each zone from `index` times the zones of a sector on, the lowest of the first byte first.
+    /// A bit for each block group from `index` times the block groups of a sector on, the lowest of the first byte first.
     pub bits: Vec<u8>,
-    /// The volume lies otherwise than a new one of its size would: without a superblock nobody knows where its zones are.
+    /// The volume lies otherwise than a new one of its size would: without a superblock nobody knows where its block groups are.
     pub is_resized: bool,
 }
 
@@ -38,15 +38,15 @@ impl GroupMapSector {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
-    /// The sector that has the bits of both. Copies of one serial are the same, so no fault but a forgery tells them apart; a zone
-    /// that one of them denies would be made anew, over its tables.
+    /// The sector that has the bits of both. Copies of one write sequence number are the same, so no fault but a forgery tells them apart; a block group
+    /// that one of them denies would be made anew, over its map pages.
     pub fn united_with(mut self, other: &GroupMapSector) -> GroupMapSector {
         self.bits.iter_mut().zip(&other.bits).for_each(|(bits, more)| *bits |= more);
         self.is_resized |= other.is_resized;
         self
     }
 
-    /// The zones of `older`, counted within the sector, that this one denies.
+    /// The block groups of `older`, counted within the sector, that this one denies.
     pub fn groups_missing_of<'a>(&'a self, older: &'a GroupMapSector) -> impl Iterator<Item = u64> + 'a {
         let is_denied = |bit: &usize| (older.bits[bit / 8] & !self.bits[bit / 8]) >> (bit % 8) & 1 == 1;
         (0..self.bits.len() * 8).filter(is_denied).map(|bit| bit as u64)
@@ -64,10 +64,10 @@ impl GroupMapSector {
     pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<GroupMapSector> {
         let bits = sector.get(HEAD..)?.to_vec();
         let is_whole = get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_INDEX..]));
-        let (serial, resized) = (get::<8>(sector, AT_WRITE_SEQ), get::<8>(sector, AT_RESIZED));
+        let (write_seq, resized) = (get::<8>(sector, AT_WRITE_SEQ), get::<8>(sector, AT_RESIZED));
         let fits =
-            sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && serial <= MAX_COUNT && resized <= 1;
-        (is_whole && fits).then_some(GroupMapSector { index, write_seq: serial, bits, is_resized: resized == 1 })
+            sector.starts_with(&MAGIC) && get::<8>(sector, AT_INDEX) == index && write_seq <= MAX_COUNT && resized <= 1;
+        (is_whole && fits).then_some(GroupMapSector { index, write_seq, bits, is_resized: resized == 1 })
     }
 }
 
@@ -93,10 +93,9 @@ mod tests {
             assert_eq!(GroupMapSector::decode(&sector[..length], seed, 3), None, "{length} bytes");
         }
         assert_eq!(GroupMapSector::decode(&[0; 512], Seed(0), 0), None);
-        for (serial, is_sector) in [(MAX_COUNT, true), (MAX_COUNT + 1, false)] {
-            GroupMapSector { index: 3, write_seq: serial, bits: vec![0; 480], is_resized: false }
-                .encode(&mut sector, seed);
-            assert_eq!(GroupMapSector::decode(&sector, seed, 3).is_some(), is_sector, "{serial}");
+        for (write_seq, is_sector) in [(MAX_COUNT, true), (MAX_COUNT + 1, false)] {
+            GroupMapSector { index: 3, write_seq, bits: vec![0; 480], is_resized: false }.encode(&mut sector, seed);
+            assert_eq!(GroupMapSector::decode(&sector, seed, 3).is_some(), is_sector, "{write_seq}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Where everything lies: superblocks, log, zone map, zones of pages and slots, and the third superblock behind them.
+//! Where everything lies: superblocks, log, group map, block groups of pages and physical blocks, and the third superblock behind them.
 //!
-//! A volume is cut into zones so that tags lie near their data and a block's record can name its slot in three bytes.
-//! A zone has more slots than blocks; the spare ones are what lets a write go to a free slot while the old data stay
-//! until the new record is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
+//! A volume is cut into block groups so that tags lie near their data and a block's map entry can name its physical block in three bytes.
+//! A block group has more physical blocks than blocks; the spare ones are what lets a write go to a free physical block while the old data stay
+//! until the new map entry is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
 
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -10,15 +10,15 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use super::segments::{MAX_SEGMENTS, Segment, Segments};
 use super::{LogSector, MAP_ENTRY_BYTES, reserved_offset};
 
-/// Data bytes of a full zone. Small enough that reading a zone's records to find its free slots is one short pause.
+/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is one short pause.
 const GROUP_DATA_BYTES: u64 = 1 << 30;
-/// Blocks of a zone at most: bounds the records of a zone where blocks are small.
+/// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
 const MAX_GROUP_BLOCKS: u64 = 1 << 18;
-/// Spare slots of a zone hold this many bytes, so that several of the largest requests fit; small zones have one spare
-/// slot for every block instead, and at least `SPARE_MIN` of them.
+/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups have one spare
+/// physical block for every block instead, and at least `SPARE_MIN` of them.
 const SPARE_BYTES: u64 = 8 << 20;
 const MIN_SPARE_BLOCKS: u64 = 16;
-/// One spare slot for this many blocks.
+/// One spare physical block for this many blocks.
 const BLOCKS_PER_SPARE: u64 = 16;
 /// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
 /// cost in a row, so that no such fault reaches both places of a sector.
@@ -29,20 +29,20 @@ const MAX_LOG_BYTES: u64 = 128 << 20;
 pub const LOG_REGIONS: u64 = 2;
 /// The first two superblocks lie before this offset.
 const LOG_OFFSET: u64 = 64 << 10;
-/// Zones and the parts of a zone start at multiples of this, the page and stripe unit of common media.
+/// Block groups and the parts of a block group start at multiples of this, the page and stripe unit of common media.
 const ALIGNMENT: u64 = 64 << 10;
 /// Bytes of a bitmap page.
 pub const BITMAP_PAGE_BYTES: u64 = ReservedArea::Bitmap { page: 0 }.max_bytes() as u64;
-/// Sectors of a page of the tables: one with the generations of its blocks, and those with their records.
+/// Sectors of a map page: one with the generations of its blocks, and those with their map entries.
 pub const PAGE_SECTORS: u64 = 16;
-/// Bytes in front of the generations in their sector, and in front of the bits in a sector of the zone map.
+/// Bytes in front of the generations in their sector, and in front of the bits in a sector of the group map.
 pub const HEAD_BYTES: u64 = 32;
-/// Room behind the last zone, for the third superblock and more copies of the annex: at the other end than what usually
+/// Room behind the last block group, for the third superblock and more copies of the reserved area: at the other end than what usually
 /// overwrites the first ones.
 pub const TAIL_BYTES: u64 = ALIGNMENT;
 /// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
 pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
-/// Most blocks a volume can have: a record keeps the address in 40 bits.
+/// Most blocks a volume can have: a map entry keeps the address in 40 bits.
 const MAX_CAPACITY_BLOCKS: u64 = 1 << 40;
 
 /// Why there can be no volume of this shape.
@@ -51,7 +51,7 @@ pub enum LayoutError {
     /// No block.
     #[error("a volume needs at least one block")]
     Empty,
-    /// More blocks than a record can name.
+    /// More blocks than a map entry can name.
     #[error("{blocks} blocks are more than the {} a volume can have", MAX_CAPACITY_BLOCKS)]
     TooLarge {
         /// Blocks asked for.
@@ -71,27 +71,27 @@ pub enum LayoutError {
     /// The segments do not end with the volume.
     #[error("the parts of the volume do not have its blocks")]
     Misplaced,
-    /// More zones than the zone map has room for.
+    /// More block groups than the group map has room for.
     #[error("{groups} block groups are more than the {limit} that a volume created with this size has room for")]
     BlockGroups {
-        /// Zones that it would have.
+        /// Block groups that it would have.
         groups: u64,
-        /// Zones that its map has room for.
+        /// Block groups that its map has room for.
         limit: u64,
     },
 }
 
-/// How blocks are put into zones.
+/// How blocks are put into block groups.
 pub(super) struct Grouping {
     block_size: BlockSize,
     sector_bytes: u32,
-    /// Blocks of a full page of the tables.
+    /// Blocks of a full map page.
     page_blocks: u64,
 }
 
 /// Where everything of a volume lies. All offsets are bytes from the start of the medium.
 ///
-/// Log, zone map and bitmap pages have the size that followed from the capacity at creation. A volume whose capacity was changed
+/// Log, group map and bitmap pages have the size that followed from the capacity at creation. A volume whose capacity was changed
 /// since and that lies as a new one of its size would is equal to that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
@@ -107,33 +107,33 @@ pub struct Layout {
     log_sectors: u64,
 }
 
-/// Where the parts of one zone lie.
+/// Where the parts of one block group lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockGroup {
-    /// First block of the zone.
+    /// First block of the block group.
     pub first: Lba,
-    /// Blocks of the zone.
+    /// Blocks of the block group.
     pub blocks: u64,
-    /// Slots of the zone, more than blocks.
+    /// Physical blocks of the block group, more than blocks.
     pub physical_blocks: u32,
-    /// Where the pages of its tables start.
+    /// Where its map pages start.
     pub pages_offset: u64,
     /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
     pub second_offset: u64,
-    /// Where the slots start.
+    /// Where the physical blocks start.
     pub data_offset: u64,
-    /// Where the zone ends.
+    /// Where the block group ends.
     pub end_offset: u64,
 }
 
-/// Where one page of the tables lies, and which blocks it is about.
+/// Where one map page lies, and which blocks it is about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageOffsets {
     /// Its first block.
     pub first: Lba,
-    /// How many blocks of the volume it has; the last page of a zone may have room for more.
+    /// How many blocks of the volume it has; the last page of a block group may have room for more.
     pub blocks: u64,
-    /// Where its [`PAGE_SECTORS`] sectors start: the generations first, the records behind them.
+    /// Where its [`PAGE_SECTORS`] sectors start: the generations first, the map entries behind them.
     pub offset: u64,
     /// Where the second copy of the generations is.
     pub second_offset: u64,
@@ -191,9 +191,9 @@ impl Layout {
         let log_bytes = ((created_blocks << block_size.shift()) / DATA_PER_LOG).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES);
         let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(sector_bytes);
         let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / MAP_ENTRY_BYTES as u64;
-        let zoning = Grouping { block_size, sector_bytes, page_blocks };
-        // Where the zones start follows from the fields that are known by now.
-        let unplaced = Segments::lay(&zoning, 0, &[capacity_blocks], capacity_blocks)?;
+        let grouping = Grouping { block_size, sector_bytes, page_blocks };
+        // Where the block groups start follows from the fields that are known by now.
+        let unplaced = Segments::lay(&grouping, 0, &[capacity_blocks], capacity_blocks)?;
         let mut layout = Layout {
             block_size,
             sector_bytes,
@@ -204,11 +204,11 @@ impl Layout {
             group_pages: 0,
             log_sectors,
         };
-        layout.segments = Segments::lay(&zoning, layout.groups_offset(), segments, capacity_blocks)?;
+        layout.segments = Segments::lay(&grouping, layout.groups_offset(), segments, capacity_blocks)?;
         let largest = layout.segments.all().iter().map(|segment| segment.group_blocks).max().unwrap_or(1);
         layout.group_pages = largest.div_ceil(page_blocks);
-        let (zones, limit) = (layout.block_groups(), layout.max_groups());
-        if zones > limit { Err(LayoutError::BlockGroups { groups: zones, limit }) } else { Ok(layout) }
+        let (groups, limit) = (layout.block_groups(), layout.max_groups());
+        if groups > limit { Err(LayoutError::BlockGroups { groups: groups, limit }) } else { Ok(layout) }
     }
 
     fn grouping(&self) -> Grouping {
@@ -246,12 +246,12 @@ impl Layout {
         self.capacity_blocks
     }
 
-    /// Blocks of every zone of the first segment but the last, which may have fewer.
+    /// Blocks of every block group of the first segment but the last, which may have fewer.
     pub fn group_blocks(&self) -> u64 {
         self.segments.all()[0].group_blocks
     }
 
-    /// Number of zones.
+    /// Number of block groups.
     pub fn block_groups(&self) -> u64 {
         self.segments.groups()
     }
@@ -266,7 +266,7 @@ impl Layout {
         self.log_sectors
     }
 
-    /// Records that one sector of the log has at most.
+    /// Map entries that one sector of the log has at most.
     pub fn log_sector_entries(&self) -> u64 {
         LogSector::capacity(self.sector_bytes) as u64
     }
@@ -287,54 +287,54 @@ impl Layout {
         LOG_OFFSET + region % LOG_REGIONS * self.log_region_bytes() + within
     }
 
-    /// Where a copy of the zone map starts, 0 or 1. No 64 KiB hold both copies of a sector.
+    /// Where a copy of the group map starts, 0 or 1. No 64 KiB hold both copies of a sector.
     pub fn group_map_offset(&self, copy: u64) -> u64 {
         LOG_OFFSET + self.log_bytes() + copy * self.group_map_bytes()
     }
 
-    /// Sectors of a copy of the zone map.
+    /// Sectors of a copy of the group map.
     pub fn group_map_sectors(&self) -> u64 {
         self.block_groups().div_ceil(self.groups_per_map_sector())
     }
 
-    /// Zones of which one sector of the zone map tells.
+    /// Block groups of which one sector of the group map tells.
     pub fn groups_per_map_sector(&self) -> u64 {
         (u64::from(self.sector_bytes) - HEAD_BYTES) * 8
     }
 
-    /// Bytes from one copy of the zone map to the other: as many as the volume was created with.
+    /// Bytes from one copy of the group map to the other: as many as the volume was created with.
     fn group_map_bytes(&self) -> u64 {
-        let zones = self.created_blocks.div_ceil(self.grouping().group_blocks(self.created_blocks));
-        (zones.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
+        let groups = self.created_blocks.div_ceil(self.grouping().group_blocks(self.created_blocks));
+        (groups.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
     }
 
-    /// Zones that there is room for in the zone map.
+    /// Block groups that there is room for in the group map.
     pub fn max_groups(&self) -> u64 {
         self.group_map_bytes() / u64::from(self.sector_bytes) * self.groups_per_map_sector()
     }
 
-    /// Where the bitmap pages of the annex start.
+    /// Where the bitmap pages of the reserved area start.
     pub fn bitmap_offset(&self) -> u64 {
         self.group_map_offset(2)
     }
 
-    /// How many bitmap pages the annex has: as many as the volume was created with.
+    /// How many bitmap pages the reserved area has: as many as the volume was created with.
     pub fn bitmap_pages(&self) -> u32 {
         ReservedArea::bitmap_pages(self.created_blocks << self.block_size.shift())
     }
 
-    /// Where the first zone starts.
+    /// Where the first block group starts.
     pub fn groups_offset(&self) -> u64 {
         let bitmap_bytes = u64::from(self.bitmap_pages()) * BITMAP_PAGE_BYTES;
         self.bitmap_offset() + bitmap_bytes.next_multiple_of(ALIGNMENT)
     }
 
-    /// Bytes from the start of a zone of the first segment to the start of the next.
+    /// Bytes from the start of a block group of the first segment to the start of the next.
     pub fn group_stride(&self) -> u64 {
         self.segments.all()[0].stride
     }
 
-    /// Where zone `index` lies, if there is one.
+    /// Where block group `index` lies, if there is one.
     pub fn block_group(&self, index: u64) -> Option<BlockGroup> {
         if index >= self.block_groups() {
             return None;
@@ -345,7 +345,7 @@ impl Layout {
         Some(self.grouping().group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
-    /// Slots of the zone of a block of the volume. Asked for every block that is read, so it computes no more than that.
+    /// Physical blocks of the block group of a block of the volume. Asked for every block that is read, so it computes no more than that.
     pub fn physical_blocks_at(&self, lba: Lba) -> u32 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
@@ -353,19 +353,19 @@ impl Layout {
         (blocks + self.grouping().spare(blocks)) as u32
     }
 
-    /// The zone of a block of the volume.
+    /// The block group of a block of the volume.
     pub fn group_of(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
         segment.first_group + (lba.get() - segment.first) / segment.group_blocks
     }
 
-    /// Which block of its zone a block of the volume is.
+    /// Which block of its block group a block of the volume is.
     pub fn index_in_group(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
         (lba.get() - segment.first) % segment.group_blocks
     }
 
-    /// How many blocks its zone has from a block of the volume on.
+    /// How many blocks its block group has from a block of the volume on.
     fn left_in_group(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
@@ -382,30 +382,30 @@ impl Layout {
         self.medium_bytes() - THIRD_FROM_END_BYTES
     }
 
-    /// Where the room behind the last zone starts: [`TAIL_BYTES`] for the annex and the third superblock.
+    /// Where the room behind the last block group starts: [`TAIL_BYTES`] for the reserved area and the third superblock.
     pub fn tail_offset(&self) -> u64 {
         self.medium_bytes() - TAIL_BYTES
     }
 
-    /// Where the two copies of a slot of the annex lie that the write with this serial replaces: one behind a superblock, one in
+    /// Where the two copies of a reserved area lie that the write with this write sequence number replaces: one behind a superblock, one in
     /// the tail. Nothing for a bitmap page, which is written in place.
-    pub fn reserved_offsets(&self, slot: ReservedArea, serial: u64) -> [u64; 2] {
+    pub fn reserved_offsets(&self, pbn: ReservedArea, write_seq: u64) -> [u64; 2] {
         const GROUP_BYTES: u64 = 20 << 10;
         const BOTH_BYTES: u64 = 28 << 10;
-        let within = match slot {
+        let within = match pbn {
             ReservedArea::GroupLabel => 0,
             ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => GROUP_BYTES,
         };
-        [reserved_offset(slot, serial % 2), self.tail_offset() + serial % 2 * BOTH_BYTES + within]
+        [reserved_offset(pbn, write_seq % 2), self.tail_offset() + write_seq % 2 * BOTH_BYTES + within]
     }
 
-    /// Spare slots of a zone.
+    /// Spare physical blocks of a block group.
     pub fn spare_blocks(&self, index: u64) -> u64 {
         let segment = self.segments.of_group(index);
         self.grouping().spare(segment.group(index - segment.first_group).1)
     }
 
-    /// Blocks of a full page of the tables: the unit in which they are read and cached. Pages begin anew in each zone.
+    /// Blocks of a full map page: the unit in which they are read and cached. Pages begin anew in each block group.
     pub fn page_blocks(&self) -> u64 {
         self.page_blocks
     }
@@ -415,40 +415,40 @@ impl Layout {
         PAGE_SECTORS * u64::from(self.sector_bytes)
     }
 
-    /// From the number of the first page of a zone to that of the next. No zone has more pages, and some have fewer.
+    /// From the number of the first page of a block group to that of the next. No block group has more pages, and some have fewer.
     pub fn group_pages(&self) -> u64 {
         self.group_pages
     }
 
-    /// The page of a block, counted through all zones, and the block's index in it.
+    /// The page of a block, counted through all block groups, and the block's index in it.
     pub fn page_of(&self, lba: Lba) -> (u64, usize) {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
-        let (zone, within) = (segment.first_group + within / segment.group_blocks, within % segment.group_blocks);
-        (zone * self.group_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
+        let (group, within) = (segment.first_group + within / segment.group_blocks, within % segment.group_blocks);
+        (group * self.group_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
     }
 
     /// Where a page lies, if there is one with this number.
     pub fn page_offsets(&self, number: u64) -> Option<PageOffsets> {
-        let zone = self.block_group(number / self.group_pages)?;
+        let group = self.block_group(number / self.group_pages)?;
         let within = number % self.group_pages;
-        let blocks = zone.blocks.checked_sub(within * self.page_blocks).filter(|blocks| *blocks > 0)?;
+        let blocks = group.blocks.checked_sub(within * self.page_blocks).filter(|blocks| *blocks > 0)?;
         Some(PageOffsets {
-            first: zone.first.checked_add(within * self.page_blocks)?,
+            first: group.first.checked_add(within * self.page_blocks)?,
             blocks: blocks.min(self.page_blocks),
-            offset: zone.pages_offset + within * self.page_bytes(),
-            second_offset: zone.second_offset + within * u64::from(self.sector_bytes),
+            offset: group.pages_offset + within * self.page_bytes(),
+            second_offset: group.second_offset + within * u64::from(self.sector_bytes),
         })
     }
 
-    /// The numbers of a zone's pages.
-    pub fn pages_of_group(&self, zone: u64) -> std::ops::Range<u64> {
-        let segment = self.segments.of_group(zone);
-        let (_, blocks) = segment.group(zone - segment.first_group);
-        zone * self.group_pages..zone * self.group_pages + blocks.div_ceil(self.page_blocks)
+    /// The numbers of a block group's pages.
+    pub fn pages_of_group(&self, group: u64) -> std::ops::Range<u64> {
+        let segment = self.segments.of_group(group);
+        let (_, blocks) = segment.group(group - segment.first_group);
+        group * self.group_pages..group * self.group_pages + blocks.div_ceil(self.page_blocks)
     }
 
-    /// An extent cut where zones end.
+    /// An extent cut where block groups end.
     pub fn group_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
         pieces(extent, move |at| (self.group_of(at), self.left_in_group(at)))
     }
@@ -488,35 +488,35 @@ impl Grouping {
         MAX_CAPACITY_BLOCKS
     }
 
-    /// Blocks of each zone but the last of so many blocks that are put into zones.
+    /// Blocks of each block group but the last of so many blocks that are put into block groups.
     pub fn group_blocks(&self, blocks: u64) -> u64 {
         blocks.min(MAX_GROUP_BLOCKS).min(GROUP_DATA_BYTES >> self.block_size.shift())
     }
 
-    /// Bytes of a zone of this many blocks.
+    /// Bytes of a block group of this many blocks.
     pub fn group_bytes(&self, blocks: u64) -> u64 {
         self.group_at(0, 0, blocks).end_offset
     }
 
-    /// Spare slots of a zone of this many blocks.
+    /// Spare physical blocks of a block group of this many blocks.
     fn spare(&self, blocks: u64) -> u64 {
         let roomy = (SPARE_BYTES >> self.block_size.shift()).min(blocks.max(MIN_SPARE_BLOCKS));
         blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
     }
 
     fn group_at(&self, base: u64, first: u64, blocks: u64) -> BlockGroup {
-        let slots = blocks + self.spare(blocks);
+        let pbns = blocks + self.spare(blocks);
         let pages = blocks.div_ceil(self.page_blocks);
         let sector = u64::from(self.sector_bytes);
         // The second copy of the last page is the nearest to the first one. From start to start 64 KiB are enough: what touches
         // both is longer.
         let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
         let slots_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
-        let end_offset = (slots_offset + (slots << self.block_size.shift())).next_multiple_of(ALIGNMENT);
+        let end_offset = (slots_offset + (pbns << self.block_size.shift())).next_multiple_of(ALIGNMENT);
         BlockGroup {
             first: Lba::new(first),
             blocks,
-            physical_blocks: slots as u32,
+            physical_blocks: pbns as u32,
             pages_offset: base,
             second_offset,
             data_offset: slots_offset,

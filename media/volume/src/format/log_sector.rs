@@ -1,9 +1,9 @@
-//! One sector of the log: a header and as many records as fit.
+//! One sector of the log: a header and as many map entries as fit.
 //!
 //! Every sector stands by itself, because a crash may keep any of the sectors written since the last flush and lose any
 //! other. A sector's two places in the log follow from its sequence number. A small commit joins the sector of the commit before
-//! if that has room: the sector is written again, to its other place, with the records of both. What was written to one place
-//! only when the next sector begins is repeated by that one, behind its own records.
+//! if that has room: the sector is written again, to its other place, with the map entries of both. What was written to one place
+//! only when the next sector begins is repeated by that one, behind its own map entries.
 
 use super::{MAP_ENTRY_BYTES, MAX_COUNT, Seed, get, put};
 
@@ -25,9 +25,9 @@ pub struct LogHeader {
     /// Every sector with a lower sequence number was durable, its data too, when this one was written. At most one more than
     /// `sequence`: the second copy, written later, may count the sector itself.
     pub durable_seq: u64,
-    /// How many of its own records, the first ones, are of earlier commits: they were durable, their data too, when it was written.
+    /// How many of its own map entries, the first ones, are of earlier commits: they were durable, their data too, when it was written.
     pub earlier: u16,
-    /// How many own records of the sector before, its first ones, are not repeated. 0 where nothing is.
+    /// How many own map entries of the sector before, its first ones, are not repeated. 0 where nothing is.
     pub left_out: u16,
 }
 
@@ -53,30 +53,30 @@ pub enum LogSectorError {
     /// Never written, or not written whole, or of another volume.
     #[error("no log sector")]
     Invalid,
-    /// Valid, and impossible: it says more records than fit or a durable mark past itself.
+    /// Valid, and impossible: it says more map entries than fit or a durable_seq past itself.
     #[error("invalid log sector header")]
     InvalidHeader,
 }
 
 impl<'a> LogSector<'a> {
-    /// Records that fit in a sector of this size.
+    /// Map entries that fit in a sector of this size.
     pub const fn capacity(sector_bytes: u32) -> usize {
         (sector_bytes as usize - HEADER_BYTES) / MAP_ENTRY_BYTES
     }
 
-    /// Fills `sector` with a header, `records`, and behind them `repeats`, records of the sector before. They must fit.
+    /// Fills `sector` with a header, `entries`, and behind them `repeats`, map entries of the sector before. They must fit.
     ///
     /// # Panics
-    /// When there are more records than [`LogSector::capacity`].
+    /// When there are more map entries than [`LogSector::capacity`].
     pub fn encode<'r>(
         sector: &mut [u8],
         seed: Seed,
         header: LogHeader,
-        records: impl ExactSizeIterator<Item = &'r [u8; MAP_ENTRY_BYTES]>,
+        entries: impl ExactSizeIterator<Item = &'r [u8; MAP_ENTRY_BYTES]>,
         repeats: &'r [[u8; MAP_ENTRY_BYTES]],
     ) {
-        let count = records.len() + repeats.len();
-        assert!(count <= LogSector::capacity(sector.len() as u32), "records must fit");
+        let count = entries.len() + repeats.len();
+        assert!(count <= LogSector::capacity(sector.len() as u32), "map entries must fit");
         sector.fill(0);
         put::<4>(sector, 0, MAGIC);
         put::<8>(sector, AT_SEQUENCE, header.sequence);
@@ -85,11 +85,11 @@ impl<'a> LogSector<'a> {
         put::<2>(sector, AT_EARLIER, u64::from(header.earlier));
         put::<2>(sector, AT_LEFT_OUT, u64::from(header.left_out));
         let body = sector[HEADER_BYTES..].chunks_exact_mut(MAP_ENTRY_BYTES);
-        body.zip(records.chain(repeats)).for_each(|(place, record)| place.copy_from_slice(record));
+        body.zip(entries.chain(repeats)).for_each(|(place, entry)| place.copy_from_slice(entry));
         LogSector::set_durable_seq(sector, seed, header.durable_seq);
     }
 
-    /// Gives an encoded sector another durable mark.
+    /// Gives an encoded sector another durable_seq.
     ///
     /// # Panics
     /// When `sector` is shorter than a header.
@@ -99,7 +99,7 @@ impl<'a> LogSector<'a> {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
-    /// Reads a sector, checking it. The records have their own checks.
+    /// Reads a sector, checking it. The map entries have their own checks.
     pub fn decode(sector: &'a [u8], seed: Seed) -> Result<LogSector<'a>, LogSectorError> {
         if sector.len() < HEADER_BYTES || get::<4>(sector, 0) != MAGIC {
             return Err(LogSectorError::Invalid);
@@ -121,11 +121,11 @@ impl<'a> LogSector<'a> {
     /// Reads a sector if it can be one, without its checksum.
     fn read(sector: &'a [u8]) -> Option<LogSector<'a>> {
         let (header, own, repeats) = LogSector::fields(sector)?;
-        let (records, rest) = sector[HEADER_BYTES..].split_at(own * MAP_ENTRY_BYTES);
-        Some(LogSector { header, entries: records, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
+        let (entries, rest) = sector[HEADER_BYTES..].split_at(own * MAP_ENTRY_BYTES);
+        Some(LogSector { header, entries: entries, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
     }
 
-    /// The header and the numbers of own and repeated records, if they can be; nothing else is looked at.
+    /// The header and the numbers of own and repeated map entries, if they can be; nothing else is looked at.
     fn fields(sector: &[u8]) -> Option<(LogHeader, usize, usize)> {
         let (count, repeats) = (get::<2>(sector, AT_COUNT) as usize, get::<2>(sector, AT_REPEATS) as usize);
         let header = LogHeader {
@@ -134,12 +134,12 @@ impl<'a> LogSector<'a> {
             earlier: get::<2>(sector, AT_EARLIER) as u16,
             left_out: get::<2>(sector, AT_LEFT_OUT) as u16,
         };
-        let (own, most) = (count.checked_sub(repeats)?, LogSector::capacity(sector.len() as u32));
-        let can_repeat = usize::from(header.left_out) + repeats <= most && (repeats > 0 || header.left_out == 0);
+        let (own, max) = (count.checked_sub(repeats)?, LogSector::capacity(sector.len() as u32));
+        let can_repeat = usize::from(header.left_out) + repeats <= max && (repeats > 0 || header.left_out == 0);
         let is_possible = header.sequence <= MAX_COUNT
             // The second copy of a sector may say that the sector itself is durable.
             && header.durable_seq <= header.sequence + 1
-            && count <= most
+            && count <= max
             && usize::from(header.earlier) <= own
             && can_repeat;
         is_possible.then_some((header, own, repeats))
@@ -160,12 +160,12 @@ impl<'a> LogSector<'a> {
         Some((sequence, Seed(get::<4>(sector, AT_CHECKSUM) as u32 ^ plain)))
     }
 
-    /// The sector's own records, unchecked.
+    /// The sector's own map entries, unchecked.
     pub fn entries(&self) -> &'a [[u8; MAP_ENTRY_BYTES]] {
         self.entries.as_chunks::<MAP_ENTRY_BYTES>().0
     }
 
-    /// Records of the sector before, unchecked: its own but those left out, or none where all of them are in both its places.
+    /// Map entries of the sector before, unchecked: its own but those left out, or none where all of them are in both its places.
     pub fn repeats(&self) -> &'a [[u8; MAP_ENTRY_BYTES]] {
         self.repeats.as_chunks::<MAP_ENTRY_BYTES>().0
     }
@@ -180,14 +180,14 @@ mod tests {
 
     #[test]
     fn a_sector_comes_back() {
-        let (records, repeats) = ([[5; MAP_ENTRY_BYTES]; 8], [[6; MAP_ENTRY_BYTES]; 7]);
+        let (entries, repeats) = ([[5; MAP_ENTRY_BYTES]; 8], [[6; MAP_ENTRY_BYTES]; 7]);
         let mut sector = [0xff; 512];
-        LogSector::encode(&mut sector, SEED, HEADER, records.iter(), &repeats);
+        LogSector::encode(&mut sector, SEED, HEADER, entries.iter(), &repeats);
         let read = LogSector::decode(&sector, SEED).unwrap();
-        assert_eq!((read.header, read.entries(), read.repeats()), (HEADER, &records[..], &repeats[..]));
+        assert_eq!((read.header, read.entries(), read.repeats()), (HEADER, &entries[..], &repeats[..]));
         LogSector::set_durable_seq(&mut sector, SEED, 10);
         let again = LogSector::decode(&sector, SEED).unwrap();
-        assert_eq!((again.header.durable_seq, again.entries(), again.repeats()), (10, &records[..], &repeats[..]));
+        assert_eq!((again.header.durable_seq, again.entries(), again.repeats()), (10, &entries[..], &repeats[..]));
         assert_eq!(LogSector::trace(&sector), Some(9));
         assert_eq!(LogSector::trace_salt(&sector), Some((9, SEED)));
         for at in [0, 17, 24, 26, 28, 30] {
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_foreign_and_blank_sectors_do_not_count() {
+    fn torn_foreign_and_unwritten_sectors_do_not_count() {
         let mut sector = [0; 512];
         assert_eq!(LogSector::decode(&sector, SEED), Err(LogSectorError::Invalid));
         LogSector::encode(&mut sector, SEED, LogHeader::new(9, 7), [[5; MAP_ENTRY_BYTES]].iter(), &[]);

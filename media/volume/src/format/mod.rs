@@ -7,8 +7,7 @@ mod generations;
 mod group_map;
 mod layout;
 mod log_sector;
-mod record;
-mod record_run;
+mod map_entry;
 mod regions;
 mod reserved;
 mod segments;
@@ -21,14 +20,13 @@ pub use layout::{
     THIRD_FROM_END_BYTES,
 };
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
-pub use record::{MAP_ENTRY_BYTES, MapEntry, MapEntryError, MapEntryKind};
-pub use record_run::MapEntryRun;
+pub use map_entry::{MAP_ENTRY_BYTES, MapEntry, MapEntryError, MapEntryKind, MapEntryRun};
 pub use regions::{Region, RegionKind};
 pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy, reserved_offset};
 pub use segments::{MAX_SEGMENTS, Segment};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
 
-/// The highest serial or sequence number. They count up by one a write and so never get near it in the life of a medium; one that is
+/// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a medium; one that is
 /// higher is forged, and counting on from it could end at 0.
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 

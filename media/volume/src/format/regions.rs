@@ -16,19 +16,19 @@ use super::{HEAD_BYTES, LOG_REGIONS, Layout, MAP_ENTRY_BYTES, RESERVED_HEAD_BYTE
 pub enum RegionKind {
     /// A copy of the superblock.
     Superblock(u8),
-    /// Copies of the annex's slots, behind the superblock of the same number; 2 and 3 are their twins in the tail.
+    /// Copies of the reserved areas, behind the superblock of the same number; 2 and 3 are their twins in the tail.
     ReservedArea(u8),
     /// The log, or one of its copies.
     Log(u8),
-    /// A copy of the zone map.
+    /// A copy of the group map.
     GroupMap(u8),
-    /// The bitmap pages of the annex.
+    /// The bitmap pages of the reserved area.
     BitmapPages,
-    /// Records of the blocks of a zone.
+    /// Map entries of the blocks of a block group.
     MapEntries(u8),
-    /// Generations of the blocks of a zone, or one of their copies.
+    /// Generations of the blocks of a block group, or one of their copies.
     Generations(u8),
-    /// Slots of a zone, the data.
+    /// Physical blocks of a block group, the data.
     PhysicalBlocks,
     /// Nothing: rounded up, or kept free.
     Unused,
@@ -38,13 +38,13 @@ impl fmt::Display for RegionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RegionKind::Superblock(copy) => write!(f, "superblock {copy}"),
-            RegionKind::ReservedArea(copy) => write!(f, "annex {copy}"),
+            RegionKind::ReservedArea(copy) => write!(f, "reserved area {copy}"),
             RegionKind::Log(copy) => write!(f, "log {copy}"),
-            RegionKind::GroupMap(copy) => write!(f, "zone map {copy}"),
+            RegionKind::GroupMap(copy) => write!(f, "group map {copy}"),
             RegionKind::BitmapPages => write!(f, "bitmap pages"),
-            RegionKind::MapEntries(copy) => write!(f, "records {copy}"),
+            RegionKind::MapEntries(copy) => write!(f, "map entries {copy}"),
             RegionKind::Generations(copy) => write!(f, "generations {copy}"),
-            RegionKind::PhysicalBlocks => write!(f, "slots"),
+            RegionKind::PhysicalBlocks => write!(f, "physical blocks"),
             RegionKind::Unused => write!(f, "unused"),
         }
     }
@@ -62,7 +62,7 @@ pub struct Region {
 }
 
 impl Layout {
-    /// The regions of the volume, in order and without gaps, up to [`Layout::medium_bytes`]. One of a kind for each zone.
+    /// The regions of the volume, in order and without gaps, up to [`Layout::medium_bytes`]. One of a kind for each block group.
     pub fn regions(&self) -> Vec<Region> {
         let mut named = self.named_regions();
         named.retain(|region| region.start < region.end);
@@ -82,11 +82,11 @@ impl Layout {
         regions
     }
 
-    /// Where the record of a block of the volume lies in the tables.
+    /// Where the map entry of a block of the volume lies in the block map.
     pub fn map_entry_offset(&self, lba: Lba) -> u64 {
         let (number, index) = self.page_of(lba);
-        let records = self.page_offsets(number).map_or(0, |place| place.offset + u64::from(self.sector_bytes()));
-        records + (index * MAP_ENTRY_BYTES) as u64
+        let entries = self.page_offsets(number).map_or(0, |place| place.offset + u64::from(self.sector_bytes()));
+        entries + (index * MAP_ENTRY_BYTES) as u64
     }
 
     /// Where the generation of a block of the volume lies: one offset for each copy.
@@ -102,9 +102,9 @@ impl Layout {
         let mut named = vec![of(RegionKind::Superblock(2), self.third_offset(), sector)];
         for (copy, start) in (0..).zip(SUPERBLOCK_OFFSETS) {
             named.push(of(RegionKind::Superblock(copy), start, sector));
-            for slot in [ReservedArea::GroupLabel, ReservedArea::ScrubState] {
-                let length = (RESERVED_HEAD_BYTES + slot.max_bytes()) as u64;
-                let [start, tail] = self.reserved_offsets(slot, u64::from(copy));
+            for area in [ReservedArea::GroupLabel, ReservedArea::ScrubState] {
+                let length = (RESERVED_HEAD_BYTES + area.max_bytes()) as u64;
+                let [start, tail] = self.reserved_offsets(area, u64::from(copy));
                 named.push(of(RegionKind::ReservedArea(copy), start, length));
                 named.push(of(RegionKind::ReservedArea(copy + 2), tail, length));
             }
@@ -120,7 +120,7 @@ impl Layout {
         let bitmap_end = self.bitmap_offset() + u64::from(self.bitmap_pages()) * super::BITMAP_PAGE_BYTES;
         named.push(Region { kind: RegionKind::BitmapPages, start: self.bitmap_offset(), end: bitmap_end });
         for index in 0..self.block_groups() {
-            let Some(zone) = self.block_group(index) else { continue };
+            let Some(group) = self.block_group(index) else { continue };
             for place in self.pages_of_group(index).filter_map(|number| self.page_offsets(number)) {
                 named.push(of(RegionKind::Generations(0), place.offset, sector));
                 named.push(of(RegionKind::MapEntries(0), place.offset + sector, self.page_bytes() - sector));
@@ -128,8 +128,8 @@ impl Layout {
             }
             named.push(of(
                 RegionKind::PhysicalBlocks,
-                zone.data_offset,
-                u64::from(zone.physical_blocks) << self.block_size().shift(),
+                group.data_offset,
+                u64::from(group.physical_blocks) << self.block_size().shift(),
             ));
         }
         named
@@ -152,9 +152,9 @@ mod tests {
             assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{regions:?}");
             assert!(regions.iter().all(|region| region.start < region.end));
             assert_eq!((regions[0].start, regions.last().unwrap().end), (0, layout.medium_bytes()));
-            let zone = layout.block_group(0).unwrap();
+            let group = layout.block_group(0).unwrap();
             let at = |kind| regions.iter().find(|region| region.kind == kind).map(|region| region.start);
-            assert_eq!(at(RegionKind::MapEntries(0)), Some(zone.pages_offset + u64::from(sector)));
+            assert_eq!(at(RegionKind::MapEntries(0)), Some(group.pages_offset + u64::from(sector)));
             assert_eq!(at(RegionKind::Superblock(2)), Some(layout.third_offset()));
             assert_eq!(at(RegionKind::BitmapPages).is_some(), layout.bitmap_pages() > 0);
             for lba in [0, 1, blocks / 2, blocks - 1].map(Lba::new) {

@@ -1,10 +1,10 @@
-//! The copies of the annex's slots.
+//! The copies of the reserved areas.
 
 use sealblock_block::ReservedArea;
 
 use super::{MAX_COUNT, SUPERBLOCK_OFFSETS, Seed, get, put};
 
-/// Bytes in front of what a slot holds.
+/// Bytes in front of what an area holds.
 pub const RESERVED_HEAD_BYTES: usize = 64;
 
 const MAGIC: [u8; 4] = *b"SANX";
@@ -13,19 +13,19 @@ const AT_WRITE_SEQ: usize = 8;
 const AT_LENGTH: usize = 16;
 const AT_AREA: usize = 20;
 
-/// One of the copies of a slot: two places are written in turn, and each is there twice.
+/// One of the copies of an area: two places are written in turn, and each is there twice.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReservedCopy {
-    /// Counts the writes of the slot; the higher of two valid copies counts.
+    /// Counts the writes of the area; the higher of two valid copies counts.
     pub write_seq: u64,
-    /// What the slot holds.
+    /// What the area holds.
     pub bytes: Vec<u8>,
 }
 
-/// Where a copy of a slot lies at the start, in bytes: behind the superblock of the same number. [`super::Layout::annex_offsets`]
+/// Where a copy of an area lies at the start, in bytes: behind the superblock of the same number. [`super::Layout::reserved_offsets`]
 /// also says where its twin is. Bitmap pages have no copies, and lie where [`super::Layout::bitmap_offset`] says.
-pub fn reserved_offset(slot: ReservedArea, copy: u64) -> u64 {
-    let within = match slot {
+pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
+    let within = match area {
         ReservedArea::GroupLabel => 4 << 10,
         // Of a page nobody asks.
         ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => 24 << 10,
@@ -35,39 +35,39 @@ pub fn reserved_offset(slot: ReservedArea, copy: u64) -> u64 {
 
 impl ReservedCopy {
     /// The bytes of the copy.
-    pub fn encode(&self, slot: ReservedArea, seed: Seed) -> Vec<u8> {
+    pub fn encode(&self, area: ReservedArea, seed: Seed) -> Vec<u8> {
         let mut bytes = vec![0; RESERVED_HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<8>(&mut bytes, AT_WRITE_SEQ, self.write_seq);
         put::<4>(&mut bytes, AT_LENGTH, self.bytes.len() as u64);
-        put::<1>(&mut bytes, AT_AREA, slot.index() as u64);
+        put::<1>(&mut bytes, AT_AREA, area.index() as u64);
         bytes.extend_from_slice(&self.bytes);
         let checksum = seed.checksum(&bytes[AT_WRITE_SEQ..]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
     }
 
-    /// Whether `bytes` begin with the head of this copy of this slot, of whatever volume. What follows is not looked at.
-    pub fn is_trace(bytes: &[u8], slot: ReservedArea, copy: u64) -> bool {
+    /// Whether `bytes` begin with the head of this copy of this area, of whatever volume. What follows is not looked at.
+    pub fn is_trace(bytes: &[u8], area: ReservedArea, copy: u64) -> bool {
         let Some(head) = bytes.get(..RESERVED_HEAD_BYTES) else { return false };
         head.starts_with(&MAGIC)
-            && get::<4>(head, AT_LENGTH) <= slot.max_bytes() as u64
-            && get::<1>(head, AT_AREA) == slot.index() as u64
+            && get::<4>(head, AT_LENGTH) <= area.max_bytes() as u64
+            && get::<1>(head, AT_AREA) == area.index() as u64
             && get::<8>(head, AT_WRITE_SEQ) % 2 == copy
             && head[AT_AREA + 1..].iter().all(|&byte| byte == 0)
     }
 
     /// Reads a copy; nothing where there is none that is whole.
-    pub fn decode(bytes: &[u8], slot: ReservedArea, seed: Seed) -> Option<ReservedCopy> {
+    pub fn decode(bytes: &[u8], area: ReservedArea, seed: Seed) -> Option<ReservedCopy> {
         if bytes.len() < RESERVED_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
             return None;
         }
-        let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= slot.max_bytes())?;
+        let length = usize::try_from(get::<4>(bytes, AT_LENGTH)).ok().filter(|length| *length <= area.max_bytes())?;
         let whole = bytes.get(..RESERVED_HEAD_BYTES + length)?;
         let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&whole[AT_WRITE_SEQ..]));
-        let serial = get::<8>(bytes, AT_WRITE_SEQ);
-        let fits = get::<1>(bytes, AT_AREA) == slot.index() as u64 && serial <= MAX_COUNT;
-        (is_whole && fits).then(|| ReservedCopy { write_seq: serial, bytes: whole[RESERVED_HEAD_BYTES..].to_vec() })
+        let write_seq = get::<8>(bytes, AT_WRITE_SEQ);
+        let fits = get::<1>(bytes, AT_AREA) == area.index() as u64 && write_seq <= MAX_COUNT;
+        (is_whole && fits).then(|| ReservedCopy { write_seq, bytes: whole[RESERVED_HEAD_BYTES..].to_vec() })
     }
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_comes_back_and_no_other_slot_volume_or_bit_passes() {
+    fn a_copy_comes_back_and_no_other_physical_block_volume_or_bit_passes() {
         let (seed, other) = (Seed::of(b"an identity here"), Seed::of(b"another identity"));
         let copy = ReservedCopy { write_seq: 7, bytes: b"notes".to_vec() };
         let bytes = copy.encode(ReservedArea::GroupLabel, seed);
@@ -94,9 +94,9 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert_eq!(ReservedCopy::decode(&bad, ReservedArea::GroupLabel, seed), None, "bit {bit}");
         }
-        for (serial, is_copy) in [(MAX_COUNT, true), (MAX_COUNT + 1, false)] {
-            let bytes = ReservedCopy { write_seq: serial, bytes: Vec::new() }.encode(ReservedArea::GroupLabel, seed);
-            assert_eq!(ReservedCopy::decode(&bytes, ReservedArea::GroupLabel, seed).is_some(), is_copy, "{serial}");
+        for (write_seq, is_copy) in [(MAX_COUNT, true), (MAX_COUNT + 1, false)] {
+            let bytes = ReservedCopy { write_seq, bytes: Vec::new() }.encode(ReservedArea::GroupLabel, seed);
+            assert_eq!(ReservedCopy::decode(&bytes, ReservedArea::GroupLabel, seed).is_some(), is_copy, "{write_seq}");
         }
         for length in 0..bytes.len() {
             assert_eq!(ReservedCopy::decode(&bytes[..length], ReservedArea::GroupLabel, seed), None, "{length} bytes");
@@ -104,9 +104,9 @@ mod tests {
     }
 
     #[test]
-    fn slots_do_not_meet_each_other_nor_the_superblocks() {
+    fn areas_do_not_meet_each_other_nor_the_superblocks() {
         let end =
-            |slot: ReservedArea, copy| reserved_offset(slot, copy) + (slot.max_bytes() + RESERVED_HEAD_BYTES) as u64;
+            |area: ReservedArea, copy| reserved_offset(area, copy) + (area.max_bytes() + RESERVED_HEAD_BYTES) as u64;
         for copy in [0, 1] {
             assert!(reserved_offset(ReservedArea::GroupLabel, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
             assert!(end(ReservedArea::GroupLabel, copy) <= reserved_offset(ReservedArea::ScrubState, copy));

@@ -18,7 +18,7 @@ const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
 const VERSION: u64 = 2;
 /// Bytes of the magic that may be wrong in what still is the trace of a superblock.
 const MAGIC_BYTES_WRONG: usize = 3;
-/// Features: records of blocks that were made unreadable (kind 3) may be there.
+/// Features: map entries of blocks that were made unreadable (kind 3) may be there.
 const FEATURE_UNCORRECTABLE: u64 = 1;
 /// Features: the volume was resized, and lies in the segments that are listed.
 const FEATURE_RESIZED: u64 = 2;
@@ -58,13 +58,13 @@ pub struct Superblock {
     pub protection: Option<PiFormat>,
     /// The volume was closed in good order: the log from `log_tail` on is empty.
     pub is_clean: bool,
-    /// Blocks may have been made unreadable (feature bit 0): set before the first record that says so, and never cleared.
+    /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
     pub uncorrectable: bool,
-    /// The space of the volume was taken when it was made, and free slots keep it.
+    /// The space of the volume was taken when it was made, and free physical blocks keep it.
     pub keeps_space: bool,
-    /// Sequence number of the first log sector whose records are not all in the tables.
+    /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
-    /// So many zones had tables at least when it was written: a zone map that knows fewer is an old one.
+    /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
     pub initialized_groups: u64,
 }
 
@@ -186,15 +186,16 @@ impl Superblock {
         let uncorrectable = features & FEATURE_UNCORRECTABLE != 0;
         let layout = decode_layout(bytes)?;
         let log_tail = get::<8>(bytes, AT_LOG_TAIL);
-        let serial = get::<8>(bytes, AT_WRITE_SEQ);
-        if let Some((field, count)) =
-            [("log tail", log_tail), ("serial", serial)].into_iter().find(|(_, count)| *count > MAX_COUNT)
+        let write_seq = get::<8>(bytes, AT_WRITE_SEQ);
+        if let Some((field, count)) = [("log tail", log_tail), ("write sequence number", write_seq)]
+            .into_iter()
+            .find(|(_, count)| *count > MAX_COUNT)
         {
             return Err(invalid(field, count));
         }
-        let zones_made = get::<8>(bytes, AT_INITIALIZED_GROUPS);
-        if zones_made > layout.block_groups() {
-            return Err(invalid("number of zones with tables", zones_made));
+        let initialized_groups = get::<8>(bytes, AT_INITIALIZED_GROUPS);
+        if initialized_groups > layout.block_groups() {
+            return Err(invalid("number of initialized block groups", initialized_groups));
         }
         let mark = |at, field| match get::<1>(bytes, at) {
             0 => Ok(false),
@@ -207,14 +208,14 @@ impl Superblock {
         let protection = decode_protection(bytes)?;
         Ok(Superblock {
             uuid,
-            write_seq: serial,
+            write_seq,
             layout,
             protection,
             is_clean: clean,
             uncorrectable,
             keeps_space,
             log_tail,
-            initialized_groups: zones_made,
+            initialized_groups,
         })
     }
 }
@@ -259,9 +260,9 @@ fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     };
     for (field, at, due) in [
         ("log size", AT_LOG_SECTORS, layout.log_sectors()),
-        ("zone size", AT_GROUP_BLOCKS, layout.group_blocks()),
-        ("zones' offset", AT_GROUPS_OFFSET, layout.groups_offset()),
-        ("zones' stride", AT_GROUP_STRIDE, layout.group_stride()),
+        ("block group size", AT_GROUP_BLOCKS, layout.group_blocks()),
+        ("block groups' offset", AT_GROUPS_OFFSET, layout.groups_offset()),
+        ("block group stride", AT_GROUP_STRIDE, layout.group_stride()),
     ] {
         let value = get::<8>(bytes, at);
         if value != due {
@@ -294,10 +295,10 @@ fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, SuperblockError> 
 mod tests {
     use super::*;
 
-    fn superblock(serial: u64) -> Superblock {
+    fn superblock(write_seq: u64) -> Superblock {
         Superblock {
             uuid: [7; 16],
-            write_seq: serial,
+            write_seq,
             layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
             protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
             is_clean: true,
@@ -369,13 +370,13 @@ mod tests {
             (AT_CLEAN, "clean mark"),
             (AT_KEEPS_SPACE, "space mark"),
             (AT_LOG_SECTORS, "log size"),
-            (AT_GROUP_STRIDE, "zones' stride"),
-            (AT_INITIALIZED_GROUPS, "number of zones with tables"),
+            (AT_GROUP_STRIDE, "block group stride"),
+            (AT_INITIALIZED_GROUPS, "number of initialized block groups"),
         ] {
             let why = Superblock::decode(&forged::<1>(at, 0xee)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
         }
-        for (at, field) in [(AT_WRITE_SEQ, "serial"), (AT_LOG_TAIL, "log tail")] {
+        for (at, field) in [(AT_WRITE_SEQ, "write sequence number"), (AT_LOG_TAIL, "log tail")] {
             assert!(Superblock::decode(&forged::<8>(at, MAX_COUNT)).is_ok(), "{field}");
             let why = Superblock::decode(&forged::<8>(at, MAX_COUNT + 1)).unwrap_err();
             assert!(matches!(why, SuperblockError::Field { field: f, .. } if f == field), "{field}: {why}");
@@ -462,10 +463,10 @@ mod tests {
             taken += 1;
             assert_eq!(Superblock::decode(&found.encode()), Ok(found));
             let layout = found.layout;
-            let (last, zones) = (sealblock_units::Lba::new(layout.capacity_blocks() - 1), layout.block_groups());
-            assert_eq!(layout.group_of(last), zones - 1);
-            assert_eq!(layout.block_group(zones - 1).unwrap().end_offset, layout.tail_offset());
-            assert!(layout.page_offsets(layout.page_of(last).0).is_some() && layout.block_group(zones).is_none());
+            let (last, groups) = (sealblock_units::Lba::new(layout.capacity_blocks() - 1), layout.block_groups());
+            assert_eq!(layout.group_of(last), groups - 1);
+            assert_eq!(layout.block_group(groups - 1).unwrap().end_offset, layout.tail_offset());
+            assert!(layout.page_offsets(layout.page_of(last).0).is_some() && layout.block_group(groups).is_none());
         }
         assert!(taken > 100, "{taken} were taken");
     }

@@ -1,13 +1,13 @@
-//! A zone's map made from the records of its tables.
+//! A block group's map made from the map entries of its map pages.
 
 use super::{FreeMap, NONE};
 
-/// Takes the slots of a zone's records, in order of their blocks, and finds out where the extents are at home.
+/// Takes the physical blocks of a block group's map entries, in order of their blocks, and finds out where the extents are at home.
 pub(crate) struct Loader {
     map: FreeMap,
-    /// The last block and its slot.
+    /// The last block and its physical block.
     last: Option<(u32, u32)>,
-    /// The group that may hold most blocks of the extent being looked at, and by how many more than others.
+    /// The cluster that may hold most blocks of the extent being looked at, and by how many more than others.
     leading: (u32, u32),
 }
 
@@ -17,38 +17,38 @@ impl Loader {
         Loader { map, last: None, leading: (0, 0) }
     }
 
-    /// The block with this index in the zone has a record that names this slot.
-    pub fn mark_used(&mut self, index: u32, slot: u32) {
-        if slot >= self.map.slots.len() {
+    /// The block with this index in the block group has a map entry that names this physical block.
+    pub fn mark_used(&mut self, index: u32, pbn: u32) {
+        if pbn >= self.map.allocated.len() {
             return;
         }
-        if self.map.slots.get(slot) {
-            self.map.shared.insert(slot);
+        if self.map.allocated.get(pbn) {
+            self.map.shared.insert(pbn);
         }
-        self.map.occupy(slot);
+        self.map.occupy(pbn);
         let extent = index / self.map.extent_blocks;
         if self.last.is_some_and(|(before, _)| before / self.map.extent_blocks != extent) {
             self.end_extent();
         }
-        let follows = self.last.is_some_and(|(before, at)| before + 1 == index && at + 1 == slot);
+        let follows = self.last.is_some_and(|(before, at)| before + 1 == index && at + 1 == pbn);
         if !follows || index.is_multiple_of(self.map.extent_blocks) {
             self.map.note_pieces(extent, 1);
         }
-        self.last = Some((index, slot));
-        let group = slot / self.map.group_slots;
-        // A majority, if there is one, is what is left when each block is set off against one of another group.
+        self.last = Some((index, pbn));
+        let cluster = pbn / self.map.cluster_blocks;
+        // A majority, if there is one, is what is left when each block is set off against one of another cluster.
         self.leading = match self.leading {
-            (_, 0) => (group, 1),
-            (leader, by) if leader == group => (leader, by + 1),
+            (_, 0) => (cluster, 1),
+            (leader, by) if leader == cluster => (leader, by + 1),
             (leader, by) => (leader, by - 1),
         };
     }
 
     fn end_extent(&mut self) {
-        let (group, by) = std::mem::take(&mut self.leading);
+        let (cluster, by) = std::mem::take(&mut self.leading);
         let Some((index, _)) = self.last else { return };
-        if by > 0 && self.map.owner[group as usize] == NONE {
-            self.map.adopt(index / self.map.extent_blocks, group);
+        if by > 0 && self.map.owner[cluster as usize] == NONE {
+            self.map.adopt(index / self.map.extent_blocks, cluster);
         }
     }
 

@@ -2,34 +2,34 @@
 
 use super::*;
 
-/// A full zone: 1024 extents of 256 blocks, groups of 264 slots, 31 of them no extent's.
+/// A full block group: 1024 extents of 256 blocks, clusters of 264 physical blocks, 31 of them no extent's.
 fn full() -> FreeMap {
     FreeMap::new(1 << 18, (1 << 18) + (1 << 14), 4096)
 }
 
-/// Blocks as a volume would keep them: where each is, and which slots the next commit gives up.
+/// Blocks as a volume would keep them: where each is, and which physical blocks the next commit gives up.
 struct Blocks {
     map: FreeMap,
-    slot: Vec<Option<u32>>,
-    given_up: Vec<u32>,
+    pbn: Vec<Option<u32>>,
+    deallocated: Vec<u32>,
     state: u64,
 }
 
 impl Blocks {
     fn new(map: FreeMap, blocks: u32) -> Blocks {
-        Blocks { map, slot: vec![None; blocks as usize], given_up: Vec::new(), state: 1 }
+        Blocks { map, pbn: vec![None; blocks as usize], deallocated: Vec::new(), state: 1 }
     }
 
     fn write(&mut self, first: u32, count: u32) {
         let runs = self.map.take(first, count).expect("there is room");
-        let slots = runs.iter().flat_map(|&(start, len)| start..start + len);
-        for (block, slot) in (first..first + count).zip(slots) {
-            self.given_up.extend(self.slot[block as usize].replace(slot));
+        let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
+        for (block, pbn) in (first..first + count).zip(pbns) {
+            self.deallocated.extend(self.pbn[block as usize].replace(pbn));
         }
     }
 
     fn commit(&mut self) {
-        std::mem::take(&mut self.given_up).into_iter().for_each(|slot| self.map.release(slot));
+        std::mem::take(&mut self.deallocated).into_iter().for_each(|pbn| self.map.release(pbn));
     }
 
     fn random(&mut self, below: u32) -> u32 {
@@ -39,20 +39,20 @@ impl Blocks {
         (self.state % u64::from(below)) as u32
     }
 
-    /// Slots from the first to the last of an extent, leaving out so many blocks that lie elsewhere.
+    /// Physical blocks from the first to the last of an extent, leaving out so many blocks that lie elsewhere.
     fn span(&self, extent: u32, outliers: usize) -> u32 {
         let size = self.map.extent_blocks as usize;
-        let mut slots: Vec<u32> = self.slot[extent as usize * size..][..size].iter().flatten().copied().collect();
-        slots.sort_unstable();
-        (0..=outliers).map(|low| slots[slots.len() - 1 - outliers + low] - slots[low] + 1).min().unwrap()
+        let mut pbns: Vec<u32> = self.pbn[extent as usize * size..][..size].iter().flatten().copied().collect();
+        pbns.sort_unstable();
+        (0..=outliers).map(|low| pbns[pbns.len() - 1 - outliers + low] - pbns[low] + 1).min().unwrap()
     }
 
     /// Blocks that do not lie in the home of their extent.
     fn strays(&self) -> usize {
-        let away = |(block, slot): (usize, &Option<u32>)| {
-            slot.is_some_and(|slot| !self.map.is_home(block as u32 / self.map.extent_blocks, slot))
+        let away = |(block, pbn): (usize, &Option<u32>)| {
+            pbn.is_some_and(|pbn| !self.map.is_home(block as u32 / self.map.extent_blocks, pbn))
         };
-        self.slot.iter().enumerate().filter(|&pair| away(pair)).count()
+        self.pbn.iter().enumerate().filter(|&pair| away(pair)).count()
     }
 
     fn fill(&mut self) {
@@ -63,11 +63,11 @@ impl Blocks {
 }
 
 #[test]
-fn extents_of_a_new_zone_lie_one_after_the_other_each_in_its_group() {
+fn extents_of_a_new_block_group_lie_one_after_the_other_each_in_its_group() {
     let mut blocks = Blocks::new(full(), 1 << 18);
-    assert_eq!((blocks.map.group_slots, blocks.map.used.len(), blocks.map.whole), (264, 1056, 1055));
+    assert_eq!((blocks.map.cluster_blocks, blocks.map.used.len(), blocks.map.whole), (264, 1056, 1055));
     blocks.fill();
-    assert!((0..1 << 18).all(|block| blocks.slot[block as usize] == Some(block / 256 * 264 + block % 256)));
+    assert!((0..1 << 18).all(|block| blocks.pbn[block as usize] == Some(block / 256 * 264 + block % 256)));
     assert_eq!((blocks.map.whole, blocks.map.free()), (31, 1 << 14));
     assert_eq!(blocks.map.scattered(0), None);
 }
@@ -85,7 +85,7 @@ fn random_overwrites_leave_extents_together() {
     }
     blocks.commit();
     assert!(blocks.strays() < 3000, "{} of 262144 blocks are not at home", blocks.strays());
-    assert!(blocks.map.whole >= 16, "{} groups are free", blocks.map.whole);
+    assert!(blocks.map.whole >= 16, "{} clusters are free", blocks.map.whole);
     let spread = (0..1024).filter(|&extent| blocks.span(extent, 6) > 264).count();
     assert!(spread < 50, "{spread} of 1024 extents have more than six blocks away from home");
     assert!(blocks.map.scattered(0).is_some());
@@ -116,7 +116,7 @@ fn writes_one_after_the_other_that_are_shorter_than_an_extent_end_up_in_one_run_
 }
 
 #[test]
-fn a_zone_is_used_up_to_its_last_slot_whatever_its_shape() {
+fn a_block_group_is_used_up_to_its_last_physical_block_whatever_its_shape() {
     for (count, block_bytes) in [(1, 4096), (7, 512), (16, 4096), (257, 4096), (700, 4096), (5000, 512)] {
         let spare = count.max(16);
         let mut map = FreeMap::new(count, count + spare, block_bytes);
@@ -129,15 +129,15 @@ fn a_zone_is_used_up_to_its_last_slot_whatever_its_shape() {
         }
         assert!(map.take(0, 1).is_none());
         taken.sort_unstable();
-        assert!(taken.iter().copied().eq(0..count + spare), "every slot once: {count} {block_bytes}");
-        taken.into_iter().for_each(|slot| map.release(slot));
+        assert!(taken.iter().copied().eq(0..count + spare), "every physical block once: {count} {block_bytes}");
+        taken.into_iter().for_each(|pbn| map.release(pbn));
         assert_eq!(map.free(), count + spare);
         assert!(map.home.iter().chain(&map.owner).all(|&of| of == NONE));
     }
 }
 
 #[test]
-fn a_zone_that_is_loaded_again_has_its_homes() {
+fn a_block_group_that_is_loaded_again_has_its_homes() {
     let mut blocks = Blocks::new(full(), 1 << 18);
     blocks.fill();
     for _ in 0..100_000 {
@@ -146,8 +146,8 @@ fn a_zone_that_is_loaded_again_has_its_homes() {
         blocks.commit();
     }
     let mut loader = Loader::new(full());
-    let found = blocks.slot.iter().enumerate().filter_map(|(block, slot)| Some((block as u32, (*slot)?)));
-    found.for_each(|(block, slot)| loader.mark_used(block, slot));
+    let found = blocks.pbn.iter().enumerate().filter_map(|(block, pbn)| Some((block as u32, (*pbn)?)));
+    found.for_each(|(block, pbn)| loader.mark_used(block, pbn));
     let loaded = loader.finish();
     assert_eq!((loaded.free, loaded.whole), (blocks.map.free, blocks.map.whole));
     assert_eq!((&loaded.used, &loaded.home), (&blocks.map.used, &blocks.map.home));
@@ -155,14 +155,14 @@ fn a_zone_that_is_loaded_again_has_its_homes() {
 }
 
 #[test]
-fn a_slot_that_two_records_name_is_never_free_again() {
+fn a_physical_block_that_two_map_entries_name_is_never_free_again() {
     let mut loader = Loader::new(FreeMap::new(8, 16, 4096));
-    [(1, 1), (2, 2), (3, 2), (4, 99)].into_iter().for_each(|(block, slot)| loader.mark_used(block, slot));
+    [(1, 1), (2, 2), (3, 2), (4, 99)].into_iter().for_each(|(block, pbn)| loader.mark_used(block, pbn));
     let mut map = loader.finish();
     assert_eq!(map.free(), 14);
-    [1, 2, 2].into_iter().for_each(|slot| map.release(slot));
+    [1, 2, 2].into_iter().for_each(|pbn| map.release(pbn));
     assert_eq!(map.free(), 15);
-    assert!(map.slots.get(2));
+    assert!(map.allocated.get(2));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn an_extent_is_brought_to_a_new_home_or_its_strays_to_the_old_one() {
     assert_eq!(runs.iter().map(|run| run.1).collect::<Vec<_>>(), [100, 136], "one run where blocks follow each other");
     assert!(runs.iter().all(|run| blocks.map.is_home(7, run.0)));
     assert_eq!(blocks.map.take_at_home(7, &[100, 255, 9]).unwrap().iter().map(|run| run.1).sum::<u32>(), 3);
-    assert!(blocks.map.take_at_home(8, &(0..9).collect::<Vec<_>>()).is_none(), "eight slots are free there");
+    assert!(blocks.map.take_at_home(8, &(0..9).collect::<Vec<_>>()).is_none(), "eight physical blocks are free there");
 }
 
 #[test]
@@ -184,9 +184,9 @@ fn free_units_are_punched_once_and_a_unit_in_use_never() {
     assert_eq!(map.take_stale(0, 4), Some((256, 64)), "what an earlier life left there is not known");
     assert_eq!(map.take_stale(20, 100), Some((320, 192)));
     assert_eq!((map.take_stale(0, 100), map.free()), (None, 0));
-    (256..512).for_each(|slot| map.release(slot));
+    (256..512).for_each(|pbn| map.release(pbn));
     assert_eq!(map.take_stale(0, 100), None, "it takes no space any more");
-    (17..48).for_each(|slot| map.release(slot));
-    assert_eq!(map.take_stale_unit(1), None, "one of its slots is in use");
+    (17..48).for_each(|pbn| map.release(pbn));
+    assert_eq!(map.take_stale_unit(1), None, "one of its physical blocks is in use");
     assert_eq!(map.take_stale(0, 100), Some((32, 16)));
 }

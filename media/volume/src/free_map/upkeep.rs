@@ -1,5 +1,5 @@
-//! What is done to a zone's slots while nobody asks anything of the volume: extents that lie in many pieces are brought
-//! together, and the space of free slots goes back to the medium.
+//! What is done to a block group's physical blocks while nobody asks anything of the volume: extents that lie in many pieces are brought
+//! together, and the space of free physical blocks goes back to the medium.
 
 use super::{FreeMap, Run, Runs};
 
@@ -7,13 +7,13 @@ use super::{FreeMap, Run, Runs};
 const BLOCKS_PER_PIECE: u32 = 16;
 
 impl FreeMap {
-    /// An extent that lies in many pieces, from this one on and round; where wholly free groups get few, in any.
+    /// An extent that lies in many pieces, from this one on and round; where wholly free clusters get few, in any.
     pub fn scattered(&self, from: u32) -> Option<u32> {
-        let most =
+        let max =
             if self.whole * 4 > self.used.len() as u32 - self.home.len() as u32 { self.pieces_allowed() } else { 1 };
         let extents = self.home.len() as u32;
         let from = from.min(extents);
-        (from..extents).chain(0..from).find(|&extent| u32::from(self.pieces[extent as usize]) > most)
+        (from..extents).chain(0..from).find(|&extent| u32::from(self.pieces[extent as usize]) > max)
     }
 
     /// Pieces that an extent may be in without being moved.
@@ -26,28 +26,28 @@ impl FreeMap {
         self.pieces[extent as usize] = pieces.min(u32::from(u16::MAX)) as u16;
     }
 
-    /// Whether there is a group to move an extent to.
+    /// Whether there is a cluster to move an extent to.
     pub fn has_new_home(&self) -> bool {
         self.whole > 0
     }
 
-    /// Whether a slot lies in the home of an extent.
-    pub fn is_home(&self, extent: u32, slot: u32) -> bool {
-        self.home_of(extent) == Some(slot / self.group_slots)
+    /// Whether a physical block lies in the home of an extent.
+    pub fn is_home(&self, extent: u32, pbn: u32) -> bool {
+        self.home_of(extent) == Some(pbn / self.cluster_blocks)
     }
 
-    /// Takes slots in a wholly free group, which becomes the extent's home, for blocks at these offsets in the extent.
+    /// Takes physical blocks in a wholly free cluster, which becomes the extent's home, for blocks at these offsets in the extent.
     pub fn take_new_home(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
-        let group = self.fresh_group()?;
-        self.adopt(extent, group);
+        let cluster = self.free_cluster()?;
+        self.adopt(extent, cluster);
         let mut runs = Runs::new();
-        offsets.iter().for_each(|offset| self.put((group * self.group_slots + offset, 1), &mut runs));
+        offsets.iter().for_each(|offset| self.put((cluster * self.cluster_blocks + offset, 1), &mut runs));
         Some(runs)
     }
 
-    /// Takes slots at home for blocks at these offsets in an extent, if it has room for all of them.
+    /// Takes physical blocks at home for blocks at these offsets in an extent, if it has room for all of them.
     pub fn take_at_home(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
-        let range = self.group_range(self.home_of(extent)?);
+        let range = self.cluster_range(self.home_of(extent)?);
         let used = u32::from(self.used[self.home_of(extent)? as usize]);
         if range.len() as u32 - used < offsets.len() as u32 {
             return None;
@@ -57,14 +57,14 @@ impl FreeMap {
         Some(runs)
     }
 
-    /// Takes the first run of whole units from this one on that are free and may take space, at most `most` units. They
+    /// Takes the first run of whole units from this one on that are free and may take space, at most `max` units. They
     /// are in use until they are released, and may take no space any more.
-    pub fn take_stale(&mut self, from: u32, most: u32) -> Option<Run> {
+    pub fn take_stale(&mut self, from: u32, max: u32) -> Option<Run> {
         let units = self.stale.len();
         let mut at = from;
         loop {
             let first = self.stale.next_set(at, units)?;
-            let count = (first..units.min(first + most)).take_while(|&unit| self.is_stale(unit)).count() as u32;
+            let count = (first..units.min(first + max)).take_while(|&unit| self.is_stale(unit)).count() as u32;
             if count > 0 {
                 return Some(self.take_units(first, count));
             }
@@ -77,24 +77,24 @@ impl FreeMap {
         (unit < self.stale.len() && self.is_stale(unit)).then(|| self.take_units(unit, 1))
     }
 
-    /// The unit of a slot.
-    pub fn unit_of(&self, slot: u32) -> u32 {
-        slot / self.unit_slots
+    /// The unit of a physical block.
+    pub fn unit_of(&self, pbn: u32) -> u32 {
+        pbn / self.unit_blocks
     }
 
     fn is_stale(&self, unit: u32) -> bool {
         let run = self.unit_run(unit, 1);
-        self.stale.get(unit) && self.slots.is_clear(run)
+        self.stale.get(unit) && self.allocated.is_clear(run)
     }
 
     fn unit_run(&self, first: u32, count: u32) -> Run {
-        let start = first * self.unit_slots;
-        (start, (count * self.unit_slots).min(self.slots.len() - start))
+        let start = first * self.unit_blocks;
+        (start, (count * self.unit_blocks).min(self.allocated.len() - start))
     }
 
     fn take_units(&mut self, first: u32, count: u32) -> Run {
         let run = self.unit_run(first, count);
-        (run.0..run.0 + run.1).for_each(|slot| self.mark(slot));
+        (run.0..run.0 + run.1).for_each(|pbn| self.mark(pbn));
         (first..first + count).for_each(|unit| self.stale.unset(unit));
         run
     }

@@ -1,4 +1,4 @@
-//! Holes: what was never written or was given up, and nothing else.
+//! Holes: what was never written or was deallocated, and nothing else.
 
 use sealblock_block::{BlockState, Device, Durability, Request, Response};
 use sealblock_integrity::{GuardKind, ProtectionType};

@@ -1,4 +1,4 @@
-//! Digests and the annex.
+//! Digests and the reserved area.
 
 use sealblock_block::{BadBlockCause, Checksum, Device, Error, Request, ReservedArea, Response};
 use sealblock_integrity::{Field, GuardKind, ProtectionType, guard};
@@ -40,20 +40,20 @@ fn damage_fails_a_digest_at_its_block() {
         rig.run(rig.gate.device().damage(Lba::new(lba), CorruptionKind::Data)).unwrap();
     }
     let error = digest(&rig, 0, 700).unwrap_err();
-    let faults: Vec<_> =
-        error.bad_blocks().unwrap().as_slice().iter().map(|fault| (fault.lba.get(), fault.cause)).collect();
-    assert_eq!(faults, [(3, BadBlockCause::Tag(Field::Guard)), (650, BadBlockCause::Tag(Field::Guard))]);
+    let bad_blocks: Vec<_> =
+        error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| (bad_block.lba.get(), bad_block.cause)).collect();
+    assert_eq!(bad_blocks, [(3, BadBlockCause::Tag(Field::Guard)), (650, BadBlockCause::Tag(Field::Guard))]);
     assert!(digest(&rig, 4, 646).is_ok());
 }
 
-fn note(rig: &Rig, slot: ReservedArea, text: &[u8]) -> Result<(), Error> {
-    rig.run(rig.gate.execute(Request::WriteReserved { slot, bytes: Slice::copy_from(text) })).map(drop)
+fn note(rig: &Rig, area: ReservedArea, text: &[u8]) -> Result<(), Error> {
+    rig.run(rig.gate.execute(Request::WriteReserved { slot: area, bytes: Slice::copy_from(text) })).map(drop)
 }
 
-fn noted(rig: &Rig, slot: ReservedArea) -> Vec<u8> {
-    match rig.run(rig.gate.execute(Request::ReadReserved { slot })) {
+fn noted(rig: &Rig, area: ReservedArea) -> Vec<u8> {
+    match rig.run(rig.gate.execute(Request::ReadReserved { slot: area })) {
         Ok(Response::Reserved(bytes)) => bytes.to_vec(),
-        other => panic!("no annex but {other:?}"),
+        other => panic!("no reserved area but {other:?}"),
     }
 }
 
@@ -62,7 +62,7 @@ fn medium() -> TestMedium {
 }
 
 #[test]
-fn the_annex_is_durable_and_beside_the_blocks() {
+fn the_reserved_area_is_durable_and_beside_the_blocks() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"");
@@ -110,7 +110,7 @@ fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
 }
 
 #[test]
-fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
+fn either_end_of_the_volume_can_be_lost_without_what_the_reserved_area_holds() {
     let layout = Layout::new(BlockSize::B4096, 512, 64).unwrap();
     let end = layout.medium_bytes() as usize;
     for writes in 1..4_u8 {
@@ -135,7 +135,7 @@ fn either_end_of_the_volume_can_be_lost_without_what_the_annex_holds() {
 }
 
 #[test]
-fn an_annex_that_cannot_be_read_is_not_an_empty_one() {
+fn an_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
@@ -150,7 +150,7 @@ fn an_annex_that_cannot_be_read_is_not_an_empty_one() {
 }
 
 #[test]
-fn a_failed_sync_of_the_annex_stops_writes() {
+fn a_failed_sync_of_the_reserved_area_stops_writes() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     medium.syncs_left.set(0);

@@ -214,11 +214,11 @@ fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
     medium.bytes = Rc::new(RefCell::new(full.to_vec()));
     let rig = Rig::open(&medium, false).unwrap();
     let size = rig.size();
-    // The zone's map is loaded, and a write of each kind has been.
+    // The block group's map is loaded, and a write of each kind has been.
     rig.write(63, &pattern(9, size.bytes())).unwrap();
     rig.flush().unwrap();
     rig.idle();
-    let free = rig.gate.device().slots.free(0);
+    let free = rig.gate.device().allocator.free(0);
     medium.turns.set(3);
     let ended = {
         let extent = Extent::from_raw(0, blocks).unwrap();
@@ -232,21 +232,21 @@ fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
     rig.idle();
     rig.flush().unwrap();
     rig.idle();
-    assert_eq!(rig.gate.device().slots.free(0), free, "slots are lost after {polls} polls");
+    assert_eq!(rig.gate.device().allocator.free(0), free, "physical blocks are lost after {polls} polls");
     medium.turns.set(0);
     let all = pattern(7, (BLOCKS as usize) * size.bytes());
     for _ in 0..3 {
         rig.write(0, &all).unwrap();
     }
     medium.land();
-    assert!(rig.read(0, BLOCKS).unwrap() == all, "a late write landed in a slot that was used again");
+    assert!(rig.read(0, BLOCKS).unwrap() == all, "a late write landed in a physical block that was used again");
     rig.verify().unwrap();
     rig.close();
     ended
 }
 
 #[test]
-fn a_dropped_write_gives_its_slots_back_once_the_medium_is_done_with_them() {
+fn a_dropped_write_gives_its_physical_blocks_back_once_the_medium_is_done_with_them() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     let rig = Rig::open(&medium, false).unwrap();
     for lba in 0..BLOCKS {

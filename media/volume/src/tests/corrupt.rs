@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Lba};
 use super::setup::{Rig, pattern, protection};
 use crate::{CorruptionKind, DamageError};
 
-fn faults(rig: &Rig) -> Vec<BadBlock> {
+fn bad_blocks(rig: &Rig) -> Vec<BadBlock> {
     rig.verify().unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
@@ -31,7 +31,7 @@ fn each_kind_is_found_with_its_field_for_every_format() {
                     rig.run(rig.gate.device().damage(Lba::new(lba), damage)).unwrap();
                 }
                 let rig = Rig::open(&rig.close(), true).unwrap();
-                let found: Vec<_> = faults(&rig).iter().map(|f| (f.lba.get(), f.cause)).collect();
+                let found: Vec<_> = bad_blocks(&rig).iter().map(|f| (f.lba.get(), f.cause)).collect();
                 let due: Vec<_> = kinds.iter().map(|&(lba, _, field)| (lba, BadBlockCause::Tag(field))).collect();
                 assert_eq!(found, due, "{guard:?} {kind:?} {size}");
                 for lba in 0..64 {
@@ -55,7 +55,7 @@ fn expected_and_actual_are_the_values_in_question() {
     rig.run(rig.gate.device().damage(Lba::new(7), CorruptionKind::RefTag)).unwrap();
     rig.run(rig.gate.device().damage(Lba::new(8), CorruptionKind::AppTag)).unwrap();
     rig.run(rig.gate.device().damage(Lba::new(9), CorruptionKind::Misdirected)).unwrap();
-    let found: Vec<_> = faults(&rig).iter().map(|f| (f.expected.unwrap(), f.actual.unwrap())).collect();
+    let found: Vec<_> = bad_blocks(&rig).iter().map(|f| (f.expected.unwrap(), f.actual.unwrap())).collect();
     assert_eq!(found, [(7, 8), (0, 1), (9, 8)]);
 }
 
@@ -67,10 +67,11 @@ fn a_host_may_choose_reference_tags_and_a_bit_that_falls_over_in_one_is_damage()
             rig.write_with_first_ref(0, &pattern(1, 64 * 4096), 0x3FF).unwrap();
             rig.verify().unwrap();
             rig.run(rig.gate.device().damage(Lba::new(8), CorruptionKind::RefTag)).unwrap();
-            let found = faults(&rig);
+            let found = bad_blocks(&rig);
             let stored = if kind == ProtectionType::Type2 { 0x3FF + 8 } else { 0x3FF };
-            let fault = BadBlock::new(Lba::new(8), BadBlockCause::Tag(Field::RefTag), Some(stored), Some(stored + 1));
-            assert_eq!(found, [fault], "{kind:?} {guard:?}");
+            let bad_block =
+                BadBlock::new(Lba::new(8), BadBlockCause::Tag(Field::RefTag), Some(stored), Some(stored + 1));
+            assert_eq!(found, [bad_block], "{kind:?} {guard:?}");
         }
     }
 }
@@ -89,7 +90,7 @@ fn rewriting_a_damaged_block_mends_it() {
     for (lba, kind) in kinds.into_iter().enumerate() {
         rig.run(rig.gate.device().damage(Lba::new(lba as u64), kind)).unwrap();
     }
-    assert_eq!(faults(&rig).len(), kinds.len());
+    assert_eq!(bad_blocks(&rig).len(), kinds.len());
     rig.write(0, &pattern(2, 5 * 512)).unwrap();
     rig.verify().unwrap();
     let again = Rig::open(&rig.close(), false).unwrap();

@@ -11,7 +11,7 @@ use sealblock_units::{BlockSize, Extent};
 use super::setup::{Rig, pattern, protection};
 
 const SIZE: BlockSize = BlockSize::B4096;
-/// A volume of 64 MiB has 16 MiB of spare slots: 16 of the large requests.
+/// A volume of 64 MiB has 16 MiB of spare physical blocks: 16 of the large requests.
 const BLOCKS: u64 = 16 << 10;
 const LARGE_BLOCKS: u64 = 256;
 const ASKERS: u64 = 64;
@@ -57,7 +57,7 @@ fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
 fn a_small_write_is_served_in_its_turn_beside_large_ones() {
     let data = Slice::copy_from(&pattern(1, LARGE_BLOCKS as usize * SIZE.bytes()));
     let overtaken = overtaken(|rig, start| write(rig, start, &data));
-    // Those who hold the medium when it comes, and as many who found slots before it joined the line.
+    // Those who hold the medium when it comes, and as many who found physical blocks before it joined the line.
     assert!(overtaken <= 16, "{overtaken} large writes were answered first");
 }
 
@@ -71,7 +71,7 @@ fn a_small_write_is_served_in_its_turn_beside_zeroes_that_keep_their_space() {
     assert!(overtaken <= 16, "{overtaken} large requests were answered first");
 }
 
-/// A volume of as many spare slots as a large write takes: all of them have to be free at once.
+/// A volume of as many spare physical blocks as a large write takes: all of them have to be free at once.
 const TIGHT_BLOCKS: u64 = LARGE_BLOCKS;
 /// Where nothing is served in turn the large write waits for as long as there are small ones.
 const MOST_SMALL: u64 = 20_000;
@@ -105,6 +105,6 @@ fn a_large_write_is_served_in_its_turn_beside_small_ones() {
         worst
     };
     let (_, overtaken) = rig.run(join(join_all((0..ASKERS).map(asker)), large));
-    // Those who had slots when it came, and as many as find some before it is the first of its line.
+    // Those who had physical blocks when it came, and as many as find some before it is the first of its line.
     assert!(overtaken <= 4 * ASKERS, "{overtaken} small writes were answered first");
 }

@@ -110,13 +110,13 @@ impl Crashed {
 
     /// Where the only copy of the last commit lies: the other place of its sector has less, or an older sector.
     fn only_place(&self) -> u64 {
-        let records = |bytes: &[u8]| {
+        let entries = |bytes: &[u8]| {
             let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok();
             sector.filter(|sector| sector.header.sequence == self.next - 1).map(|sector| sector.entries().len())
         };
         let [(a, first), (b, second)] = self.copies(self.next - 1);
-        assert_ne!(records(&first), records(&second), "the premise: one of them has more");
-        if records(&first) > records(&second) { a } else { b }
+        assert_ne!(entries(&first), entries(&second), "the premise: one of them has more");
+        if entries(&first) > entries(&second) { a } else { b }
     }
 }
 
@@ -222,7 +222,7 @@ fn small_commits_join_the_sector_before_as_long_as_there_is_room_and_no_block_of
     rig.wait(SETTLED);
     assert_eq!(flush(30), first + 5, "what has its second copy says that it is durable as a whole");
     rig.wait(Duration::from_secs(5));
-    assert_eq!(flush(31), first + 6, "the tables have the sector before");
+    assert_eq!(flush(31), first + 6, "the block map has the sector before");
     let medium = rig.medium.clone();
     drop(rig);
     let again = Rig::open(&medium, false).unwrap();
@@ -230,7 +230,7 @@ fn small_commits_join_the_sector_before_as_long_as_there_is_room_and_no_block_of
 }
 
 #[test]
-fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_tables() {
+fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_map_pages() {
     for mutation in [Mutation::None, Mutation::JoinTaken] {
         let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
         let rig = Rig::open_with(&medium, OpenOptions { mutation, ..OpenOptions::default() }).unwrap();
@@ -239,7 +239,7 @@ fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_
         hold_tables(&rig);
         rig.gate.device().checkpoints.want();
         rig.idle();
-        // A checkpoint is under way, and has the sector.
+        // A checkpoint is in flight, and has the sector.
         rig.write(1, &pattern(2, 4096)).unwrap();
         rig.flush().unwrap();
         rig.medium.let_all_go();
@@ -281,14 +281,14 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         let rig = Rig::open(&medium, true).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
         let verify = Request::Verify { extent, checks: rig.checks(extent) };
-        // A block whose write is lost is as it was before, or bad where that slot has been used again since.
+        // A block whose write is lost is as it was before, or bad where that physical block has been used again since.
         let coverage = match rig.run(rig.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
             Err(error) => {
-                let faults = error.bad_blocks().expect("damage is named");
-                assert!(faults.as_slice().len() <= 8, "no more than the lost sector was about");
-                faults.coverage().clone()
+                let bad_blocks = error.bad_blocks().expect("damage is named");
+                assert!(bad_blocks.as_slice().len() <= 8, "no more than the lost sector was about");
+                bad_blocks.coverage().clone()
             }
         };
         assert!(coverage.unchecked().iter().any(|run| run.why == WhyUnchecked::LogLost));
@@ -321,7 +321,7 @@ fn with_two_commits() -> Rig {
     rig
 }
 
-/// The durable mark and the number of repeated records of a log sector: where it was written first, and in its other place.
+/// The durable_seq and the number of repeated map entries of a log sector: where it was written first, and in its other place.
 fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
     [sequence, sequence + 1].map(|region| {
         let at = rig.gate.device().layout.log_sector_offset(sequence, region) as usize;
@@ -389,10 +389,10 @@ fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
     assert_eq!(found(&rig, 1), [Some((1, 1)), Some((2, 1))]);
 }
 
-/// The place of a volume's tables: held there, writes keep a checkpoint from ending.
+/// The place of a volume's map pages: held there, writes keep a checkpoint from ending.
 fn hold_tables(rig: &Rig) {
-    let zone = rig.gate.device().layout.block_group(0).unwrap();
-    rig.medium.held.set((rig.gate.device().layout.groups_offset(), zone.data_offset));
+    let group = rig.gate.device().layout.block_group(0).unwrap();
+    rig.medium.held.set((rig.gate.device().layout.groups_offset(), group.data_offset));
 }
 
 #[test]
@@ -441,12 +441,12 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
         })
     };
     // Fourteen of them to a sector.
-    let most = 14 * sectors;
-    let flushed = (0..2 * most).find(|round| !write(*round)).unwrap();
-    assert!((most - 28..=most + 1).contains(&flushed), "{flushed} of {most}");
+    let max = 14 * sectors;
+    let flushed = (0..2 * max).find(|round| !write(*round)).unwrap();
+    assert!((max - 28..=max + 1).contains(&flushed), "{flushed} of {max}");
     rig.medium.let_all_go();
     rig.flush().unwrap();
-    let end = 2 * most / BLOCKS * BLOCKS;
+    let end = 2 * max / BLOCKS * BLOCKS;
     assert!((flushed + 1..end).all(write));
     let again = Rig::open(&rig.close(), true).unwrap();
     again.verify().unwrap();

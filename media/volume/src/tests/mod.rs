@@ -2,6 +2,7 @@
 
 mod allocation;
 mod beside;
+mod block_map;
 mod closing;
 mod corrupt;
 mod fairness;
@@ -14,4 +15,3 @@ mod requests;
 mod resize;
 mod runs;
 pub(crate) mod setup;
-mod tables;

@@ -1,4 +1,4 @@
-//! Extents stay together or are brought together, and free slots take no space.
+//! Extents stay together or are brought together, and free physical blocks take no space.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -56,19 +56,19 @@ fn scattered_blocks_are_read_together_and_each_is_checked() {
     let (rig, data) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
     assert!(pieces(&rig, 256, 256) > 100, "the test scatters");
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
+    let pbns = rig.gate.device().layout.block_group(0).unwrap().data_offset;
     for (first, blocks) in [(0, 256), (256, 256), (300, 200), (700, 1), (0, 1024)] {
         assert!(rig.read(first, blocks).unwrap() == data[first as usize * 4096..][..blocks as usize * 4096]);
     }
-    // One slot that cannot be read, and one whose data change.
+    // One physical block that cannot be read, and one whose data change.
     let slot_of = |block: u64| {
-        let record = rig.gate.device().record_now(Lba::new(block)).flatten().expect("it is stored");
-        slots + u64::from(record.pbn) * 4096
+        let entry = rig.gate.device().stored_entry_now(Lba::new(block)).flatten().expect("it is stored");
+        pbns + u64::from(entry.pbn) * 4096
     };
     rig.medium.unreadable.set((slot_of(300), slot_of(300) + 512));
     rig.medium.bytes.borrow_mut()[slot_of(400) as usize + 7] ^= 1;
     let why = rig.read(256, 256).unwrap_err();
-    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect();
     bad.sort_unstable();
     assert_eq!(bad, [300, 400], "and no others, though they were read with them");
     assert!(rig.read(0, 256).unwrap() == data[..256 * 4096]);
@@ -123,11 +123,11 @@ fn moved_blocks_survive_a_crash_at_any_time() {
 fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
     let (rig, data) = scattered(OpenOptions::default());
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
-    let slot_of = |block: u64| rig.gate.device().record_now(Lba::new(block)).flatten().unwrap().pbn;
+    let pbns = rig.gate.device().layout.block_group(0).unwrap().data_offset;
+    let slot_of = |block: u64| rig.gate.device().stored_entry_now(Lba::new(block)).flatten().unwrap().pbn;
     let (changed, lost) = (slot_of(1700), slot_of(1900));
-    rig.medium.bytes.borrow_mut()[(slots + u64::from(changed) * 4096) as usize] ^= 4;
-    let at = slots + u64::from(lost) * 4096;
+    rig.medium.bytes.borrow_mut()[(pbns + u64::from(changed) * 4096) as usize] ^= 4;
+    let at = pbns + u64::from(lost) * 4096;
     rig.medium.unreadable.set((at, at + 4096));
     rest(&rig);
     assert_eq!((slot_of(1700), slot_of(1900)), (changed, lost), "they are where they were");
@@ -135,7 +135,7 @@ fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
     assert!(blocks_moved >= 2000 && blocks_unfit == 2, "{blocks_moved} {blocks_unfit}");
     assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) <= 3));
     let why = rig.read(0, BLOCKS).unwrap_err();
-    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect();
+    let mut bad: Vec<u64> = why.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect();
     bad.sort_unstable();
     assert_eq!(bad, [1700, 1900]);
     rig.medium.unreadable.set((0, 0));
@@ -147,8 +147,8 @@ fn moves_that_check_nothing_would_bless_damage() {
     let errors = [Mutation::None, Mutation::MoveUnchecked].map(|mutation| {
         let (rig, _) = scattered(OpenOptions { mutation, ..OpenOptions::default() });
         rig.flush().unwrap();
-        let record = rig.gate.device().record_now(Lba::new(1700)).flatten().unwrap();
-        let at = rig.gate.device().slot_offset(0, record.pbn) as usize;
+        let entry = rig.gate.device().stored_entry_now(Lba::new(1700)).flatten().unwrap();
+        let at = rig.gate.device().pbn_offset(0, entry.pbn) as usize;
         rig.medium.bytes.borrow_mut()[at] ^= 4;
         rest(&rig);
         rig.verify().is_err()
@@ -167,7 +167,7 @@ fn changes_win(mutation: Mutation) -> bool {
                 pass_turns(1).await;
             }
             pass_turns(turns).await;
-            // What the host does is quick from here on; what is under way takes its time.
+            // What the host does is quick from here on; what is in flight takes its time.
             rig.medium.turns.set(0);
             let extents = vec![Extent::from_raw(9, 100).unwrap()];
             data[9 * 4096..109 * 4096].fill(0);
@@ -183,8 +183,8 @@ fn changes_win(mutation: Mutation) -> bool {
             }
         };
         let volume = rig.gate.device();
-        let quiet = volume.quiet();
-        rig.run(join(volume.relocate_all(&quiet), host));
+        let idle_period = volume.idle_period();
+        rig.run(join(volume.relocate_all(&idle_period), host));
         assert!(volume.upkeep().blocks_moved > 0);
         rest(&rig);
         rig.read(0, BLOCKS).is_ok_and(|found| found == data)
@@ -215,14 +215,14 @@ fn discard(rig: &Rig, start: u64, blocks: u64) {
     rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
 }
 
-/// Bytes that a volume takes without any block: all but its slots.
+/// Bytes that a volume takes without any block: all but its physical blocks.
 fn overhead(layout: &Layout) -> u64 {
-    let zone = layout.block_group(0).unwrap();
-    layout.medium_bytes() - (zone.end_offset - zone.data_offset)
+    let group = layout.block_group(0).unwrap();
+    layout.medium_bytes() - (group.end_offset - group.data_offset)
 }
 
 #[test]
-fn a_volume_that_is_trimmed_all_over_takes_no_space_for_its_slots() {
+fn a_volume_that_is_trimmed_all_over_takes_no_space_for_its_physical_blocks() {
     for at_rest in [true, false] {
         let (rig, _) = scattered(OpenOptions { relocate: false, ..OpenOptions::default() });
         let layout = rig.gate.device().layout;
@@ -242,7 +242,7 @@ fn a_volume_that_is_trimmed_all_over_takes_no_space_for_its_slots() {
 }
 
 #[test]
-fn slots_that_overwriting_has_freed_take_no_space_after_a_while() {
+fn physical_blocks_that_overwriting_has_freed_take_no_space_after_a_while() {
     let (rig, data) = scattered(OpenOptions::default());
     let layout = rig.gate.device().layout;
     let before = rig.medium.allocated_bytes();
@@ -252,7 +252,7 @@ fn slots_that_overwriting_has_freed_take_no_space_after_a_while() {
     assert!(rig.gate.device().upkeep().bytes_punched > 0);
     assert!(rig.read(0, BLOCKS).unwrap() == data);
     rig.verify().unwrap();
-    // Punching beyond the free slots shows.
+    // Punching beyond the free physical blocks shows.
     let (rig, _) = scattered(OpenOptions { mutation: Mutation::PunchBeyond, ..OpenOptions::default() });
     rest(&rig);
     assert!(rig.verify().is_err());
@@ -279,7 +279,7 @@ fn a_volume_that_is_closed_for_a_moment_gives_space_back_before_that_or_not_at_a
 }
 
 #[test]
-fn a_slot_is_not_punched_while_it_is_read() {
+fn a_physical_block_is_not_punched_while_it_is_read() {
     for turns in 0..40 {
         let rig = Rig::new(BlockSize::B4096, BLOCKS, format());
         let data = pattern(1, 256 * 4096);

@@ -113,7 +113,7 @@ fn what_is_left_of_a_volume_is_told_by_any_part_of_it() {
     assert_eq!(traces(&logless), [Trace::GroupMap(map), Trace::MapEntries(tables)]);
     wipe(&logless, 64 << 10, tables as usize);
     assert_eq!(traces(&logless), [Trace::MapEntries(tables)]);
-    // Of a volume that was never written to, the map of zones tells.
+    // Of a volume that was never written to, the group map tells.
     let fresh = created(BlockSize::B4096, 512, BLOCKS, None);
     wipe(&fresh, 0, map as usize);
     wipe(&fresh, third(), third() + 512);
@@ -126,7 +126,7 @@ fn what_is_left_of_a_volume_is_told_by_any_part_of_it() {
 }
 
 #[test]
-fn tables_are_found_behind_logs_of_any_length() {
+fn map_pages_are_found_behind_logs_of_any_length() {
     for (size, sector, blocks) in [(BlockSize::B512, 512, 200_000), (BlockSize::B4096, 4096, 30_000)] {
         let medium = created(size, sector, blocks, protection(GuardKind::Crc16, ProtectionType::Type1));
         let rig = Rig::open(&medium, false).unwrap();

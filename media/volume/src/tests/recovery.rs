@@ -13,19 +13,19 @@ fn medium() -> TestMedium {
     created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))
 }
 
-/// The newest record of a block.
+/// The newest map entry of a block.
 fn newest(rig: &Rig, lba: u64) -> MapEntry {
     let volume = rig.gate.device();
-    volume.memtable.get(Lba::new(lba)).unwrap_or_else(|| match volume.entry_now(Lba::new(lba)) {
-        Some(MapLookup::Mapped(record)) => record,
-        other => panic!("no record but {other:?}"),
+    volume.memtable.get(Lba::new(lba)).unwrap_or_else(|| match volume.lookup_cached(Lba::new(lba)) {
+        Some(MapLookup::Mapped(entry)) => entry,
+        other => panic!("no map entry but {other:?}"),
     })
 }
 
 /// Overwrites the data of a block that was written last, as if they had never arrived.
 pub(super) fn lose_data(rig: &Rig, lba: u64) {
     let volume = rig.gate.device();
-    let at = volume.slot_offset(0, newest(rig, lba).pbn) as usize;
+    let at = volume.pbn_offset(0, newest(rig, lba).pbn) as usize;
     rig.medium.bytes.borrow_mut()[at..at + 512].fill(0xee);
 }
 
@@ -46,8 +46,8 @@ fn the_older_superblock_does_not_bring_back_what_recovery_left_out() {
         rig.flush().unwrap();
     }
     drop(rig);
-    let serial = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().write_seq;
-    let newer = SUPERBLOCK_OFFSETS.into_iter().max_by_key(|at| serial(*at)).unwrap() as usize;
+    let write_seq = |at: u64| Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap().write_seq;
+    let newer = SUPERBLOCK_OFFSETS.into_iter().max_by_key(|at| write_seq(*at)).unwrap() as usize;
     medium.bytes.borrow_mut()[newer..newer + 512].fill(0);
     let rig = Rig::open(&medium, false).unwrap();
     assert_eq!(rig.read(0, 1).unwrap(), pattern(1, 4096));
@@ -85,7 +85,7 @@ fn opening_for_writing_syncs_before_it_decides() {
 }
 
 #[test]
-fn a_slot_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_older_one() {
+fn a_physical_block_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_older_one() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     rig.write(7, &pattern(1, 4096)).unwrap();
@@ -94,9 +94,9 @@ fn a_slot_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and_not_an_ol
     rig.write(7, &pattern(3, 4096)).unwrap();
     rig.flush().unwrap();
     let volume = rig.gate.device();
-    let slot = volume.slot_offset(0, newest(&rig, 7).pbn);
+    let pbn = volume.pbn_offset(0, newest(&rig, 7).pbn);
     drop(rig);
-    medium.unreadable.set((slot, slot + 4096));
+    medium.unreadable.set((pbn, pbn + 4096));
     for read_only in [true, false] {
         medium.read_only.set(read_only);
         let options = crate::OpenOptions { read_only, ..crate::OpenOptions::default() };

@@ -119,7 +119,7 @@ fn a_round_capacity_is_preferred_and_a_written_block_never_cut_off() {
 }
 
 #[test]
-fn what_the_log_has_is_newer_than_the_tables_unless_its_newer_part_is_gone() {
+fn what_the_log_has_is_newer_than_the_map_pages_unless_its_newer_part_is_gone() {
     let (size, blocks) = (BlockSize::B4096, 512);
     let (format, layout) = (protection(GuardKind::Crc16, ProtectionType::Type1), layout(size, 512, blocks));
     let medium = created(size, 512, blocks, format);
@@ -137,11 +137,11 @@ fn what_the_log_has_is_newer_than_the_tables_unless_its_newer_part_is_gone() {
     let before = log(&rig.medium);
     write(&rig, 3);
     let after = log(&rig.medium);
-    // Crashed: the tables have the second content, the log has the third.
+    // Crashed: the block map has the second content, the log has the third.
     let crashed = rig.medium.clone();
     wipe_superblocks(&crashed, &layout);
     assert_eq!(find(&crashed).blocks[9], Some(pattern(3, 4096)));
-    // Closed: the tables have the third. Where the log keeps the second and has lost the third, the tables are right.
+    // Closed: the block map has the third. Where the log keeps the second and has lost the third, the block map is right.
     let medium = created(size, 512, blocks, format);
     let rig = Rig::open(&medium, false).unwrap();
     write(&rig, 1);
@@ -171,8 +171,8 @@ fn damaged_blocks_are_lost_and_no_others() {
     wipe_superblocks(&medium, &layout);
     wipe(&medium, &layout, |kind| matches!(kind, RegionKind::Log(_)));
     medium.bytes.borrow_mut()[layout.block_group(0).unwrap().data_offset as usize + 5 * 4096 + 7] ^= 1;
-    let record = layout.map_entry_offset(sealblock_units::Lba::new(6)) as usize;
-    medium.bytes.borrow_mut()[record] ^= 1;
+    let entry = layout.map_entry_offset(sealblock_units::Lba::new(6)) as usize;
+    medium.bytes.borrow_mut()[entry] ^= 1;
     let found = find(&medium);
     let mut due = blocks_of(&data, size, 0, found.remains.profile.layout.capacity_blocks());
     (due[5], due[6]) = (None, None);
@@ -193,9 +193,9 @@ fn what_is_no_volume_is_refused_and_says_why() {
     let layout = layout(BlockSize::B4096, 512, 512);
     let hints = Hints::default();
     // Nothing was ever written to it, so nothing tells where anything lies.
-    let blank = created(BlockSize::B4096, 512, 512, format);
-    wipe_superblocks(&blank, &layout);
-    assert_eq!(why(&blank, &hints), ProfileError::Nothing);
+    let unwritten = created(BlockSize::B4096, 512, 512, format);
+    wipe_superblocks(&unwritten, &layout);
+    assert_eq!(why(&unwritten, &hints), ProfileError::Nothing);
     let noise = TestMedium::new(layout.medium_bytes(), 512);
     noise.bytes.borrow_mut().copy_from_slice(&pattern(5, layout.medium_bytes() as usize));
     assert_eq!(why(&noise, &hints), ProfileError::Nothing);
@@ -203,13 +203,13 @@ fn what_is_no_volume_is_refused_and_says_why() {
     assert_eq!(why(&odd, &hints), ProfileError::Length(layout.medium_bytes() + 512));
     let capacity = Hints { capacity_bytes: Some(1000), ..hints };
     assert_eq!(why(&noise, &capacity), ProfileError::Hints);
-    // Records without any data are not worth a shape.
+    // Map entries without any data are not worth a shape.
     let rig = Rig::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
     rig.write(0, &pattern(3, 64 * 4096)).unwrap();
     let medium = rig.close();
     wipe_superblocks(&medium, &layout);
     wipe(&medium, &layout, |kind| kind == RegionKind::PhysicalBlocks);
-    assert!(matches!(why(&medium, &hints), ProfileError::NoData { records } if records >= 64));
+    assert!(matches!(why(&medium, &hints), ProfileError::NoData { entries } if entries >= 64));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn what_was_flushed_survives_without_closing() {
 }
 
 #[test]
-fn overwriting_a_full_volume_again_and_again_finds_slots_and_log_space() {
+fn overwriting_a_full_volume_again_and_again_finds_physical_blocks_and_log_space() {
     let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc64, ProtectionType::Type1));
     for round in 0..40 {
         rig.write(0, &pattern(round, 256 * 4096)).unwrap();
@@ -122,8 +122,8 @@ fn a_full_medium_fails_the_write_and_keeps_the_old_block() {
     let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
     rig.write(0, &pattern(1, 256 * 4096)).unwrap();
     rig.flush().unwrap();
-    let slots = rig.gate.device().layout.block_group(0).unwrap().data_offset;
-    rig.medium.full_from.set(slots);
+    let pbns = rig.gate.device().layout.block_group(0).unwrap().data_offset;
+    rig.medium.full_from.set(pbns);
     let why = rig.write(3, &pattern(2, 8 * 4096)).unwrap_err();
     assert!(matches!(why.kind(), ErrorKind::NoSpace { .. }), "{why}");
     assert!(rig.read(0, 256).unwrap() == pattern(1, 256 * 4096));
@@ -186,9 +186,9 @@ fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
 
 fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
     let error = outcome.err().expect("blocks are unreadable");
-    let faults = error.bad_blocks().expect("damage is named").as_slice();
-    assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Media));
-    faults.iter().map(|fault| fault.lba.get()).collect()
+    let bad_blocks = error.bad_blocks().expect("damage is named").as_slice();
+    assert!(bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Media));
+    bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect()
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
         rig.write(20, &pattern(2, 4096)).unwrap();
         rig.flush().unwrap();
         spoil(&rig, 20, 2, Durability::ForceUnitAccess);
-        assert!(rig.gate.device().superblock().uncorrectable, "said before the first record of the kind");
+        assert!(rig.gate.device().superblock().uncorrectable, "said before the first map entry of the kind");
         for rig in [&rig, &Rig::open(&rig.medium, true).unwrap()] {
             assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
             assert_eq!(unreadable(rig.read(0, 8)), [2, 3]);
@@ -245,10 +245,10 @@ fn a_crash_leaves_blocks_unreadable_if_that_was_durable() {
 }
 
 #[test]
-fn writers_that_wait_for_slots_in_use_keep_nobody_busy_and_are_served() {
+fn writers_that_wait_for_physical_blocks_in_use_keep_nobody_busy_and_are_served() {
     let rig = Rig::new(BlockSize::B4096, 16, None);
     let commits = || rig.gate.device().commits.ended.get();
-    // A write takes a while, and there are slots for a few at once.
+    // A write takes a while, and there are physical blocks for a few at once.
     rig.medium.turns.set(1_000);
     let extent = Extent::from_raw(0, 16).unwrap();
     let write = |seed| {

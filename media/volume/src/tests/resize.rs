@@ -58,7 +58,7 @@ fn lose_start(medium: &TestMedium) {
 }
 
 #[test]
-fn a_volume_that_grows_keeps_its_blocks_and_gets_blank_ones() {
+fn a_volume_that_grows_keeps_its_blocks_and_gets_unwritten_ones() {
     let medium = volume(100);
     fill(&medium, 90, 10, 1);
     let before = layout(&medium);
@@ -86,7 +86,7 @@ fn a_volume_that_grows_keeps_its_blocks_and_gets_blank_ones() {
 }
 
 #[test]
-fn the_new_end_has_the_third_superblock_and_what_the_annex_holds() {
+fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
     let medium = volume(100);
     let rig = Rig::open(&medium, false).unwrap();
     for text in ["first", "second", "third"] {
@@ -109,7 +109,7 @@ fn the_new_end_has_the_third_superblock_and_what_the_annex_holds() {
 
 #[test]
 fn superblocks_of_the_size_before_do_not_count_beside_the_new_third_one() {
-    // Grown; shrunk within its last zone, where the third superblock stays in its place; and shrunk behind zones that go.
+    // Grown; shrunk within its last block group, where the third superblock stays in its place; and shrunk behind block groups that go.
     for sizes in [[100, 300], [300, 250], [300, 100]] {
         let medium = volume(100);
         if sizes[0] != 100 {
@@ -147,13 +147,13 @@ fn a_volume_shrinks_where_nothing_is_held_and_is_refused_by_block_where_somethin
     }
     assert_eq!(layout(&medium).capacity_blocks(), 500);
     discard(&medium, 400, 3);
-    // Within the second zone: it keeps its place and its size, and so does the medium.
+    // Within the second block group: it keeps its place and its size, and so does the medium.
     let length = medium.bytes.borrow().len();
     resized(&medium, 300).unwrap();
     assert_eq!(medium.bytes.borrow().len(), length);
     assert!(Rig::open(&medium, true).unwrap().read(299, 2).is_err());
     assert_eq!(layout(&medium).block_group(1).unwrap().blocks, 400);
-    // Behind it: the zone goes, and the medium is cut. The volume is as it was made.
+    // Behind it: the block group goes, and the medium is cut. The volume is as it was made.
     let done = resized(&medium, 100).unwrap();
     assert_eq!(medium.bytes.borrow().len() as u64, done.medium_bytes);
     assert_eq!(layout(&medium), Layout::new(SIZE, 512, 100).unwrap());
@@ -175,7 +175,7 @@ fn damage_behind_the_new_end_counts_as_data() {
 }
 
 #[test]
-fn what_a_smaller_size_left_over_comes_back_blank() {
+fn what_a_smaller_size_left_over_comes_back_unwritten() {
     for keeps_length in [false, true] {
         let medium = volume(64);
         resized(&medium, 400).unwrap();
@@ -183,7 +183,7 @@ fn what_a_smaller_size_left_over_comes_back_blank() {
         fill(&medium, 64, 300, 1);
         discard(&medium, 64, 300);
         resized(&medium, 64).unwrap();
-        // Another zone with the number of the one that went, and then one like it.
+        // Another block group with the number of the one that went, and then one like it.
         for blocks in [100, 64, 400] {
             resized(&medium, blocks).unwrap();
             let rig = Rig::open(&medium, false).unwrap();
@@ -199,7 +199,7 @@ fn what_a_smaller_size_left_over_comes_back_blank() {
 }
 
 #[test]
-fn records_of_zones_that_went_count_for_no_zone_that_comes() {
+fn map_entries_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     let medium = volume(100);
     resized(&medium, 700).unwrap();
     fill(&medium, 100, 600, 3);
@@ -213,7 +213,7 @@ fn records_of_zones_that_went_count_for_no_zone_that_comes() {
     bytes.extend_from_slice(&larger[end..]);
     *medium.bytes.borrow_mut() = bytes;
     resized(&medium, 800).unwrap();
-    // The zone that comes gets tables, around what lies there.
+    // The block group that comes gets map pages, around what lies there.
     fill(&medium, 790, 1, 4);
     let rig = Rig::open(&medium, true).unwrap();
     assert_eq!(rig.read(100, 690).unwrap(), vec![0; 690 * BLOCK]);
@@ -221,7 +221,7 @@ fn records_of_zones_that_went_count_for_no_zone_that_comes() {
 }
 
 #[test]
-fn bits_of_zones_that_went_count_for_no_zone_that_comes() {
+fn bits_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     for (mutation, is_right) in [(Mutation::None, true), (Mutation::KeepBits, false)] {
         let medium = volume(64);
         resized(&medium, 80).unwrap();
@@ -234,9 +234,9 @@ fn bits_of_zones_that_went_count_for_no_zone_that_comes() {
     }
 }
 
-/// Where the copies of the zone map are not the same, the newer one counts, but for a zone that it denies and whose tables are there.
+/// Where the copies of the group map are not the same, the newer one counts, but for a block group that it denies and whose map pages are there.
 #[test]
-fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
+fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
     let medium = volume(64);
     resized(&medium, 80).unwrap();
     resized(&medium, 400).unwrap();
@@ -251,7 +251,7 @@ fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
     resized(&medium, 400).unwrap();
     let data = pattern(1, 400 * BLOCK);
     for at in maps {
-        // From before the volume shrank: the zones that went and came were never written.
+        // From before the volume shrank: the block groups that went and came were never written.
         let stale = medium.copy();
         stale.bytes.borrow_mut()[at..at + 512].copy_from_slice(&larger[at..at + 512]);
         for read_only in [true, false] {
@@ -259,7 +259,7 @@ fn a_copy_of_the_zone_map_hides_no_tables_and_brings_none_back() {
             assert!(rig.read(0, 80).unwrap() == data[..80 * BLOCK]);
             assert!(rig.read(80, 320).unwrap() == vec![0; 320 * BLOCK]);
         }
-        // Whole and ahead of the other, with as many bits as it should have, and not those of zones that were written.
+        // Whole and ahead of the other, with as many bits as it should have, and not those of block groups that were written.
         let denying = medium.copy();
         let seed = Superblock::decode(&medium.bytes.borrow()[..512]).unwrap().seed();
         let mut sector = GroupMapSector::decode(&medium.bytes.borrow()[at..at + 512], seed, 0).unwrap();

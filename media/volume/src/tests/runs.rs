@@ -1,4 +1,4 @@
-//! Blocks that are given up, or made unreadable, in one go: a record for all of them, and what a crash makes of it.
+//! Blocks that are deallocated, or made unreadable, in one go: a map entry for all of them, and what a crash makes of it.
 
 use std::time::Duration;
 
@@ -33,14 +33,14 @@ fn block(lba: u64) -> Vec<u8> {
 
 fn zero(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let operation = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
-    rig.run(rig.gate.execute(operation)).unwrap();
+    let request = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+    rig.run(rig.gate.execute(request)).unwrap();
 }
 
 fn spoil(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let operation = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
-    rig.run(rig.gate.execute(operation)).unwrap();
+    let request = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+    rig.run(rig.gate.execute(request)).unwrap();
 }
 
 /// The machine stops.
@@ -57,7 +57,7 @@ fn is_zeroes(rig: &Rig, lba: u64) -> bool {
 }
 
 #[test]
-fn a_run_is_one_record_of_the_log_and_no_memory_to_speak_of_until_the_tables_have_it() {
+fn a_run_is_one_map_entry_of_the_log_and_no_memory_to_speak_of_until_the_map_pages_have_it() {
     let rig = written();
     let volume = rig.gate.device();
     // Not so many that a commit begins before the flush.
@@ -83,7 +83,7 @@ fn a_crash_right_behind_a_run_keeps_all_of_it_and_what_came_later_in_it() {
         let rig = written();
         zero(&rig, 100, 800);
         rig.flush().unwrap();
-        // In the next commit a block is written; in one with it others on both sides of it are given up once more.
+        // In the next commit a block is written; in one with it others on both sides of it are deallocated once more.
         rig.write(300, &pattern(9, 512)).unwrap();
         rig.flush().unwrap();
         rig.write(500, &pattern(10, 512)).unwrap();
@@ -158,15 +158,15 @@ fn faults_put_in_on_purpose_are_seen() {
     }
 }
 
-/// A volume whose log ends with a sector of these records, made by somebody else with the right checksums.
-fn forged(records: &[MapEntryRun]) -> TestMedium {
+/// A volume whose log ends with a sector of these map entries, made by somebody else with the right checksums.
+fn forged(entries: &[MapEntryRun]) -> TestMedium {
     let rig = written();
     rig.write(1, &pattern(8, 512)).unwrap();
     rig.flush().unwrap();
     let (layout, sequence) = (rig.gate.device().layout, rig.gate.device().log.next.get());
     let medium = crash(rig);
     let seed = Seed::of(&super::setup::UUID);
-    let raw: Vec<_> = records.iter().map(|run| run.encode(seed)).collect();
+    let raw: Vec<_> = entries.iter().map(|run| run.encode(seed)).collect();
     let header = LogHeader::new(sequence, sequence + 1);
     for region in [0, 1] {
         let at = layout.log_sector_offset(sequence, region) as usize;
@@ -181,7 +181,7 @@ fn forged(records: &[MapEntryRun]) -> TestMedium {
 }
 
 #[test]
-fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
+fn a_run_that_cannot_be_is_a_damaged_log_and_no_map_entry() {
     let run = |lba: u64, blocks: u32| MapEntryRun {
         first: MapEntry { generation: 3, ..MapEntry::deallocated(Lba::new(lba)) },
         blocks,
@@ -212,14 +212,14 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_record() {
     }
 }
 
-/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its tables.
+/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its map pages.
 fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
     let rig = written();
     let volume = rig.gate.device();
-    let zone = volume.layout.block_group(0).unwrap();
+    let group = volume.layout.block_group(0).unwrap();
     let tail = volume.log.tail.get();
     // No checkpoint ends, so the log says whatever there is memory for at all: 64 KiB.
-    rig.medium.held.set((volume.layout.groups_offset(), zone.data_offset));
+    rig.medium.held.set((volume.layout.groups_offset(), group.data_offset));
     for round in 0..rounds {
         match round % 2 {
             0 => zero(&rig, round * 2, 2),
@@ -234,7 +234,7 @@ fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
 }
 
 #[test]
-fn a_log_that_says_more_than_there_is_memory_for_goes_to_the_tables_bit_by_bit_and_may_be_interrupted_anywhere() {
+fn a_log_that_says_more_than_there_is_memory_for_goes_to_the_map_pages_bit_by_bit_and_may_be_interrupted_anywhere() {
     let rounds = 1200;
     let medium = crash(with_a_log_of_pairs_and_writes(rounds));
     let is_right = |rig: &Rig| {
@@ -277,8 +277,8 @@ fn what_is_left_of_a_volume_has_the_runs_of_its_log() {
     let (opened, _) = futures_executor::block_on(opened).unwrap();
     assert_eq!(opened.description.recovered, 800);
     for lba in [99, 100, 299, 300, 301, 899, 900] {
-        let is_given_up = (100..900).contains(&lba) && lba != 300;
+        let has_no_second_copy = (100..900).contains(&lba) && lba != 300;
         let (located, _) = futures_executor::block_on(opened.volume.locate(Extent::from_raw(lba, 1).unwrap())).unwrap();
-        assert_eq!(matches!(located[0], crate::lookup::BlockLocation::Zeroes), is_given_up, "block {lba}");
+        assert_eq!(matches!(located[0], crate::lookup::BlockLocation::Zeroes), has_no_second_copy, "block {lba}");
     }
 }

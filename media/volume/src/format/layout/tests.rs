@@ -26,19 +26,19 @@ fn parts_follow_one_another_and_are_aligned() {
         let (size, sector, blocks) = (layout.block_size, layout.sector_bytes, layout.capacity_blocks);
         let mut at = layout.groups_offset();
         let mut counted = 0;
-        for zone in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
-            assert_eq!(zone.pages_offset, at);
-            let pages = zone.blocks.div_ceil(layout.page_blocks());
-            assert!(zone.second_offset >= at + pages * layout.page_bytes());
-            assert!(zone.data_offset >= zone.second_offset + pages * u64::from(sector));
-            assert!(zone.end_offset >= zone.data_offset + (u64::from(zone.physical_blocks) << size.shift()));
-            assert!(u64::from(zone.physical_blocks) > zone.blocks && zone.physical_blocks < 1 << 24);
+        for group in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
+            assert_eq!(group.pages_offset, at);
+            let pages = group.blocks.div_ceil(layout.page_blocks());
+            assert!(group.second_offset >= at + pages * layout.page_bytes());
+            assert!(group.data_offset >= group.second_offset + pages * u64::from(sector));
+            assert!(group.end_offset >= group.data_offset + (u64::from(group.physical_blocks) << size.shift()));
+            assert!(u64::from(group.physical_blocks) > group.blocks && group.physical_blocks < 1 << 24);
             assert_eq!(
-                layout.physical_blocks_at(zone.first.checked_add(zone.blocks - 1).unwrap()),
-                zone.physical_blocks
+                layout.physical_blocks_at(group.first.checked_add(group.blocks - 1).unwrap()),
+                group.physical_blocks
             );
-            assert!([zone.second_offset, zone.data_offset, at].iter().all(|o| o % ALIGNMENT == 0));
-            (at, counted) = (zone.end_offset, counted + zone.blocks);
+            assert!([group.second_offset, group.data_offset, at].iter().all(|o| o % ALIGNMENT == 0));
+            (at, counted) = (group.end_offset, counted + group.blocks);
         }
         assert_eq!(at + TAIL_BYTES, layout.medium_bytes());
         let last = layout.block_group(layout.block_groups() - 1).unwrap();
@@ -64,7 +64,7 @@ fn pages_hold_each_block_once_and_their_copies_lie_apart() {
     ]) {
         let (sector, blocks) = (layout.sector_bytes, layout.capacity_blocks);
         assert_eq!(layout.page_blocks(), if sector == 512 { 240 } else { 1920 });
-        let numbers = (0..layout.block_groups()).flat_map(|zone| layout.pages_of_group(zone));
+        let numbers = (0..layout.block_groups()).flat_map(|group| layout.pages_of_group(group));
         let mut next = 0;
         for number in numbers {
             let place = layout.page_offsets(number).unwrap();
@@ -76,17 +76,17 @@ fn pages_hold_each_block_once_and_their_copies_lie_apart() {
             next += place.blocks;
         }
         assert!(next >= blocks && (layout.is_resized() || next == blocks));
-        let zone = layout.block_group(layout.block_groups() - 1).unwrap();
+        let group = layout.block_group(layout.block_groups() - 1).unwrap();
         let last = layout.page_offsets(layout.pages_of_group(layout.block_groups() - 1).end - 1).unwrap();
-        assert!(last.offset + layout.page_bytes() <= zone.second_offset);
-        assert!(last.second_offset + u64::from(sector) <= zone.data_offset);
+        assert!(last.offset + layout.page_bytes() <= group.second_offset);
+        assert!(last.second_offset + u64::from(sector) <= group.data_offset);
         let whole = Extent::from_raw(0, blocks).unwrap();
         let pieces: Vec<(u64, Extent)> = layout.page_pieces(whole).collect();
         assert_eq!(pieces.iter().map(|(_, piece)| piece.len()).sum::<u64>(), blocks);
         assert!(pieces.iter().all(|(number, piece)| layout.page_of(piece.last()).0 == *number));
-        let zones: Vec<(u64, Extent)> = layout.group_pieces(whole).collect();
-        assert!(zones.iter().map(|(number, _)| *number).eq(0..layout.block_groups()));
-        assert!(zones.iter().all(|(number, piece)| layout.block_group(*number).unwrap().first == piece.start()));
+        let groups: Vec<(u64, Extent)> = layout.group_pieces(whole).collect();
+        assert!(groups.iter().map(|(number, _)| *number).eq(0..layout.block_groups()));
+        assert!(groups.iter().all(|(number, piece)| layout.block_group(*number).unwrap().first == piece.start()));
     }
 }
 
@@ -104,7 +104,7 @@ fn what_was_laid_out_stays_and_a_volume_that_lies_as_a_new_one_is_one() {
     }
     let full = new(12 * ZONE);
     let grown = full.with_capacity(12 * ZONE + ZONE / 2).unwrap();
-    // As many bitmap pages, and so the zones at the same place.
+    // As many bitmap pages, and so the block groups at the same place.
     assert_eq!((grown, grown.is_resized()), (new(12 * ZONE + ZONE / 2), false));
     assert!(grown.with_capacity(13 * ZONE).unwrap().is_resized());
     assert_eq!(grown.with_capacity(12 * ZONE).unwrap(), full);
@@ -115,7 +115,7 @@ fn what_was_laid_out_stays_and_a_volume_that_lies_as_a_new_one_is_one() {
 }
 
 #[test]
-fn copies_of_the_zone_map_and_of_the_annex_lie_apart_from_each_other_and_from_everything_else() {
+fn copies_of_the_block_group_map_and_of_the_reserved_area_lie_apart_from_each_other_and_from_everything_else() {
     for (size, sector, blocks) in [
         (BlockSize::B4096, 512, 1),
         (BlockSize::B512, 512, MAX_CAPACITY_BLOCKS),
@@ -129,8 +129,8 @@ fn copies_of_the_zone_map_and_of_the_annex_lie_apart_from_each_other_and_from_ev
         let end = layout.block_group(layout.block_groups() - 1).unwrap().end_offset;
         let mut places: Vec<(u64, u64)> = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
             .into_iter()
-            .flat_map(|slot| [0, 1].map(|serial| (slot, layout.reserved_offsets(slot, serial)[1])))
-            .map(|(slot, at)| (at, at + 64 + slot.max_bytes() as u64))
+            .flat_map(|pbn| [0, 1].map(|write_seq| (pbn, layout.reserved_offsets(pbn, write_seq)[1])))
+            .map(|(pbn, at)| (at, at + 64 + pbn.max_bytes() as u64))
             .collect();
         places.sort_unstable();
         assert!(places[0].0 >= end && places[3].1 <= layout.third_offset());
@@ -162,14 +162,14 @@ fn the_places_of_a_log_sector_and_of_what_repeats_it_lie_further_apart_than_one_
 }
 
 #[test]
-fn every_zone_has_spare_slots_for_the_largest_request_it_can_get() {
+fn every_block_group_has_spare_physical_blocks_for_the_largest_request_it_can_get() {
     const TRANSFER_BYTES: u64 = 1 << 20;
     for size in [BlockSize::B512, BlockSize::B4096] {
         for blocks in [1, 15, 16, 17, 255, 2047, 2048, 2049, 100_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 1, 3 << 18] {
             let layout = Layout::new(size, 512, blocks).unwrap();
-            for zone in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
-                let spare = u64::from(zone.physical_blocks) - zone.blocks;
-                assert!(spare >= zone.blocks.min((TRANSFER_BYTES >> size.shift()) * 4), "{size} {blocks}");
+            for group in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
+                let spare = u64::from(group.physical_blocks) - group.blocks;
+                assert!(spare >= group.blocks.min((TRANSFER_BYTES >> size.shift()) * 4), "{size} {blocks}");
             }
         }
     }

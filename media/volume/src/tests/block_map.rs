@@ -1,4 +1,4 @@
-//! The tables, damaged: each sector costs its own blocks, or nothing, and what was never written is known and not guessed.
+//! The block map, damaged: each sector costs its own blocks, or nothing, and what was never written is known and not guessed.
 
 use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field, GuardKind, ProtectionType};
@@ -94,14 +94,14 @@ impl Old {
         }
         let verified: Vec<u64> = match rig.verify() {
             Ok(()) => Vec::new(),
-            Err(error) => error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect(),
+            Err(error) => error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect(),
         };
         assert_eq!(verified, lost, "{doing}: verify names what reads find");
         lost
     }
 }
 
-/// The blocks whose records lie in sector `sector` of page `page` and were written, or, `changed`, changed since the old image.
+/// The blocks whose map entries lie in sector `sector` of page `page` and were written, or, `changed`, changed since the old image.
 fn hit(layout: &Layout, page: u64, sector: u64, changed: bool) -> Vec<u64> {
     let per_sector = u64::from(layout.sector_bytes()) / MAP_ENTRY_BYTES as u64;
     let first = page * layout.page_blocks() + (sector - 1) * per_sector;
@@ -113,21 +113,21 @@ fn hit(layout: &Layout, page: u64, sector: u64, changed: bool) -> Vec<u64> {
 }
 
 #[test]
-fn each_sector_of_the_tables_costs_its_own_blocks_or_nothing() {
+fn each_sector_of_the_map_pages_costs_its_own_blocks_or_nothing() {
     for sector_bytes in [512, 4096] {
         let old = old(sector_bytes);
         let (layout, sector) = (old.layout, u64::from(sector_bytes));
         for page in layout.pages_of_group(0) {
             let place = layout.page_offsets(page).unwrap();
-            let records = (1..PAGE_SECTORS).map(|at| (place.offset + at * sector, Some(at)));
+            let entries = (1..PAGE_SECTORS).map(|at| (place.offset + at * sector, Some(at)));
             let heads = [(place.offset, None), (place.second_offset, None)];
-            for ((at, records), harm) in heads.into_iter().chain(records).flat_map(|at| HARMS.map(|harm| (at, harm))) {
-                let doing = format!("sectors of {sector}, page {page}, {records:?}, {harm:?}");
-                let due = records.map_or(Vec::new(), |records| hit(&layout, page, records, harm == Harm::Stale));
+            for ((at, entries), harm) in heads.into_iter().chain(entries).flat_map(|at| HARMS.map(|harm| (at, harm))) {
+                let doing = format!("sectors of {sector}, page {page}, {entries:?}, {harm:?}");
+                let due = entries.map_or(Vec::new(), |entries| hit(&layout, page, entries, harm == Harm::Stale));
                 let medium = old.harmed(at, sector, harm);
                 let rig = Rig::open(&medium, true).unwrap();
                 assert_eq!(old.lost(&rig, &doing), due, "{doing}");
-                let is_copy = records.is_none() && (harm != Harm::Stale || page == 0);
+                let is_copy = entries.is_none() && (harm != Harm::Stale || page == 0);
                 assert_eq!(rig.lost_copies(), u64::from(is_copy), "{doing}");
                 drop(rig);
                 mended(&old, &medium, &due, &doing);
@@ -162,30 +162,30 @@ fn mended(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
 }
 
 #[test]
-fn any_64_kib_of_the_tables_cost_the_blocks_whose_records_lay_there_and_zeroes_are_no_blanks() {
+fn any_64_kib_of_the_map_pages_cost_the_blocks_whose_map_entries_lay_there_and_zeroes_are_no_blanks() {
     let old = old(512);
     let layout = old.layout;
-    let zone = layout.block_group(0).unwrap();
-    for at in (zone.pages_offset - (64 << 10)..zone.data_offset).step_by(4096 + 512) {
+    let group = layout.block_group(0).unwrap();
+    for at in (group.pages_offset - (64 << 10)..group.data_offset).step_by(4096 + 512) {
         for harm in HARMS {
             let doing = format!("64 KiB at {at}, {harm:?}");
             let rig = Rig::open(&old.harmed(at, 64 << 10, harm), true).unwrap();
             let lost = old.lost(&rig, &doing);
             let hit = |lba: &u64| {
                 let (page, index) = layout.page_of(Lba::new(*lba));
-                let record = layout.page_offsets(page).unwrap().offset + 512 * (1 + index as u64 / 16);
+                let entry = layout.page_offsets(page).unwrap().offset + 512 * (1 + index as u64 / 16);
                 let is_lost = if harm == Harm::Stale { *lba < CHANGED } else { *lba < WRITTEN };
-                is_lost && (at..at + (64 << 10)).contains(&record)
+                is_lost && (at..at + (64 << 10)).contains(&entry)
             };
-            let slots = |lba: &u64| at + (64 << 10) > zone.data_offset && *lba < WRITTEN;
-            assert!(lost.iter().all(|lba| hit(lba) || slots(lba)), "{doing}: {lost:?}");
+            let pbns = |lba: &u64| at + (64 << 10) > group.data_offset && *lba < WRITTEN;
+            assert!(lost.iter().all(|lba| hit(lba) || pbns(lba)), "{doing}: {lost:?}");
             assert!((0..BLOCKS).filter(hit).all(|lba| lost.contains(&lba)), "{doing}: {lost:?}");
         }
     }
 }
 
 #[test]
-fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_blank() {
+fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_unwritten() {
     let old = old(512);
     for page in [0, 1] {
         let place = old.layout.page_offsets(page).unwrap();
@@ -197,23 +197,26 @@ fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_blank() {
         assert_eq!(old.lost(&rig, "both copies"), due);
         assert_eq!(rig.lost_copies(), 2);
         drop(rig);
-        // An opening for writing says so for good, and does not call them blank later.
+        // An opening for writing says so for good, and does not call them unwritten later.
         drop(Rig::open(&medium, false).unwrap().close());
         assert_eq!(old.lost(&Rig::open(&medium, true).unwrap(), "both copies, written anew"), due);
     }
 }
 
 #[test]
-fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_too() {
+fn a_stale_map_entry_is_named_and_stale_map_entries_with_one_copy_of_the_generations_too() {
     let old = old(512);
     let place = old.layout.page_offsets(0).unwrap();
     let length = old.layout.page_bytes();
     for (at, bytes) in [(place.offset + 512, length - 512), (place.offset, length)] {
         let rig = Rig::open(&old.harmed(at, bytes, Harm::Stale), true).unwrap();
-        let faults = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
-        let lbas: Vec<u64> = faults.iter().map(|fault| fault.lba.get()).collect();
+        let bad_blocks = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
+        let lbas: Vec<u64> = bad_blocks.iter().map(|bad_block| bad_block.lba.get()).collect();
         assert_eq!(lbas, (0..CHANGED).collect::<Vec<_>>());
-        assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Tag(Field::StorageTag)), "{faults:?}");
+        assert!(
+            bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Tag(Field::StorageTag)),
+            "{bad_blocks:?}"
+        );
     }
     // All three put back together: nothing here can tell, and the documentation says so.
     let medium = old.harmed(place.offset, length, Harm::Stale);
@@ -223,12 +226,12 @@ fn a_stale_record_is_named_and_stale_records_with_one_copy_of_the_generations_to
 }
 
 #[test]
-fn a_zone_map_that_is_lost_or_old_hides_nothing() {
+fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
     let old = old(512);
     let [a, b] = [0, 1].map(|copy| old.layout.group_map_offset(copy));
     for at in [a, b] {
         for harm in HARMS {
-            let doing = format!("zone map at {at}, {harm:?}");
+            let doing = format!("group map at {at}, {harm:?}");
             let medium = old.harmed(at, 512, harm);
             let rig = Rig::open(&medium, true).unwrap();
             assert_eq!(old.lost(&rig, &doing), [0; 0]);
@@ -239,7 +242,7 @@ fn a_zone_map_that_is_lost_or_old_hides_nothing() {
             assert_eq!(Rig::open(&medium, true).unwrap().lost_copies(), 0, "{doing}: written anew");
         }
     }
-    // Both lost, and both from before the zone had tables: the superblock knows better, and the tables are there.
+    // Both lost, and both from before the block group was initialized: the superblock knows better, and the block map is there.
     let new = created(SIZE, 512, BLOCKS, None).bytes.borrow().clone();
     for harm in [Harm::Zeroed, Harm::Stale] {
         let medium = old.harmed(a, 512, Harm::Zeroed);
@@ -259,7 +262,7 @@ fn a_zone_map_that_is_lost_or_old_hides_nothing() {
 
 /// What the superblock knows of and nobody finds was written, wherever it was.
 #[test]
-fn tables_that_are_lost_with_the_map_are_damage_and_not_blank() {
+fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
     let old = old(512);
     let first = old.layout.page_offsets(0).unwrap();
     let pages = old.layout.pages_of_group(0).filter_map(|page| old.layout.page_offsets(page));
@@ -277,9 +280,9 @@ fn tables_that_are_lost_with_the_map_are_damage_and_not_blank() {
     }
 }
 
-/// A copy never has fewer bits than one before it. Should one deny a zone and be whole all the same, the tables are not made over.
+/// A copy never has fewer bits than one before it. Should one deny a block group and be whole all the same, the block map is not made over.
 #[test]
-fn a_copy_of_the_zone_map_that_denies_a_zone_is_not_believed() {
+fn a_copy_of_the_block_group_map_that_denies_a_block_group_is_not_believed() {
     let old = old(512);
     let seed = Superblock::decode(&old.now[..512]).unwrap().seed();
     for (copy, newer_by) in [(0, 0), (1, 0), (0, 1), (1, 9)] {
@@ -303,13 +306,13 @@ fn a_medium_that_gives_nothing_is_not_taken_for_one_on_which_nothing_was_written
     let start = old.layout.group_map_offset(0);
     let medium = old.harmed(start, old.layout.block_group(0).unwrap().data_offset - start, Harm::Unreadable);
     for read_only in [true, false] {
-        assert!(Rig::open(&medium, read_only).is_err(), "neither map nor tables tell");
+        assert!(Rig::open(&medium, read_only).is_err(), "neither map nor map pages tell");
     }
     medium.unreadable.set((0, 0));
     assert_eq!(old.lost(&Rig::open(&medium, false).unwrap(), "read again"), [0; 0]);
-    // The tables alone: their blocks are damage, and nothing is written over what may come back.
-    let zone = old.layout.block_group(0).unwrap();
-    let medium = old.harmed(zone.pages_offset, zone.data_offset - zone.pages_offset, Harm::Unreadable);
+    // The block map alone: their blocks are damage, and nothing is written over what may come back.
+    let group = old.layout.block_group(0).unwrap();
+    let medium = old.harmed(group.pages_offset, group.data_offset - group.pages_offset, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();
     assert!(rig.read(0, 1).is_err() && rig.write(0, &pattern(1, SIZE.bytes())).is_err());
     medium.unreadable.set((0, 0));
@@ -329,7 +332,7 @@ fn a_transfer_over_more_pages_than_are_kept_ends() {
 }
 
 #[test]
-fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
+fn what_lies_where_map_pages_go_does_not_matter_until_they_are_made() {
     let layout = Layout::new(SIZE, 512, BLOCKS).unwrap();
     let medium = TestMedium::new(layout.medium_bytes(), 512);
     let rubbish = pattern(3, layout.medium_bytes() as usize);
@@ -342,9 +345,9 @@ fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
         preallocate: false,
     };
     futures_executor::block_on(crate::create(&medium, &options)).unwrap();
-    let zone = layout.block_group(0).unwrap();
-    let tables = zone.pages_offset as usize..zone.data_offset as usize;
-    assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no tables");
+    let group = layout.block_group(0).unwrap();
+    let tables = group.pages_offset as usize..group.data_offset as usize;
+    assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no map pages");
     let rig = Rig::open(&medium, false).unwrap();
     assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);
     rig.write(300, &pattern(1, 4096)).unwrap();
@@ -353,14 +356,14 @@ fn what_lies_where_tables_go_does_not_matter_until_they_are_made() {
     assert!(rig.read(300, 1).unwrap() == pattern(1, 4096));
     assert!(rig.read(0, 300).unwrap() == vec![0; 300 * SIZE.bytes()]);
     assert!(rig.read(301, 399).unwrap() == vec![0; 399 * SIZE.bytes()]);
-    // Rubbish in the records takes no slots.
-    assert_eq!(rig.gate.device().slots.free(0), 0, "the zone is not loaded yet");
+    // Rubbish in the map entries takes no physical blocks.
+    assert_eq!(rig.gate.device().allocator.free(0), 0, "the block group is not loaded yet");
     rig.write(301, &pattern(2, 4096)).unwrap();
-    assert_eq!(rig.gate.device().slots.free(0), zone.physical_blocks - 2);
+    assert_eq!(rig.gate.device().allocator.free(0), group.physical_blocks - 2);
 }
 
 #[test]
-fn a_zone_half_way_to_its_tables_is_blank_and_gets_them_again() {
+fn a_block_group_half_way_to_its_map_pages_is_unwritten_and_gets_them_again() {
     let medium = created(SIZE, 512, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1));
     let rig = Rig::open(&medium, false).unwrap();
     rig.write(5, &pattern(1, 4096)).unwrap();
@@ -379,10 +382,10 @@ fn a_zone_half_way_to_its_tables_is_blank_and_gets_them_again() {
 }
 
 #[test]
-fn slots_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
+fn physical_blocks_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let old = old(512);
     let place = old.layout.page_offsets(0).unwrap();
-    // Records of blocks 0 to 15 are gone for a while; the zone is written to meanwhile, all of it, twice.
+    // Map entries of blocks 0 to 15 are gone for a while; the block group is written to meanwhile, all of it, twice.
     let medium = old.harmed(place.offset + 512, 512, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();
     for seed in [8, 9] {
@@ -396,6 +399,6 @@ fn slots_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let rig = Rig::open(&rig.close(), false).unwrap();
     assert!(rig.read(16, 584).unwrap() == pattern(9, (BLOCKS as usize - 16) * SIZE.bytes())[..584 * SIZE.bytes()]);
     assert!(rig.read(0, 1).unwrap() == pattern(4, SIZE.bytes()));
-    let faults = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
-    assert_eq!(faults, (1..16).map(|lba| BadBlock::media(Lba::new(lba))).collect::<Vec<_>>());
+    let bad_blocks = rig.verify().unwrap_err().bad_blocks().unwrap().as_slice().to_vec();
+    assert_eq!(bad_blocks, (1..16).map(|lba| BadBlock::media(Lba::new(lba))).collect::<Vec<_>>());
 }
