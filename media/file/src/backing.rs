@@ -1,4 +1,4 @@
-//! Whether open files are still where and as long as they were: somebody may delete, rename, replace or cut off a file under a
+//! Whether open files are still at their paths and as long as they were: an administrator may delete, rename, replace or cut off a file under a
 //! program that has it open, and no request fails of that until it is too late.
 
 use std::fs::Metadata;
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The files that this process has open as media.
 static OPEN: Mutex<Vec<Weak<Backing>>> = Mutex::new(Vec::new());
 
-/// A file that a medium stands on, for whoever looks after it. It does not keep the file open.
+/// A file under a medium, for a task that watches it. It does not keep the file open.
 #[derive(Debug)]
 pub struct Backing {
     path: PathBuf,

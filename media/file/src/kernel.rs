@@ -57,7 +57,7 @@ pub(crate) fn run_at(file: impl rustix::fd::AsFd, offset_bytes: u64, length_byte
     }
     match seek(&file, SeekFrom::Hole(offset_bytes)) {
         Ok(hole) if hole > offset_bytes => (length_bytes.min(hole - offset_bytes), false),
-        // Punched in between, or not told.
+        // Punched in between, or not reported.
         Ok(_) | Err(_) => (length_bytes, false),
     }
 }

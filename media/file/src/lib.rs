@@ -3,8 +3,8 @@
 //! [`FileMedium`] is a file or block device opened through the reactor, past the page cache where the file system allows it,
 //! and locked against other processes. [`RawDevice`] makes a raw device of any medium: blocks, no tags.
 //!
-//! Invariants: what a medium says about itself ([`FileMedium::direct`], `punches`) is what it does; whoever opens for
-//! writing is alone; nothing past the end is ever written, so a file grows only when it is told to.
+//! Invariants: what a medium says about itself ([`FileMedium::direct`], `punches`) is what it does; one that is open for
+//! writing is the only one; nothing past the end is ever written, so a file grows only by `set_len`.
 
 mod backing;
 mod describe;

@@ -63,7 +63,7 @@ impl FileMedium {
         if opened.direct {
             alignment = kernel::direct_alignment(&opened.file).map_err(failed)?;
             if alignment.is_none() {
-                // Locks are between openings, so this one's is given up before the file is opened again.
+                // Locks are between openings, so this one's is released before the file is opened again.
                 drop(opened);
                 let again = Options { create_new: false, write: options.writes(), buffered: true };
                 opened = open::open(path, again)?;
@@ -218,7 +218,7 @@ fn is_missing(error: &io::Error) -> bool {
 
 impl Medium for FileMedium {
     fn len_bytes(&self) -> u64 {
-        // What is left over behind the last whole sector cannot be reached.
+        // Bytes behind the last whole sector are not used.
         let length = self.backing.length_bytes();
         length - length % u64::from(self.alignment.sector_bytes)
     }

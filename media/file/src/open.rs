@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 /// How to open a file or block device. The default opens for reading, past the page cache if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {
-    /// Allow writes, and lock everybody else out.
+    /// Allow writes, and lock other processes out.
     pub write: bool,
     /// Make the file, empty, and fail if there is one. Implies `write`.
     pub create_new: bool,
@@ -108,7 +108,7 @@ fn kind(path: &Path) -> Result<bool, OpenError> {
 }
 
 fn open_file(path: &Path, options: Options, block_device: bool, direct: bool) -> io::Result<File> {
-    // On a block device O_EXCL means that no file system is mounted from it and nobody else holds it that way.
+    // On a block device O_EXCL means that no file system is mounted from it and no other process holds it that way.
     let exclusive = if block_device && options.writes() { libc::O_EXCL } else { 0 };
     let direct = if direct { libc::O_DIRECT } else { 0 };
     OpenOptions::new()

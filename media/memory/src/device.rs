@@ -83,7 +83,7 @@ impl MemoryDevice {
         }
     }
 
-    /// The same device, whose reads are answered in buffers of `pool` where they must be copied.
+    /// The same device, whose read responses use buffers of `pool` where they must be copied.
     pub fn with_pool(mut self, pool: Pool) -> MemoryDevice {
         self.pool = Some(pool);
         self

@@ -6,8 +6,8 @@
 //! with never changes.
 //!
 //! Shape: [`MemoryDevice`] is two sparse stretches of bytes, one for data and one for tuples, whose unwritten bytes are
-//! zeroes and ones. Every request is carried out without waiting for anything, so requests never overlap and no block is
-//! ever seen with another's tag. Reads are answered with the stored bytes themselves, and whoever writes copies what is held
+//! zeroes and ones. Every request completes without waiting, so requests never overlap and no block is
+//! ever seen with another's tag. Read responses share the stored bytes, and a write copies what is shared
 //! first. [`MemoryMedium`] is one such stretch.
 
 mod device;

@@ -53,7 +53,7 @@ impl MemoryMedium {
         bytes
     }
 
-    /// Changes bytes at any offset behind everybody's back, for tests and tools. What would lie past the end is left out.
+    /// Changes bytes at any offset, past all checks, for tests and tools. What would lie past the end is left out.
     pub fn poke(&self, offset_bytes: u64, bytes: &[u8]) {
         let there = self.length_bytes.saturating_sub(offset_bytes).min(bytes.len() as u64) as usize;
         self.bytes.borrow_mut().write(offset_bytes, &bytes[..there]);

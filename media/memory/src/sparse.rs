@@ -5,7 +5,7 @@
 //! change: who changes a chunk of which a slice is left puts a copy in its place.
 //!
 //! Shape: chunks that were replaced while they were shared are remembered until their last slice is gone, and are then used
-//! again or given back, a few with each change. While many of them are held, nothing more is shared. So whoever holds on to
+//! again or freed, a few with each change. While many of them are held, nothing more is shared. So a reader that keeps
 //! slices makes this take, beyond what is stored, as much again as was stored when he got them, and [`HELD_BYTES`].
 
 use std::collections::VecDeque;
@@ -136,7 +136,7 @@ impl Sparse {
         });
     }
 
-    /// Gives a replaced chunk back that nobody holds any more, if one is soon found.
+    /// Frees one replaced chunk that no response shares any more, if one of the first few is such.
     fn look(&mut self) {
         if !self.held.is_empty() {
             drop(free(&mut self.held));
@@ -174,7 +174,7 @@ impl Sparse {
     }
 }
 
-/// A replaced chunk that nobody holds any more, if one of the first few is such; the others go to the back.
+/// A replaced chunk that no response shares any more, if one of the first few is such; the others go to the back.
 fn free(held: &mut VecDeque<Slice>) -> Option<Buffer> {
     for _ in 0..LOOKS.min(held.len()) {
         match held.pop_front()?.try_unfreeze() {
@@ -276,7 +276,7 @@ mod tests {
         let slices: Vec<Slice> = (0..2).map(|chunk| sparse.share(chunk * 16, 1).unwrap()).collect();
         sparse.write(0, &[2; 32]);
         assert_eq!(sparse.allocated_bytes(), 64, "two chunks, and two that others hold");
-        // Nobody holds the copies, so they are not copied again.
+        // No response shares the copies, so they are not copied again.
         sparse.write(0, &[3; 32]);
         assert_eq!(sparse.allocated_bytes(), 64);
         drop(slices);

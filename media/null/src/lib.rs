@@ -21,7 +21,7 @@ const TRANSFER_BYTES: usize = 4 << 20;
 /// The device behind `null:SIZE`. See the crate's header.
 pub struct NullDevice {
     geometry: Geometry,
-    /// What reads are answered with, as long as the longest one so far; shared by all of them, since nobody can write it.
+    /// The data of read responses, as long as the longest one so far; shared by all of them, since it is immutable.
     zeroes: RefCell<Slice>,
     ones: RefCell<Slice>,
 }
@@ -97,7 +97,7 @@ impl Device for NullDevice {
     }
 
     fn abilities(&self) -> Abilities {
-        // Blocks that nobody remembers cannot be remembered to be bad.
+        // This device has no state, so it cannot mark blocks bad.
         Abilities {
             write_uncorrectable: Ability::Absent,
             checksum: Ability::Absent,
@@ -165,7 +165,7 @@ mod tests {
                     panic!("reads")
                 };
                 assert!(data.blocks() == 3 && data.data().iter().all(|&byte| byte == 0));
-                // Whoever checks again, as an export does, must find the blocks good.
+                // A second check, as by an export, must succeed.
                 let (size, again) = (data.size(), data.format());
                 let read = Unverified::new(data.data().clone(), data.tags().clone(), size, again).unwrap();
                 assert!(read.verify(&checks).is_ok());

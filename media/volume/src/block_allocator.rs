@@ -13,7 +13,7 @@ use sealblock_block::Condition;
 use crate::free_map::{FreeMap, Run, Runs};
 use crate::turns::Queue;
 
-/// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they come back once the medium is sure
+/// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they are freed once the medium is sure
 /// not to write to them any more.
 pub(crate) struct Allocation<'a> {
     allocator: &'a BlockAllocator,
@@ -79,7 +79,7 @@ pub(crate) struct BlockAllocator {
     dropped: RefCell<Vec<(u64, Runs)>>,
     /// Notified when there is something to do for the worker.
     wanted: Rc<Condition>,
-    /// Who waits for physical blocks, in a line for each block group.
+    /// Writers that wait for physical blocks, in a line for each block group.
     pub queue: Queue,
     /// Notified when physical blocks have become free.
     pub freed: Condition,
@@ -132,7 +132,7 @@ impl ReaderEpochs {
         ended
     }
 
-    /// The epoch after which a physical block given up now may be used again, or nothing when no read is in flight.
+    /// The epoch after which a physical block freed now may be used again, or nothing when no read is in flight.
     fn defer_free(&self) -> Option<u64> {
         let counts = self.counts.borrow();
         let newest = counts.len().checked_sub(1)?;
@@ -206,7 +206,7 @@ impl BlockAllocator {
         ReadGuard { allocator: self, epoch: self.readers.enter() }
     }
 
-    /// Gives up a physical block. It becomes free when no read looks at it any more, after its space was given back if `punch`.
+    /// Frees a physical block once no read looks at it any more; with `punch`, after its space went back to the medium.
     pub fn defer_free(&self, group: u64, pbn: u32, punch: bool) {
         match self.readers.defer_free() {
             Some(epoch) => self.deferred.borrow_mut().push_back(DeferredFree { epoch, group, pbn, punch }),
@@ -362,7 +362,7 @@ mod tests {
         let free = allocator.free(0);
         let taken = allocator.take_punches(99).unwrap();
         assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [&[(32, 32)][..]]);
-        assert_eq!(allocator.free(0), free - 32, "nobody may write there now");
+        assert_eq!(allocator.free(0), free - 32, "no write may use them now");
         taken.into_iter().for_each(|(_, taken)| taken.give_back());
         assert_eq!(allocator.free(0), free);
         assert!(allocator.take_punches(99).is_none());

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
 
 use crate::format::{Generations, GroupMapSector, Layout, Seed, Superblock};
-use crate::sectors::read_sectors;
+use crate::medium::read_sectors;
 
 /// Copies of the map.
 const COPIES: u64 = 2;
@@ -138,10 +138,7 @@ impl BlockGroups {
     #[cold]
     async fn find_by_generations<M: Medium>(&mut self, medium: &M, sectors: &[u64]) -> Result<(), MediumError> {
         for index in sectors {
-            tracing::warn!(
-                sector = index,
-                "the group map is lost or old here; block groups are found by their map pages"
-            );
+            tracing::warn!(sector = index, "group map lost or old; finding its block groups by their map pages");
             let first = index * self.layout.groups_per_map_sector();
             for group in first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups()) {
                 if !self.is_initialized(group) && self.has_generations(medium, group).await? {
@@ -160,7 +157,7 @@ impl BlockGroups {
             if self.has_generations(medium, group).await? {
                 tracing::warn!(
                     group,
-                    "the newer copy of the group map denies a block group whose map pages are there; it is not believed"
+                    "the newer copy of the group map lacks a block group whose map pages exist; the older copy counts"
                 );
                 self.set_bit(group);
             }

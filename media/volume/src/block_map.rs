@@ -19,9 +19,9 @@ use sealblock_units::Lba;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
 use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage, MapPageParts};
+use crate::medium::read_sectors;
 use crate::open::{Mutation, OpenOptions};
 use crate::patches::Patches;
-use crate::sectors::read_sectors;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
 const MAX_EVICTION_PROBES: usize = 32;
@@ -52,7 +52,7 @@ pub(crate) struct BlockMap {
     /// Pages of which a copy of the generations is lost or old.
     to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
-    /// The volume had been closed in good order: nothing but a fault leaves a copy older than the other then.
+    /// The volume was closed cleanly: then only damage leaves a copy older than the other.
     was_clean: bool,
     cache_bytes: usize,
 }
@@ -177,10 +177,10 @@ impl BlockMap {
     fn note_losses(&self, number: u64, page: &MapPage) {
         let first = self.offsets(number).first;
         if page.unreadable() != 0 {
-            tracing::warn!(%first, "sectors of the block map cannot be read; the blocks whose map entries lie there are lost");
+            tracing::warn!(%first, "cannot read sectors of the block map; the blocks whose map entries lie there are lost");
         }
         if page.lost_copies() > 1 {
-            tracing::warn!(%first, "both copies of a page's generations are lost; what its map entries say counts");
+            tracing::warn!(%first, "both copies of a page's generations are lost; its map entries count");
         }
         let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_clean);
         if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
@@ -194,7 +194,7 @@ impl BlockMap {
         self.evict();
     }
 
-    /// Drops pages over the limit that nobody holds, those untouched longest first. What patches need is not there for pages.
+    /// Drops unreferenced pages over the limit, those untouched longest first. What patches need is not there for pages.
     fn evict(&self) {
         let page_bytes = (self.layout.page_bytes() + u64::from(self.layout.sector_bytes())) as usize;
         let limit = (self.cache_bytes.saturating_sub(self.patches.bytes()) / page_bytes).max(MIN_CACHED_PAGES);

@@ -19,11 +19,11 @@ use crate::volume::{State, Volume};
 const PAGES_IN_FLIGHT: usize = 32;
 /// Sectors of generations written at once when a block group is initialized.
 const SECTORS_IN_FLIGHT: usize = 64;
-/// What there may be one of at a time: a checkpoint, and within it or beside it somebody who writes superblocks.
+/// What there may be one of at a time: a checkpoint, and within it or beside it one write of superblocks.
 const CHECKPOINT: RangeInclusive<u64> = 0..=0;
 const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
 
-/// Who wants checkpoints, and how they end.
+/// Requests for checkpoints, and their results.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
     is_wanted: Cell<bool>,
@@ -43,7 +43,7 @@ impl Checkpoints {
         }
     }
 
-    /// Lets everybody who waits look again.
+    /// Wakes every waiter to check again.
     pub fn wake(&self) {
         self.changed.notify();
     }
@@ -56,7 +56,7 @@ impl Checkpoints {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Makes checkpoints whenever somebody wants one, until [`Checkpoints::end`] or the volume has failed.
+    /// Makes checkpoints on request, until [`Checkpoints::end`] or the volume has failed.
     pub(crate) async fn run_checkpoints(&self) {
         let of = &self.checkpoints;
         let is_over = || of.is_over.get() || self.state.get() == State::Failed;
@@ -68,7 +68,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             of.is_wanted.set(false);
             let result = self.checkpoint(false).await;
             if let Err(error) = &result {
-                tracing::warn!(%error, "checkpoint failed; the log keeps what it was to write");
+                tracing::warn!(%error, "checkpoint failed; the log keeps its map entries");
             }
             *of.last_error.borrow_mut() = result.err();
             of.ended.set(of.ended.get() + 1);
@@ -99,7 +99,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ///
     /// # Errors
     /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
-    /// could not. After a failed sync nobody knows which writes were lost, so no later one may build on them: the volume takes
+    /// could not. After a failed sync it is unknown which writes were lost, so no later one may build on them: the volume takes
     /// no more writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
@@ -195,7 +195,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Brings all superblocks up to date. Recovery leaves map entries behind that do not count, and a superblock from before it,
+    /// Rewrites all superblocks. After recovery the log still holds map entries that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
     pub(crate) async fn checkpoint_both(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;

@@ -33,13 +33,13 @@ struct FlushWaiter {
     result: RefCell<Option<Result<(), Error>>>,
 }
 
-/// Who waits for commits, and how they end.
+/// Waiters for commits, and the results of commits.
 pub(crate) struct CommitQueue {
     /// Notified when the worker has something to do.
     pub wanted: Rc<Condition>,
     /// Counts commits that have ended.
     pub ended: Cell<u64>,
-    /// Why the volume takes no more writes.
+    /// Why the volume failed: writes are disabled.
     pub failure: RefCell<Option<String>>,
     /// Map entries in memory at which writers wait for a commit.
     pub max_uncommitted: usize,
@@ -114,7 +114,7 @@ impl CommitQueue {
         }
     }
 
-    /// Whether somebody waits for a commit.
+    /// True if a flush or a writer waits for a commit.
     pub fn due(&self) -> bool {
         self.flush_wanted.get() || self.space_wanted.get()
     }
@@ -124,7 +124,7 @@ impl CommitQueue {
         (self.ended.get() != since).then(|| self.last_error.borrow().clone()).flatten()
     }
 
-    /// Takes over everybody who waits now; the returned function answers them.
+    /// Takes the flushes that wait now; the returned function completes them.
     pub fn begin(&self) -> impl FnOnce(Result<(), Error>) + '_ {
         self.flush_wanted.set(false);
         self.space_wanted.set(false);
@@ -157,7 +157,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Commits everything that is in the memtable when it begins. `answer` is called as soon as all of it is durable, or has
-    /// failed: whoever waits need not wait for the block map.
+    /// failed: a flush need not wait for the block map.
     pub(crate) async fn commit(&self, answer: impl FnOnce(Result<(), Error>)) -> Result<(), Error> {
         let mut answer = Some(answer);
         let result = loop {
@@ -251,7 +251,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         })
     }
 
-    /// Gives up the physical blocks that map entries of one page replace. One that cannot be told stays in use until the block group's map pages are
+    /// Frees the physical blocks that map entries of one page replace. An unknown one stays in use until the block group's map pages are
     /// read the next time.
     async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
         let number = pieces_of_page[0].page;
@@ -264,7 +264,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 match self.block_map.page(&self.medium, number).await {
                     Ok(found) => page = Some(found),
                     Err(error) => {
-                        tracing::warn!(%error, "physical blocks of replaced blocks stay in use: their map entries cannot be read");
+                        tracing::warn!(%error, "cannot read the map entries of replaced blocks; their physical blocks stay in use");
                         return;
                     }
                 }

@@ -114,7 +114,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         buffer
     }
 
-    /// Reads all pieces of an extent. Blocks that cannot be read are zeroes and faults.
+    /// Reads all pieces of an extent. Blocks that cannot be read become zeroes and bad blocks.
     pub(crate) async fn collect(
         &self,
         extent: Extent,

@@ -11,13 +11,12 @@
 //!   `memtable`: not durable yet.
 //! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
-//! - `read`, `write`, `unmap`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
+//! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map entry that gave it up
-//! is durable and nobody reads it; log space is used again only when the superblock that gives it up is durable.
+//! is durable and no read is looking at it; log space is used again only when the superblock that frees it is durable.
 
-mod allocation;
 mod bits;
 mod block_allocator;
 mod block_groups;
@@ -25,9 +24,6 @@ mod block_map;
 mod checkpoint;
 mod commit;
 mod corrupt;
-mod create;
-mod digest;
-mod error;
 pub mod format;
 mod free_map;
 mod gather;
@@ -35,8 +31,8 @@ mod log;
 mod lookup;
 mod map_entries;
 mod map_page;
+mod medium;
 mod memtable;
-mod one_sync;
 mod open;
 mod patches;
 mod profile;
@@ -47,10 +43,8 @@ mod relocate;
 mod remains;
 mod reserved;
 mod resize;
-mod sectors;
 mod superblocks;
 mod turns;
-mod unmap;
 mod upkeep;
 mod volume;
 mod worker;
@@ -58,9 +52,7 @@ mod write;
 
 pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionKind, DamageError};
-pub use create::{CreateOptions, create};
-pub use error::VolumeError;
-pub use open::{Mutation, OpenOptions, OpenVolume, open, probe};
+pub use open::{CreateOptions, Mutation, OpenOptions, OpenVolume, VolumeError, create, open, probe};
 pub use profile::{Hints, ProfileError, VolumeProfile};
 pub use recognise::{Recognised, Trace, recognise};
 pub use remains::{Remains, RemainsError, open_remains};

@@ -217,7 +217,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// arrived.
     ///
     /// # Errors
-    /// When a sync fails: the volume takes no more writes. A write that fails costs nothing that was there before.
+    /// When a sync fails: the volume fails, and writes are disabled. A write that fails costs nothing that was there before.
     pub(crate) async fn write_second_copy(&self) -> Result<(), Error> {
         let Some(mut last) = self.log.last.borrow().clone().filter(|_| self.log.needs_second_copy()) else {
             return Ok(());
@@ -227,7 +227,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         buffer.copy_from_slice(&last.bytes);
         let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
         if let Err(error) = self.medium.write(place, buffer.freeze()).await {
-            tracing::warn!(%error, "the second copy of the last log sector could not be written");
+            tracing::warn!(%error, "cannot write the second copy of the last log sector");
             self.log.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
             return Ok(());
         }

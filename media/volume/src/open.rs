@@ -1,22 +1,23 @@
-//! Opening a volume.
+//! Creating a volume and opening it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
-use sealblock_units::BlockCount;
+use sealblock_block::{Clock, Condition, Geometry, Limits, Medium, MediumError};
+use sealblock_integrity::PiFormat;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, BlockSize};
 
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
 use crate::checkpoint::Checkpoints;
 use crate::commit::CommitQueue;
-use crate::error::VolumeError;
-use crate::format::Superblock;
+use crate::format::{Layout, LayoutError, Seed, Superblock, SuperblockError};
 use crate::log::Log;
+use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::one_sync::OneSync;
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
@@ -43,7 +44,7 @@ pub struct OpenOptions {
     pub cache_bytes: usize,
     /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
     pub relocate: bool,
-    /// The volume is idle when nobody has asked anything of it for this time. After 100 times as long the space of free physical blocks
+    /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
     /// goes back to the medium.
     pub idle_after: Duration,
     /// An injected fault, to show that tests notice it.
@@ -71,7 +72,7 @@ pub enum Mutation {
     None,
     /// Commits do not wait for the medium.
     SkipSync,
-    /// Flushes are answered when the data are durable and the tags are not.
+    /// Flushes complete when the data are durable and the tags are not.
     LateTags,
     /// Physical blocks are used again before the map entry that gives them up is durable.
     ReuseEarly,
@@ -81,7 +82,7 @@ pub enum Mutation {
     MapFirst,
     /// Of the two copies of generations only the first is read.
     OneCopy,
-    /// Checkpoints give up log space before the block map is durable.
+    /// Checkpoints free log space before the block map is durable.
     UnsyncedTables,
     /// What was written to one place of the log is not repeated by the next commit.
     RepeatNothing,
@@ -160,7 +161,7 @@ pub async fn open<M: Medium, C: Clock>(
         return Err(VolumeError::ReadOnly);
     }
     if !options.read_only {
-        // Whoever died here before may have left writes that can be read and are not durable; what is decided from them
+        // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
         // must not outlive them.
         medium.sync().await?;
     }
@@ -262,4 +263,123 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         changes: Cell::new(0),
         changed: Condition::default(),
     }
+}
+
+/// Bytes written at once where zeroes are written.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// The shape of a new volume.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateOptions {
+    /// Size of a block.
+    pub block_size: BlockSize,
+    /// Number of blocks.
+    pub capacity_blocks: u64,
+    /// Format of the protection information, if any.
+    pub protection: Option<PiFormat>,
+    /// Identity; two volumes must not share one, because it salts their checksums.
+    pub uuid: [u8; 16],
+    /// Take the space of the whole volume at once, and never give it back.
+    pub preallocate: bool,
+}
+
+/// Makes an empty volume on a medium, whatever was there before. The medium must have [`Layout::medium_bytes`].
+///
+/// # Errors
+/// When the shape is impossible, the medium is too short, has not the space or cannot promise it, or fails. An earlier volume
+/// on it is gone then.
+pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<(), VolumeError> {
+    let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)?;
+    if medium.len_bytes() < layout.medium_bytes() {
+        return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
+    }
+    // The old superblocks go first: a volume that was half made must not look like the one that was there before.
+    superblocks::wipe(medium, &layout).await?;
+    medium.sync().await?;
+    if options.preallocate {
+        medium.reserve(0, layout.medium_bytes()).await?;
+    }
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
+    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
+    BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
+    medium.sync().await?;
+    for write_seq in [0, 1] {
+        let superblock = Superblock {
+            uuid: options.uuid,
+            write_seq,
+            layout,
+            protection: options.protection,
+            is_clean: true,
+            uncorrectable: false,
+            keeps_space: options.preallocate,
+            log_tail: 0,
+            initialized_groups: 0,
+        };
+        superblocks::write(medium, &superblock).await?;
+    }
+    medium.sync().await?;
+    Ok(())
+}
+
+async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result<(), VolumeError> {
+    let zeroes = Buffer::zeroed(CHUNK_BYTES.min(length) as usize).freeze();
+    let mut at = 0;
+    while at < length {
+        let chunk = CHUNK_BYTES.min(length - at);
+        medium.write(offset + at, zeroes.slice(..chunk as usize)).await?;
+        at += chunk;
+    }
+    Ok(())
+}
+
+/// Why a volume cannot be made or opened.
+#[derive(Debug, thiserror::Error)]
+pub enum VolumeError {
+    /// Neither superblock can be used.
+    #[error("{0}")]
+    Superblock(#[from] SuperblockError),
+    /// The shape asked for is impossible.
+    #[error("{0}")]
+    Layout(#[from] LayoutError),
+    /// The medium failed.
+    #[error("the medium failed: {0}")]
+    Medium(#[from] MediumError),
+    /// The medium ends before the volume does.
+    #[error(
+        "the medium has {medium_bytes} bytes and the volume needs {needed_bytes}: it was cut off or copied in part"
+    )]
+    Truncated {
+        /// Length of the medium.
+        medium_bytes: u64,
+        /// Length the volume needs.
+        needed_bytes: u64,
+    },
+    /// The volume was made for smaller sectors than the medium has.
+    #[error(
+        "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: copy it to a new volume"
+    )]
+    Sector {
+        /// The volume's sector.
+        volume_bytes: u32,
+        /// The medium's sector.
+        medium_bytes: u32,
+    },
+    /// The medium takes no writes, and the volume was to be opened for writing.
+    #[error("the medium is read-only")]
+    ReadOnly,
+    /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
+    /// known, so the volume is not opened for writing.
+    #[error(
+        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known; nothing is written to such a volume"
+    )]
+    LogDamaged {
+        /// Sequence number of the first lost sector.
+        sequence: u64,
+        /// How many are lost.
+        sectors: u64,
+    },
+    /// What a crash left could not be made durable.
+    #[error("recovery could not be finished: {0}")]
+    Recovery(String),
 }

@@ -68,7 +68,7 @@ pub struct VolumeProfile {
     /// Where everything lies.
     pub layout: Layout,
     /// The format of the protection information, as far as reading needs it: its guard is right; its type is one that leaves
-    /// reference tags to whoever wrote them.
+    /// reference tags to the writer.
     pub protection: Option<PiFormat>,
     /// What salts the checksums.
     pub seed: Seed,

@@ -13,12 +13,12 @@ use futures_util::future::join;
 use sealblock_block::{Clock, Error, Medium};
 use sealblock_units::Lba;
 
-use crate::error::VolumeError;
 use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock};
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
+use crate::medium::read_sectors;
+use crate::open::VolumeError;
 use crate::open::{Mutation, OpenOptions};
-use crate::sectors::read_sectors;
 use crate::volume::Volume;
 
 /// Bytes of a region of the log read at once.
@@ -99,13 +99,13 @@ pub(crate) async fn replay<M: Medium>(
     }
     if scan.unreadable > 0 {
         let (sectors, lost) = (scan.unreadable, recovered.lost);
-        tracing::warn!(sectors, lost, "sectors of the log cannot be read");
+        tracing::warn!(sectors, lost, "cannot read sectors of the log");
     }
     Ok(recovered)
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Writes what recovery has found to the block map, and gives up the log that said so. A few map entries may say more than there is
+    /// Writes what recovery has found to the block map, and empties the log. A few map entries may say more than there is
     /// memory for, so what waits for the block map goes there bit by bit.
     pub(crate) async fn checkpoint_recovered(&self, entries: &[MapEntryRun]) -> Result<(), Error> {
         let (mut first, mut blocks) = (0, 0_u64);
@@ -148,7 +148,7 @@ impl Recovered {
             }
             DataPresence::Unreadable => {
                 self.unreadable.push(entry.lba);
-                tracing::warn!(lba = %entry.lba, "the last write of the block cannot be read; the block is unreadable");
+                tracing::warn!(lba = %entry.lba, "cannot read the data of the block's last write; the block is unreadable");
             }
             DataPresence::Yes => {}
         }
@@ -194,7 +194,7 @@ impl LogScan<'_> {
         self.unseen.push(tail + ahead);
     }
 
-    /// Where the log goes on: at its tail if it is empty. Otherwise behind everything that may be in it, seen or not: a
+    /// Where the log continues: at its tail if it is empty. Otherwise behind everything that may be in it, seen or not: a
     /// place that cannot be read today must not hold another sector of the same number tomorrow.
     fn next(&self) -> u64 {
         match self.unreadable == 0 && self.next == self.superblock.log_tail {

@@ -54,7 +54,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     Ok(Step::NoSpace) => break,
                     Ok(Step::Interrupted) => return false,
                     Err(error) => {
-                        tracing::warn!(%error, "blocks were not moved");
+                        tracing::warn!(%error, "cannot move blocks");
                         self.allocator.with(group, |map| map.set_pieces(extent, 0));
                     }
                 }
@@ -97,7 +97,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             false => map.take_at_home(extent, &offsets),
         });
         let Some(taken) = taken else {
-            // Where nothing checks, nothing is to be done until somebody writes.
+            // No block verifies, so nothing can be moved until a write.
             return Ok(if offsets.is_empty() { self.done(group, extent) } else { Step::NoSpace });
         };
         self.write_moved(group, place, &chosen, &data, taken).await?;
@@ -160,7 +160,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let is_good = bad_blocks.iter().all(|bad_block| bad_block.lba != entry.lba)
                 && data_match(entry, self.geometry.protection, block);
             if !is_good {
-                tracing::warn!(lba = entry.lba.get(), "a block does not check, and is not moved");
+                tracing::warn!(lba = entry.lba.get(), "block not moved: its data do not match its map entry");
                 self.upkeep.count(|counts| counts.blocks_unfit += 1);
             }
             is_good
@@ -168,7 +168,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         (blocks, data)
     }
 
-    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where nobody has written meanwhile.
+    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where no write came in between.
     async fn write_moved(
         &self,
         group: u64,

@@ -4,7 +4,7 @@
 //! Where the live part of the log begins stood in the superblock. But each map page says up to which sector of the log it
 //! has everything: what the log has from there on is newer, and all else is not. As after any crash, a map entry behind the last
 //! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with map entries of
-//! nobody knows which blocks: where there are any it is said that blocks may be older than they were.
+//! unknown blocks: where there are any, the result says that blocks may be older than they were.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use sealblock_block::{Clock, Medium};
 
 use crate::block_groups::BlockGroups;
-use crate::error::VolumeError;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
 use crate::map_entries::MapEntries;
 use crate::map_page::MapLookup;
+use crate::open::VolumeError;
 use crate::open::{OpenOptions, OpenVolume, assemble};
 use crate::profile::{self, Hints, ProfileError, VolumeProfile};
 use crate::recovery::{DataPresence, Recovered, fits, has_data};

@@ -1,4 +1,4 @@
-//! The reserved area: room beside the blocks, for the notes of whoever stands on the volume.
+//! The reserved area: small durable areas beside the blocks, for the layers above: a group label and the state of scrubs.
 //!
 //! Each area has two places, written in turn, so one of them always holds something whole; and each place is there twice,
 //! behind a superblock and in the tail, so that the loss of either end of the volume costs nothing. Bitmap pages lie behind
@@ -22,7 +22,7 @@ pub(crate) struct ReservedAreas {
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
 
-/// Gives up the right to write, also when a request is dropped half-way.
+/// The lock on the reserved area: released when dropped, also with a request that is dropped half-way.
 struct Writing<'a>(&'a ReservedAreas);
 
 impl Drop for Writing<'_> {
@@ -62,14 +62,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = self.medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
             let (read, bytes) = self.medium.read(offset, room).await;
-            // An unreadable copy is no more than a damaged one. Of two that hold the same nobody knows whether they are the newest.
+            // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been the newest, so the read fails.
             failed[at / 2] += usize::from(read.is_err());
             if let (Err(error), 2) = (&read, failed[at / 2]) {
-                let reason = format!("neither copy of what the reserved area holds can be read: {error}");
+                let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
-            // One in the other turn's place was misplaced, or put there by somebody else.
+            // A copy in the place of the other parity was misdirected or forged.
             let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
             write_seqs[at] = Some(found.write_seq);
             if newest.as_ref().is_none_or(|newest| newest.write_seq < found.write_seq) {
@@ -108,14 +108,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             buffer[..bytes.len()].copy_from_slice(bytes);
             {
                 let _in_order = self.reserved.lock().await;
-                // As below: what was dropped goes on, and would land on what comes now.
+                // As below: a dropped write is still in flight, and could land on this one.
                 self.medium.drain().await;
                 self.medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
             }
             return self.medium.sync().await.map_err(|error| self.fail(&error));
         }
         let _alone = self.reserved.lock().await;
-        // A write that was dropped goes on, and would land on the same copy.
+        // A dropped write is still in flight, and could land on the same copy.
         self.medium.drain().await;
         if self.reserved.write_seqs[area.index()].get().is_none() {
             self.load_reserved(area).await?;
@@ -130,7 +130,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.reserved_offsets(area, write_seq));
         self.medium.write(start, bytes_written.clone()).await?;
         if let Err(error) = self.medium.write(tail, bytes_written).await {
-            tracing::warn!(%error, "a second copy of what the reserved area holds could not be written");
+            tracing::warn!(%error, "cannot write the second copy of the reserved area");
         }
         // The sync makes other writes durable, too, or loses them; the volume must know.
         self.medium.sync().await.map_err(|error| self.fail(&error))?;

@@ -1,7 +1,7 @@
-//! Changing the size of a volume that nobody has open.
+//! Changing the size of a volume that is not open.
 //!
 //! Blocks stay where they are. A volume that grows gets more block groups behind its last one, or blocks that an earlier shrinking has
-//! left over in it; one that shrinks gives up the block groups that lie wholly behind its new end, where no block may hold data.
+//! left over in it; one that shrinks drops the block groups that lie wholly behind its new end, where no block may hold data.
 //! The room behind the last block group, with the third superblock and copies of the reserved area, moves to the new end.
 
 use std::pin::pin;
@@ -11,8 +11,8 @@ use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumError
 use sealblock_units::Extent;
 
 use crate::block_groups::BlockGroups;
-use crate::error::VolumeError;
 use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
+use crate::open::VolumeError;
 use crate::open::{Mutation, OpenOptions, OpenVolume, open};
 use crate::superblocks;
 use crate::volume::Volume;
@@ -87,7 +87,7 @@ impl From<MediumError> for ResizeError {
 
 /// Changes the size of the volume on a medium that no volume is open on.
 ///
-/// The medium is to be opened for writing, which keeps everybody else away. Whatever happens in between, such as a crash, the
+/// Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
 /// volume has its old size or its new one and all of its data. After a crash, doing it again finishes it. So does asking for
 /// the size that it has.
 ///
@@ -98,7 +98,7 @@ pub async fn resize<M: Medium, C: Clock>(
     clock: C,
     options: &ResizeOptions,
 ) -> Result<Resized, ResizeError> {
-    // What cannot be is refused before anything is written.
+    // An impossible size is refused before anything is written.
     layout_for(&superblocks::read(medium).await?.superblock, options)?;
     let superblock = close_in_order(medium, clock, options).await?;
     let layout = layout_for(&superblock, options)?;
@@ -253,7 +253,7 @@ impl<M: Medium> Step<'_, M> {
         Ok(self.medium.sync().await?)
     }
 
-    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an earlier shrinking gave up
+    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an earlier shrinking dropped
     /// name the same blocks of the same volume. Its map entries would be taken for newer than what the generations say, and its
     /// generations for a block group that is initialized. `there` is how long the medium was: what lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew should a crash
     /// have come before it was.
@@ -339,7 +339,7 @@ impl<M: Medium> Step<'_, M> {
                 self.medium.sync().await
             };
             if let Err(error) = cut.await {
-                tracing::warn!(%error, "the space behind the volume's new end could not be given back");
+                tracing::warn!(%error, "cannot free the space behind the volume's new end");
             }
         }
         Ok(())

@@ -1,14 +1,14 @@
 //! The three copies of the superblock on a medium.
 //!
 //! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
-//! that gives up log space. So the third is never older than what the log still has map entries for, and a volume whose first
+//! that frees log space. So the third is never older than what the log still has map entries for, and a volume whose first
 //! two were overwritten, or put back to what they were, opens from it as it is.
 
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::error::VolumeError;
 use crate::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
+use crate::open::VolumeError;
 
 /// Copies of a superblock.
 pub(crate) const COPIES: usize = 3;
@@ -202,11 +202,11 @@ async fn read_ahead<M: Medium>(medium: &M, of: &Superblock) -> Option<Superblock
 /// Writes a superblock to the place of the older of the first two copies, and to that of the third.
 ///
 /// # Errors
-/// When the former fails. Without the third the volume goes on: it would be of use only if the others were lost.
+/// When the former fails. Without the third the volume stays usable: the third counts only if the others are lost.
 pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
     write_at_start(medium, superblock).await?;
     if let Err(error) = medium.write(superblock.layout.third_offset(), image(medium, superblock)).await {
-        tracing::warn!(%error, "the third copy of the superblock could not be written");
+        tracing::warn!(%error, "cannot write the third copy of the superblock");
     }
     Ok(())
 }

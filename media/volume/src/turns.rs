@@ -1,6 +1,6 @@
-//! First come, first served: who waits for room, and long requests that take turns.
+//! First come, first served: writers that wait for physical blocks, and long requests that take turns.
 //!
-//! Invariants: nobody overtakes another who waits for the same thing; whoever is dropped while waiting leaves the queue and lets
+//! Invariants: no waiter overtakes another that waits for the same thing; a waiter that is dropped leaves the queue and lets
 //! the next one look; what a [`Turn`] holds comes back when it is dropped. Long requests together hold no more than
 //! [`MAX_IN_FLIGHT_BYTES`] of the medium, so a short one never finds more than that before it in the medium's own queue.
 
@@ -12,12 +12,12 @@ use sealblock_units::BlockSize;
 
 /// Requests of at most this many bytes go on at once.
 const SHORT_BYTES: u64 = 128 << 10;
-/// A request counts for this many bytes at most: longer ones are carried out piece by piece.
+/// A request counts for this many bytes at most: longer ones execute piece by piece.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Bytes of long requests that are in flight together. A medium of 100 MB/s is through with as much in 80 ms.
 const MAX_IN_FLIGHT_BYTES: u64 = 8 << 20;
 
-/// Who waits, in order. A queue has a line for each key.
+/// Waiters, in order. A queue has a line for each key.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: RefCell<VecDeque<(u64, u64)>>,
@@ -40,7 +40,7 @@ impl Queue {
         Place { queue: self, key, number }
     }
 
-    /// Whether nobody waits in this line.
+    /// True if this line is empty.
     pub fn is_empty(&self, key: u64) -> bool {
         !self.waiting.borrow().iter().any(|&(other, _)| other == key)
     }

@@ -1,4 +1,4 @@
-//! What a volume does by itself while nobody asks anything of it: extents that lie in many pieces are brought together
+//! What an idle volume does by itself: extents that lie in many pieces are brought together
 //! (`relocate`), and the space of free physical blocks goes back to the medium.
 //!
 //! It runs beside commits and checkpoints and does nothing that a request could not do: physical blocks that it uses are taken,
@@ -149,7 +149,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         true
     }
 
-    /// Gives the space of free physical blocks back to the medium. Nobody uses them meanwhile.
+    /// Gives the space of free physical blocks back to the medium. They count as in use meanwhile.
     pub(crate) async fn punch(&self, group: u64, taken: Allocation<'_>) {
         for &(start, count) in taken.runs() {
             let (offset, mut length) =
@@ -159,7 +159,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 let end = self.layout.block_group(group).map_or(0, |group| group.end_offset);
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);
             }
-            // Where no space would come back, zeroes would be written to no end: nobody reads a free physical block.
+            // Where no space would come back, zeroes would be written for nothing: a free physical block is never read.
             if !self.medium.can_punch() || self.medium.is_hole(offset, length) {
                 continue;
             }

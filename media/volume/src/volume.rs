@@ -17,8 +17,8 @@ use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Super
 use crate::free_map::{FreeMap, Loader};
 use crate::log::Log;
 use crate::map_page::MapLookup;
+use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::one_sync::OneSync;
 use crate::open::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
@@ -27,7 +27,7 @@ use crate::upkeep::Upkeep;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
-/// Reads, writes and unmaps are carried out by whoever asks; commits and checkpoints by the [`crate::Worker`] that comes
+/// Requests execute in the task that polls them; commits and checkpoints in the [`crate::Worker`] that comes
 /// with the volume and must be run beside it.
 pub struct Volume<M, C> {
     pub(crate) medium: OneSync<M>,
@@ -65,7 +65,7 @@ pub(crate) enum State {
     Open,
     /// Closing: no change begins any more, and the worker is to commit everything, once the last one has ended, and end.
     Closing,
-    /// Closed in good order.
+    /// Closed cleanly.
     Closed,
     /// A write to the log or a sync failed: what is on the medium is not known, so nothing more is written.
     Failed,
@@ -76,7 +76,7 @@ pub(crate) enum State {
 pub struct VolumeInfo {
     /// The volume's identity.
     pub uuid: [u8; 16],
-    /// Whether it was closed in good order before it was opened this time.
+    /// True if it was closed cleanly before this open.
     pub clean: bool,
     /// Where everything lies.
     pub layout: Layout,
@@ -88,7 +88,7 @@ pub struct VolumeInfo {
     /// most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
     /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks that are not
-    /// known and that read as they were before. Only a read-only opening goes on with such a log.
+    /// known and that read as they were before. Only a read-only open accepts such a log.
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
@@ -108,8 +108,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.superblock.get()
     }
 
-    /// Makes everything durable, brings the block map up to date, marks the volume clean and ends the worker. From here on changes
-    /// are refused; those in flight end before it does, either refused as well or durable, and flushes are answered.
+    /// Makes everything durable, writes the block map by a checkpoint, marks the volume clean and ends the worker. From here on changes
+    /// are refused; those in flight end before it does, either refused as well or durable, and flushes complete.
     ///
     /// # Errors
     /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
@@ -117,7 +117,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.close_as(true).await
     }
 
-    /// The same for a volume that is opened again at once, while somebody waits: the space of free physical blocks stays where it is, since
+    /// The same for a volume that is opened again at once, while requests wait: the space of free physical blocks is kept, since
     /// giving it back takes the longer the more of them there are. See [`Volume::give_space_back`].
     ///
     /// # Errors
@@ -134,7 +134,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.state.set(State::Closing);
             self.keeps_free_space.set(!gives_space_back);
             self.commits.wanted.notify();
-            // Whoever waits for room is refused.
+            // Writers that wait for space are refused.
             self.allocator.freed.notify();
         }
         self.changed.wait_until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
@@ -156,14 +156,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Begins a change, unless the volume takes none. It is told of its end by the guard.
+    /// Begins a change, unless the volume is closing, failed or read-only. The guard ends it when dropped.
     pub(crate) fn begin_change(&self) -> Result<Change<'_>, Error> {
         self.check_writable()?;
         self.changes.set(self.changes.get() + 1);
         Ok(Change { changes: &self.changes, state: &self.state, ended: &self.commits.wanted })
     }
 
-    /// Whether nothing is left to do before it is closed: from here on nothing changes, and flushes are answered at once.
+    /// True if nothing is left to do before the close: from here on nothing changes, and flushes complete at once.
     pub(crate) fn is_quiesced(&self) -> bool {
         let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.allocator.has_work();
         self.state.get() == State::Closing && is_idle && self.memtable.is_empty()
@@ -246,7 +246,7 @@ fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
     (entry.kind == MapEntryKind::Stored).then_some(entry.pbn)
 }
 
-/// A change in flight, until it is dropped: with its map entries in the memtable, refused, or given up half-way.
+/// A change in flight, until it is dropped: with its map entries in the memtable, refused, or cancelled half-way.
 pub(crate) struct Change<'a> {
     changes: &'a Cell<usize>,
     state: &'a Cell<State>,

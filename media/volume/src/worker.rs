@@ -10,13 +10,13 @@ use sealblock_block::{Clock, Error, Medium};
 use crate::open::Mutation;
 use crate::volume::{State, Volume};
 
-/// A write that nobody flushes is durable after this time at the latest, give or take the commit.
+/// A write without a flush is durable after this time at the latest, plus the time of the commit.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 /// The last small commit gets its second copy after this time, unless another one begins.
 const SECOND_COPY_AFTER: Duration = Duration::from_millis(200);
-/// Units of unmapped physical blocks whose space is given back before it is looked whether somebody waits for a commit: 2 MiB.
+/// Units of unmapped physical blocks whose space is given back before the worker checks again for waiting flushes: 2 MiB.
 const MAX_PUNCHES: usize = 32;
-/// A volume that is left alone brings its map pages up to date after this time.
+/// A volume without writes makes a checkpoint after this time.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
 /// Commits and checkpoints of a volume; must be run beside it.
@@ -65,7 +65,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         while volume.state.get() != State::Failed {
             let wake = self.wait(settle.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
-                // What goes wrong has been told, and failed the volume if that is due.
+                // The error is logged, and has failed the volume if a sync failed.
                 let _ = volume.write_second_copy().await;
                 settle.set(self.second_copy_due());
                 continue;
@@ -81,7 +81,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             self.punch().await;
             self.reclaim().await;
             if let (Err(error), State::Closing) = (&committed, volume.state.get()) {
-                // What could not be committed would be lost, so the volume cannot be called clean.
+                // Uncommitted map entries would be lost, so the volume is not marked clean.
                 self.give_up(error);
                 return false;
             }
@@ -100,7 +100,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let volume = &*self.volume;
         let answer = volume.commits.begin();
         let committed = if volume.mutation == Mutation::LateTags {
-            // An injected fault: the data are durable, the tags are not yet, and the flush is answered.
+            // An injected fault: the data are durable, the tags are not yet, and the flush completes.
             let synced = volume.medium.sync().await.map_err(Error::from);
             answer(synced);
             volume.clock.sleep(Duration::from_millis(20)).await;
@@ -122,7 +122,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// Gives the space of physical blocks that were unmapped back to the medium, until somebody waits for a commit: what is left is given
+    /// Gives the space of physical blocks that were unmapped back to the medium, until a flush or writer waits for a commit: what is left is given
     /// back behind it.
     async fn punch(&self) {
         let volume = &*self.volume;
@@ -149,13 +149,13 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// The volume cannot be closed in good order.
+    /// Fails the volume: it cannot be closed cleanly.
     fn give_up(&self, error: &Error) {
         *self.volume.commits.failure.borrow_mut() = Some(error.to_string());
         self.volume.state.set(State::Failed);
     }
 
-    /// Answers whoever waits.
+    /// Completes every waiting flush and wakes writers and the close.
     fn end(&self) {
         let volume = &*self.volume;
         let outcome = if volume.state.get() == State::Failed { Err(volume.failed()) } else { Ok(()) };

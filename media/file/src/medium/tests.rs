@@ -101,7 +101,7 @@ fn the_end_is_the_end_until_the_file_grows() {
         assert_eq!(kind(medium.zero(8192, 4096).await), Some(MediumErrorKind::PastEnd));
         medium.set_len_bytes(12288).unwrap();
         assert!(medium.write(8192, page()).await.is_ok());
-        // Somebody else cut the file behind our back.
+        // Another process truncated the file.
         std::fs::OpenOptions::new().write(true).open(medium.path()).unwrap().set_len(4096).unwrap();
         assert_eq!(kind(read(&medium, 4096, 4096).await), Some(MediumErrorKind::PastEnd));
         assert!(read(&medium, 0, 4096).await.is_ok());

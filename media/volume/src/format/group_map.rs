@@ -21,7 +21,7 @@ pub struct GroupMapSector {
     pub write_seq: u64,
     /// A bit for each block group from `index` times the block groups of a sector on, the lowest of the first byte first.
     pub bits: Vec<u8>,
-    /// The volume lies otherwise than a new one of its size would: without a superblock nobody knows where its block groups are.
+    /// The volume lies otherwise than a new one of its size would: without a superblock the place of its block groups is unknown.
     pub is_resized: bool,
 }
 

@@ -34,7 +34,7 @@ pub enum MapEntryKind {
     Stored,
     /// The block was deallocated and reads as zeroes.
     Deallocated,
-    /// The block was made unreadable, and stays so until it is written or given up.
+    /// The block was made unreadable (Write Uncorrectable), and stays so until it is written or deallocated.
     Uncorrectable,
 }
 
@@ -43,7 +43,7 @@ pub enum MapEntryKind {
 pub struct MapEntry {
     /// The block.
     pub lba: Lba,
-    /// Stored, given up, or made unreadable.
+    /// Stored, deallocated, or made unreadable.
     pub kind: MapEntryKind,
     /// The physical block of the block's block group that holds the data.
     pub pbn: u32,

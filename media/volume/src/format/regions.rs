@@ -1,6 +1,6 @@
 //! What lies where, by name: every byte of a volume belongs to one region.
 //!
-//! For whoever looks at a medium from outside, such as a program that damages each region in turn. A part of the layout that
+//! For programs that examine a medium from outside, such as one that damages each region in turn. A part of the layout that
 //! is added gets its line here, so that nothing is left out.
 
 use std::fmt;

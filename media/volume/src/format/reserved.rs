@@ -27,7 +27,7 @@ pub struct ReservedCopy {
 pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
     let within = match area {
         ReservedArea::GroupLabel => 4 << 10,
-        // Of a page nobody asks.
+        // Bitmap pages have no copies; this value is never used.
         ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => 24 << 10,
     };
     SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within

@@ -56,7 +56,7 @@ pub struct Superblock {
     pub layout: Layout,
     /// The format of the blocks' protection information, if they have any.
     pub protection: Option<PiFormat>,
-    /// The volume was closed in good order: the log from `log_tail` on is empty.
+    /// The volume was closed cleanly: the log from `log_tail` on is empty.
     pub is_clean: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
     pub uncorrectable: bool,

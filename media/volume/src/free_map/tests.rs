@@ -7,7 +7,7 @@ fn full() -> FreeMap {
     FreeMap::new(1 << 18, (1 << 18) + (1 << 14), 4096)
 }
 
-/// Blocks as a volume would keep them: where each is, and which physical blocks the next commit gives up.
+/// Blocks as a volume would keep them: where each is, and which physical blocks the next commit frees.
 struct Blocks {
     map: FreeMap,
     pbn: Vec<Option<u32>>,

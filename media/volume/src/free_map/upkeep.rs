@@ -1,4 +1,4 @@
-//! What is done to a block group's physical blocks while nobody asks anything of the volume: extents that lie in many pieces are brought
+//! What an idle volume does to the physical blocks of a block group: extents that lie in many pieces are brought
 //! together, and the space of free physical blocks goes back to the medium.
 
 use super::{FreeMap, Run, Runs};

@@ -260,7 +260,7 @@ fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
     }
 }
 
-/// What the superblock knows of and nobody finds was written, wherever it was.
+/// A block group that the superblock counts and no scan finds was written, wherever it was.
 #[test]
 fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
     let old = old(512);

@@ -42,7 +42,7 @@ impl Dice {
     }
 }
 
-/// Runs tasks to their end, one poll at a time, in a drawn order of those that were woken. Gives those that nobody wakes.
+/// Runs tasks to their end, one poll at a time, in a drawn order of those that were woken. Returns those that are never woken.
 fn run_all(tasks: Vec<(&'static str, Task)>, dice: &mut Dice) -> Vec<&'static str> {
     let awake = |task| (task, Arc::new(Flag(AtomicBool::new(true))));
     let mut tasks: Vec<_> = tasks.into_iter().map(awake).collect();
@@ -158,7 +158,7 @@ fn close_beside_others(bytes: &[u8], seed: u64) {
         tasks.push(("writer", Box::pin(writer(Rc::clone(&volume), Rc::clone(&told), first, dice.below(40)))));
         tasks.push(("flusher", Box::pin(flusher(Rc::clone(&volume), dice.below(40)))));
     }
-    assert_eq!(run_all(tasks, &mut dice), [""; 0], "seed {seed}: nobody wakes these any more");
+    assert_eq!(run_all(tasks, &mut dice), [""; 0], "seed {seed}: these are never woken");
     assert!(told.is_closed.get());
     drop(volume);
     medium.turns.set(0);

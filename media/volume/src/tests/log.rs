@@ -382,7 +382,7 @@ fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
     let rig = with_two_commits();
     for _ in 0..4 {
         rig.wait(SETTLED / 4);
-        // Somebody wants room, and there is nothing to commit.
+        // A writer waits for space, and there is nothing to commit.
         rig.gate.device().commits.request_space();
         rig.idle();
     }

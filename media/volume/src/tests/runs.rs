@@ -158,7 +158,7 @@ fn faults_put_in_on_purpose_are_seen() {
     }
 }
 
-/// A volume whose log ends with a sector of these map entries, made by somebody else with the right checksums.
+/// A volume whose log ends with a sector of these map entries, forged with the right checksums.
 fn forged(entries: &[MapEntryRun]) -> TestMedium {
     let rig = written();
     rig.write(1, &pattern(8, 512)).unwrap();

@@ -44,7 +44,7 @@ pub struct TestMedium {
     /// Bytes from and to which writes wait until they are let go.
     pub held: Rc<Cell<(u64, u64)>>,
     pub let_go: Rc<Condition>,
-    /// How often an operation is polled before it is carried out.
+    /// How often a request is polled before it executes.
     pub turns: Rc<Cell<u32>>,
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
@@ -54,7 +54,7 @@ pub struct TestMedium {
 /// Unit in which space is taken.
 const SPACE_BYTES: u64 = 4096;
 
-/// A write that has not ended. Dropped before, it goes on.
+/// A write in flight. Dropped before, it stays in flight.
 struct Flight<'a> {
     medium: &'a TestMedium,
     write: Option<(u64, Slice)>,
@@ -286,7 +286,7 @@ impl Medium for TestMedium {
     }
 }
 
-/// A clock that goes on when it is told to. Clones are the same clock.
+/// A clock that the test advances. Clones are the same clock.
 #[derive(Clone, Default)]
 pub struct TestClock {
     now: Rc<Cell<Duration>>,

@@ -1,8 +1,8 @@
-//! A medium whose syncs come one at a time, and that never syncs again after one has failed.
+//! The medium as a volume uses it: one sync at a time, and reads that name the sectors the medium does not return.
 //!
-//! Commits, checkpoints and the reserved area sync beside one another. A sync that fails may have lost what any of them wrote, and the medium
-//! says so once, to one of them; another sync, in flight or begun later, may then end well over data that are gone. So nobody's
-//! sync ends well after one has failed.
+//! Commits, checkpoints and the reserved area sync beside one another. A failed sync may have lost writes of any of them, and the
+//! medium reports the failure once, to one caller; a later sync may then succeed although data are gone. So after one failed sync
+//! every other sync fails too.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
@@ -104,6 +104,44 @@ impl<M: Medium> Medium for OneSync<M> {
     fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         self.medium.set_len(length_bytes)
     }
+}
+
+/// How often a sector is read before it counts as unreadable.
+const READ_ATTEMPTS: u32 = 3;
+
+/// Reads whole sectors; where the medium fails, one by one. Also gives the numbers of those that it does not give, which are
+/// zeroes.
+///
+/// # Errors
+/// When the medium fails in another way than by not giving bytes.
+pub(crate) async fn read_sectors<M: Medium>(
+    medium: &M,
+    offset: u64,
+    length: usize,
+    sector: usize,
+) -> Result<(Buffer, Vec<usize>), MediumError> {
+    let (read, mut whole) = medium.read(offset, medium.buffer(length)).await;
+    match read {
+        Ok(()) => return Ok((whole, Vec::new())),
+        Err(error) if !error.is_local() => return Err(error),
+        Err(_) => {}
+    }
+    // All of them between two tries of one: what troubles a medium for a moment is over by then.
+    let mut missing: Vec<usize> = (0..length / sector).collect();
+    whole.fill(0);
+    for _ in 0..READ_ATTEMPTS {
+        let mut still = Vec::new();
+        for at in missing {
+            let (read, bytes) = medium.read(offset + (at * sector) as u64, medium.buffer(sector)).await;
+            match read {
+                Ok(()) => whole[at * sector..(at + 1) * sector].copy_from_slice(&bytes),
+                Err(error) if error.is_local() => still.push(at),
+                Err(error) => return Err(error),
+            }
+        }
+        missing = still;
+    }
+    Ok((whole, missing))
 }
 
 #[cfg(test)]
