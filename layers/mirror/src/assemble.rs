@@ -1,19 +1,20 @@
-//! Which replicas may be trusted with what, told from their labels alone.
+//! Assembly of a mirror from the labels of its replicas alone: which replicas count, and what each lacks.
 //!
-//! A replica is *current* when nobody who went on without it has noted so. Of replicas that think of themselves as current the one
-//! with the latest label tells about the others. Two that were each written without the other cannot both be right, and
-//! nothing can tell which one is: a split brain, which is refused. What was written without what is told by the lineages of
-//! their labels alone; generations tell which regions a replica lacks, and which of two images of a replica is the older one.
+//! A replica is in sync unless a writer that continued without it marked it out of sync. Of the replicas whose own
+//! labels call them in sync, the one with the newest label is the authority on the others. Two replicas that were
+//! each written without the other cannot both be right, and nothing tells which one is: a split brain, which is
+//! refused. The lineages of the labels alone tell which replica was written without which; event counts tell which
+//! regions a replica lacks, and which of two images of a replica is older.
 
 use crate::label::{Label, ReplicaRecord, ReplicaState};
 use crate::regions::Regions;
 
-/// What was found where a replica should be.
+/// What was found under the name of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReplicaProbe {
-    /// Nothing: the replica cannot be reached.
+    /// The device cannot be opened.
     Absent,
-    /// A device without a label. Whether it could have one.
+    /// A device without a label.
     Unlabelled {
         /// It has room for a label.
         has_room: bool,
@@ -23,59 +24,57 @@ pub enum ReplicaProbe {
 }
 
 impl ReplicaProbe {
-    /// Whether there is room for a label.
+    /// True if the device has room for a label.
     pub fn has_room(&self) -> bool {
         matches!(self, ReplicaProbe::Labelled(_) | ReplicaProbe::Unlabelled { has_room: true })
     }
 }
 
-/// Why these replicas do not make a mirror. Replicas are numbered as they were given.
+/// Why these replicas do not make a mirror. Numbers count the names on the command line from 0.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AssembleError {
-    /// No replica is there.
-    #[error("none of its replicas can be reached")]
+    /// No replica is online.
+    #[error("no replica of the mirror is online")]
     NoReplica,
-    /// A new mirror needs all of its replicas.
-    #[error("replica {replica} cannot be reached, and nothing tells yet that the replicas belong together")]
+    /// A new mirror needs all of its replicas online.
+    #[error("replica {replica} is offline, and no label makes these devices a mirror")]
     NewWithoutReplica {
-        /// The replica that is not there.
+        /// The offline replica.
         replica: usize,
     },
     /// Replicas of two mirrors.
     #[error("replica {replica} belongs to another mirror")]
     OtherMirror {
-        /// The replica that belongs elsewhere.
+        /// The replica of the other mirror.
         replica: usize,
     },
-    /// A device that never was a replica.
+    /// A device that never was a replica of this mirror.
     #[error("replica {replica} never was a replica of this mirror")]
     NotAReplica {
         /// The device.
         replica: usize,
     },
-    /// A device that was taken out.
-    #[error("replica {replica} was taken out of this mirror")]
+    /// A replica that was removed.
+    #[error("replica {replica} was removed from this mirror")]
     Removed {
         /// The device.
         replica: usize,
     },
-    /// Devices that nobody has made a mirror of.
-    #[error(
-        "nothing says that these are replicas of one mirror: no label is on them, and replica {replica} may hold data"
-    )]
+    /// Devices without labels that may hold data: a mirror of them must be created on purpose.
+    #[error("no label makes these devices a mirror, and replica {replica} may hold data")]
     NotCreated {
         /// The first that may hold data.
         replica: usize,
     },
     /// No device has room for a label.
-    #[error("no replica has room for a label, so nothing could tell that they belong together")]
+    #[error("no replica has room for a mirror label")]
     NoRoom,
-    /// One replica twice.
-    #[error("replicas {first} and {second} have the label of the same replica: one is a copy of the other's medium")]
+    /// Two devices have the label of one replica.
+    #[error("replicas {first} and {second} have the label of the same replica: one is a copy of the other")]
     Duplicate {
         /// One of them.
         first: usize,
-        /// The other.
+        /// The other one.
         second: usize,
     },
     /// Two replicas were each written without the other.
@@ -83,10 +82,10 @@ pub enum AssembleError {
     SplitBrain {
         /// One of them.
         first: usize,
-        /// The other.
+        /// The other one.
         second: usize,
     },
-    /// All replicas that are there were left behind.
+    /// All online replicas are out of sync.
     #[error("no in-sync replica is available")]
     NoneInSync,
 }
@@ -94,31 +93,32 @@ pub enum AssembleError {
 /// What the replicas make.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Assembly {
-    /// A mirror that was never noted anywhere. If all replicas are blank they are alike.
+    /// A new mirror: no device has a label. Its replicas are identical if all are blank.
     New,
-    /// A mirror with a past.
+    /// A mirror that labels record.
     Known(Box<ExistingMirror>),
 }
 
-/// A mirror with a past.
+/// A mirror that labels record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExistingMirror {
-    /// The label that tells, with what other labels add: members' standings, missed and dirty regions as they count now,
-    /// and the highest generation of all.
+    /// The newest label with what the others add: states, out-of-sync and dirty regions as they count now, and the
+    /// highest event count of all.
     pub label: Label,
-    /// For each replica that was given, which member it is.
+    /// For each given replica, the index of its record.
     pub indices: Vec<usize>,
-    /// Of those, the devices that are not used: without a label where one should be, or taken out by a removal that a crash
-    /// cut short.
+    /// Given devices that are not used: they have no label although their replica should, or a crash cut short their
+    /// removal.
     pub unused: Vec<usize>,
-    /// Not all labels are of the same writing: one was cut short, or a replica is an image from before the last one.
+    /// True if the labels are not all from the same write: a crash cut it short, or a replica is an image from
+    /// before.
     pub labels_differ: bool,
 }
 
-/// Judges replicas by what was found.
+/// Assembles a mirror from what was found under the names of its replicas.
 ///
 /// # Errors
-/// When they do not make a mirror that can be trusted.
+/// When they make no mirror, or none that can be trusted.
 pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
     let labels: Vec<(usize, &Label)> = found
         .iter()
@@ -130,29 +130,29 @@ pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
         return Err(AssembleError::OtherMirror { replica: *replica });
     }
     check_split_brain(&labels)?;
-    // A replica that does not think of itself as current was left behind knowingly. One that others know a later label of has
-    // forgotten what came after, and one that others left behind cannot know, whether these have everything or not.
+    // A replica does not count if its own label calls it out of sync, if another replica acknowledged a newer label
+    // on it (it is an old image), or if another replica marks it out of sync (it cannot know that).
     let is_old = |label: &Label| labels.iter().any(|(_, other)| is_rolled_back(other, label));
-    let is_left =
+    let is_marked =
         |label: &Label| labels.iter().any(|(_, other)| marks_out_of_sync(other, label) || is_ahead(other, label));
-    let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_left(label);
+    let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_marked(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
-    let best = current.min_by_key(|(_, label)| std::cmp::Reverse(label.events));
-    let Some(&(first, best)) = best else { return Err(AssembleError::NoneInSync) };
-    // Also a replica that is not up to date: it may be all that is left of what was written on the other side.
-    if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(best, label)) {
+    let authority = current.min_by_key(|(_, label)| std::cmp::Reverse(label.events));
+    let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
+    // Also of a replica that is not in sync: it may have the only copy of what was written on the other side.
+    if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
         return Err(AssembleError::SplitBrain { first, second });
     }
-    let mut label = best.clone();
+    let mut label = authority.clone();
     for (_, other) in &labels {
-        merge(&mut label, other, is_old(other) || needs_full_resync(best, other));
+        merge(&mut label, other, is_old(other) || needs_full_resync(authority, other));
     }
-    label.is_tentative = best.is_tentative && !is_last_change_everywhere(&label, &labels);
-    let (places, unused) = match_replicas(found, best, &label, &labels)?;
+    label.is_tentative = authority.is_tentative && !is_last_change_everywhere(&label, &labels);
+    let (indices, unused) = match_replicas(found, authority, &label, &labels)?;
     let labels_differ = labels.iter().any(|(_, other)| other.events != label.events);
-    // What comes next is later than anything there is.
+    // The next label must have a higher event count than any label there is.
     label.events = labels.iter().map(|(_, other)| other.events).max().unwrap_or(0);
-    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices: places, unused, labels_differ })))
+    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices: indices, unused, labels_differ })))
 }
 
 fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
@@ -186,29 +186,30 @@ fn is_own_in_sync(label: &Label) -> bool {
     label.replicas[label.own_index].state == ReplicaState::InSync
 }
 
-/// Whether those who wrote `a` had everything that was changed before `b` was written.
+/// True if the writer of `a` had all changes that were made before `b` was written.
 pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
     let Some(newest) = b.lineage.newest() else { return true };
-    let place = index_of(a, b).map(|at| &a.replicas[at]);
-    if place.is_some_and(|replica| replica.acked_events == b.events) {
-        // They have written this very label, or found it, and would not have gone on beside it had they lacked something.
+    let index = index_of(a, b).map(|at| &a.replicas[at]);
+    if index.is_some_and(|replica| replica.acked_events == b.events) {
+        // It wrote this very label, or read it, and would not have continued beside it if it lacked something.
         return true;
     }
     let Some(known) = a.lineage.find(newest.id) else {
-        // Where older sessions may have been forgotten, only the very label that was last sent there is none of a fork.
-        return a.lineage.is_full() && place.is_some_and(|replica| replica.sent_events == b.events);
+        // The lineage of `a` may have dropped older sessions. Then only the very label that `a`'s writer last sent
+        // there proves that nothing diverged.
+        return a.lineage.is_full() && index.is_some_and(|replica| replica.sent_events == b.events);
     };
-    // Had the last label before a change been all that came to this replica, the one that it calls current, too, lacks nothing.
-    // One that was being brought up to date got it after all that were current. Only a replica that was written by itself calls
-    // itself missing: its label goes on saying of the others what the one before said.
+    // If the last label before a change was all that reached this replica, the replica that it calls in sync lacks
+    // nothing either. A resyncing replica got that label after all in-sync ones. Only a replica that was written
+    // alone calls itself out of sync: what its label says of the others is older.
     let is_own = |state| b.replicas[b.own_index].state == state;
     let is_with = (is_own(ReplicaState::InSync) || is_own(ReplicaState::OutOfSync))
         && index_of(b, a).is_some_and(|at| b.replicas[at].state == ReplicaState::InSync);
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
 }
 
-/// Whether all replicas that are in sync are there and know the last label before a change. Nobody needs to be excused any more
-/// for not knowing it, and nobody who is brought up to date from now on may be.
+/// True if all in-sync replicas are online and know the last label before a change. From then on no replica is
+/// excused for not knowing it.
 fn is_last_change_everywhere(label: &Label, labels: &[(usize, &Label)]) -> bool {
     let Some(newest) = label.lineage.newest() else { return true };
     let knows = |own: &Label| own.lineage.find(newest.id).is_some_and(|known| known.until >= newest.until);
@@ -216,22 +217,22 @@ fn is_last_change_everywhere(label: &Label, labels: &[(usize, &Label)]) -> bool 
     current.all(|of| labels.iter().any(|(_, own)| own.replicas[own.own_index].id == of.id && knows(own)))
 }
 
-/// Whether the replica of `a` is current and has more than that of `b`.
+/// True if the replica of `a` is in sync and has changes that the replica of `b` lacks.
 fn is_ahead(a: &Label, b: &Label) -> bool {
     is_own_in_sync(a) && includes_changes_of(a, b) && !includes_changes_of(b, a)
 }
 
-/// Whether `a` notes that the replica of `b` was left behind, in a label that those who wrote `b` did not know of.
+/// True if `a` marks the replica of `b` out of sync, in a label that the writer of `b` did not know.
 fn marks_out_of_sync(a: &Label, b: &Label) -> bool {
-    // One that is being brought up to date lacks something, whether its own label says so yet or not.
-    let is_noted = index_of(a, b).is_some_and(|at| a.replicas[at].state != ReplicaState::InSync);
-    // An older image that was opened alone says of the others what was so when it was taken: nothing of one that has all of
-    // its changes, and later ones.
-    is_noted && !has_acknowledged(b, a) && !is_mark_obsolete(a, b) && !is_ahead(b, a)
+    // A resyncing replica lacks something, whether its own label says so yet or not.
+    let is_marked = index_of(a, b).is_some_and(|at| a.replicas[at].state != ReplicaState::InSync);
+    // An older image that was opened alone has marks from the time it was taken. They say nothing about a replica
+    // that has all of its changes and later ones.
+    is_marked && !has_acknowledged(b, a) && !is_mark_obsolete(a, b) && !is_ahead(b, a)
 }
 
-/// Whether those who wrote `b` saw a later label than those who wrote `a` on a replica that these had left behind as little as
-/// their own. From there on they knew what the replica of `b` lacked.
+/// True if `b`'s writer acknowledged a newer label than `a`'s on a third replica that `a` lists as in sync: `a`'s
+/// out-of-sync mark on `b` is obsolete.
 fn is_mark_obsolete(a: &Label, b: &Label) -> bool {
     let others = a.replicas.iter().enumerate().filter(|(at, _)| *at != a.own_index).map(|(_, record)| record);
     let mut witnesses = others.filter(|record| record.state == ReplicaState::InSync && record.has_room);
@@ -240,8 +241,8 @@ fn is_mark_obsolete(a: &Label, b: &Label) -> bool {
     })
 }
 
-/// Whether those who wrote `a` wrote `b`, too, or saw it. They may not have heard of the last label that they sent; one
-/// between that and the last one they know of is somebody else's.
+/// True if the writer of `a` wrote `b` or read it. The last label that it sent may be unacknowledged; a label between
+/// that one and the last acknowledged one is from another writer.
 fn has_acknowledged(a: &Label, b: &Label) -> bool {
     index_of(a, b).is_some_and(|at| knows_of(&a.replicas[at], b.events))
 }
@@ -250,16 +251,16 @@ fn knows_of(replica: &ReplicaRecord, events: u64) -> bool {
     events <= replica.acked_events || events == replica.sent_events
 }
 
-/// Whether more than one label was written to the replica of `b` that those who wrote `a` do not know of, or one on an older image
-/// of it. One alone can have been under way when all stopped, and nothing was answered for it then.
+/// True if the writer of `a` does not know two or more labels of the replica of `b`, or one on an older image of it.
+/// A single one can have been in flight at a crash, and no request completed for it.
 fn has_diverged(a: &Label, b: &Label) -> bool {
     let before = b.replicas[b.own_index].acked_events;
     let is_next = |replica: &ReplicaRecord| before >= replica.acked_events && knows_of(replica, before);
     index_of(a, b).is_some_and(|at| !knows_of(&a.replicas[at], b.events) && !is_next(&a.replicas[at]))
 }
 
-/// Whether what those who wrote `known` have noted of the replica of `own` does not hold for what is there: an old image, or
-/// something that was written elsewhere.
+/// True if the out-of-sync regions that `known` records for the replica of `own` do not apply to it: it is an older
+/// image, or was written elsewhere.
 pub(crate) fn needs_full_resync(known: &Label, own: &Label) -> bool {
     let is_called_current = index_of(known, own).is_some_and(|at| known.replicas[at].state == ReplicaState::InSync);
     is_rolled_back(known, own)
@@ -268,24 +269,24 @@ pub(crate) fn needs_full_resync(known: &Label, own: &Label) -> bool {
         || (is_called_current && (!includes_changes_of(own, known) || is_demoted(known, own)))
 }
 
-/// Whether the replica of `b` was taken for one that lacks something by others than those who wrote `a`. What it lacks they noted
-/// for what they had.
+/// True if another writer than `a`'s marked the replica of `b` out of sync: its out-of-sync regions count from that
+/// writer's content.
 fn is_demoted(a: &Label, b: &Label) -> bool {
     !is_own_in_sync(b) && !has_acknowledged(a, b)
 }
 
-/// Whether `a` knows of a later label on the replica of `b`, which is an old image of itself then.
+/// True if `a` acknowledged a newer label on the replica of `b`, which is an older image then.
 fn is_rolled_back(a: &Label, b: &Label) -> bool {
     index_of(a, b).is_some_and(|at| b.events < a.replicas[at].acked_events)
 }
 
-/// The place that `a` has for the replica of `b`.
+/// Index of the record that `a` has for the replica of `b`.
 fn index_of(a: &Label, b: &Label) -> Option<usize> {
     let id = b.replicas[b.own_index].id;
     a.replicas.iter().position(|record| record.id == id)
 }
 
-/// Adds what another label knows. What may differ there may differ.
+/// Merges another label: regions that may differ by either may differ.
 fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     if other.dirty.capacity() != label.dirty.capacity() {
         return;
@@ -295,7 +296,7 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     *sent = (*sent).max(other.events);
     *acked_events = (*acked_events).max(other.events);
     if other.replicas[other.own_index].state == ReplicaState::Removed {
-        // It was taken out, and the others were not told any more.
+        // A crash cut the removal short before the labels of the others recorded it.
         *state = ReplicaState::Removed;
     }
     if lacks_everything && *state != ReplicaState::Removed {
@@ -309,50 +310,52 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     }
 }
 
-/// Whether what lies on a replica never was the mirror's. Its own label tells: an older image of one that is in sync since may be
-/// from before it was, and one that others, older themselves, call new may have been in sync since.
+/// True if the content of a replica never was the mirror's. Its own label must say so, and the newest label too
+/// unless the replica needs a full resync: an older image can predate the time when it was in sync, and an older
+/// record can call a replica new that was in sync since.
 pub(crate) fn is_still_new(is_called_new: bool, own: &Label, lacks_everything: bool) -> bool {
     own.replicas[own.own_index].is_new && (is_called_new || lacks_everything)
 }
 
-/// Adds what a replica that was left behind lacks by its own label.
+/// Adds the regions that an out-of-sync replica lacks by its own label.
 pub(crate) fn add_missed(out_of_sync: &mut Regions, own: &Label, lacks_everything: bool) {
     if lacks_everything {
-        // What it has missed since was noted for what it was then.
+        // The out-of-sync regions in the record apply to another image of the replica.
         *out_of_sync = Regions::all(out_of_sync.capacity());
     }
-    // What was under way to it when it was left behind may be there or not.
+    // It may have changes that were in flight when it failed, or not.
     out_of_sync.add(&own.dirty);
-    // The others may not have heard of all that it lacks: it can have been taken back as an old image while they were out
-    // of reach.
+    // The others may not know all that it lacks: it can have been reattached as an older image while they were
+    // offline.
     out_of_sync.add(&own.replicas[own.own_index].out_of_sync);
 }
 
-/// Finds the member that each replica is: by its label, and those without one by what is left, in order. Also which devices are
-/// not used.
+/// Finds the record of each replica: by its label, and without a label in the order of the free records. Also returns
+/// the devices that are not used.
 fn match_replicas(
     found: &[ReplicaProbe],
-    best: &Label,
+    authority: &Label,
     label: &Label,
     labels: &[(usize, &Label)],
 ) -> Result<(Vec<usize>, Vec<usize>), AssembleError> {
-    let mut places: Vec<Option<usize>> = vec![None; found.len()];
+    let mut indices: Vec<Option<usize>> = vec![None; found.len()];
     let mut unused = Vec::new();
     for &(replica, own) in labels {
         let at = index_of(label, own).ok_or(AssembleError::NotAReplica { replica })?;
-        if best.replicas[at].state == ReplicaState::Removed {
+        if authority.replicas[at].state == ReplicaState::Removed {
             return Err(AssembleError::Removed { replica });
         }
-        places[replica] = Some(at);
+        indices[replica] = Some(at);
         if label.replicas[at].state == ReplicaState::Removed {
             unused.push(replica);
         }
     }
     let mut free: Vec<usize> = (0..label.replicas.len())
-        .filter(|at| !places.contains(&Some(*at)) && label.replicas[*at].state != ReplicaState::Removed)
+        .filter(|at| !indices.contains(&Some(*at)) && label.replicas[*at].state != ReplicaState::Removed)
         .collect();
     for (replica, found) in found.iter().enumerate().filter(|(_, found)| !matches!(found, ReplicaProbe::Labelled(_))) {
-        // What has room and no label never was a replica, and what has none is none that had: another device in its place.
+        // A device that has room and no label never was this replica, and one without room is none that had a label:
+        // it is another device under that name.
         let is_replica =
             |at: &usize| *found == ReplicaProbe::Absent || (!found.has_room() && !label.replicas[*at].has_room);
         let fit = free.iter().position(is_replica);
@@ -360,27 +363,27 @@ fn match_replicas(
             unused.push(replica);
         }
         let at = fit.or((!free.is_empty()).then_some(0)).ok_or(AssembleError::NotAReplica { replica })?;
-        places[replica] = Some(free.remove(at));
+        indices[replica] = Some(free.remove(at));
     }
     let is_used = |replica: usize| found[replica] != ReplicaProbe::Absent && !unused.contains(&replica);
     let is_current = |(replica, at): (usize, &Option<usize>)| {
         is_used(replica) && at.is_some_and(|at| label.replicas[at].state == ReplicaState::InSync)
     };
-    if !places.iter().enumerate().any(is_current) {
+    if !indices.iter().enumerate().any(is_current) {
         return Err(AssembleError::NoneInSync);
     }
-    Ok((places.into_iter().flatten().collect(), unused))
+    Ok((indices.into_iter().flatten().collect(), unused))
 }
 
-/// The identity of a new replica: no other replica of the mirror ever has it.
-pub fn replica_id(uuid: &[u8; 16], events: u64, place: usize) -> [u8; 16] {
+/// The identity of a new replica, which no other replica of the mirror ever gets.
+pub fn replica_id(uuid: &[u8; 16], events: u64, index: usize) -> [u8; 16] {
     let mut id = *uuid;
-    let salt = (events << 8 | place as u64).to_le_bytes();
+    let salt = (events << 8 | index as u64).to_le_bytes();
     id[8..].iter_mut().zip(salt).for_each(|(byte, salt)| *byte ^= salt);
     id
 }
 
-/// Marks a member as left behind: it lacks whatever may differ now.
+/// Marks a replica out of sync in all dirty regions.
 pub fn mark_out_of_sync(record: &mut ReplicaRecord, dirty: &Regions) {
     record.state = ReplicaState::OutOfSync;
     record.out_of_sync.add(dirty);

@@ -1,4 +1,4 @@
-//! Making a mirror on purpose, and what a device must be for that.
+//! Creating a mirror on purpose, and the checks of a device for that.
 
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response, is_blank};
@@ -13,26 +13,26 @@ use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area};
 use crate::test_hooks::{Mutation, TestHooks};
 
-/// How far the generation of a label that gives a replica up is from the one before.
+/// Distance of the event count of a label for a replica that is written alone from the label before.
 const WRITTEN_ALONE_GAP: u64 = 1 << 33;
 
-/// How a mirror is made.
+/// How to create a mirror.
 #[derive(Clone, Copy, Debug)]
 pub struct CreateOptions {
-    /// Drawn at random by the caller: the identity of the mirror, and what tells its first session from others.
+    /// Random, drawn by the caller: the identity of the mirror, and what tells its first session from others.
     pub random: [u8; 16],
-    /// The device whose content counts, by its place among those given; needed where several hold data.
+    /// Index of the device whose content counts; needed if several hold data.
     pub from: Option<usize>,
-    /// Devices that hold data or a label are taken, too: what is on them is replaced.
+    /// Accepts devices that hold data or a label, and replaces their content.
     pub force: bool,
 }
 
-/// Makes a mirror of devices of one shape: labels the one whose content counts, then the others, which get everything from
-/// it while the worker runs and are not read before. Blank devices are alike from the start.
+/// Creates a mirror of devices of equal size and format. Labels the device whose content counts, then the others,
+/// which the worker resyncs; no reads go to them before. Blank devices count as identical from the start.
 ///
 /// # Errors
-/// When the devices cannot be replicas of one mirror, hold what nobody has allowed to be replaced, or could not be labelled.
-/// Nothing but labels is changed then; where only some could be written, the mirror opens without the others.
+/// When the devices do not fit, one holds data without `force`, or labels cannot be written. Nothing but labels was
+/// changed then; if only some were written, the mirror opens without the other devices.
 pub async fn create<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
@@ -41,7 +41,7 @@ pub async fn create<C: Clock>(
     create_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
-/// Makes a mirror that is not as those that people use; see [`TestHooks`].
+/// Creates a mirror with hooks for tests; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`create`].
@@ -68,7 +68,7 @@ pub async fn create_with_hooks<C: Clock>(
     let parts = new_parts(sources, &found, from, &options.random, &hooks)?;
     let opened = start(clock, parts, false);
     let mirror = &opened.mirror;
-    // First that of the replica that has everything: the others' labels alone would make nothing.
+    // First the label of the replica whose content counts: the labels of the others alone would make no mirror.
     mirror.write_labels().await.map_err(ReplicaError::WriteLabels)?;
     if from.is_some() {
         let replicas = mirror.replicas.borrow().clone();
@@ -81,7 +81,7 @@ pub async fn create_with_hooks<C: Clock>(
     Ok(opened)
 }
 
-/// The replica whose content counts; none where all are blank.
+/// Index of the device whose content counts; `None` if all are blank.
 fn choose_source(
     sources: &[ReplicaSource],
     candidates: &[Candidate],
@@ -102,23 +102,23 @@ fn choose_source(
     Ok(from)
 }
 
-/// A device that is to become a replica, and what is on it.
+/// A device for a replica, and what was found on it.
 pub(crate) struct Candidate {
     pub probe: ReplicaProbe,
-    /// What its label is, where that is no label of a mirror that can be used.
+    /// Why its label is no valid one of a mirror, if it is not.
     label_error: Option<LabelError>,
     is_written: bool,
 }
 
-/// Looks at a device that is to become a replica.
+/// Inspects a device for a replica.
 ///
 /// # Errors
-/// When it cannot be reached or written to.
+/// When it is offline or read only.
 pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, ReplicaError> {
     let absent = |reason: String| ReplicaError::Offline { replica: source.name.clone(), reason: reason };
     let device = source.device.as_ref().map_err(|reason| absent(reason.clone()))?;
     if !device.abilities().writable {
-        return Err(absent("it is read only".to_owned()));
+        return Err(absent("the device is read only".to_owned()));
     }
     let (found, other) = match probe_device(device, Mutation::None).await {
         Ok(found) => (found, None),
@@ -130,7 +130,7 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
 }
 
 impl Candidate {
-    /// Refuses a device whose label, or whose data where they would be replaced, somebody may still want.
+    /// Refuses a device with a label, or with data that would be replaced, unless forced.
     pub fn check(&self, name: &str, force: bool, is_replaced: bool) -> Result<(), ReplicaError> {
         let replica = name.to_owned();
         let what = match (&self.probe, self.label_error) {
@@ -138,7 +138,7 @@ impl Candidate {
                 let state = label.replicas[label.own_index].state.as_str();
                 format!("of replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
             }
-            (_, Some(reason)) => format!("that is not one of a mirror that is known here: {reason}"),
+            (_, Some(reason)) => format!("of something else than a mirror: {reason}"),
             (..) if self.is_written && is_replaced && !force => {
                 return Err(ReplicaError::NotBlank { replica });
             }
@@ -147,7 +147,7 @@ impl Candidate {
         if force { Ok(()) } else { Err(ReplicaError::Labelled { replica, what }) }
     }
 
-    /// Takes away the label that a device has, so that it is not what it was before it is what it is to be.
+    /// Clears the label of a device, before the device gets a new one.
     ///
     /// # Errors
     /// When the device fails.
@@ -172,9 +172,9 @@ async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
         .map(drop)
 }
 
-/// Has a device's own label say, durably, that it was written by itself: for the others of its mirror it is out of sync in
-/// everything from now on. For whoever is about to write to it without them. A device without the label of a mirror, or that
-/// was taken out of it, stays as it is.
+/// Marks a device in its own label, durably, as written alone: the other replicas of its mirror take it for out of
+/// sync in all regions from then on. For callers that are about to write to it without them. Does nothing for a
+/// device without a mirror's label, or one that was removed.
 ///
 /// # Errors
 /// When the device fails.
@@ -182,7 +182,7 @@ pub async fn mark_written_alone(device: &DynDevice) -> Result<(), Error> {
     mark_written_alone_with_hooks(device, TestHooks::default()).await
 }
 
-/// The same for a mirror that is not as those that people use; see [`TestHooks`].
+/// Marks a device as written alone with hooks for tests; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`mark_written_alone`].
@@ -195,19 +195,20 @@ pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks)
         return Err(crate::replica::unexpected_response());
     };
     let Ok(Some(mut label)) = Label::decode(&bytes) else { return Ok(()) };
-    // Farther off than anything that the others can have sent it: they know neither this label nor the one before.
+    // Beyond any label that the others can have sent it: they know neither this label nor the one before.
     let events = label.events + WRITTEN_ALONE_GAP;
     let own = label.own_index;
     let record = &mut label.replicas[own];
     if record.state == ReplicaState::Removed {
         return Ok(());
     }
-    // One that was being brought up to date got each label after all that were in sync: none is excused for not knowing it.
+    // A resyncing replica got each label after all in-sync ones: no in-sync replica is excused for not knowing it.
     label.is_tentative &= record.state != ReplicaState::Resyncing;
     record.state = ReplicaState::OutOfSync;
     record.out_of_sync = Regions::all(record.out_of_sync.capacity());
     (record.acked_events, record.sent_events) = (events, events);
-    // The sessions stay: what was changed in them may be here alone, and is not to be overwritten by others that lack it.
+    // The sessions stay: their changes may be on this replica alone, and others that lack them must not overwrite
+    // them.
     if hooks.mutation == Mutation::ForgetSessions {
         label.lineage = Lineage::default();
     }

@@ -1,7 +1,7 @@
 //! Reads and changes of a mirror's blocks.
 //!
-//! A read goes to one replica. Blocks that are bad there are read from another replica and rewritten (read-repair).
-//! A change goes to every replica; overlapping changes run one after the other.
+//! A read goes to one replica. Blocks that are bad there are read from another replica and rewritten (read-repair). A
+//! change goes to every replica; overlapping changes run one after the other.
 
 use std::rc::Rc;
 
@@ -16,21 +16,23 @@ use crate::mirror::{Mirror, Replicas};
 use crate::replica::{Replica, is_unreachable};
 use crate::test_hooks::Mutation;
 
-/// Damage that a read has met.
+/// Bad blocks that a read met, by replica.
 type MetBadBlocks = Vec<(Rc<Replica>, Vec<BadBlock>)>;
 
-/// Blocks in a row and where they were good.
+/// Consecutive good blocks and their source.
 pub(crate) struct FoundBlocks {
     pub extent: Extent,
     pub data: Sealed,
-    /// Position of the replica among those that were asked.
+    /// Index of the replica among those that were tried.
     pub source: usize,
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Reads blocks. Damage on one replica is answered from another and mended before the answer.
+    /// Reads blocks. Blocks that are bad on one replica are read from another, and repaired before the read
+    /// completes.
     pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        // One reader could see a change on a replica that has it, and a later one not yet on another.
+        // Otherwise one reader could see a change on a replica that has it, and a later reader the old content on
+        // another.
         self.range_lock.wait_unlocked(extent).await;
         self.reconcile_for_read(extent).await?;
         if self.is_read_only && self.is_nosync(extent) {
@@ -40,7 +42,7 @@ impl<C: Clock> Mirror<C> {
         let mut met: MetBadBlocks = Vec::new();
         let mut failed = None;
         for replica in &replicas {
-            // It may have left since, and be back without being up to date.
+            // The replica may have failed since, and be back without being in sync.
             if !self.may_read(replica) {
                 continue;
             }
@@ -64,27 +66,27 @@ impl<C: Clock> Mirror<C> {
         self.piece_together(&replicas, &met, extent, checks).await
     }
 
-    /// Reads blocks in which replicas may differ, of a mirror that may not make them alike: from one replica as long as the mirror is open,
-    /// or a reader would see now the one and now the other. What is damaged there fails: it may have been read before, and
-    /// what others have may be another content.
+    /// Reads nosync blocks of a read-only mirror, which cannot reconcile them. All such reads go to one replica until
+    /// the mirror is closed: readers must not see two contents. Bad blocks there fail: a reader may have seen their
+    /// content, and another replica may have another content.
     async fn read_nosync(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
         loop {
             let first: Replicas = self.in_sync().into_iter().take(1).collect();
             let replica = first.first().ok_or_else(|| self.no_replica())?;
-            let is_told_apart = || self.nosync_source.get().is_some_and(|id| id != replica.id);
-            if is_told_apart() {
+            let is_other_source = || self.nosync_source.get().is_some_and(|id| id != replica.id);
+            if is_other_source() {
                 return Err(other_nosync_source(replica));
             }
             let read = self.gather(&first, extent, checks).await;
-            if !replica.is_readable() || is_told_apart() {
-                // Nobody has seen anything of it yet, or the next look tells.
+            if !replica.is_readable() || is_other_source() {
+                // No reader has seen this data yet. The next turn reads from the replica that counts.
                 continue;
             }
             let (found, damaged) = read?;
             self.nosync_source.set(Some(replica.id));
             return match BadBlocks::new(damaged) {
                 Some(damaged) => {
-                    tracing::warn!(replica = %replica.name(), %extent, "damaged where a crash has left members unlike: open for writing");
+                    tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
                     Err(damaged.into())
                 }
                 None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
@@ -92,7 +94,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// The blocks that were found, if none is lost.
+    /// Joins the data, or fails with the blocks that no replica has.
     fn join_or_fail(&self, found: Vec<FoundBlocks>, lost: Vec<BadBlock>) -> Result<Sealed, Error> {
         match BadBlocks::new(lost) {
             Some(lost) => {
@@ -103,7 +105,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// No replica has all of it: each block from where it is good.
+    /// Reads each block from a replica on which it is good; no replica has all of them.
     async fn piece_together(
         &self,
         replicas: &Replicas,
@@ -116,27 +118,27 @@ impl<C: Clock> Mirror<C> {
         self.join_or_fail(found, lost)
     }
 
-    /// Whether a replica that was chosen before may still be read.
+    /// True if a replica that was chosen earlier may still be read.
     fn may_read(&self, replica: &Replica) -> bool {
         replica.is_readable() || self.mutation == Mutation::ReadResyncing
     }
 
-    /// Where to read from, best first. While blocks are being changed all readers ask the same replica, or what one has seen
-    /// another would not see yet.
+    /// The replicas to read from, best first. While blocks are locked or nosync all readers use the same replica: a
+    /// later reader must not see older content than an earlier one.
     fn read_balance(&self, extent: Extent) -> Replicas {
         let replicas = match self.mutation {
             Mutation::ReadResyncing => self.write_targets(),
             _ => self.in_sync(),
         };
-        let is_moving = self.range_lock.is_locked(extent) || self.is_nosync(extent);
-        if is_moving { replicas } else { self.balance(replicas) }
+        let is_unstable = self.range_lock.is_locked(extent) || self.is_nosync(extent);
+        if is_unstable { replicas } else { self.balance(replicas) }
     }
 
-    /// Gets blocks from these replicas, in their order: all from one where it has them, else block by block. Also those that no replica
-    /// has, as the first one says.
+    /// Reads blocks from these replicas in their order: all from one that has them all, else block by block. Also
+    /// returns the blocks that no replica has, with the cause on the first replica.
     ///
     /// # Errors
-    /// When a replica could not be asked and no other one has the block: it may well be good there.
+    /// When a replica fails and no other one has the block: it may be good there.
     pub(crate) async fn gather(
         &self,
         replicas: &Replicas,
@@ -155,7 +157,7 @@ impl<C: Clock> Mirror<C> {
             let one = Extent::one(lba);
             match self.gather_one(replicas, one, self.checks_from(&checks, extent, lba)).await? {
                 Ok(good) => found.push(good),
-                Err(why) => lost.push(why),
+                Err(cause) => lost.push(cause),
             }
         }
         Ok((found, lost))
@@ -167,7 +169,7 @@ impl<C: Clock> Mirror<C> {
         one: Extent,
         checks: Checks,
     ) -> Result<Result<FoundBlocks, BadBlock>, Error> {
-        let (mut why, mut failed): (Option<BadBlock>, Option<Error>) = (None, None);
+        let (mut cause, mut failed): (Option<BadBlock>, Option<Error>) = (None, None);
         for (source, replica) in replicas.iter().enumerate() {
             if !self.may_read(replica) {
                 failed.get_or_insert_with(|| self.no_replica());
@@ -175,9 +177,12 @@ impl<C: Clock> Mirror<C> {
             }
             match replica.read(self.geometry.protection, one, checks).await.map_err(Error::into_bad_blocks) {
                 Ok(data) => return Ok(Ok(FoundBlocks { extent: one, data, source })),
-                // An older copy somewhere says less than what became of the current one.
+                // A stale copy says less than the cause on a replica that had the current one.
                 Err(Ok(bad_blocks)) => {
-                    why = why.filter(|why| why.cause != BadBlockCause::Stale).or(bad_blocks.first().copied()).or(why)
+                    cause = cause
+                        .filter(|cause| cause.cause != BadBlockCause::Stale)
+                        .or(bad_blocks.first().copied())
+                        .or(cause)
                 }
                 Err(Err(error)) => {
                     self.fail_if_unreachable(replica, &error);
@@ -185,20 +190,20 @@ impl<C: Clock> Mirror<C> {
                 }
             }
         }
-        // A replica that is gone is left behind: what the others say counts.
-        match (why, failed) {
+        // A failed replica is out of sync by now: the result of the others counts.
+        match (cause, failed) {
             (None, Some(error)) => Err(error),
-            (why, _) => Ok(Err(why.unwrap_or(BadBlock::media(one.start())))),
+            (cause, _) => Ok(Err(cause.unwrap_or(BadBlock::media(one.start())))),
         }
     }
 
-    /// The checks of a request over `extent`, from a block of it on.
+    /// The checks of a request over `extent`, from block `lba` on.
     pub(crate) fn checks_from(&self, checks: &Checks, extent: Extent, lba: Lba) -> Checks {
         let blocks = lba.get() - extent.start().get();
         self.geometry.protection.map_or(*checks, |format| checks.advance(blocks, format))
     }
 
-    /// Mends what a read over `extent` has met. What cannot be mended stays as it is.
+    /// Repairs the bad blocks that a read over `extent` met. A block that cannot be repaired stays bad.
     async fn repair_met(&self, met: &MetBadBlocks, extent: Extent, checks: Checks) {
         if self.is_read_only {
             return;
@@ -210,13 +215,13 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Writes a damaged block anew from another replica; whether it is good now.
+    /// Rewrites a bad block from another replica; true if it is good now.
     pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock, checks: Checks) -> bool {
         let (one, format) = (Extent::one(bad.lba), self.geometry.protection);
         let _guard = self.range_lock.lock(one).await;
         let attach_count = replica.attach_count();
         if replica.read(format, one, checks).await.is_ok() {
-            // Somebody has changed it since.
+            // A change rewrote it meanwhile.
             return true;
         }
         let mut others = self.in_sync();
@@ -228,7 +233,7 @@ impl<C: Clock> Mirror<C> {
                     self.fail_replica_if_attached(
                         replica,
                         attach_count,
-                        &format!("a damaged block could not be written anew: {error}"),
+                        &format!("cannot rewrite a bad block: {error}"),
                     );
                 }
                 return false;
@@ -246,7 +251,7 @@ impl<C: Clock> Mirror<C> {
         self.accept_if_proven(replica, &others, one).await
     }
 
-    /// Leaves a replica behind that an error other than damage tells to be lost.
+    /// Marks the replica out of sync if `error` means that its device is unreachable.
     pub(crate) fn fail_if_unreachable(&self, replica: &Replica, error: &Error) {
         if replica.is_unreachable() {
             self.fail_replica(replica, &error.to_string());
@@ -257,13 +262,13 @@ impl<C: Clock> Mirror<C> {
 #[cold]
 fn other_nosync_source(replica: &Replica) -> Error {
     let reason = format!(
-        "a crash has left members unlike here, and {} is not the one that was read before; open the mirror for writing",
+        "a crash left replicas different here, and {} is not the replica that was read before; open the mirror for writing",
         replica.name()
     );
     ErrorKind::Unreachable { reason }.into()
 }
 
-/// Leaves the replicas suspect, should a change end half-way: it failed, or whoever asked has gone away.
+/// Marks an extent nosync when dropped, if a change ended half-way: it failed, or its caller dropped it.
 struct NosyncOnDrop<'a, C: Clock> {
     mirror: &'a Mirror<C>,
     extent: Option<Extent>,
@@ -277,17 +282,17 @@ impl<C: Clock> Drop for NosyncOnDrop<'_, C> {
     }
 }
 
-/// What became of a request on a replica.
+/// Result of a request on one replica.
 pub(crate) struct ReplicaResult {
     replica: Rc<Replica>,
-    /// Which of its devices was asked.
+    /// The replica's attach count at the start of the request.
     attach_count: u64,
     outcome: Outcome,
 }
 
 impl ReplicaResult {
-    /// Whether a replica in sync has carried it out. What a device did that is gone since may be gone with it, also where the replica
-    /// is back and current.
+    /// True if the replica executed the request, and is still in sync with the same device. A device that was
+    /// detached since may have lost the change, even if the replica is back in sync.
     fn is_written(&self) -> bool {
         self.outcome.is_ok() && self.replica.is_readable() && self.replica.attach_count() == self.attach_count
     }
@@ -295,12 +300,12 @@ impl ReplicaResult {
 
 #[cold]
 fn lost_before_completion() -> Error {
-    let reason = "the last replica that had it went away before the answer".to_owned();
+    let reason = "the last replica that executed the request failed before it completed".to_owned();
     ErrorKind::Unreachable { reason }.into()
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Asks replicas, all at once.
+    /// Executes a request on these replicas, on all at once.
     pub(crate) async fn execute_on(&self, replicas: &Replicas, request: &Request) -> Vec<ReplicaResult> {
         let ask = |replica: &Rc<Replica>| {
             let (replica, attach_count) = (Rc::clone(replica), replica.attach_count());
@@ -312,12 +317,12 @@ impl<C: Clock> Mirror<C> {
         join_all(replicas.iter().map(ask)).await
     }
 
-    /// Carries out a Write, WriteZeroes or WriteUncorrectable on every replica.
+    /// Executes a Write, WriteZeroes or WriteUncorrectable on every replica.
     pub(crate) async fn change(&self, extent: Extent, request: Request) -> Outcome {
         if self.is_read_only {
             return Err(ErrorKind::ReadOnly.into());
         }
-        // Two replicas could otherwise carry out overlapping writes in different orders, and differ for good.
+        // Without the lock, two replicas could execute overlapping writes in different orders and differ for good.
         let _guard = match self.mutation {
             Mutation::Unordered => None,
             _ => Some(self.range_lock.lock(extent).await),
@@ -325,7 +330,7 @@ impl<C: Clock> Mirror<C> {
         self.change_locked(extent, request).await
     }
 
-    /// The same for blocks that the caller has claimed.
+    /// Executes a change whose blocks the caller has locked.
     pub(crate) async fn change_locked(&self, extent: Extent, request: Request) -> Outcome {
         self.mark_dirty(extent).await?;
         let (replicas, is_durable) = (self.write_targets(), !request.is_volatile());
@@ -334,13 +339,13 @@ impl<C: Clock> Mirror<C> {
         self.complete_write(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;
         if is_durable && self.has_rewritten() {
-            // The labels may still list the blocks as those of which a replica has only older copies.
+            // The labels may still list these blocks as stale.
             self.flush_internally().await?;
         }
         Ok(Response::Done)
     }
 
-    /// What blocks read as after a Discard must be the same on every replica, so they become zeroes.
+    /// Zeroes blocks: they must read the same on every replica after a Discard.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for &extent in extents {
             let zero = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
@@ -349,20 +354,20 @@ impl<C: Clock> Mirror<C> {
         Ok(Response::Done)
     }
 
-    /// Judges what became of a request that went to every replica. It is well if a current replica has carried it out; those that have
-    /// not are left behind, and that is noted before this returns. With `undone`, a request that only some have carried
-    /// out although it failed leaves them suspect.
+    /// Completes a request that went to every replica. It succeeds if an in-sync replica executed it. Replicas that
+    /// did not are marked out of sync, durably before this returns. A request that failed on all replicas but may
+    /// have been executed on some leaves `nosync_extent`, whose blocks become nosync.
     pub(crate) async fn complete_write(
         &self,
         asked: Vec<ReplicaResult>,
-        undone: Option<&mut Option<Extent>>,
+        nosync_extent: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
-        let is_well = asked.iter().any(ReplicaResult::is_written);
-        if is_well && asked.iter().all(|asked| asked.outcome.is_ok()) {
-            // A replica that somebody else has left behind was not asked, and lacks this.
+        let is_executed = asked.iter().any(ReplicaResult::is_written);
+        if is_executed && asked.iter().all(|asked| asked.outcome.is_ok()) {
+            // The request did not go to a replica that failed in another request, which lacks this change.
             return self.record_failures_for(&asked).await;
         }
-        // A request that cannot be met says nothing about the replica.
+        // An invalid request says nothing about the state of the replica.
         let refused = |error: &Error| {
             matches!(error.kind(), ErrorKind::Limit { .. } | ErrorKind::Range { .. } | ErrorKind::Absent(_))
         };
@@ -370,26 +375,26 @@ impl<C: Clock> Mirror<C> {
         let mut first: Option<Error> = None;
         for ReplicaResult { replica, attach_count, outcome } in &asked {
             let Err(error) = outcome else { continue };
-            // What was asked may be gone, and another device there that was never asked.
-            if (is_well || is_unreachable(error)) && replica.attach_count() == *attach_count {
+            // The device that failed may be detached by now, and another one attached.
+            if (is_executed || is_unreachable(error)) && replica.attach_count() == *attach_count {
                 self.fail_replica(replica, &error.to_string());
             }
-            // One that is there says more.
+            // The error of a reachable replica says more.
             first = first.filter(|first| !is_unreachable(first)).or_else(|| Some(error.clone()));
         }
-        if is_well {
+        if is_executed {
             return self.record_failures_for(&asked).await;
         }
-        if let (true, Some(undone)) = (all_refused, undone) {
-            *undone = None;
+        if let (true, Some(nosync_extent)) = (all_refused, nosync_extent) {
+            *nosync_extent = None;
         }
         Err(first.unwrap_or_else(|| self.no_replica()))
     }
 
-    /// Notes who was left behind, before the answer to a request that these replicas were asked.
+    /// Writes outstanding failures to the labels before a request that went to these replicas completes.
     ///
     /// # Errors
-    /// When that cannot be noted, or nobody has the change any more once it is.
+    /// When no label can be written, or no in-sync replica has the change afterwards.
     async fn record_failures_for(&self, asked: &[ReplicaResult]) -> Result<(), Error> {
         if !self.write_intent.has_unrecorded_failure() || self.mutation == Mutation::CompleteEarly {
             return Ok(());
@@ -401,7 +406,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Compares blocks where they are, on every current replica.
+    /// Executes a Compare on every in-sync replica.
     pub(crate) async fn compare(&self, extent: Extent, data: Sealed) -> Outcome {
         self.reconcile_for_read(extent).await?;
         let replicas = self.in_sync();
@@ -409,10 +414,10 @@ impl<C: Clock> Mirror<C> {
             .iter()
             .map(|replica| replica.execute(self.geometry.protection, Request::Compare { extent, data: data.clone() }));
         let outcomes = join_all(compares).await;
-        let (mut differs, mut is_well, mut failed): (Option<Lba>, bool, Option<Error>) = (None, false, None);
+        let (mut differs, mut is_executed, mut failed): (Option<Lba>, bool, Option<Error>) = (None, false, None);
         for (replica, outcome) in replicas.iter().zip(outcomes) {
             match outcome {
-                Ok(_) => is_well = true,
+                Ok(_) => is_executed = true,
                 Err(error) => match error.kind() {
                     ErrorKind::Miscompare { lba } => differs = Some(differs.map_or(*lba, |known| known.min(*lba))),
                     _ => {
@@ -422,9 +427,9 @@ impl<C: Clock> Mirror<C> {
                 },
             }
         }
-        match (differs, is_well) {
+        match (differs, is_executed) {
             (Some(lba), _) => Err(ErrorKind::Miscompare { lba }.into()),
-            // Damage on a replica that another replica does not have: a read or a repair will find and mend it.
+            // A block is bad on one replica and equal on another: a read or a repair rewrites it.
             (None, true) => Ok(Response::Done),
             (None, false) => Err(failed.unwrap_or_else(|| self.no_replica())),
         }

@@ -1,6 +1,6 @@
-//! The label: what a mirror notes beside the blocks of its replicas. Drawn in `docs/formats/mirror-label.md`.
+//! The label: mirror metadata on each replica, in its reserved area. Drawn in `docs/formats/mirror-label.md`.
 //!
-//! Everything read here is hostile until its checksum and its ranges have been checked.
+//! All bytes are hostile until their checksum and ranges were checked.
 
 use sealblock_block::ReservedArea;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
@@ -10,17 +10,17 @@ use crate::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions};
 use crate::sets::{LabelReader, NoPages, Pages, encode_plain, put_varint};
 
-/// Replicas of a mirror at most, those that are gone and not forgotten included.
+/// Most records of a mirror, those of removed replicas included until they are reused.
 pub const MAX_REPLICAS: usize = 8;
 
-/// Stale blocks of all replicas of a mirror, at most.
+/// Most stale blocks of all replicas of a mirror together.
 pub const MAX_STALE_BLOCKS: usize = 2048;
 
-/// Bytes that the stale blocks of all replicas take in a label, at most. Blocks that lie close together take one to three
+/// Most bytes that the stale blocks of all replicas take in a label. Blocks that lie close together take one to three
 /// bytes each.
 pub const MAX_STALE_BYTES: usize = 6 << 10;
 
-/// No label has a higher generation.
+/// Highest event count of a label.
 const MAX_EVENTS: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
@@ -50,16 +50,16 @@ const AT_STALE: usize = 20;
 const AT_ACKED: usize = 24;
 const AT_SENT: usize = 32;
 
-/// What a replica is to the mirror.
+/// State of a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReplicaState {
-    /// It has everything.
+    /// It has all completed changes.
     InSync,
-    /// It was left behind: it lacks what was written since.
+    /// It lacks changes, and no resync to it runs.
     OutOfSync,
-    /// It is being brought up to date.
+    /// A resync to it runs.
     Resyncing,
-    /// It was taken out. Its place may be given away.
+    /// It was removed. A new replica may take its index.
     Removed,
 }
 
@@ -78,29 +78,29 @@ impl ReplicaState {
         [ReplicaState::InSync, ReplicaState::OutOfSync, ReplicaState::Resyncing, ReplicaState::Removed];
 }
 
-/// A replica as a label names it.
+/// Record of a replica in a label.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplicaRecord {
-    /// Its identity, which no other replica of the mirror ever had.
+    /// Identity, which no other replica of the mirror ever had.
     pub id: [u8; 16],
-    /// What it is to the mirror.
+    /// State of the replica.
     pub state: ReplicaState,
     /// It has room for a label, so a device without one is not this replica.
     pub has_room: bool,
-    /// It was never in sync since it was made a replica: outside what was brought to it its content is not this mirror's.
+    /// It never was in sync since it was added: except for resynced regions, its content is not the mirror's.
     pub is_new: bool,
-    /// The regions it may lack; empty where it is current.
+    /// The regions that it may lack; empty if it is in sync.
     pub out_of_sync: Regions,
-    /// Blocks (LBAs, rising) of which it holds only an older copy although it is current: every other current replica had lost
-    /// its copy when it was brought up to date. All replicas together have at most [`MOST_STALE`]; see [`stale_fits`].
+    /// LBAs in rising order of which it has only an older copy although it is in sync: every other in-sync replica
+    /// had lost its copy at the resync. All replicas together have at most [`MAX_STALE_BLOCKS`]; see [`stale_fits`].
     pub stale: Vec<u64>,
-    /// The generation of the last label that is known to be on it. With an earlier one it is an old image of itself.
+    /// Event count of the last label that it acknowledged. With an earlier label it is an older image.
     pub acked_events: u64,
-    /// The generation of the last label that was sent to it, which may have reached it unheard.
+    /// Event count of the last label that was sent to it; it may have it without an acknowledgement.
     pub sent_events: u64,
 }
 
-/// Whether a label has room for these stale blocks of its replicas.
+/// True if a label has room for these lists of stale blocks.
 pub fn stale_fits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> bool {
     let (mut blocks, mut bytes) = (0, 0);
     for list in lists {
@@ -110,46 +110,46 @@ pub fn stale_fits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> bool {
     blocks <= MAX_STALE_BLOCKS && bytes <= MAX_STALE_BYTES
 }
 
-/// What is noted on a replica.
+/// Mirror metadata as one replica has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
-    /// The mirror's identity.
+    /// Identity of the mirror.
     pub uuid: [u8; 16],
-    /// Counts the labels of the mirror; a label with a higher one was written later.
+    /// Event count: every label of the mirror has a higher one than those before.
     pub events: u64,
-    /// Where the label is `tentative`, how far its newest session was known to be before it.
+    /// Event count up to which the newest session was known before this label, if it is `tentative`.
     pub changed: u64,
-    /// The last label that came before a change may have been under way when all stopped: nothing was changed after it
-    /// unless all replicas that it calls current have got it, too.
+    /// The last label before a change may have been in flight at a crash: nothing was changed after it unless all
+    /// replicas that it calls in sync have it.
     pub is_tentative: bool,
-    /// The openings that have changed the mirror.
+    /// The sessions that changed the mirror.
     pub lineage: Lineage,
-    /// Blocks of the mirror, and with them its regions.
+    /// Regions of the mirror.
     pub map: RegionMap,
     /// Blocks of the mirror.
     pub capacity_blocks: u64,
-    /// Their size.
+    /// Block size of the mirror.
     pub block_size: BlockSize,
-    /// Protection information of the mirror, which all replicas have alike; nothing where they differ or have none.
+    /// Format of protection information of all replicas; `None` if they have none.
     pub protection: Option<PiFormat>,
-    /// Which of the members the replica is.
+    /// Index of the own record.
     pub own_index: usize,
-    /// All replicas.
+    /// Records of all replicas.
     pub replicas: Vec<ReplicaRecord>,
-    /// Regions in which the current replicas may differ.
+    /// Regions in which in-sync replicas may differ.
     pub dirty: Regions,
 }
 
-/// Why these bytes are no label that can be used.
+/// Why bytes are no valid label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LabelError {
-    /// They are cut off, damaged, or no label at all.
+    /// They are cut off, damaged, or no label.
     #[error("the mirror's label is damaged")]
     Damaged,
     /// Another version of the format.
     #[error("the mirror's label has version {0}; this program knows version {VERSION}")]
     Version(u64),
-    /// A field has an impossible value.
+    /// A field has an invalid value.
     #[error("invalid {0} in the mirror's label")]
     Field(&'static str),
 }
@@ -164,36 +164,36 @@ pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
-/// The most that each set of regions takes in the label of a mirror with so many members, in bytes. A bit for each of
-/// [`crate::regions::MOST_REGIONS_IN_LABEL`] always fits.
+/// Most bytes of each set of regions in a label with so many records. A bit for each of
+/// [`crate::regions::MAX_REGIONS_IN_LABEL`] regions always fits.
 pub const fn max_set_bytes(replicas: usize) -> usize {
     let rest = HEAD_BYTES + replicas * RECORD_BYTES + MAX_SESSIONS * SESSION_BYTES + MAX_STALE_BYTES;
     (ReservedArea::GroupLabel.max_bytes() - rest) / (1 + replicas)
 }
 
 impl Label {
-    /// The bytes of the label, with all of its sets of regions, however long they are.
+    /// Encodes the label with all of its sets of regions, however long they are.
     pub fn encode(&self) -> Vec<u8> {
         let whole = |set| encode_plain(set, usize::MAX).expect("any set can be written without pages");
         self.encode_with(&self.sets().map(whole).collect::<Vec<_>>())
     }
 
-    /// The bytes of the label without any pages, for a device whose pages nobody writes. A set that does not fit becomes all
-    /// regions: more is compared then.
+    /// Encodes the label without bitmap pages, for a device whose pages nothing writes. A set that does not fit
+    /// becomes all regions: then more is compared.
     pub fn encode_alone(&self) -> Vec<u8> {
-        let most_bytes = max_set_bytes(self.replicas.len());
+        let max_bytes = max_set_bytes(self.replicas.len());
         let fit = |set: &Regions| {
-            encode_plain(set, most_bytes).or_else(|| encode_plain(&Regions::all(set.capacity()), most_bytes))
+            encode_plain(set, max_bytes).or_else(|| encode_plain(&Regions::all(set.capacity()), max_bytes))
         };
         self.encode_with(&self.sets().map(|set| fit(set).expect("all regions are one run")).collect::<Vec<_>>())
     }
 
-    /// The sets of regions in the order in which they are written: what is dirty, and what each member has missed.
+    /// The sets of regions in the order of the format: dirty regions, and the out-of-sync regions of each replica.
     pub fn sets(&self) -> impl Iterator<Item = &Regions> {
         [&self.dirty].into_iter().chain(self.replicas.iter().map(|record| &record.out_of_sync))
     }
 
-    /// The bytes of the label with its sets of regions written as these bytes.
+    /// Encodes the label with these encoded sets of regions.
     pub fn encode_with(&self, sets: &[Vec<u8>]) -> Vec<u8> {
         let mut bytes = vec![0; HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -232,18 +232,19 @@ impl Label {
         bytes
     }
 
-    /// Reads a label, checking every field. No bytes are no label. Pages that it refers to count as all of their regions.
+    /// Decodes a label and checks every field. Empty bytes are no label. A page that it refers to counts as all of
+    /// its regions.
     ///
     /// # Errors
-    /// When there is one that cannot be used.
+    /// When the bytes are no valid label.
     pub fn decode(bytes: &[u8]) -> Result<Option<Label>, LabelError> {
         Label::decode_with(bytes, &mut NoPages)
     }
 
-    /// The same with the pages that it refers to.
+    /// Decodes a label with the bitmap pages that it refers to.
     ///
     /// # Errors
-    /// When there is one that cannot be used, whatever is in the pages.
+    /// When the bytes are no valid label, whatever the pages hold.
     pub fn decode_with(bytes: &[u8], pages: &mut dyn Pages) -> Result<Option<Label>, LabelError> {
         if bytes.is_empty() {
             return Ok(None);
@@ -277,19 +278,19 @@ impl Label {
             capacity_blocks,
             block_size,
             protection: decode_protection(bytes)?,
-            own_index: own.ok_or(LabelError::Field("number of the replica"))?,
+            own_index: own.ok_or(LabelError::Field("index of the replica"))?,
             replicas,
             dirty,
         }))
     }
 }
 
-/// A generation; far from where counting on would begin anew.
+/// An event count, far below where increments overflow.
 fn events_at(bytes: &[u8], at: usize) -> Result<u64, LabelError> {
-    Some(get::<8>(bytes, at)).filter(|events| *events <= MAX_EVENTS).ok_or(LabelError::Field("generation"))
+    Some(get::<8>(bytes, at)).filter(|events| *events <= MAX_EVENTS).ok_or(LabelError::Field("event count"))
 }
 
-/// Blocks in rising order, each as its distance from the one before, seven bits a byte.
+/// Blocks in rising order, each as a varint of its distance from the one before.
 fn decode_stale(rest: &mut LabelReader<'_>, count: usize, capacity_blocks: u64) -> Result<Vec<u64>, LabelError> {
     let mut stale = Vec::with_capacity(count);
     let mut next = 0_u64;
@@ -304,7 +305,7 @@ fn decode_stale(rest: &mut LabelReader<'_>, count: usize, capacity_blocks: u64) 
     Ok(stale)
 }
 
-/// The stale blocks of a replica as a label has them.
+/// The stale blocks of a replica in the format of labels.
 fn stale_bytes(stale: &[u64]) -> Vec<u8> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for lba in stale {
@@ -314,7 +315,7 @@ fn stale_bytes(stale: &[u64]) -> Vec<u8> {
     bytes
 }
 
-/// The lineage, the replicas, and the regions in which they may differ.
+/// Lineage, records, and dirty regions.
 fn decode_body(
     bytes: &[u8],
     map: &RegionMap,
@@ -342,13 +343,13 @@ fn decode_body(
     let mut uuid = [0; 16];
     uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
     let dirty = rest.set(0, map.count(), &uuid, pages)?;
-    for (place, record) in replicas.iter_mut().enumerate() {
-        record.out_of_sync = rest.set(1 + place, map.count(), &uuid, pages)?;
+    for (index, record) in replicas.iter_mut().enumerate() {
+        record.out_of_sync = rest.set(1 + index, map.count(), &uuid, pages)?;
     }
     Ok((lineage, replicas, dirty))
 }
 
-/// A replica, without the regions it has missed.
+/// A record, without its out-of-sync regions.
 fn decode_record(
     entry: &[u8],
     rest: &mut LabelReader<'_>,
@@ -364,7 +365,7 @@ fn decode_record(
     }
     let (acked_events, sent) = (events_at(entry, AT_ACKED)?, events_at(entry, AT_SENT)?);
     if sent < acked_events {
-        return Err(LabelError::Field("generation"));
+        return Err(LabelError::Field("event count"));
     }
     Ok(ReplicaRecord {
         id,
@@ -406,7 +407,7 @@ pub(crate) mod tests {
     use crate::regions::MAX_REGIONS_IN_LABEL;
     use proptest::prelude::*;
 
-    /// A label of `replicas` current replicas over 64 regions, as replica `own` has it.
+    /// A label of `replicas` in-sync replicas over 64 regions, as replica `own` has it.
     pub(crate) fn label(replicas: usize, own: usize, events: u64) -> Label {
         let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).unwrap();
         let none = Regions::none(map.count());
@@ -456,7 +457,7 @@ pub(crate) mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            // Bytes 10 and 11 are free for later and not looked at.
+            // Bytes 10 and 11 are reserved and ignored.
             assert!(Label::decode(&bad).is_err() || matches!(bit / 8, 10 | 11), "bit {bit}");
         }
         for length in 1..bytes.len() {
@@ -472,7 +473,7 @@ pub(crate) mod tests {
         let mut seen = highest;
         (seen.replicas[1].acked_events, seen.replicas[1].sent_events) = (u64::MAX, u64::MAX);
         for bad in [beyond, seen] {
-            assert_eq!(Label::decode(&bad.encode()), Err(LabelError::Field("generation")));
+            assert_eq!(Label::decode(&bad.encode()), Err(LabelError::Field("event count")));
         }
     }
 
@@ -482,7 +483,7 @@ pub(crate) mod tests {
         let mut longest =
             Label { map, capacity_blocks: 1 << 40, block_size: BlockSize::B512, ..label(MAX_REPLICAS, 0, 1) };
         longest.dirty = Regions::none(map.count());
-        // Nothing in a row, so that bits are the shortest.
+        // No two adjacent regions, so that bits are the shortest form.
         (0..map.count()).step_by(2).for_each(|region| assert!(longest.dirty.insert(region)));
         let dirty = longest.dirty.clone();
         longest.replicas.iter_mut().for_each(|record| record.out_of_sync = dirty.clone());

@@ -1,15 +1,19 @@
-//! Several devices with the same content as one that heals.
+//! A mirror: two to eight replicas with the same content, presented as one device.
 //!
-//! Every change goes to every replica; a read goes to one, and what is damaged there comes from another and is written anew.
-//! A replica that fails is left behind, which the labels of the others say before anything that it misses is answered, so that
-//! no stale content is ever read; when it comes back it gets only the regions that it has missed.
+//! Every change goes to every replica. A read goes to one; blocks that are bad there are read from another replica
+//! and rewritten. Before a change that a failed replica misses completes, the labels of the other replicas mark the
+//! failed one out of sync, so stale content is never read. A replica that is back gets only the regions that it
+//! lacks.
 //!
-//! - [`label`], [`lineage`], [`judge`], [`regions`]: what is noted on replicas, what it means, and the pieces it speaks of; pure.
-//! - `mirror`, `change`, `read`, `verify`: requests. `claims`: which of them wait for each other.
-//! - `notes`: what is known of the replicas and how it gets to be durable. `rebuild`, `worker`: making replicas alike again.
-//! - `create`, `open`, `members`: making a mirror, putting its replicas together, and giving and taking replicas while it is in use.
+//! - [`label`], [`lineage`], [`assemble`], [`regions`], [`sets`]: what labels hold, what they mean together, and sets
+//!   of regions; pure.
+//! - `mirror`, `io`, `verify`, `range_lock`: requests, and which of them wait for each other.
+//! - `write_intent`, `paging`: the state of the replicas, and how it becomes durable before it counts.
+//! - `reattach`, `resync`, `stale`: failed replicas, resync and reconciliation, blocks with only an older copy left.
+//! - `create`, `open`, `members`: making a mirror, opening it, and adding, replacing and removing replicas in use.
 //!
-//! Invariants: see `notes`. Overlapping changes never are under way at once, so replicas carry them out in the same order.
+//! Invariants: see `write_intent`. Overlapping changes never are in flight together, so replicas execute them in the
+//! same order.
 
 pub mod assemble;
 mod create;

@@ -1,34 +1,34 @@
-//! The lineage of a mirror's content: which openings have changed it, newest first, and how far each is known.
+//! The lineage of a mirror's content: the sessions that changed it, newest first, and how far each is known.
 //!
-//! A *session* is one opening of the mirror that changed what it holds (or let it be seen, where a crash had left that open).
-//! It draws an identity at its first change. The first labels that name it call it unconfirmed: nothing was changed yet. The
-//! next ones confirm it, and only then is anything changed. Within a session each label before a change of its own kind has a
-//! higher generation. So one label's content descends from another's exactly if it knows the other's newest confirmed
-//! session, as far as the other one does, however their generations compare: an older image of a replica that was put back and
-//! written alone is told from one that only fell behind.
+//! A *session* is one opening of the mirror that changed its content (or let a reader see nosync content). It draws
+//! an identity at its first change. The first labels that name it call it unconfirmed: nothing was changed yet. The
+//! next labels confirm it, and only then replicas execute changes. Within a session, each label that must precede a
+//! change has a higher event count. So the content of one label descends from that of another exactly if it knows the
+//! other's newest confirmed session as far as the other does, whatever their event counts: this tells an older image
+//! that was written alone from a replica that only lacks changes.
 
-/// Sessions that a label knows of, at most. An image that is older than all of them is refused: nothing tells any more
-/// whether it was written alone.
+/// Most sessions in a label. An image that is older than all of them is refused: nothing tells any more whether it
+/// was written alone.
 pub const MAX_SESSIONS: usize = 256;
 
 /// Bytes of a session in a label.
 pub(crate) const SESSION_BYTES: usize = 16;
 
-/// Set in the bytes of a session that is not confirmed. Identities have the other 63 bits.
+/// Set in the identity of an unconfirmed session. Identities have the other 63 bits.
 const UNCONFIRMED: u64 = 1 << 63;
 
 /// An opening of the mirror that changed it, or was about to.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Session {
-    /// Drawn at random, 63 bits.
+    /// Random, 63 bits.
     pub id: u64,
-    /// Something may have been changed in it.
+    /// True if something may have been changed in it.
     pub is_confirmed: bool,
-    /// The generation of the last label of the session that came before a change, as far as is known here.
+    /// Event count of its last label that preceded a change, as far as known.
     pub until: u64,
 }
 
-/// The sessions that a label knows of, newest first.
+/// The sessions that a label knows, newest first.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Lineage {
     sessions: Vec<Session>,
@@ -40,23 +40,22 @@ impl Lineage {
         &self.sessions
     }
 
-    /// The last session that may have changed something; nothing where none has.
+    /// The last session that may have changed something.
     pub fn newest(&self) -> Option<Session> {
         self.sessions.iter().find(|session| session.is_confirmed).copied()
     }
 
-    /// What is known of a session, confirmed or not.
+    /// A session by its identity, confirmed or not.
     pub fn find(&self, id: u64) -> Option<Session> {
         self.sessions.iter().find(|session| session.id == id).copied()
     }
 
-    /// Whether older sessions may have been forgotten.
+    /// True if older sessions may have been dropped.
     pub fn is_full(&self) -> bool {
         self.sessions.len() >= MAX_SESSIONS
     }
 
-    /// Begins a session of this identity, or one near it that is not there yet, in a label of this generation. Nothing is
-    /// changed in it before it is confirmed.
+    /// Begins an unconfirmed session with this identity, or the next free one, in a label with this event count.
     pub fn begin(&mut self, drawn: u64, events: u64) {
         let mut id = drawn & !UNCONFIRMED;
         while self.find(id).is_some() {
@@ -66,7 +65,7 @@ impl Lineage {
         self.sessions.truncate(MAX_SESSIONS);
     }
 
-    /// From the label of this generation on, the session that was begun last may change something that it could not before.
+    /// Confirms the newest session in a label with this event count: from that label on it may make further changes.
     pub fn confirm(&mut self, events: u64) {
         if let Some(session) = self.sessions.first_mut() {
             session.is_confirmed = true;
@@ -74,7 +73,7 @@ impl Lineage {
         }
     }
 
-    /// The bytes in a label: [`SESSION_BYTES`] for each session.
+    /// Encodes the sessions, [`SESSION_BYTES`] each.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(self.sessions.len() * SESSION_BYTES);
         for session in &self.sessions {
@@ -85,7 +84,7 @@ impl Lineage {
         bytes
     }
 
-    /// The lineage that these bytes say; nothing where there are too many, or one twice.
+    /// Decodes sessions; `None` if there are too many, or two of one identity.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Lineage> {
         let mut lineage = Lineage::default();
         let mut words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word));

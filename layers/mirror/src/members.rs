@@ -1,4 +1,4 @@
-//! Giving a mirror a replica, and taking one from it, while it is in use.
+//! Adding, replacing and removing replicas while the mirror is in use.
 
 use std::rc::Rc;
 
@@ -13,19 +13,19 @@ use crate::regions::Regions;
 use crate::replica::{Replica, ReplicaSource};
 use crate::test_hooks::Mutation;
 
-/// Why a replica cannot be given or taken.
+/// Why the replicas of a mirror cannot be changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReplicaError {
-    /// The mirror has as many replicas as there can be.
+    /// The mirror has [`MAX_REPLICAS`] replicas.
     #[error("the mirror has {MAX_REPLICAS} replicas already")]
     Full,
     /// The mirror is open for reading only.
     #[error("the mirror is open for reading only")]
     ReadOnly,
-    /// The device cannot be reached.
-    #[error("{replica} cannot be reached: {reason}")]
+    /// The device is offline.
+    #[error("{replica} is offline: {reason}")]
     Offline {
-        /// The replica.
+        /// Its name.
         replica: String,
         /// Why.
         reason: String,
@@ -33,85 +33,85 @@ pub enum ReplicaError {
     /// The device has the label of a mirror, or of another group.
     #[error("{replica} has the label {what}")]
     Labelled {
-        /// The replica.
+        /// Its name.
         replica: String,
-        /// Of what.
+        /// What the label belongs to.
         what: String,
     },
     /// The device is in use in this mirror.
     #[error("{replica} is a replica of this mirror")]
     InUse {
-        /// The replica.
+        /// Its name.
         replica: String,
     },
     /// The device is not blank.
-    #[error("{replica} holds data, which would be replaced")]
+    #[error("{replica} holds data that would be replaced")]
     NotBlank {
-        /// The replica.
+        /// Its name.
         replica: String,
     },
     /// Several devices for a new mirror hold data.
-    #[error("several hold data ({replicas}), and nothing says whose counts")]
+    #[error("several devices hold data ({replicas}), and nothing says whose counts")]
     AmbiguousSource {
-        /// What they are called.
+        /// Their names.
         replicas: String,
     },
-    /// The replica whose content counts cannot have a label.
+    /// The replica whose content counts has no room for a label.
     #[error("{0} has no room for a label")]
     NoRoom(String),
-    /// The device does not fit.
+    /// The device does not fit the mirror.
     #[error(transparent)]
     Unfit(#[from] MirrorError),
     /// No replica has this name.
     #[error("the mirror has no replica {0}")]
     Unknown(String),
-    /// The replica is away since the opening, and nothing tells it from others that are.
-    #[error("{replica} is away, as is {others}, and without their labels nothing tells which is which")]
+    /// The replica is offline since the opening, and nothing tells it from other offline ones.
+    #[error("{replica} is offline, as is {others}, and without their labels nothing tells which is which")]
     Ambiguous {
-        /// What it is called.
+        /// Its name.
         replica: String,
-        /// What the others are called.
+        /// Names of the others.
         others: String,
     },
-    /// Without this replica there would be none that has everything.
+    /// It is the last in-sync replica.
     #[error("{0} is the last in-sync replica")]
     LastInSync(String),
-    /// What a member keeps could not be written to the others.
-    #[error("the older copies could not be written: {0}")]
+    /// The stale copies cannot be written to the other replicas.
+    #[error("cannot write the stale copies: {0}")]
     WriteBlocks(Error),
-    /// It could not be noted.
+    /// The labels cannot be written.
     #[error("cannot write mirror labels: {0}")]
     WriteLabels(Error),
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Adds a replica, which is brought up to date in the background. With `force` whatever is on it is replaced; else it must be
-    /// blank and without a label.
+    /// Adds a replica, which the worker resyncs. With `force` its content is replaced; otherwise it must be blank and
+    /// without a label.
     ///
     /// # Errors
-    /// When the device cannot be a replica, or the change could not be noted; the replica is not used then.
+    /// When the device does not fit, or the labels cannot be written; then it is not used.
     pub async fn add(&self, source: ReplicaSource, force: bool) -> Result<(), ReplicaError> {
         let has_room = self.check_candidate(&source, force).await?;
-        let place = self.free_index().ok_or(ReplicaError::Full)?;
-        self.attach_at(source, has_room, place).await
+        let index = self.free_index().ok_or(ReplicaError::Full)?;
+        self.attach_at(source, has_room, index).await
     }
 
-    /// Puts another device in the place of a replica that is not up to date, at once: labels say both or neither. Beside one that
-    /// is current it is added, and the caller removes that one when the new one has everything.
+    /// Replaces a replica that is not in sync by another device, at once: labels record both changes or neither.
+    /// Beside an in-sync replica the device is added, and the caller removes that replica when the resync ends.
     ///
     /// # Errors
-    /// When there is no such replica, or nothing tells which it is, or as [`Mirror::add`]; everything is as it was then.
+    /// When there is no such replica, nothing tells which one it is, or as [`Mirror::add`]; then nothing was changed.
     pub async fn replace(&self, old: &str, source: ReplicaSource, force: bool) -> Result<(), ReplicaError> {
         let has_room = self.check_candidate(&source, force).await?;
         let replica = self.find_replica(old)?;
-        let place = match replica.is_readable() {
+        let index = match replica.is_readable() {
             true => self.free_index().ok_or(ReplicaError::Full)?,
             false => self.replicas.borrow().iter().position(|other| other.id == replica.id).unwrap_or(0),
         };
-        self.attach_at(source, has_room, place).await
+        self.attach_at(source, has_room, index).await
     }
 
-    /// Refuses what cannot be a replica, and takes an old label away; whether there is room for a label.
+    /// Checks a device and clears its label; true if it has room for a label.
     async fn check_candidate(&self, source: &ReplicaSource, force: bool) -> Result<bool, ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
@@ -132,18 +132,18 @@ impl<C: Clock> Mirror<C> {
         Ok(candidate.probe.has_room())
     }
 
-    /// Makes a device the replica of a place; whoever had it before is none any more.
-    async fn attach_at(&self, source: ReplicaSource, has_room: bool, place: usize) -> Result<(), ReplicaError> {
-        let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(has_room, place)));
-        let before = self.replicas.borrow().get(place).cloned();
-        self.set_replica(place, replica.clone());
+    /// Makes a device the replica at an index, in place of the replica that was there.
+    async fn attach_at(&self, source: ReplicaSource, has_room: bool, index: usize) -> Result<(), ReplicaError> {
+        let replica = Rc::new(Replica::new(source, self.next_number(), &self.new_record(has_room, index)));
+        let before = self.replicas.borrow().get(index).cloned();
+        self.set_replica(index, replica.clone());
         self.start_resync(&replica);
         self.write_intent.begin_change();
         let recorded = self.write_labels().await;
         let gone = match (&recorded, before) {
             (Ok(()), before) => before,
             (Err(_), before) => {
-                before.into_iter().for_each(|before| self.set_replica(place, before));
+                before.into_iter().for_each(|before| self.set_replica(index, before));
                 Some(replica)
             }
         };
@@ -154,20 +154,20 @@ impl<C: Clock> Mirror<C> {
         recorded.map_err(ReplicaError::WriteLabels)
     }
 
-    fn set_replica(&self, place: usize, replica: Rc<Replica>) {
+    fn set_replica(&self, index: usize, replica: Rc<Replica>) {
         let mut replicas = self.replicas.borrow_mut();
-        if place < replicas.len() { replicas[place] = replica } else { replicas.push(replica) }
+        if index < replicas.len() { replicas[index] = replica } else { replicas.push(replica) }
     }
 
     fn next_number(&self) -> usize {
         self.replicas.borrow().iter().map(|replica| replica.number.get() + 1).max().unwrap_or(0)
     }
 
-    /// What a new replica of a place is: nothing on it is the mirror's.
-    fn new_record(&self, has_room: bool, place: usize) -> ReplicaRecord {
+    /// Record of a new replica: none of its content is the mirror's.
+    fn new_record(&self, has_room: bool, index: usize) -> ReplicaRecord {
         let events = self.write_intent.events.get();
         ReplicaRecord {
-            id: replica_id(&self.uuid, events + 1, place),
+            id: replica_id(&self.uuid, events + 1, index),
             state: ReplicaState::OutOfSync,
             has_room,
             is_new: true,
@@ -178,10 +178,12 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes a replica out for good. Its content stays as it is. Its own label says so first, so that it makes no mirror by itself.
+    /// Removes a replica for good. Its content stays. Its own label records it first, so that it makes no mirror by
+    /// itself.
     ///
     /// # Errors
-    /// When there is no such replica, nothing tells which it is, there is no other one that has everything, or it could not be noted; the replica stays then.
+    /// When there is no such replica, nothing tells which one it is, it is the last in-sync one, or the labels cannot
+    /// be written; then it stays.
     pub async fn remove(&self, name: &str) -> Result<(), ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
@@ -197,7 +199,7 @@ impl<C: Clock> Mirror<C> {
             self.write_removed_label(&replica).await;
         }
         if is_last() {
-            // The others have gone meanwhile, and this one is all there is. Its label may say that it was taken out.
+            // The others failed meanwhile, and this is the last replica. Its label may say that it was removed.
             self.write_labels().await.map_err(ReplicaError::WriteLabels)?;
             return Err(ReplicaError::LastInSync(name.to_owned()));
         }
@@ -205,22 +207,22 @@ impl<C: Clock> Mirror<C> {
         replica.is_listed_in_sync.set(false);
         replica.set_device(None);
         *replica.out_of_sync.borrow_mut() = Regions::none(self.map.count());
-        // Its older copies are no longer of use to anybody, and the lists have little room.
+        // Its stale copies are of no use any more, and the lists have little room.
         replica.stale.take();
-        // Nothing that it lacks is answered before the others say so.
+        // Labels must record it before a change that it misses completes.
         self.write_intent.begin_change();
         self.write_intent.request_failure_write();
         self.work.notify();
         let recorded = self.write_labels().await;
         if recorded.is_err() {
-            // It stays, and has missed what was changed meanwhile.
+            // It stays, and lacks what was changed meanwhile.
             replica.state.set(ReplicaState::OutOfSync);
             *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
         }
         recorded.map_err(ReplicaError::WriteLabels)
     }
 
-    /// The replica of this name: the newest, should one that is not up to date have it, too.
+    /// The replica of this name; the newest, if one that is not in sync has it too.
     fn find_replica(&self, name: &str) -> Result<Rc<Replica>, ReplicaError> {
         let replicas = self.replicas.borrow();
         let named =
@@ -233,7 +235,7 @@ impl<C: Clock> Mirror<C> {
             replica.is_name_assumed.get() && !replica.is_online() && replica.state.get() != ReplicaState::Removed
         };
         let others = || replicas.iter().filter(|other| other.id != replica.id && is_guessed(other));
-        // Where devices without labels are in all these places, none of those that they belong to comes back.
+        // If devices without labels have all these names, none of the offline replicas comes back under them.
         let may_return = !replica.is_unlabelled.get() || others().any(|other| !other.is_unlabelled.get());
         if is_guessed(&replica) && may_return && others().next().is_some() {
             let others: Vec<String> = others().map(|other| other.name().to_string()).collect();
@@ -242,12 +244,13 @@ impl<C: Clock> Mirror<C> {
         Ok(replica)
     }
 
-    /// Has members that are away be those that they are called, by the order of the names, for whoever is sure of it.
+    /// Trusts the names of offline replicas, which the order on the command line gave them. For callers that are sure
+    /// of it.
     pub fn trust_names(&self) {
         self.replicas.borrow().iter().for_each(|replica| replica.is_name_assumed.set(false));
     }
 
-    /// Waits until no replica is being brought up to date; whether all that were are.
+    /// Waits until no resync runs; true if none stopped early.
     pub async fn resync_ended(&self) -> bool {
         let is_busy = || self.replicas.borrow().iter().any(|replica| replica.state.get() == ReplicaState::Resyncing);
         self.work.wait_until(|| !is_busy() || self.is_closing.get()).await;
@@ -256,8 +259,8 @@ impl<C: Clock> Mirror<C> {
 
     fn free_index(&self) -> Option<usize> {
         let replicas = self.replicas.borrow();
-        // At the end while there is room: replicas that are away are known by their order.
-        let given_up = || replicas.iter().position(|replica| replica.state.get() == ReplicaState::Removed);
-        Some(replicas.len()).filter(|count| *count < MAX_REPLICAS).or_else(given_up)
+        // Appended while there is room: offline replicas are told apart by their order.
+        let removed = || replicas.iter().position(|replica| replica.state.get() == ReplicaState::Removed);
+        Some(replicas.len()).filter(|count| *count < MAX_REPLICAS).or_else(removed)
     }
 }

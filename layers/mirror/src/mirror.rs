@@ -1,4 +1,4 @@
-//! The mirror: its parts, and its face as a device.
+//! The mirror, its state, and the device that it presents.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use crate::write_intent::WriteIntent;
 /// Replicas that a request goes to.
 pub(crate) type Replicas = SmallVec<[Rc<Replica>; 2]>;
 
-/// Several devices with the same content as one. Make one with [`crate::open`], and run its [`crate::Worker`] beside it.
+/// A mirror of several replicas. Open one with [`crate::open`], and run its [`crate::Worker`] beside it.
 pub struct Mirror<C> {
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
@@ -27,25 +27,26 @@ pub struct Mirror<C> {
     pub(crate) uuid: [u8; 16],
     pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
-    /// By their places as members.
+    /// In the order of the records in labels.
     pub(crate) replicas: RefCell<Vec<Rc<Replica>>>,
-    /// The place of the replica whose label told about the others. Where replicas differ its content counts: another one may be an
-    /// image from before that label.
+    /// Index of the replica whose label assembly took for the newest. Where in-sync replicas differ, its content
+    /// counts: another replica may be an image from before that label.
     authority: usize,
     pub(crate) range_lock: RangeLock,
     pub(crate) write_intent: WriteIntent,
-    /// What was not flushed may be lost, because the last replica was away and came back or a flush of the mirror's own failed; the
-    /// next flush says so.
+    /// The next flush fails: unflushed writes may be lost, because the last in-sync replica went offline and came
+    /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
-    /// Of a mirror that is open for reading only: the replica that answers where replicas may differ, once somebody has read there.
+    /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
+    /// see two contents.
     pub(crate) nosync_source: Cell<Option<[u8; 16]>>,
     next_read: Cell<usize>,
     pub(crate) work: Condition,
     pub(crate) is_closing: Cell<bool>,
 }
 
-/// What a mirror is put together from.
+/// What [`crate::open`] and [`crate::create`] make a mirror of.
 pub(crate) struct MirrorParts {
     pub geometry: Geometry,
     pub map: RegionMap,
@@ -56,19 +57,19 @@ pub(crate) struct MirrorParts {
     pub mutation: Mutation,
 }
 
-/// How a mirror is, in a word.
+/// State of a mirror.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MirrorState {
-    /// All members are there and in sync.
+    /// All replicas are in sync and online.
     Optimal,
-    /// A member is away or out of sync, or a crash may have left members different.
+    /// At least one replica is in sync and online, but not all are; or a crash may have left replicas different.
     Degraded,
-    /// No member that is in sync is there.
+    /// No in-sync replica is online.
     Failed,
 }
 
 impl MirrorState {
-    /// The word.
+    /// The name in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             MirrorState::Optimal => "optimal",
@@ -78,45 +79,46 @@ impl MirrorState {
     }
 }
 
-/// What a mirror is made of, for people.
+/// State of a mirror and of its replicas.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MirrorInfo {
-    /// Its identity.
+    /// Identity of the mirror.
     pub uuid: [u8; 16],
-    /// Bytes of a region, the unit of what a replica has missed.
+    /// Bytes of a region, the unit of resync.
     pub region_bytes: u64,
-    /// Whether all copies are there and in sync.
+    /// State of the mirror.
     pub state: MirrorState,
-    /// Bytes of the regions in which replicas may differ: something is under way there, or was at a crash.
+    /// Bytes of the dirty regions: replicas may differ there, because changes are in flight or were at a crash.
     pub dirty_bytes: u64,
-    /// Bytes of those of them in which nothing is under way: they wait to be made alike.
+    /// Bytes of the nosync regions: replicas may differ there and no change is in flight; they wait for
+    /// reconciliation.
     pub nosync_bytes: u64,
-    /// Blocks that were asked for and had no good copy.
+    /// Blocks of requests that had no good copy on any replica.
     pub lost_blocks: u64,
-    /// Its replicas, in the order of their places.
+    /// Its replicas, in the order of their records.
     pub replicas: Vec<ReplicaInfo>,
 }
 
-/// A replica, for people.
+/// State of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplicaInfo {
-    /// What it is called.
+    /// Name of the replica on the command line.
     pub name: String,
-    /// What it is to the mirror.
+    /// State that labels give it.
     pub state: ReplicaState,
-    /// Whether it can be reached.
+    /// True if a device is attached to it.
     pub is_online: bool,
-    /// Why not, or why it was left behind.
+    /// Why it is offline or out of sync; empty if it is neither.
     pub last_error: String,
-    /// Bytes of the regions that it still lacks.
+    /// Bytes of the regions that it lacks.
     pub out_of_sync_bytes: u64,
-    /// Bytes that were copied to bring it up to date since the mirror was opened.
+    /// Bytes that resync and reconciliation wrote to it since the mirror was opened.
     pub resynced_bytes: u64,
-    /// Blocks on it that were written anew from another replica.
+    /// Blocks on it that were rewritten from another replica.
     pub repaired_blocks: u64,
-    /// Blocks of which it keeps an older copy, and nobody has a newer one; see [`Mirror::accept_stale`].
+    /// Blocks of which it has an older copy and no replica has a newer one; see [`Mirror::accept_stale`].
     pub stale_blocks: u64,
-    /// How often it was left behind.
+    /// How often it failed since the mirror was opened.
     pub failures: u64,
 }
 
@@ -144,7 +146,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// What it is made of now.
+    /// State of the mirror and of its replicas.
     pub fn describe(&self) -> MirrorInfo {
         let shift = self.geometry.block_size.shift();
         let describe = |replica: &Rc<Replica>| ReplicaInfo {
@@ -173,15 +175,15 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// How it is now.
+    /// State of the mirror.
     pub fn state(&self) -> MirrorState {
         let replicas = self.replicas.borrow();
         let mut members = replicas.iter().filter(|replica| replica.state.get() != ReplicaState::Removed);
         if !replicas.iter().any(|replica| replica.is_readable()) {
             return MirrorState::Failed;
         }
-        // What is under way is settled by whoever asked for it; only what was left behind makes copies doubtful. A block of
-        // which a member holds only an older copy has one copy less.
+        // Dirty regions do not count: the change in flight makes replicas identical when it completes. Nosync regions
+        // count. A replica with stale blocks counts as degraded, because these blocks have one copy less.
         let is_whole = |replica: &Rc<Replica>| replica.is_readable() && replica.stale.borrow().count() == 0;
         match members.all(is_whole) && self.write_intent.nosync.borrow().is_empty() {
             true => MirrorState::Optimal,
@@ -189,18 +191,18 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// How it is once that is something else than `known`; at once if it is already, and when it is closed.
+    /// Waits until the state is another than `known` or the mirror is closed, and returns the state.
     pub async fn state_changed(&self, known: MirrorState) -> MirrorState {
         self.work.wait_until(|| self.state() != known || self.is_closing.get()).await;
         self.state()
     }
 
-    /// Whether it was closed.
+    /// True if the mirror was closed.
     pub fn is_closed(&self) -> bool {
         self.is_closing.get()
     }
 
-    /// The replicas that reads may be asked of, those first whose content counts where replicas differ.
+    /// The replicas that are in sync and online, from the one whose content counts where they differ.
     pub(crate) fn in_sync(&self) -> Replicas {
         let replicas = self.replicas.borrow();
         let (before, from) = replicas.split_at(self.authority.min(replicas.len()));
@@ -213,20 +215,20 @@ impl<C: Clock> Mirror<C> {
         replicas.iter().filter(|replica| replica.is_writable()).cloned().collect()
     }
 
-    /// The same replicas with the one first that has least to do; the next one in turn among equals.
+    /// Moves the replica with the fewest requests in flight to the front; among equals they take turns.
     pub(crate) fn balance(&self, mut replicas: Replicas) -> Replicas {
         if replicas.len() > 1 {
             let turn = self.next_read.get().wrapping_add(1);
             self.next_read.set(turn);
             let count = replicas.len();
             replicas.rotate_left(turn % count);
-            let least = (0..count).min_by_key(|at| replicas[*at].in_flight()).unwrap_or(0);
-            replicas.swap(0, least);
+            let idlest = (0..count).min_by_key(|at| replicas[*at].in_flight()).unwrap_or(0);
+            replicas.swap(0, idlest);
         }
         replicas
     }
 
-    /// What a request fails with when no replica is there.
+    /// The error of a request while no replica is online.
     pub(crate) fn no_replica(&self) -> Error {
         let reasons: Vec<String> = self
             .replicas
@@ -234,10 +236,10 @@ impl<C: Clock> Mirror<C> {
             .iter()
             .map(|replica| format!("{}: {}", replica.name(), replica.last_error.borrow()))
             .collect();
-        ErrorKind::Unreachable { reason: format!("no replica of the mirror is there ({})", reasons.join("; ")) }.into()
+        ErrorKind::Unreachable { reason: format!("no replica of the mirror is online ({})", reasons.join("; ")) }.into()
     }
 
-    /// Makes everything written so far durable on every replica.
+    /// Makes all completed writes durable on every replica.
     pub(crate) async fn flush(&self) -> Result<(), Error> {
         if self.is_read_only {
             return Ok(());
@@ -246,32 +248,34 @@ impl<C: Clock> Mirror<C> {
             return Err(writes_lost());
         }
         if !self.write_intent.dirty.borrow().is_empty() {
-            // Who is gone has not flushed what was under way, and answered, before the mirror was opened.
+            // An offline replica has not flushed changes that completed before this opening; after this flush it must
+            // count as out of sync.
             self.record_failures().await?;
         }
         self.flush_replicas().await
     }
 
-    /// The same for the mirror's own purposes, without saying what was lost before. Nobody who has written hears of a failure
-    /// here, and a replica tells of it once, so it is kept for the next flush from above. Of one that cannot be reached it shows
-    /// when it is back.
+    /// Flushes for the mirror itself, without reporting earlier losses. No writer sees a failure here, and a replica
+    /// reports a lost write once, so the next flush from above reports it. An unreachable replica reports it when it
+    /// is back.
     pub(crate) async fn flush_internally(&self) -> Result<(), Error> {
         self.flush_replicas().await.inspect_err(|error| {
             if !is_unreachable(error) && !self.write_intent.dirty.borrow().is_empty() && !self.writes_lost.replace(true)
             {
-                tracing::warn!(%error, "the mirror could not be flushed; the next flush of whoever writes to it fails");
+                tracing::warn!(%error, "cannot flush the mirror; the next flush of its user fails");
             }
         })
     }
 
-    /// Flushes, takes what is settled out of the labels, and ends the worker. The replicas are to be closed behind it.
+    /// Flushes, takes clean regions out of the labels, and ends the worker. The caller closes the replicas
+    /// afterwards.
     ///
-    /// What was answered before this opening, and is unsettled since, it makes durable on the replicas that are here: it takes a flush
-    /// to vouch for it without the others.
+    /// Changes that completed before this opening and whose regions are still dirty become durable on the online
+    /// replicas only; a flush makes them durable without the offline ones.
     ///
     /// # Errors
-    /// When no replica could be flushed, or writes may be lost that nobody was told of yet. What was flushed before is safe all the
-    /// same.
+    /// When no replica can be flushed, or when writes may be lost and no flush has reported it. Changes that were
+    /// flushed before are safe.
     pub async fn close(&self) -> Result<(), Error> {
         let was_closing = self.is_closing.replace(true);
         self.work.notify();
@@ -279,11 +283,12 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
-            // The first look takes the regions that were changed since the one before for busy.
+            // The first sweep skips the regions that were changed since the sweep before.
             self.clear_clean_regions().await?;
             self.clear_clean_regions().await?;
             if !self.write_intent.dirty.borrow().is_empty() {
-                // Regions that replicas may still differ in stay noted. What was acknowledged there is to be durable all the same.
+                // Regions in which replicas may still differ stay in the labels. Completed changes there become
+                // durable all the same.
                 self.flush_internally().await?;
             }
         }
@@ -302,7 +307,8 @@ impl<C: Clock> Mirror<C> {
         Err(ErrorKind::Absent(kind).into())
     }
 
-    /// The label's slot is the mirror's own; the others belong to whoever stands on the mirror, and go to every replica.
+    /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
+    /// the level above.
     async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
         let request = Request::WriteReserved { slot, bytes };
         let mut replicas = self.write_targets();
@@ -343,7 +349,7 @@ impl<C: Clock> Device for Mirror<C> {
     }
 }
 
-/// What a mirror of these replicas can do: what all of them can.
+/// The abilities of a mirror of these devices: those that all of them have.
 pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
     let all = |can: &dyn Fn(&Abilities) -> bool| devices.iter().all(can);
     let when = |can: bool| if can { Ability::Native } else { Ability::Absent };
@@ -352,7 +358,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         writable: !read_only && all(&|of| of.writable),
         verify: Ability::Native,
         compare: Ability::Native,
-        // What blocks read as after a Discard has to be the same on all replicas, so they are zeroed.
+        // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.
         discard: when(unmap_zeroes),
         write_zeroes: Ability::Native,
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
@@ -360,7 +366,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         repair: Ability::Native,
         allocation: Ability::Absent,
         reserved: when(all(&|of| of.reserved == Ability::Native)),
-        // They are the mirror's own, as the label is.
+        // Bitmap pages belong to the mirror, as the label does.
         annex_pages: 0,
         unmap_zeroes,
         offloads: all(&|of| of.offloads),
@@ -371,9 +377,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
 
 #[cold]
 fn writes_lost() -> Error {
-    let reason =
-        "the last replica went away, or could not be flushed, with writes that were not flushed; they may be lost"
-            .to_owned();
+    let reason = "the last in-sync replica failed or could not flush; unflushed writes may be lost".to_owned();
     ErrorKind::Media { reason }.into()
 }
 

@@ -1,4 +1,4 @@
-//! Putting a mirror together from its replicas.
+//! Opening a mirror: probing its devices, and building the mirror from what assembly found.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -22,13 +22,13 @@ use crate::sets::{MAX_SETS, PageId, Pages, pages_of_set};
 use crate::test_hooks::{Mutation, TestHooks};
 use crate::write_intent::{PriorState, WriteIntent};
 
-/// How a mirror is opened.
+/// How to open a mirror.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Nothing is changed: no healing, no labels, no bringing replicas up to date.
+    /// Changes nothing: no repair, no labels, no resync.
     pub is_read_only: bool,
-    /// Drawn at random by the caller, anew for each opening: the identity of the mirror, should it be a new one, and what
-    /// tells its labels from those that are written elsewhere.
+    /// Random, drawn by the caller for each opening: the identity of a new mirror, and what tells its labels from
+    /// those of other openings.
     pub random: [u8; 16],
 }
 
@@ -40,90 +40,91 @@ pub struct OpenMirror<C> {
     pub worker: Worker<C>,
 }
 
-/// Why replicas cannot be opened as a mirror.
+/// Why devices cannot be opened as a mirror.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MirrorError {
-    /// Too few or too many of them.
+    /// There are too few or too many of them.
     #[error("a mirror has 2 to {MAX_REPLICAS} replicas, not {0}")]
     ReplicaCount(usize),
-    /// They do not belong together; the names of the replicas in question.
+    /// They do not make a mirror.
     #[error("{error} ({})", .replicas.join(", "))]
     Assemble {
         /// Why.
         error: AssembleError,
-        /// What the replicas that it names are called.
+        /// Names of the replicas in question.
         replicas: Vec<String>,
     },
-    /// The label of a replica cannot be used.
+    /// The label of a replica is invalid.
     #[error("{replica}: {error}")]
     Label {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
         /// Why.
         error: LabelError,
     },
-    /// A replica could not be asked for its label.
+    /// A replica failed a request while it was probed.
     #[error("{replica}: {error}")]
     Replica {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
         /// Why.
         error: Error,
     },
-    /// A new mirror could not be noted on its replicas.
-    #[error("the replicas could not be labelled: {0}")]
+    /// The labels of a new mirror cannot be written.
+    #[error("cannot write mirror labels: {0}")]
     WriteLabels(Error),
     /// A replica has another block size than the mirror.
     #[error("{replica} has blocks of {actual} bytes, the mirror of {expected}")]
     BlockSize {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
-        /// Of the mirror.
+        /// Block size of the mirror.
         expected: BlockSize,
-        /// Of the replica.
+        /// Block size of the replica.
         actual: BlockSize,
     },
-    /// There are more blocks than can be tracked.
+    /// There are more blocks than regions can track.
     #[error(
-        "a mirror of {blocks} blocks cannot be tracked; its members have room for fewer, and none has more than {MAX_BLOCKS}"
+        "a mirror cannot have {blocks} blocks: its replicas have room to track fewer, and the maximum is {MAX_BLOCKS}"
     )]
     Capacity {
         /// Blocks of the mirror.
         blocks: u64,
     },
-    /// A replica has no room for the bitmap pages of the mirror.
-    #[error("{replica} has room for {actual} bitmap pages beside its blocks, the mirror needs {expected}")]
+    /// The reserved area of a replica has too few bitmap pages for the mirror.
+    #[error("{replica} has room for {actual} bitmap pages, the mirror needs {expected}")]
     Pages {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
-        /// Pages that the mirror's regions may take.
+        /// Pages that the mirror needs.
         expected: u32,
         /// Pages of the replica.
         actual: u32,
     },
-    /// A replica is smaller than the mirror, or of another size than the replicas of a new one.
+    /// A replica is smaller than the mirror, or of another size than the other replicas of a new one.
     #[error("{replica} has {actual} blocks, the mirror {expected}")]
     Size {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
-        /// Of the mirror.
+        /// Blocks of the mirror.
         expected: u64,
-        /// Of the replica.
+        /// Blocks of the replica.
         actual: u64,
     },
-    /// A replica has other protection information than the mirror. What comes from a replica without seals could be sealed unchecked.
+    /// A replica has another format of protection information than the mirror. Otherwise data without tags could be
+    /// sealed unchecked.
     #[error("{replica} has protection information {}, the mirror {}", pi_to_text(*.actual), pi_to_text(*.expected))]
     Protection {
-        /// The replica.
+        /// Name of the replica.
         replica: String,
-        /// Of the mirror.
+        /// Format of the mirror.
         expected: Option<PiFormat>,
-        /// Of the replica.
+        /// Format of the replica.
         actual: Option<PiFormat>,
     },
 }
 
-/// A format of protection information in words.
+/// A format of protection information for people.
 fn pi_to_text(format: Option<PiFormat>) -> String {
     format.map_or("none".to_owned(), |format| {
         let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
@@ -131,12 +132,12 @@ fn pi_to_text(format: Option<PiFormat>) -> String {
     })
 }
 
-/// Opens a mirror of these replicas: what their labels call one mirror, or, where no label is on any of them, blank devices,
-/// which are labelled. Replicas that cannot be opened are gone without if the others know of the mirror, and so are devices
-/// without a label in the place of a replica that should have one.
+/// Opens a mirror of these devices: the mirror that their labels record, or a new one if no device has a label and
+/// all are blank. Offline replicas are out of sync if other labels know the mirror; so are devices without a label
+/// under the name of a replica that should have one.
 ///
 /// # Errors
-/// See [`MirrorError`]. Nothing is changed then.
+/// See [`MirrorError`]. Then nothing was changed.
 pub async fn open<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
@@ -145,7 +146,7 @@ pub async fn open<C: Clock>(
     open_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
-/// Opens a mirror that is not as those that people use; see [`TestHooks`].
+/// Opens a mirror with hooks for tests; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`open`].
@@ -180,17 +181,18 @@ pub async fn open_with_hooks<C: Clock>(
     };
     let opened = start(clock, parts, options.is_read_only);
     if is_new {
-        // From now on the replicas belong together, and no other device can take the place of one.
+        // From here on the replicas belong together, and no other device can take the place of one.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     }
     if labels_differ && let Err(error) = opened.mirror.write_labels().await {
-        // It helps to know old images of replicas by; without it whatever needs a label fails for itself.
-        tracing::debug!(%error, "the labels stay uneven");
+        // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
+        // itself.
+        tracing::debug!(%error, "cannot make the labels equal");
     }
     Ok(opened)
 }
 
-/// A mirror of these parts, and its worker.
+/// Builds a mirror and its worker.
 pub(crate) fn start<C: Clock>(clock: C, parts: MirrorParts, read_only: bool) -> OpenMirror<C> {
     let of: Vec<Abilities> = devices(&parts.replicas).iter().map(Device::abilities).collect();
     let mirror = Rc::new(Mirror::new(clock, parts, abilities(&of, read_only), read_only));
@@ -201,7 +203,7 @@ fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
     replicas.iter().filter_map(|replica| replica.device()).collect()
 }
 
-/// The first device that may hold something.
+/// The first device that may hold data.
 async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
@@ -213,14 +215,14 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
     Ok(None)
 }
 
-/// Takes from a label what it says of sessions.
+/// Clears the lineage of a label.
 fn forget_lineage(found: &mut ReplicaProbe) {
     if let ReplicaProbe::Labelled(label) = found {
         label.lineage = Lineage::default();
     }
 }
 
-/// What is where a replica should be.
+/// Probes the device under the name of a replica.
 async fn probe(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProbe, MirrorError> {
     let Ok(device) = &source.device else { return Ok(ReplicaProbe::Absent) };
     probe_device(device, mutation).await.map_err(|error| match error {
@@ -234,7 +236,7 @@ pub(crate) enum ProbeError {
     Device(Error),
 }
 
-/// What a device says of itself.
+/// Probes a device for a label.
 pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Result<ReplicaProbe, ProbeError> {
     if !has_reserved_area(device) {
         return Ok(ReplicaProbe::Unlabelled { has_room: false });
@@ -245,14 +247,14 @@ pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Resu
             Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
             Err(reason) => Err(ProbeError::Label(reason)),
         },
-        // A mirror keeps this slot for itself, and so is a replica without room for the label of another.
+        // A mirror keeps this area for itself, so as a replica it has no room for a label.
         Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => Ok(ReplicaProbe::Unlabelled { has_room: false }),
         Ok(_) => Err(ProbeError::Device(crate::replica::unexpected_response())),
         Err(error) => Err(ProbeError::Device(error)),
     }
 }
 
-/// Reads a label and the bitmap pages that it refers to. A page that cannot be read counts as all of its regions.
+/// Decodes a label with the bitmap pages that it refers to. An unreadable page counts as all of its regions.
 async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
     let mut wanted = WantedPages::default();
     let label = Label::decode_with(bytes, &mut wanted)?;
@@ -268,7 +270,7 @@ async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> R
     Label::decode_with(bytes, &mut pages)
 }
 
-/// The pages that a label asks for.
+/// The pages that a label refers to.
 #[derive(Default)]
 struct WantedPages(Vec<PageId>);
 
@@ -279,7 +281,7 @@ impl Pages for WantedPages {
     }
 }
 
-/// The pages that were read for it.
+/// The pages that were read for a label.
 struct LoadedPages {
     pages: BTreeMap<PageId, Slice>,
     are_trusted: bool,
@@ -316,8 +318,8 @@ pub(crate) fn assemble_error(refusal: AssembleError, sources: &[ReplicaSource]) 
     MirrorError::Assemble { error: refusal, replicas }
 }
 
-/// The parts of a mirror that is noted nowhere yet: of devices that are all alike, or of one whose content counts and others
-/// that are to get everything from it.
+/// Builds the parts of a new mirror: of identical devices, or of one whose content counts and others that resync from
+/// it.
 pub(crate) fn new_parts(
     sources: Vec<ReplicaSource>,
     found: &[ReplicaProbe],
@@ -350,8 +352,8 @@ pub(crate) fn new_parts(
         replicas.push(Rc::new(Replica::new(source, number, &record)));
     }
     let dirty = Regions::none(map.count());
-    let past = PriorState { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
-    let write_intent = WriteIntent::new(past, random);
+    let prior = PriorState { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
+    let write_intent = WriteIntent::new(prior, random);
     Ok(MirrorParts {
         geometry,
         map,
@@ -363,7 +365,7 @@ pub(crate) fn new_parts(
     })
 }
 
-/// The finest regions that the labels of all these devices have room for, or those that a drill wants.
+/// The finest regions for which all these devices have room, or those that a test wants.
 fn choose_map(
     block_size: BlockSize,
     capacity_blocks: u64,
@@ -383,7 +385,7 @@ fn choose_map(
     map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
 }
 
-/// Refuses a device whose annex lacks pages that the sets of such a map may need.
+/// Refuses a device whose reserved area has too few bitmap pages for the sets of such a map.
 pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
     let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
     match actual >= expected {
@@ -398,10 +400,10 @@ fn existing_parts(
     random: &[u8; 16],
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
-    let ExistingMirror { mut label, indices: places, unused, .. } = known;
+    let ExistingMirror { mut label, indices: indices, unused, .. } = known;
     for replica in unused.iter().copied() {
-        let is_removed = label.replicas[places[replica]].state == ReplicaState::Removed;
-        let reason = if is_removed { "it was taken out of the mirror" } else { NO_LABEL };
+        let is_removed = label.replicas[indices[replica]].state == ReplicaState::Removed;
+        let reason = if is_removed { "it was removed from the mirror" } else { NO_LABEL };
         sources[replica].device = Err(reason.to_owned());
         sources[replica].reopen = None;
     }
@@ -410,38 +412,38 @@ fn existing_parts(
     }
     let limits = common_geometry(&sources).limits;
     let dirty = label.dirty.clone();
-    let replicas = existing_replicas(sources, &places, &mut label);
+    let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
     let Label { map, capacity_blocks, block_size, protection, uuid, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
-    let past = PriorState {
+    let prior = PriorState {
         events: label.events,
         lineage: label.lineage,
         changed: label.changed,
         is_tentative: label.is_tentative,
         dirty,
     };
-    let write_intent = WriteIntent::new(past, random);
-    // Labels that replicas write apart must not look like one that was under way when they were parted.
+    let write_intent = WriteIntent::new(prior, random);
+    // Labels that replicas write apart must differ from a label that was in flight when they parted.
     if hooks.mutation != Mutation::CountOn {
         write_intent.skip_events_past(label.events);
     }
     Ok(MirrorParts { geometry, map, uuid, replicas, authority, write_intent, mutation: hooks.mutation })
 }
 
-/// The replicas by their places: those that were given, and those that were not named.
-fn existing_replicas(sources: Vec<ReplicaSource>, places: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
+/// The replicas in the order of their records: given ones, and those that were not given.
+fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
     let mut given: Vec<Option<(usize, ReplicaSource)>> = label.replicas.iter().map(|_| None).collect();
     let mut next_number = sources.len();
-    for (number, (place, source)) in places.iter().zip(sources).enumerate() {
-        given[*place] = Some((number, source));
+    for (number, (index, source)) in indices.iter().zip(sources).enumerate() {
+        given[*index] = Some((number, source));
     }
     let (dirty, mut replicas) = (&label.dirty, Vec::with_capacity(given.len()));
-    for (place, (given, record)) in given.into_iter().zip(&mut label.replicas).enumerate() {
+    for (index, (given, record)) in given.into_iter().zip(&mut label.replicas).enumerate() {
         let (number, source) = given.unwrap_or_else(|| {
             next_number += 1;
-            let device = Err("it was not named".to_owned());
-            (next_number - 1, ReplicaSource { name: default_name(place), device, reopen: None })
+            let device = Err("it was not given".to_owned());
+            (next_number - 1, ReplicaSource { name: default_name(index), device, reopen: None })
         });
         let was_current = record.state == ReplicaState::InSync;
         set_initial_state(record, source.device.is_ok(), dirty);
@@ -452,7 +454,8 @@ fn existing_replicas(sources: Vec<ReplicaSource>, places: &[usize], label: &mut 
     replicas
 }
 
-/// Of members that are away only labels could tell which is which. One by itself is who is left.
+/// Marks offline replicas whose names are assumed: only labels could tell which is which, unless there is a single
+/// one.
 fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
     let away =
         || replicas.iter().filter(|replica| !replica.is_online() && replica.state.get() != ReplicaState::Removed);
@@ -463,14 +466,14 @@ fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
     }
 }
 
-/// Why a device is not used in whose place a replica with a label is expected.
-const NO_LABEL: &str = "no label of the mirror is on it; `sealblock mirror replace` makes it a replica";
+/// Why a device without a label is not used. A replica with a label is expected under its name.
+const NO_LABEL: &str = "no label of the mirror is on the device; `sealblock mirror replace` makes it a replica";
 
-/// What a member is to begin with.
-fn set_initial_state(record: &mut ReplicaRecord, is_here: bool, dirty: &Regions) {
-    match (record.state, is_here) {
+/// Sets the state that a record starts with.
+fn set_initial_state(record: &mut ReplicaRecord, is_online: bool, dirty: &Regions) {
+    match (record.state, is_online) {
         (ReplicaState::Removed | ReplicaState::OutOfSync, _) | (ReplicaState::InSync, true) => {}
-        // Whoever is not here now lacks what comes next; and what may differ at the moment is in doubt on it.
+        // An offline replica lacks changes from here on, and its dirty regions are in doubt.
         (ReplicaState::InSync | ReplicaState::Resyncing, false) => mark_out_of_sync(record, dirty),
         (ReplicaState::Resyncing, true) => record.state = ReplicaState::OutOfSync,
     }
@@ -479,12 +482,12 @@ fn set_initial_state(record: &mut ReplicaRecord, is_here: bool, dirty: &Regions)
     }
 }
 
-/// What a member is called that was not named.
-pub(crate) fn default_name(place: usize) -> String {
-    format!("replica {place}")
+/// Name of a replica that was not given.
+pub(crate) fn default_name(index: usize) -> String {
+    format!("replica {index}")
 }
 
-/// Refuses a replica that cannot hold the mirror's blocks, or not with the mirror's tags.
+/// Refuses a replica that is smaller than the mirror, or has another block size or format.
 pub(crate) fn check_fit(
     source: &ReplicaSource,
     block_size: BlockSize,
@@ -506,7 +509,7 @@ pub(crate) fn check_fit(
     Ok(())
 }
 
-/// Refuses devices for a new mirror that are not of one shape: what the first one is counts.
+/// Refuses devices for a new mirror that differ from the first one in size or format.
 pub(crate) fn check_same_geometry(sources: &[ReplicaSource]) -> Result<(), MirrorError> {
     let Some(first) = sources.iter().find_map(|source| source.device.as_ref().ok()) else { return Ok(()) };
     let Geometry { block_size, capacity_blocks, protection, .. } = first.geometry().clone();
@@ -521,14 +524,14 @@ pub(crate) fn check_same_geometry(sources: &[ReplicaSource]) -> Result<(), Mirro
     Ok(())
 }
 
-/// The shape of the first of these, and what every one takes.
+/// Geometry of the first device with the lowest limits of all.
 fn common_geometry(sources: &[ReplicaSource]) -> Geometry {
     let mut all = sources.iter().filter_map(|source| source.device.as_ref().ok()).map(|device| device.geometry());
     let first = all.next().expect("a mirror is opened with a replica that is there").clone();
-    let limits = all.fold(first.limits, |least, Geometry { limits, .. }| Limits {
-        max_transfer_blocks: least.max_transfer_blocks.min(limits.max_transfer_blocks),
-        max_verify_blocks: least.max_verify_blocks.min(limits.max_verify_blocks),
-        max_zero_blocks: least.max_zero_blocks.min(limits.max_zero_blocks),
+    let limits = all.fold(first.limits, |lowest, Geometry { limits, .. }| Limits {
+        max_transfer_blocks: lowest.max_transfer_blocks.min(limits.max_transfer_blocks),
+        max_verify_blocks: lowest.max_verify_blocks.min(limits.max_verify_blocks),
+        max_zero_blocks: lowest.max_zero_blocks.min(limits.max_zero_blocks),
     });
     Geometry { limits, ..first }
 }

@@ -1,9 +1,9 @@
 //! The bitmap pages of the replicas, and the labels that refer to them.
 //!
-//! Invariant: whatever label a crash leaves on a replica, the pages that it counts hold at least what it said. So before labels
-//! refer to pages these are written, with what the labels before said and what the next ones are to say; what left the set
-//! leaves the pages one writing later. Pages are written in place. One that was cut short counts as all of its regions, and
-//! so does one that another stay of the replica wrote: the epoch tells.
+//! Invariant: whatever label a crash leaves on a replica, the pages that it refers to hold at least the set that it
+//! had. So pages are written before labels refer to them, with the union of the sets of the last labels and of the
+//! next; regions that left a set leave the pages one write later. Pages are written in place. A torn page counts as
+//! all of its regions, and so does one that was written while the device was attached before: its epoch differs.
 
 use std::rc::Rc;
 
@@ -20,36 +20,37 @@ use crate::sets::{MAX_SETS, PageId, encode_paged, encode_plain, pages_of_set, pa
 /// Pages that are written to a replica at once.
 const PAGES_AT_ONCE: usize = 16;
 
-/// What is in the pages of the replicas.
+/// What the pages of the replicas hold.
 #[derive(Default)]
 pub(crate) struct PagedSets {
-    /// By their numbers; nothing where the label is enough.
+    /// By set number; `None` if the label has room for the set.
     sets: [Option<PagedSet>; MAX_SETS],
     write_count: u64,
 }
 
 /// A set that has pages.
 struct PagedSet {
-    /// What the pages hold.
+    /// The regions in the pages.
     content: Regions,
-    /// What the set was when labels were last written, on any replica.
+    /// The set in the labels that were last written, on any replica.
     labelled: Regions,
-    /// Which writing of the pages this is, and which one the last was; 0 for none.
+    /// Number of the last write of the pages, and of the write before; 0 for none.
     write_number: u64,
     previous_write: u64,
 }
 
-/// What is in the pages of one replica's device.
+/// What the pages of one replica's device hold.
 #[derive(Default)]
 pub(crate) struct ReplicaPages {
-    /// What tells pages that were written since the device came from others.
+    /// Tells pages that were written since the device was attached from older ones.
     epoch: u64,
-    /// Which writing of each set it has; 0 for none.
+    /// Number of the write of each set that it has; 0 for none.
     written: [u64; MAX_SETS],
 }
 
 impl PagedSets {
-    /// Labels were written that say these sets. Where a replica was lost meanwhile, others may still have the labels before.
+    /// Records that labels with these sets were written. If a replica failed meanwhile, others may still have the
+    /// labels before.
     pub fn labels_written(&mut self, sets: &[Regions], has_lost: bool) {
         for (paged, set) in self.sets.iter_mut().zip(sets) {
             match paged {
@@ -60,14 +61,14 @@ impl PagedSets {
         }
     }
 
-    /// Decides which sets have pages and what these are to hold, so that the labels of a mirror with so many members have
-    /// room for the rest. Also which pages that changes, by set.
+    /// Decides which sets have pages, and what these hold, so that the rest fits the labels. Returns the pages that
+    /// change, by set.
     fn plan(&mut self, sets: &[Regions]) -> [Vec<u32>; MAX_SETS] {
-        let most_bytes = max_set_bytes(sets.len() - 1);
+        let max_bytes = max_set_bytes(sets.len() - 1);
         let mut changed = [const { Vec::new() }; MAX_SETS];
         for (number, set) in sets.iter().enumerate() {
             let Some(paged) = &mut self.sets[number] else {
-                if encode_plain(set, most_bytes).is_none() {
+                if encode_plain(set, max_bytes).is_none() {
                     self.write_count += 1;
                     let (content, said, writing) = (set.clone(), set.clone(), self.write_count);
                     self.sets[number] =
@@ -75,14 +76,14 @@ impl PagedSets {
                 }
                 continue;
             };
-            // Half as long as it might be, so that it does not come and go.
-            if encode_plain(set, most_bytes / 2).is_some() {
+            // Half of the room, so that a set does not get and lose pages in turn.
+            if encode_plain(set, max_bytes / 2).is_some() {
                 self.sets[number] = None;
                 continue;
             }
             let mut content = paged.labelled.clone();
             content.add(set);
-            let has_room = encode_paged(set, &paged.content, 0, most_bytes).is_some();
+            let has_room = encode_paged(set, &paged.content, 0, max_bytes).is_some();
             let is_smaller = content.count() <= paged.content.count() - paged.content.count() / 8;
             if content != paged.content && (!has_room || is_smaller) {
                 self.write_count += 1;
@@ -98,7 +99,7 @@ impl PagedSets {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// The sets that labels say: what is dirty, and what each member has missed.
+    /// The sets in labels: dirty regions, and the out-of-sync regions of each replica.
     pub(crate) fn sets(&self) -> Vec<Regions> {
         let out_of_sync = |replica: &Rc<Replica>| replica.record().out_of_sync;
         [self.write_intent.dirty.borrow().clone()]
@@ -107,7 +108,7 @@ impl<C: Clock> Mirror<C> {
             .collect()
     }
 
-    /// The label of a replica as it is written, which refers to pages that [`Mirror::write_pages`] has written.
+    /// The bytes of a replica's label, which refer to pages that [`Mirror::write_pages`] wrote.
     pub(crate) fn label_bytes(&self, replica: &Replica) -> Vec<u8> {
         let (label, paging) = (self.label(replica), self.write_intent.paged_sets.borrow());
         let epoch = replica.pages.borrow().epoch;
@@ -120,8 +121,8 @@ impl<C: Clock> Mirror<C> {
         label.encode_with(&sets.collect::<Vec<_>>())
     }
 
-    /// Writes the pages that the next labels refer to, on every replica that gets a label. A replica that does not take them is left
-    /// behind, as with its label.
+    /// Writes the pages that the next labels refer to, on every replica that gets a label. A replica that fails a
+    /// page is marked out of sync.
     pub(crate) async fn write_pages(&self) {
         if pages_of_set(self.map.count()) == 0 {
             return;
@@ -151,8 +152,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// The pages that a replica is to get so that its label may refer to them. Until they are written it is taken to have none of
-    /// these sets, also if whoever writes them is dropped.
+    /// The pages that a replica must get before its label refers to them. Until they are written it counts as having
+    /// none of these sets, also if the caller is dropped.
     fn due_pages(&self, replica: &Replica, changed: &[Vec<u32>; MAX_SETS]) -> Vec<(PageId, u64)> {
         let (paging, mut pages, mut due) =
             (self.write_intent.paged_sets.borrow(), replica.pages.borrow_mut(), Vec::new());
@@ -165,7 +166,7 @@ impl<C: Clock> Mirror<C> {
                 continue;
             }
             let id = |page| (PageId { set: number as u8, page }, paged.write_number);
-            // One that has the writing before lacks only what has changed since; any other has nothing to go by.
+            // A replica with the write before lacks only the pages that changed since; any other lacks all of them.
             match pages.written[number] != 0
                 && pages.written[number] == paged.previous_write
                 && !changed[number].is_empty()
@@ -182,7 +183,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn write_replica_pages(&self, replica: &Rc<Replica>, due: Vec<(PageId, u64)>) {
-        let stay = replica.attach_count();
+        let attach_count = replica.attach_count();
         for pages in due.chunks(PAGES_AT_ONCE) {
             let write = |(id, _): &(PageId, u64)| {
                 let (epoch, paging) = (replica.pages.borrow().epoch, self.write_intent.paged_sets.borrow());
@@ -195,12 +196,12 @@ impl<C: Clock> Mirror<C> {
                 }
             };
             let written: Result<Vec<()>, Error> = join_all(pages.iter().map(write)).await.into_iter().collect();
-            // The device that is there now gets its pages when it gets a label.
-            if replica.attach_count() != stay {
+            // The device that is attached now gets its pages with its label.
+            if replica.attach_count() != attach_count {
                 return;
             }
             if let Err(error) = written {
-                self.fail_replica(replica, &format!("its bitmap pages could not be written: {error}"));
+                self.fail_replica(replica, &format!("cannot write its bitmap pages: {error}"));
                 return;
             }
         }

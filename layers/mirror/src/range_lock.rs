@@ -1,28 +1,28 @@
-//! Who may work on which blocks: overlapping changes one after the other, in the order they came.
+//! Range locks of one core: overlapping changes run one after the other, in the order of their requests.
 
 use std::cell::{Cell, RefCell};
 
 use sealblock_block::Condition;
 use sealblock_units::Extent;
 
-/// Claims on runs of blocks. Belongs to one core.
+/// Locks on extents. For one core; [`sealblock_block::RangeLock`] is for several.
 #[derive(Default)]
 pub(crate) struct RangeLock {
-    /// Those who work and those who wait, in the order they came.
+    /// Ticket and extent of each lock that is held or waited for, in the order of the requests.
     queue: RefCell<Vec<(u64, Extent)>>,
     next_ticket: Cell<u64>,
     waiting_count: Cell<usize>,
     released: Condition,
 }
 
-/// The right to work on some blocks; given up when it is dropped.
+/// A lock on an extent; released when dropped.
 pub(crate) struct RangeGuard<'a> {
     lock: &'a RangeLock,
     ticket: u64,
 }
 
 impl RangeLock {
-    /// Waits until nobody who came earlier works on, or waits for, any of these blocks.
+    /// Waits until no earlier request holds, or waits for, a lock on any of these blocks, and locks them.
     pub async fn lock(&self, extent: Extent) -> RangeGuard<'_> {
         let ticket = self.next_ticket.get();
         self.next_ticket.set(ticket + 1);
@@ -36,7 +36,7 @@ impl RangeLock {
         guard
     }
 
-    /// Waits until nobody who came before works on, or waits for, any of these blocks.
+    /// Waits until no earlier request holds, or waits for, a lock on any of these blocks.
     pub async fn wait_unlocked(&self, extent: Extent) {
         let ticket = self.next_ticket.get();
         if !self.is_granted(ticket, extent) {
@@ -47,17 +47,17 @@ impl RangeLock {
     }
 
     fn is_granted(&self, ticket: u64, extent: Extent) -> bool {
-        !self.queue.borrow().iter().any(|(other, held)| *other < ticket && held.overlaps(extent))
+        !self.queue.borrow().iter().any(|(other, locked)| *other < ticket && locked.overlaps(extent))
     }
 
-    /// Whether nobody works on any blocks.
+    /// True if no lock is held or waited for.
     pub fn is_idle(&self) -> bool {
         self.queue.borrow().is_empty()
     }
 
-    /// Whether somebody works on, or waits for, any of these blocks.
+    /// True if a lock on any of these blocks is held or waited for.
     pub fn is_locked(&self, extent: Extent) -> bool {
-        self.queue.borrow().iter().any(|(_, held)| held.overlaps(extent))
+        self.queue.borrow().iter().any(|(_, locked)| locked.overlaps(extent))
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
         let first = locks.lock(at(0, 10)).now_or_never().unwrap();
         let mut second = pin!(locks.lock(at(5, 10)));
         assert!(second.as_mut().now_or_never().is_none());
-        // It overlaps only one who waits, and must not overtake it.
+        // It overlaps only a lock that is waited for, and must not overtake it.
         let mut third = pin!(locks.lock(at(12, 10)));
         assert!(third.as_mut().now_or_never().is_none());
         assert!(locks.lock(at(30, 1)).now_or_never().is_some());

@@ -1,4 +1,4 @@
-//! Replicas that go and come back: how one is left behind, and what is taken back as which replica.
+//! Replicas that fail and come back: how one is marked out of sync, and which device may reattach as which replica.
 
 use std::rc::Rc;
 
@@ -12,15 +12,15 @@ use crate::replica::{Replica, ReplicaSource};
 use crate::test_hooks::Mutation;
 
 impl<C: Clock> Mirror<C> {
-    /// Leaves a replica behind that has failed what a device of it was asked, unless another one is there by now.
+    /// Fails a replica whose device failed a request, unless another device is attached by now.
     pub(crate) fn fail_replica_if_attached(&self, replica: &Replica, attach_count: u64, reason: &str) {
         if replica.attach_count() == attach_count {
             self.fail_replica(replica, reason);
         }
     }
 
-    /// Leaves a replica behind: it is asked nothing any more and lacks whatever may differ now. To be noted before anything
-    /// that it lacks is answered.
+    /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it
+    /// before any request that it misses completes.
     pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {
         if !replica.takes_labels() {
             return;
@@ -32,7 +32,8 @@ impl<C: Clock> Mirror<C> {
         let is_any_current = self.replicas.borrow().iter().any(|replica| replica.is_readable());
         if was_current && !is_any_current {
             tracing::error!(replica = %replica.name(), %reason, "last in-sync replica failed: requests fail until it is back");
-            // Nobody is left to go on without it: nothing is answered until it is back, or another one has everything.
+            // The last in-sync replica stays in sync: no other one could take over. Requests fail until it is back,
+            // or until a resync of another one ends.
             self.work.notify();
             return;
         }
@@ -45,7 +46,8 @@ impl<C: Clock> Mirror<C> {
         self.demote(replica);
     }
 
-    /// Goes on without replicas that were the last ones in sync when they went, now that another one is in sync.
+    /// Marks offline replicas out of sync that were the last in-sync ones when they failed, once another one is in
+    /// sync.
     pub(crate) fn demote_offline(&self) {
         for replica in self.replicas.borrow().iter() {
             if replica.state.get() == ReplicaState::InSync && !replica.is_online() {
@@ -54,7 +56,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// A replica that has gone lacks whatever may differ now.
+    /// Marks an offline replica out of sync in all regions that may differ.
     fn demote(&self, replica: &Replica) {
         let was_current = replica.state.get() == ReplicaState::InSync;
         replica.state.set(ReplicaState::OutOfSync);
@@ -69,10 +71,10 @@ impl<C: Clock> Mirror<C> {
         self.work.notify();
     }
 
-    /// Takes a replica's device back after it was gone: as what it is now, if it is that replica and nobody went on with it elsewhere.
+    /// Attaches a replica's device again, if it is that replica and was not changed without the others.
     ///
     /// # Errors
-    /// Why it cannot be taken back.
+    /// Why it cannot be attached.
     pub(crate) async fn reattach(&self, replica: &Rc<Replica>, device: DynDevice) -> Result<(), String> {
         let source = ReplicaSource { name: replica.name().to_string(), device: Ok(device.clone()), reopen: None };
         check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
@@ -87,10 +89,8 @@ impl<C: Clock> Mirror<C> {
             replica.is_name_assumed.set(false);
         } else if replica.has_room || found.has_room() {
             replica.is_unlabelled.set(true);
-            return Err(
-                "it has no label any more; it is not the device that it was; `sealblock mirror replace` makes it a replica"
-                    .to_owned(),
-            );
+            return Err("the device has no label, so it is not this replica; `sealblock mirror replace` makes it one"
+                .to_owned());
         }
         replica.stale.borrow_mut().withhold_again();
         self.write_intent.is_stale_check_due.set(true);
@@ -98,7 +98,8 @@ impl<C: Clock> Mirror<C> {
         replica.last_error.borrow_mut().clear();
         match replica.state.get() {
             ReplicaState::OutOfSync => self.start_resync(replica),
-            // The last one in sync, and what it had not flushed may be lost: nobody has it for certain.
+            // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica is
+            // sure to have.
             ReplicaState::InSync => {
                 self.writes_lost.set(self.writes_lost.get() || !self.write_intent.dirty.borrow().is_empty());
                 self.mark_dirty_nosync();
@@ -108,8 +109,8 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Which replica a device is that was found where `replica` should be. One that was away at the opening, without a label to tell, was
-    /// given its place by the order of the names, and now that it is here its label tells.
+    /// The replica whose device was found under the name of `replica`. Replicas that were offline at the opening got
+    /// their places by the order of the names; now its label tells.
     fn identify(&self, replica: &Rc<Replica>, found: &ReplicaProbe) -> Rc<Replica> {
         let ReplicaProbe::Labelled(label) = found else { return replica.clone() };
         if self.mutation == Mutation::TrustOrder {
@@ -118,8 +119,8 @@ impl<C: Clock> Mirror<C> {
         let id = label.replicas[label.own_index].id;
         let is_away = |replica: &Rc<Replica>| replica.state.get() == ReplicaState::OutOfSync && !replica.is_online();
         let replicas = self.replicas.borrow();
-        let place = |id: [u8; 16]| replicas.iter().position(|replica| replica.id == id);
-        let (Some(own), Some(other)) = (place(replica.id), place(id)) else { return replica.clone() };
+        let index = |id: [u8; 16]| replicas.iter().position(|replica| replica.id == id);
+        let (Some(own), Some(other)) = (index(replica.id), index(id)) else { return replica.clone() };
         if label.uuid != self.uuid || own == other || !is_away(replica) || !is_away(&replicas[other]) {
             return replica.clone();
         }
@@ -130,7 +131,7 @@ impl<C: Clock> Mirror<C> {
         replicas[other].clone()
     }
 
-    /// Keeps why the replica of this number does not come back, and says so when it is news.
+    /// Records why the replica of this number cannot be reattached, and logs it if the reason is new.
     pub(crate) fn set_last_error(&self, number: usize, reason: String) {
         let replica = self.replicas.borrow().iter().find(|replica| replica.number.get() == number).cloned();
         let Some(replica) = replica else { return };
@@ -140,16 +141,17 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes in what the label of a replica that is back says.
+    /// Checks the label of a replica that is back, and updates its record from it.
     fn adopt_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
         self.check_label(replica, label)?;
         let lacks_everything = needs_full_resync(&self.label(replica), label);
         if lacks_everything && replica.state.get() == ReplicaState::InSync {
-            return Err("it is an old image of the last replica, or was written elsewhere meanwhile".to_owned());
+            return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
         }
         replica.acked_events.set(replica.acked_events.get().max(label.events));
         if label.events > self.write_intent.events.get() {
-            // It was in use elsewhere, without a change, and others may know its label: an earlier one would look like an older image.
+            // Another opening used it without a change, and other replicas may know that label: labels with lower
+            // event counts would make it look like an older image.
             self.write_intent.skip_events_past(label.events);
         }
         if replica.state.get() == ReplicaState::OutOfSync {
@@ -161,21 +163,21 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Whether this label is that of the replica, and the replica was not changed without the others.
+    /// Checks that this label is the replica's, and that the replica was not changed without the others.
     fn check_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
         if label.uuid != self.uuid {
-            return Err("it belongs to another mirror".to_owned());
+            return Err("the device belongs to another mirror".to_owned());
         }
         if label.replicas[label.own_index].id != replica.id && self.mutation != Mutation::TrustOrder {
             return Err(
-                "it never was a replica of this mirror, or is none any more; `sealblock mirror replace` makes it a replica"
+                "the device never was a replica of this mirror, or was removed; `sealblock mirror replace` makes it one"
                     .to_owned(),
             );
         }
         if self.mutation == Mutation::ReattachDiverged {
             return Ok(());
         }
-        // Also one that is away for the moment knows, in what its label would be, what the others lack.
+        // Also an in-sync replica that is offline now: the label that it would have tells what the others lack.
         let replicas = self.replicas.borrow();
         let mut others =
             replicas.iter().filter(|other| other.state.get() == ReplicaState::InSync && other.id != replica.id);
@@ -183,11 +185,14 @@ impl<C: Clock> Mirror<C> {
         let found = [self.label(other), label.clone()].map(|label| ReplicaProbe::Labelled(Box::new(label)));
         match assemble(&found).map_err(|refusal| refusal.to_string())? {
             Assembly::Known(known) if known.label.replicas[known.indices[0]].state == ReplicaState::InSync => Ok(()),
-            _ => Err("it was changed elsewhere, and has what this mirror lacks; open the mirror anew".to_owned()),
+            _ => {
+                Err("the device was changed elsewhere and has changes that this mirror lacks; reopen the mirror"
+                    .to_owned())
+            }
         }
     }
 
-    /// Has a replica that is here brought up to date.
+    /// Starts the resync of an online replica.
     pub(crate) fn start_resync(&self, replica: &Replica) {
         *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
         let is_late = self.mutation == Mutation::LateLabel && self.write_intent.is_writing();

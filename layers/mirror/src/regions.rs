@@ -1,30 +1,29 @@
-//! Regions: the device in pieces small enough that little is copied for one changed block, and sets of them.
+//! Regions, into which a mirror divides its blocks to track differences, and sets of regions.
 //!
-//! A set takes memory in proportion to what is in it: it is cut into pages of 4096 regions, and a page in which there is
-//! nothing, or everything, has no bits. Counting is a look at a number, and no walk visits regions one by one where whole words
-//! or pages tell.
+//! A set takes memory in proportion to its content: it is divided into pages of 4096 regions, and a page that is
+//! empty or full has no bits. Counting costs nothing, and searches skip whole words and pages.
 
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-/// Regions of a device at most, where there is room beside the blocks for a bit for each.
+/// Most regions of a device whose reserved area has room for bitmap pages.
 pub const MAX_REGIONS: u64 = 1 << 24;
-/// Regions of a device at most that keeps them in its labels alone.
+/// Most regions of a device that keeps its sets in labels alone.
 pub const MAX_REGIONS_IN_LABEL: u64 = 8192;
-/// Blocks of a device at most.
+/// Most blocks of a device.
 pub const MAX_BLOCKS: u64 = 1 << 52;
 /// The smallest region, in bytes.
-const LEAST_REGION_BYTES: u64 = 64 << 10;
-/// What is marked as under way at once, in bytes: so much is written between two labels by somebody who writes in order.
+const MIN_REGION_BYTES: u64 = 64 << 10;
+/// Bytes of a group, whose regions labels mark dirty together: sequential writes cost one label each so many bytes.
 const GROUP_BYTES: u64 = 1 << 20;
-/// Groups of a small device, at least.
-const LEAST_GROUPS: u64 = 8;
-/// A region has two to the power of this many blocks at most, so that its extent has a 32-bit length.
-const MOST_SHIFT: u32 = 31;
+/// Fewest groups of a small device.
+const MIN_GROUPS: u64 = 8;
+/// Base-2 logarithm of the most blocks of a region: its extent has a 32-bit length.
+const MAX_SHIFT: u32 = 31;
 
-/// How a device is cut into regions, and these into groups.
+/// How a device is divided into regions, and regions into groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionMap {
     capacity_blocks: u64,
@@ -33,31 +32,31 @@ pub struct RegionMap {
 }
 
 impl RegionMap {
-    /// The finest map of a device of this shape that has no more than `most` regions, and never smaller ones than 64 KiB;
-    /// nothing where the device has more than [`MOST_BLOCKS`], none at all, or too many for so few regions.
-    pub fn new(size: BlockSize, capacity_blocks: u64, most: u64) -> Option<RegionMap> {
-        let least = (LEAST_REGION_BYTES >> size.shift()).trailing_zeros();
-        let fits = |shift: &u32| capacity_blocks.div_ceil(1 << shift) <= most;
-        let shift = (least..=MOST_SHIFT).find(fits)?;
+    /// The finest map that has no more than `max_regions` regions, of 64 KiB at least. `None` if the device has no blocks,
+    /// more than [`MAX_BLOCKS`], or too many for so few regions.
+    pub fn new(size: BlockSize, capacity_blocks: u64, max_regions: u64) -> Option<RegionMap> {
+        let min_shift = (MIN_REGION_BYTES >> size.shift()).trailing_zeros();
+        let fits = |shift: &u32| capacity_blocks.div_ceil(1 << shift) <= max_regions;
+        let shift = (min_shift..=MAX_SHIFT).find(fits)?;
         RegionMap::with_shift(size, capacity_blocks, shift)
     }
 
-    /// The map whose regions have two to the power of `shift` blocks; nothing where it cannot be.
+    /// The map whose regions have `1 << shift` blocks; `None` if the device cannot have it.
     pub fn with_shift(size: BlockSize, capacity_blocks: u64, shift: u32) -> Option<RegionMap> {
-        let fits = shift <= MOST_SHIFT
+        let fits = shift <= MAX_SHIFT
             && (1..=MAX_BLOCKS).contains(&capacity_blocks)
             && capacity_blocks.div_ceil(1 << shift) <= MAX_REGIONS;
         if !fits {
             return None;
         }
         let mut group_shift = (GROUP_BYTES >> size.shift()).trailing_zeros().saturating_sub(shift).min(4);
-        while group_shift > 0 && capacity_blocks.div_ceil(1 << (shift + group_shift)) < LEAST_GROUPS {
+        while group_shift > 0 && capacity_blocks.div_ceil(1 << (shift + group_shift)) < MIN_GROUPS {
             group_shift -= 1;
         }
         Some(RegionMap { capacity_blocks, shift, group_shift })
     }
 
-    /// Two to the power of this is the number of blocks of a region.
+    /// Base-2 logarithm of the blocks of a region.
     pub fn shift(&self) -> u32 {
         self.shift
     }
@@ -92,14 +91,14 @@ impl RegionMap {
         Extent::new(Lba::new(start), blocks).expect("regions lie within the device")
     }
 
-    /// The blocks of the regions of a group, or of any that lie in one.
+    /// The blocks of the regions of a group, or of a part of one.
     pub fn group_extent(&self, group: &RangeInclusive<u32>) -> Extent {
         let (first, last) = (self.extent(*group.start()), self.extent(*group.end()));
         Extent::from_raw(first.start().get(), last.last().get() + 1 - first.start().get())
             .expect("a group has fewer blocks than an extent can have")
     }
 
-    /// How many blocks these regions have.
+    /// Number of blocks in these regions.
     pub fn blocks(&self, regions: &Regions) -> u64 {
         let last = self.count() - 1;
         let whole = u64::from(regions.count()) << self.shift;
@@ -115,11 +114,12 @@ const WORDS: usize = (PAGE / 64) as usize;
 /// A part of a set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Page {
-    /// No region of it.
+    /// No region.
     None,
-    /// Every region of it that there is.
+    /// Every region.
     All,
-    /// Some: neither none nor all, so that equal sets are equal page by page. Copies of a set share it until one is changed.
+    /// Some regions, neither none nor all, so that equal sets have equal pages. Copies of a set share the bits until
+    /// one is changed.
     Some(Rc<Bits>),
 }
 
@@ -132,7 +132,7 @@ struct Bits {
 /// A set of regions.
 #[derive(Clone, Debug, Default)]
 pub struct Regions {
-    /// None at all while the set is new and empty.
+    /// Empty until the first insertion.
     pages: Vec<Page>,
     len: u32,
     count: u32,
@@ -202,7 +202,7 @@ impl Regions {
         }
     }
 
-    /// Adds a region; whether it was not there.
+    /// Adds a region; true if it is new.
     pub fn insert(&mut self, region: u32) -> bool {
         let is_new = !self.contains(region);
         if is_new {
@@ -223,14 +223,14 @@ impl Regions {
         });
     }
 
-    /// Takes a region out; whether it was there.
+    /// Removes a region; true if it was in the set.
     pub fn remove(&mut self, region: u32) -> bool {
         let was_there = self.contains(region);
         self.remove_all(region..=region);
         was_there
     }
 
-    /// Takes these regions out.
+    /// Removes these regions.
     pub fn remove_all(&mut self, regions: RangeInclusive<u32>) {
         if !self.contains_any(regions.clone()) {
             return;
@@ -242,7 +242,7 @@ impl Regions {
         });
     }
 
-    /// Changes the words of each page that these regions touch; the first argument has their bits.
+    /// Changes the words of each page of these regions; `change` gets their bits first.
     fn each_page(&mut self, regions: RangeInclusive<u32>, change: impl Fn(&[u64; WORDS], &mut [u64; WORDS])) {
         let (first, last) = regions.into_inner();
         debug_assert!(last < self.len, "regions of the set");
@@ -254,32 +254,33 @@ impl Regions {
         }
     }
 
-    /// Whether a region is in the set.
+    /// True if a region is in the set.
     pub fn contains(&self, region: u32) -> bool {
         self.word(region) & (1 << (region % 64)) != 0
     }
 
-    /// Whether all of these are in the set.
+    /// True if all of these regions are in the set.
     pub fn contains_all(&self, regions: RangeInclusive<u32>) -> bool {
         self.next_absent(*regions.start()).is_none_or(|absent| absent > *regions.end())
     }
 
-    /// Whether one of these is in the set.
+    /// True if one of these regions is in the set.
     pub fn contains_any(&self, regions: RangeInclusive<u32>) -> bool {
         self.next(*regions.start()).is_some_and(|next| next <= *regions.end())
     }
 
-    /// The first region of the set from one on.
+    /// The first region of the set at or after `from`.
     pub fn next(&self, from: u32) -> Option<u32> {
         self.seek(from, |page| matches!(page, Page::None), |word| word)
     }
 
-    /// The first region from one on that is not in the set.
+    /// The first region at or after `from` that is not in the set.
     fn next_absent(&self, from: u32) -> Option<u32> {
         self.seek(from, |page| matches!(page, Page::All), |word| !word)
     }
 
-    /// The first region from one on whose bit `of` gives; pages of which `skip` says so have none.
+    /// The first region at or after `from` whose bit is set in `of` of its word, except in pages for which `skip` is
+    /// true.
     fn seek(&self, from: u32, skip: impl Fn(&Page) -> bool, of: impl Fn(u64) -> u64) -> Option<u32> {
         let mut at = from;
         while at < self.len {
@@ -298,7 +299,7 @@ impl Regions {
         None
     }
 
-    /// Adds all regions of another set of as many.
+    /// Adds all regions of another set of the same capacity.
     pub fn add(&mut self, other: &Regions) {
         let same = other.len == self.len;
         for page in (0..other.pages.len()).filter(|_| same) {
@@ -315,7 +316,7 @@ impl Regions {
         }
     }
 
-    /// Keeps what is in both.
+    /// Keeps only regions that are in both sets.
     pub fn intersect(&mut self, other: &Regions) {
         for page in 0..self.pages.len() {
             match other.pages.get(page) {
@@ -328,13 +329,13 @@ impl Regions {
         }
     }
 
-    /// Takes all regions of another set out.
+    /// Removes all regions of another set.
     pub fn subtract(&mut self, other: &Regions) {
         for page in 0..self.pages.len() {
             match (&self.pages[page], other.pages.get(page)) {
                 (Page::None, _) | (_, None | Some(Page::None)) => {}
                 (_, Some(Page::All)) => self.change(page, |words| *words = [0; WORDS]),
-                // Two copies that nobody has changed since.
+                // Two copies that share their bits are equal.
                 (Page::Some(own), Some(Page::Some(bits))) if Rc::ptr_eq(own, bits) => {
                     self.change(page, |words| *words = [0; WORDS]);
                 }
@@ -345,24 +346,24 @@ impl Regions {
         }
     }
 
-    /// Those of the set that are not in another one.
+    /// The regions that are not in another set.
     pub fn without(&self, other: &Regions) -> Regions {
         let mut rest = self.clone();
         rest.subtract(other);
         rest
     }
 
-    /// Whether there is no region in the set.
+    /// True if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// How many regions are in the set.
+    /// Number of regions in the set.
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// How many there could be.
+    /// Number of regions that it can hold.
     pub fn capacity(&self) -> u32 {
         self.len
     }
@@ -382,7 +383,7 @@ impl Regions {
         })
     }
 
-    /// A bit for each of these regions, in bytes from the lowest bit on.
+    /// A bit for each of these regions, lowest bit first.
     pub fn to_bytes(&self, regions: RangeInclusive<u32>) -> Vec<u8> {
         let (first, last) = regions.into_inner();
         let mut bytes = vec![0; bytes_of(last + 1 - first)];
@@ -394,13 +395,13 @@ impl Regions {
         bytes
     }
 
-    /// Adds the regions from `first` on that these bytes say. Bits for regions that are not there are not looked at.
+    /// Adds the regions from `first` on whose bits are set in `bytes`. Bits beyond the last region are ignored.
     pub fn add_bytes(&mut self, first: u32, bytes: &[u8]) {
         let of = |at: u32| bytes.get((at / 8) as usize).is_some_and(|byte| byte & (1 << (at % 8)) != 0);
-        let most = (bytes.len() as u64 * 8).min(u64::from(self.len - first)) as u32;
+        let bits = (bytes.len() as u64 * 8).min(u64::from(self.len - first)) as u32;
         let mut at = 0;
-        while at < most {
-            let run = (at..most).take_while(|at| of(*at)).count() as u32;
+        while at < bits {
+            let run = (at..bits).take_while(|at| of(*at)).count() as u32;
             if run > 0 {
                 self.insert_all(first + at..=first + at + (run - 1));
             }
@@ -409,13 +410,13 @@ impl Regions {
     }
 }
 
-/// The bits of word `word` that stand for the first `count` regions of a page.
+/// The bits of word `word` for the first `count` regions of a page.
 const fn word_below(count: u32, word: usize) -> u64 {
     let below = count.saturating_sub(word as u32 * 64);
     if below >= 64 { u64::MAX } else { (1 << below) - 1 }
 }
 
-/// Bytes of a bit for each of `len` regions.
+/// Bytes that `len` bits take.
 pub fn bytes_of(len: u32) -> usize {
     len.div_ceil(8) as usize
 }

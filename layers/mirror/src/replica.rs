@@ -1,4 +1,4 @@
-//! A replica: one of the devices that a mirror is made of, as far as it is there.
+//! A replica: one of the devices of a mirror, online or not.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -16,56 +16,57 @@ use crate::paging::ReplicaPages;
 use crate::regions::Regions;
 use crate::stale::StaleBlocks;
 
-/// Opens a replica's device anew, after it was lost.
+/// Opens a replica's device again after it failed.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, String>>>;
 
-/// What a mirror is to be made of.
+/// A device for a mirror.
 pub struct ReplicaSource {
-    /// What people call it.
+    /// Name of the replica on the command line.
     pub name: String,
-    /// The device, behind its gate; why not, where it cannot be opened.
+    /// The device behind its gate, or why it cannot be opened.
     pub device: Result<DynDevice, String>,
-    /// How to open it anew.
+    /// How to open it again.
     pub reopen: Option<Reopen>,
 }
 
-/// A replica. Its place among the members of the mirror is its place in the mirror's list.
+/// A replica. Its index in the mirror's list is the index of its record in labels.
 pub(crate) struct Replica {
     name: RefCell<Rc<str>>,
-    /// Its number among the replicas as they were given.
+    /// Its number among the names on the command line; bad blocks carry it.
     pub number: Cell<usize>,
     pub id: [u8; 16],
     pub state: Cell<ReplicaState>,
-    /// It is away since the opening, as others are, and has its name by the order of the names: it may be one of those.
+    /// It is offline since the opening, like others, and got its name by the order of the names: it may be one of the
+    /// others.
     pub is_name_assumed: Cell<bool>,
-    /// A device is in its place that has no label of the mirror's.
+    /// The device under its name has no label of the mirror.
     pub is_unlabelled: Cell<bool>,
-    /// The generation of the last label that is known to be on it.
+    /// Event count of the last label that it is known to hold.
     pub acked_events: Cell<u64>,
-    /// The generation of the last label that was sent to it.
+    /// Event count of the last label that was sent to it.
     pub sent_events: Cell<u64>,
-    /// The regions it lacks, as the labels say.
+    /// The regions that labels say it lacks.
     pub out_of_sync: RefCell<Regions>,
-    /// It was never in sync since it was made a replica.
+    /// It never was in sync since it was added.
     pub is_new: Cell<bool>,
-    /// It is gone, or not up to date yet, and labels call it current: nothing was changed since it had everything.
+    /// It is offline or resyncing, and labels still list it in sync: nothing was changed since it had everything.
     pub is_listed_in_sync: Cell<bool>,
-    /// Blocks of which it holds only an older copy.
+    /// Blocks of which it has only an older copy.
     pub stale: RefCell<StaleBlocks>,
-    /// What is in the bitmap pages of its device.
+    /// What the bitmap pages of its device hold.
     pub pages: RefCell<ReplicaPages>,
-    /// The regions that are still to be brought to it.
+    /// The regions that are still to resync.
     pub to_resync: RefCell<Regions>,
     device: RefCell<Option<DynDevice>>,
-    /// Counts the devices that were put here and taken away.
+    /// Counts attached and detached devices.
     attach_count: Cell<u64>,
-    /// The device that is here cannot be reached.
+    /// The attached device completed a request as unreachable.
     is_unreachable: Cell<bool>,
-    /// Requests under way.
+    /// Number of requests in flight.
     in_flight: Cell<u32>,
-    /// Its label was written since it began to be brought up to date.
+    /// Its own label was written since its resync started.
     pub has_own_label: Cell<bool>,
-    /// It has room for a label, now and ever.
+    /// It has room for a label; this never changes.
     pub has_room: bool,
     pub repaired_blocks: Cell<u64>,
     pub failures: Cell<u64>,
@@ -111,17 +112,17 @@ impl Replica {
         replica
     }
 
-    /// What people call it.
+    /// Its name on the command line.
     pub fn name(&self) -> Rc<str> {
         self.name.borrow().clone()
     }
 
-    /// Calls it something else.
+    /// Renames it.
     pub fn set_name(&self, name: String) {
         *self.name.borrow_mut() = name.into();
     }
 
-    /// Trades what another replica is called, and how it is opened, for that of this one. Both are away.
+    /// Swaps the names of two offline replicas, with how each is opened and what was counted under its name.
     pub fn swap_names(&self, other: &Replica) {
         self.name.swap(&other.name);
         self.number.swap(&other.number);
@@ -133,7 +134,7 @@ impl Replica {
         self.resynced_bytes.swap(&other.resynced_bytes);
     }
 
-    /// What labels say of it now.
+    /// Its record in labels now.
     pub fn record(&self) -> ReplicaRecord {
         let is_unmissed = self.is_listed_in_sync.get();
         let out_of_sync = self.out_of_sync.borrow();
@@ -156,79 +157,79 @@ impl Replica {
         self.pages.take();
     }
 
-    /// Whether the device that is here has answered that it cannot be reached.
+    /// True if the attached device completed a request as unreachable.
     pub fn is_unreachable(&self) -> bool {
         self.is_unreachable.get()
     }
 
-    /// The device that is there.
+    /// The attached device.
     pub fn device(&self) -> Option<DynDevice> {
         self.device.borrow().clone()
     }
 
-    /// Which of its devices is there: another number after it was lost or came back.
+    /// A number that differs before and after the device is attached or detached.
     pub fn attach_count(&self) -> u64 {
         self.attach_count.get()
     }
 
-    /// Whether it has room beside its blocks.
+    /// True if its device has a reserved area.
     pub fn has_reserved_area(&self) -> bool {
         self.device.borrow().as_ref().is_some_and(has_reserved_area)
     }
 
-    /// Whether a device is there.
+    /// True if a device is attached.
     pub fn is_online(&self) -> bool {
         self.device.borrow().is_some()
     }
 
-    /// Whether reads may be asked of it.
+    /// True if it is in sync and online, so reads may go to it.
     pub fn is_readable(&self) -> bool {
         self.state.get() == ReplicaState::InSync && self.is_online()
     }
 
-    /// Whether it is in use: labels go to it.
+    /// True if labels go to it: it is in sync or resyncing, and online.
     pub fn takes_labels(&self) -> bool {
         matches!(self.state.get(), ReplicaState::InSync | ReplicaState::Resyncing) && self.is_online()
     }
 
-    /// Whether changes go to it. Not before its own label says that it lacks others: opened alone it would be taken for
-    /// one that has everything.
+    /// True if changes go to it. Not before its own label says that it lacks regions: opened alone it would count as
+    /// in sync.
     pub fn is_writable(&self) -> bool {
         self.takes_labels() && !self.lacks_own_label()
     }
 
-    /// Whether it is brought up to date and its own label does not say so yet.
+    /// True if it is resyncing and its own label does not say so yet.
     pub fn lacks_own_label(&self) -> bool {
         self.state.get() == ReplicaState::Resyncing && self.has_room && !self.has_own_label.get()
     }
 
-    /// Requests under way.
+    /// Number of requests in flight.
     pub fn in_flight(&self) -> u32 {
         self.in_flight.get()
     }
 
-    /// The path of faults on it.
+    /// The path of a member of it, from the mirror.
     fn path(&self, within: MemberPath) -> MemberPath {
         within.within(self.number.get())
     }
 
-    /// The same fault as one of this replica.
+    /// The same bad block with a path from the mirror.
     pub fn bad_block(&self, bad: &BadBlock) -> BadBlock {
         BadBlock { member: self.path(bad.member), ..*bad }
     }
 
-    /// How far its check of blocks went, told as this replica's.
+    /// The same coverage with paths from the mirror.
     pub fn coverage(&self, coverage: Coverage) -> Coverage {
         coverage.map(|run| self.unchecked(run))
     }
 
-    /// The same run as one of this replica.
+    /// The same run with a path from the mirror.
     pub fn unchecked(&self, run: Unchecked) -> Unchecked {
         Unchecked { leg: self.path(run.leg), ..run }
     }
 
-    /// Asks the device, which has protection information of format `format`, as all replicas have. Blocks of
-    /// which it holds only an older copy are faults until they are written.
+    /// Executes a request on the device, whose format is that of all replicas. Stale blocks are bad until they are
+    /// written.
     pub async fn execute(&self, format: Option<PiFormat>, request: Request) -> Outcome {
         if self.stale.borrow().is_empty() {
             return self.execute_raw(format, request).await;
@@ -255,11 +256,11 @@ impl Replica {
         }
     }
 
-    /// The same for whatever it holds, older copies included.
+    /// Executes a request on the device, stale blocks included.
     pub(crate) async fn execute_raw(&self, format: Option<PiFormat>, request: Request) -> Outcome {
         let Some(device) = self.device() else { return Err(self.offline()) };
         if self.lacks_own_label() && is_change(&request) {
-            // Whoever asks has chosen it before it went and came back.
+            // The caller chose this replica before it was detached and attached again.
             return Err(self.lost_in_flight());
         }
         self.in_flight.set(self.in_flight.get() + 1);
@@ -267,14 +268,15 @@ impl Replica {
         let attach_count = self.attach_count.get();
         debug_assert_eq!(device.geometry().protection, format);
         let outcome = device.execute(request).await;
-        // What a device did that is gone since may be gone with it, and what it says tells nothing about the one that is back.
+        // A detached device may have lost what it executed, and its error says nothing about the device that is
+        // attached now.
         if self.attach_count.get() != attach_count {
             return Err(self.lost_in_flight());
         }
         outcome.inspect_err(|error| self.is_unreachable.set(self.is_unreachable.get() || is_unreachable(error)))
     }
 
-    /// The data of blocks.
+    /// Reads blocks.
     pub async fn read(&self, format: Option<PiFormat>, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
         match self.execute(format, Request::Read { extent, checks }).await? {
             Response::Data(data) => Ok(data),
@@ -282,7 +284,7 @@ impl Replica {
         }
     }
 
-    /// The digest of blocks, and the bytes that came here for it.
+    /// CRC-64 of the data of blocks, and the bytes that were transferred for it.
     pub async fn checksum(
         &self,
         format: Option<PiFormat>,
@@ -295,7 +297,7 @@ impl Replica {
         }
     }
 
-    /// Puts blocks on it as another replica has them.
+    /// Writes blocks as another replica has them.
     pub async fn put(&self, format: Option<PiFormat>, extent: Extent, data: &Sealed) -> Result<(), Error> {
         for request in copies(extent, data) {
             self.execute(format, request).await?;
@@ -305,23 +307,23 @@ impl Replica {
 
     #[cold]
     fn lost_in_flight(&self) -> Error {
-        ErrorKind::Unreachable { reason: format!("replica {} was lost while it was asked", self.name()) }.into()
+        ErrorKind::Unreachable { reason: format!("replica {} failed during the request", self.name()) }.into()
     }
 
     fn offline(&self) -> Error {
-        ErrorKind::Unreachable { reason: format!("replica {} is not there: {}", self.name(), self.last_error.borrow()) }
+        ErrorKind::Unreachable { reason: format!("replica {} is offline: {}", self.name(), self.last_error.borrow()) }
             .into()
     }
 }
 
-/// What makes the blocks of an extent those that were read, holes included.
+/// Requests that make the blocks of an extent equal to `data`, holes included.
 pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Request> {
     let (durability, mut first) = (Durability::Volatile, 0);
     let copy = |run: StatusRun| {
         let blocks = run.blocks.get() as usize;
         let extent = Extent::from_raw(extent.start().get() + first as u64, blocks as u64)
             .expect("a run of an extent's blocks is an extent");
-        // A copy of the tags of a block that was never written would switch off all checks of the copy.
+        // A copy of the tags of an unwritten block would disable all checks of the copy.
         let request = match run.state {
             BlockState::Hole => Request::WriteZeroes { extent, may_unmap: true, durability },
             BlockState::Data => Request::Write { extent, data: data.slice(first, blocks), durability },
@@ -332,7 +334,7 @@ pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Request> {
     runs(data).into_iter().map(copy).collect()
 }
 
-/// Which of these blocks are holes: they were never written, as their tags say.
+/// Status of these blocks: a hole was never written, as its tags and data show.
 fn runs(data: &Sealed) -> Vec<StatusRun> {
     let tuple = data.tags().len() / data.blocks().max(1);
     let is_hole = |block: usize| {
@@ -348,18 +350,18 @@ fn runs(data: &Sealed) -> Vec<StatusRun> {
     runs.into_vec()
 }
 
-/// Whether a request changes what blocks hold.
+/// True if a request changes the content of blocks.
 fn is_change(request: &Request) -> bool {
     let kinds = [RequestKind::Write, RequestKind::WriteZeroes, RequestKind::WriteUncorrectable];
     kinds.contains(&request.kind())
 }
 
-/// Whether an error says that a device cannot be reached.
+/// True if an error means that a device is unreachable.
 pub(crate) fn is_unreachable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { .. })
 }
 
-/// Counts a request down, however it ends.
+/// Counts a request in flight down when dropped.
 struct InFlightGuard<'a>(&'a Replica);
 
 impl Drop for InFlightGuard<'_> {
@@ -368,12 +370,12 @@ impl Drop for InFlightGuard<'_> {
     }
 }
 
-/// Whether a device has room beside its blocks.
+/// True if a device has a reserved area.
 pub(crate) fn has_reserved_area(device: &DynDevice) -> bool {
     device.abilities().reserved == sealblock_block::Ability::Native
 }
 
 #[cold]
 pub(crate) fn unexpected_response() -> Error {
-    ErrorKind::Media { reason: "a replica answered with something else than it was asked for".to_owned() }.into()
+    ErrorKind::Media { reason: "unexpected response of a replica".to_owned() }.into()
 }

@@ -1,7 +1,7 @@
 //! Resync and reconciliation, and the background work that runs them.
 //!
-//! Reconcile: make in-sync replicas identical after a crash, or after a change that only some executed. Resync: copy the
-//! regions that an out-of-sync replica lacks.
+//! Reconcile: make in-sync replicas identical after a crash, or after a change that only some executed. Resync: copy
+//! the regions that an out-of-sync replica lacks.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -20,12 +20,13 @@ use crate::replica::{Replica, is_unreachable};
 use crate::stale::{LastCopy, RewrittenBlocks};
 use crate::test_hooks::Mutation;
 
-/// A region in which nothing was changed for one to two of these leaves the labels.
+/// Time between sweeps. A region leaves the labels when nothing was changed in it for one to two of these.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// How often a replica that is gone is tried again.
+/// Time between attempts to reattach an offline replica.
 const REATTACH_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Settles what a crash has left, brings replicas up to date, and tidies the labels; must be run beside the mirror.
+/// Background work of a mirror: reconciles after a crash, resyncs replicas, sweeps the labels and reattaches
+/// replicas. It must run beside the mirror.
 pub struct Worker<C> {
     mirror: Rc<Mirror<C>>,
 }
@@ -56,12 +57,12 @@ async fn sweep_loop<C: Clock>(mirror: &Mirror<C>) {
             return;
         }
         if let Err(error) = mirror.clear_clean_regions().await {
-            tracing::debug!(%error, "the mirror's labels keep what they say");
+            tracing::debug!(%error, "cannot sweep the mirror labels; retrying");
         }
     }
 }
 
-/// Makes current replicas alike, and brings those that have come back up to date.
+/// Reconciles in-sync replicas, and resyncs those that are back.
 async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
     loop {
         let returned = || -> Vec<Rc<Replica>> {
@@ -88,18 +89,18 @@ async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
         }
         if failed.is_ok() {
             for replica in returned() {
-                // One that cannot be brought up to date keeps no other one waiting.
+                // A replica whose resync fails does not hold up the others.
                 failed = mirror.resync(&replica).await.and(failed);
             }
         }
         if let Err(error) = failed {
-            tracing::debug!(%error, "the replicas are not alike yet");
+            tracing::debug!(%error, "resync or reconciliation failed; retrying");
             sleep(mirror, REATTACH_INTERVAL).await;
         }
     }
 }
 
-/// Tries replicas that are gone again, and lets those begin that were there and left behind.
+/// Reattaches offline replicas, and starts the resync of online ones that are out of sync.
 async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
     loop {
         let replicas: Vec<Rc<Replica>> = mirror.replicas.borrow().clone();
@@ -127,23 +128,23 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
     }
 }
 
-/// Bytes of the regions of a replica that are looked at between two labels that say how far it is.
+/// Bytes of regions to resync between two labels that record the progress.
 const BYTES_PER_LABEL: u64 = 64 << 20;
 
 impl<C: Clock> Mirror<C> {
-    /// Whether current replicas may differ in some of these blocks although nothing is under way there.
+    /// True if in-sync replicas may differ in some of these blocks although no change is in flight there.
     pub(crate) fn is_nosync(&self, extent: Extent) -> bool {
         self.write_intent.nosync.borrow().contains_any(self.map.of(extent))
     }
 
-    /// The parts of an extent in which current replicas may differ although nothing is under way there.
+    /// The parts of an extent in which in-sync replicas may differ although no change is in flight there.
     pub(crate) fn nosync_parts(&self, extent: Extent) -> Vec<Extent> {
         let suspect = self.write_intent.nosync.borrow();
         let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
         regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
     }
 
-    /// Makes current replicas alike where they are suspect, before anybody sees what only one of them may have.
+    /// Reconciles the nosync blocks of an extent before a reader sees content that only one replica may have.
     pub(crate) async fn reconcile_for_read(&self, extent: Extent) -> Result<(), Error> {
         if self.is_read_only || !self.is_nosync(extent) {
             return Ok(());
@@ -160,14 +161,16 @@ impl<C: Clock> Mirror<C> {
         self.reconcile(piece).await?;
         let copied = self.write_intent.reconciled_count.get();
         if self.write_intent.reconciled_durable.get() < copied {
-            // What is seen from now on must not depend on the replica that had it. Somebody else may have failed to flush it.
+            // What readers see from now on must not depend on the replica that had it. An earlier flush of these
+            // copies may have failed.
             self.flush_internally().await?;
             self.write_intent.reconciled_durable.set(copied.max(self.write_intent.reconciled_durable.get()));
         }
         Ok(())
     }
 
-    /// Makes all suspect regions alike; not while a replica is gone that nobody has gone on without yet.
+    /// Reconciles all nosync regions. Does nothing while a replica is offline that labels list in sync: its copy may
+    /// count.
     pub(crate) async fn reconcile_all(&self) -> Result<(), Error> {
         loop {
             if self.has_listed_in_sync() {
@@ -182,7 +185,7 @@ impl<C: Clock> Mirror<C> {
                 }
                 self.reconcile_piece(piece).await?;
             }
-            // What became suspect meanwhile may be behind the piece that was just done.
+            // Blocks that became nosync meanwhile may lie before the piece that was just reconciled.
             if self.write_intent.nosync_count.get() == before {
                 self.write_intent.nosync.borrow_mut().remove(region);
                 self.work.notify();
@@ -190,8 +193,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Makes the current replicas alike in blocks that the caller has claimed. The first replica's content counts where it is good, so
-    /// those that are not asked are to be noted as left behind.
+    /// Reconciles the in-sync replicas in blocks that the caller has locked. The content of the first replica counts
+    /// where it is good, so the labels must mark replicas that do not take part out of sync.
     async fn reconcile(&self, piece: Extent) -> Result<(), Error> {
         loop {
             self.record_failures().await?;
@@ -203,8 +206,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Makes these replicas alike in a piece. Not all of it where one has gone: that says nothing about the others, and nothing is to
-    /// be written to it.
+    /// Makes these replicas identical in a piece; true if it did. False if one failed: then its result says nothing
+    /// about the others, and nothing more is written to it.
     async fn try_reconcile(&self, replicas: &Replicas, piece: Extent) -> Result<bool, Error> {
         match self.are_identical(replicas, piece).await {
             Ok(true) => return Ok(true),
@@ -222,7 +225,7 @@ impl<C: Clock> Mirror<C> {
         Ok(true)
     }
 
-    /// Puts blocks on the replicas that they do not come from. One that does not take them is left behind.
+    /// Writes blocks to all of these replicas but their source. A replica that fails the write is marked out of sync.
     async fn copy_to_others(&self, replicas: &Replicas, found: &FoundBlocks) {
         let _copying = ReconcileCount(&self.write_intent.reconciled_count);
         let rest: Replicas = replicas
@@ -239,37 +242,34 @@ impl<C: Clock> Mirror<C> {
         let outcomes = join_all(writes).await;
         for ((replica, attach_count), outcome) in rest.iter().zip(epochs).zip(outcomes) {
             if let Err(error) = outcome {
-                self.fail_replica_if_attached(
-                    replica,
-                    attach_count,
-                    &format!("it could not be made like the others: {error}"),
-                );
+                self.fail_replica_if_attached(replica, attach_count, &format!("cannot reconcile it: {error}"));
             }
         }
     }
 
-    /// What replicas were brought before the current ones were alike may be another one's content than that which counts now.
+    /// Resyncing replicas may have got these blocks from a replica whose content no longer counts; they get them
+    /// again.
     fn require_resync(&self, piece: Extent) {
         if self.mutation == Mutation::ForgetFlushing {
             return;
         }
         let regions = self.map.of(piece);
         for replica in self.replicas.borrow().iter().filter(|replica| replica.state.get() == ReplicaState::Resyncing) {
-            // Missed, too, as with what becomes suspect.
+            // Out of sync too: if the resync stops here, labels must still list these regions.
             replica.out_of_sync.borrow_mut().insert_all(regions.clone());
             replica.to_resync.borrow_mut().insert_all(regions.clone());
         }
     }
 
-    /// All checks there are, from the start of an extent on.
+    /// All checks of the format, from the start of an extent on.
     pub(crate) fn full(&self, extent: Extent) -> Checks {
         full(self.geometry.protection, extent)
     }
 
-    /// Whether replicas have the same data and tags in a piece, all of it good.
+    /// True if these replicas have the same data and tags in a piece, all of it good.
     ///
     /// # Errors
-    /// When one of them is gone.
+    /// When one of them failed.
     async fn are_identical(&self, replicas: &Replicas, piece: Extent) -> Result<bool, Error> {
         let (format, checks) = (self.geometry.protection, self.full(piece));
         if replicas.len() < 2 {
@@ -280,15 +280,16 @@ impl<C: Clock> Mirror<C> {
         if !same_data || format.is_none() {
             return Ok(same_data);
         }
-        // A digest says nothing about tags, and a host may have written the same data with others.
+        // A checksum does not cover tags, and a host may have written the same data with other tags.
         let read = self.execute_each(replicas, |replica| replica.read(format, piece, checks)).await?;
         Ok(read.is_some_and(|read| read.windows(2).all(|pair| pair[0].tags()[..] == pair[1].tags()[..])))
     }
 
-    /// Whether replicas have a block alike that was found by itself: an unreadable one beside it makes no sum of the whole piece.
+    /// True if the replicas agree on this block. Asked per block: one unreadable block fails the checksum of the
+    /// whole piece.
     ///
     /// # Errors
-    /// When one of them is gone.
+    /// When one of them failed.
     async fn is_already_identical(
         &self,
         replicas: &Replicas,
@@ -298,10 +299,10 @@ impl<C: Clock> Mirror<C> {
         Ok(found.extent != piece && self.are_identical(replicas, found.extent).await?)
     }
 
-    /// What each replica answers, all at once; nothing where one of them fails.
+    /// Executes a request on each replica, on all at once; `None` if one of them found its blocks bad.
     ///
     /// # Errors
-    /// When one of them is gone.
+    /// When one of them failed.
     async fn execute_each<'a, T, F: Future<Output = Result<T, Error>>>(
         &self,
         replicas: &'a Replicas,
@@ -328,23 +329,23 @@ impl<C: Clock> Mirror<C> {
         Ok(answers)
     }
 
-    /// Brings a replica that has come back up to date.
+    /// Resyncs a replica that is back.
     pub(crate) async fn resync(&self, replica: &Rc<Replica>) -> Result<(), Error> {
         tracing::info!(replica = %replica.name(), regions = replica.to_resync.borrow().count(), "resync started");
-        // Its own label must not go on saying that it has everything.
+        // Its own label must no longer say that it is in sync.
         self.write_labels().await?;
         let has_room = self.resync_regions(replica).await?;
         self.record_progress(replica).await?;
         if !has_room {
-            let reason =
-                "its only copies of some blocks are older ones, more than the labels can list: take or write some";
+            let reason = "it has more stale blocks than the labels can list: accept or write some of them";
             *replica.last_error.borrow_mut() = reason.to_owned();
             return Err(
-                ErrorKind::Media { reason: format!("replica {} is not up to date: {reason}", replica.name()) }.into()
+                ErrorKind::Media { reason: format!("cannot resync replica {}: {reason}", replica.name()) }.into()
             );
         }
         if self.write_intent.is_in_doubt() && !replica.is_listed_in_sync.get() {
-            // Labels excuse those in sync for not knowing the last change. Older images of this replica are not to be excused.
+            // Labels accept in-sync replicas that do not know the last change. They must not accept older images of
+            // this one.
             self.write_intent.begin_change();
             self.write_labels().await?;
         }
@@ -352,7 +353,7 @@ impl<C: Clock> Mirror<C> {
             replica.state.set(ReplicaState::InSync);
             replica.is_new.set(false);
             replica.last_error.borrow_mut().clear();
-            // It may have what others keep only an older copy of.
+            // It may have the current copy of blocks that other replicas list as stale.
             self.write_intent.is_stale_check_due.set(true);
             replica.is_listed_in_sync.set(false);
             self.demote_offline();
@@ -363,14 +364,14 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Brings everything that is left to a replica; whether there was room to list what it keeps older copies of. Regions for which
-    /// there was none are still left.
+    /// Copies all regions that a replica lacks; false if the labels have no room for its stale blocks. Regions with
+    /// such blocks remain to resync.
     async fn resync_regions(&self, replica: &Rc<Replica>) -> Result<bool, Error> {
         let (mut from, mut has_room, mut since_label) = (0, true, 0);
         loop {
             let next = replica.to_resync.borrow().next(from);
             let Some(region) = next.filter(|_| !self.is_closing.get()) else {
-                // What failed meanwhile behind the place that was just done is left again.
+                // Changes that failed meanwhile add regions before this one.
                 if from == 0 || !has_room || self.is_closing.get() || replica.to_resync.borrow().is_empty() {
                     return Ok(has_room);
                 }
@@ -378,7 +379,7 @@ impl<C: Clock> Mirror<C> {
                 continue;
             };
             from = region + 1;
-            // Taken out first, so that a change that fails meanwhile puts it in again.
+            // Removed first, so that a change that fails meanwhile adds it again.
             replica.to_resync.borrow_mut().remove(region);
             let brought = self.resync_region(replica, region).await;
             if !matches!(brought, Ok(LastCopy::Kept)) {
@@ -393,21 +394,21 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// What was brought to a replica is durable, and the labels say so.
+    /// Makes what was copied to a replica durable, and records it in the labels.
     async fn record_progress(&self, replica: &Rc<Replica>) -> Result<(), Error> {
-        let (mut lacking, renewed, attach_count) =
+        let (mut lacking, rewritten, attach_count) =
             (replica.to_resync.borrow().clone(), RewrittenBlocks::of(replica), replica.attach_count());
         let flushed = replica.execute(self.geometry.protection, Request::Flush).await;
         self.fail_resync_on_error(replica, attach_count, flushed.map(drop)).await?;
         if replica.state.get() == ReplicaState::Resyncing {
-            // What it was brought of blocks that it withheld.
-            self.forget_rewritten(&[renewed]);
+            // Stale blocks that the resync rewrote.
+            self.forget_rewritten(&[rewritten]);
             if lacking.is_empty() {
-                // Nothing is left on it that never was the mirror's, whatever it will have to be brought again.
+                // All its content is the mirror's from here on, even if regions have to be resynced again.
                 replica.is_new.set(false);
             }
             if self.mutation != Mutation::ForgetFlushing {
-                // What became suspect during the flush is lacking too, though it was not when the flush began.
+                // Regions that became nosync during the flush are still to resync.
                 lacking.add(&replica.to_resync.borrow());
             }
             replica.out_of_sync.borrow_mut().intersect(&lacking);
@@ -420,7 +421,8 @@ impl<C: Clock> Mirror<C> {
         let mut settled = LastCopy::Kept;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
             let _guard = self.range_lock.lock(piece).await;
-            // It may have gone and come back, which takes another label of its own before anything is brought to it.
+            // It may have failed and be back. Then its own label must be written again before anything is copied to
+            // it.
             if replica.state.get() != ReplicaState::Resyncing || replica.lacks_own_label() || self.is_closing.get() {
                 return Err(resync_stopped(replica));
             }
@@ -451,7 +453,7 @@ impl<C: Clock> Mirror<C> {
         Ok(settled)
     }
 
-    /// A replica that something cannot be brought to is left behind.
+    /// Marks a replica out of sync if `outcome`, of a request that its resync sent, is an error.
     async fn fail_resync_on_error(
         &self,
         replica: &Rc<Replica>,
@@ -459,18 +461,14 @@ impl<C: Clock> Mirror<C> {
         outcome: Result<(), Error>,
     ) -> Result<(), Error> {
         if let Err(error) = &outcome {
-            self.fail_replica_if_attached(
-                replica,
-                attach_count,
-                &format!("it could not be brought up to date: {error}"),
-            );
+            self.fail_replica_if_attached(replica, attach_count, &format!("cannot resync it: {error}"));
             self.write_labels().await?;
         }
         outcome
     }
 }
 
-/// Counts blocks that were made alike, however that ends.
+/// Counts a reconciled piece when dropped, also if the copy fails.
 struct ReconcileCount<'a>(&'a Cell<u64>);
 
 impl Drop for ReconcileCount<'_> {
@@ -479,12 +477,12 @@ impl Drop for ReconcileCount<'_> {
     }
 }
 
-/// All checks there are, from the start of an extent on.
+/// All checks of a format, from the start of an extent on.
 pub(crate) fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
     format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
-/// The blocks that are in both.
+/// The blocks that both extents have.
 fn common(a: Extent, b: Extent) -> Option<Extent> {
     let first = a.start().max(b.start()).get();
     let last = a.last().min(b.last()).get();
@@ -493,5 +491,5 @@ fn common(a: Extent, b: Extent) -> Option<Extent> {
 
 #[cold]
 fn resync_stopped(replica: &Replica) -> Error {
-    ErrorKind::Unreachable { reason: format!("replica {} is no longer brought up to date", replica.name()) }.into()
+    ErrorKind::Unreachable { reason: format!("the resync of replica {} stopped", replica.name()) }.into()
 }

@@ -1,10 +1,10 @@
-//! How sets of regions are written: in the label as far as they fit, and in pages beside it. Drawn in
+//! Encoding of sets of regions: in the label as far as they fit, and in bitmap pages beside it. Drawn in
 //! `docs/formats/mirror-label.md`.
 //!
-//! A set stands in the label as runs, or as a bit for each region, whichever is shorter. What is too scattered for that has
-//! pages of the annex, and the label says which of them count and what was added since they were written. A page that is torn,
-//! unreadable, or not the one that the label means counts as all of its regions: more is compared then, and nothing is missed.
-//! Everything read here is hostile until it has been checked.
+//! The label has a set as runs, or as a bit for each region, whichever is shorter. A set that is too scattered for
+//! both has bitmap pages in the reserved area; the label says which pages count, and which regions were added since.
+//! A page that is torn, unreadable, or not the one that the label refers to counts as all of its regions: then more
+//! is compared and nothing is missed. All bytes are hostile until they were checked.
 
 use std::ops::RangeInclusive;
 
@@ -14,7 +14,7 @@ use sealblock_integrity::guard;
 use crate::label::{LabelError, MAX_REPLICAS, get, put};
 use crate::regions::{MAX_REGIONS_IN_LABEL, Regions, bytes_of};
 
-/// Sets of a mirror: what is dirty, and what each member has missed.
+/// Most sets of a mirror: dirty regions, and the out-of-sync regions of each replica.
 pub const MAX_SETS: usize = 1 + MAX_REPLICAS;
 
 const PAGE_BYTES: usize = ReservedArea::Bitmap { page: 0 }.max_bytes();
@@ -29,39 +29,39 @@ const AT_EPOCH: usize = 24;
 const AT_PAGE: usize = 32;
 const AT_SET: usize = 36;
 
-/// Forms of a set.
+/// Encodings of a set.
 const EMPTY: u8 = 0;
 const RUNS: u8 = 1;
 const BITS: u8 = 2;
 const PAGED: u8 = 3;
 
-/// Pages of a set of `regions`; none where its bits always fit the label.
+/// Bitmap pages of a set of `regions`; 0 if its bits always fit the label.
 pub fn pages_of_set(regions: u32) -> u32 {
     if u64::from(regions) <= MAX_REGIONS_IN_LABEL { 0 } else { regions.div_ceil(PAGE_REGIONS) }
 }
 
-/// Which page of which set.
+/// A page of a set.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct PageId {
-    /// 0 what is dirty, from 1 on what the member of that place, counted from 1, has missed.
+    /// 0 for the dirty regions, else one more than the index of the replica whose out-of-sync regions they are.
     pub set: u8,
-    /// From 0.
+    /// Number of the page in its set, from 0.
     pub page: u32,
 }
 
 impl PageId {
-    /// Where it lies in the annex of a mirror whose sets have `regions`.
+    /// Its place in the reserved area of a mirror with so many regions.
     pub fn area(self, regions: u32) -> ReservedArea {
         ReservedArea::Bitmap { page: u32::from(self.set) * pages_of_set(regions) + self.page }
     }
 
-    /// The regions whose bits it holds, of `regions`.
+    /// The regions whose bits it holds, of so many.
     pub fn regions(self, regions: u32) -> RangeInclusive<u32> {
         let first = self.page * PAGE_REGIONS;
         first..=first.saturating_add(PAGE_REGIONS - 1).min(regions - 1)
     }
 
-    /// The bytes of the page, of a mirror with this identity.
+    /// Encodes the page.
     pub fn encode(self, uuid: &[u8; 16], epoch: u64, set: &Regions) -> Vec<u8> {
         let mut bytes = vec![0; PAGE_HEAD_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -76,7 +76,7 @@ impl PageId {
         bytes
     }
 
-    /// The bits of the page, if these bytes are the page of that mirror and that writing.
+    /// The bits of a page, if these bytes are this page of this mirror and epoch.
     fn bits<'a>(self, bytes: &'a [u8], uuid: &[u8; 16], epoch: u64) -> Option<&'a [u8]> {
         let is_page = bytes.len() == PAGE_BYTES
             && bytes.starts_with(&MAGIC)
@@ -89,12 +89,12 @@ impl PageId {
     }
 }
 
-/// The bits in the bytes of any page.
+/// The bits of any page.
 fn bits_of(bytes: &[u8]) -> Option<&[u8]> {
     (bytes.len() == PAGE_BYTES).then(|| &bytes[PAGE_HEAD_BYTES..])
 }
 
-/// Appends a number, seven bits a byte, the lowest first.
+/// Appends a varint: seven bits a byte, lowest first.
 pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         bytes.push(value as u8 | 0x80);
@@ -103,13 +103,13 @@ pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
     bytes.push(value as u8);
 }
 
-/// The runs of a set, each as the gap before it and its length less one; nothing if they take more than `most_bytes`.
-fn runs_bytes(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
+/// The runs of a set, each as the gap before it and its length less one; `None` if they take more than `max_bytes`.
+fn runs_bytes(set: &Regions, max_bytes: usize) -> Option<Vec<u8>> {
     let (mut bytes, mut next) = (Vec::new(), 0);
     for run in set.runs() {
         put_varint(&mut bytes, u64::from(run.start() - next));
         put_varint(&mut bytes, u64::from(run.end() - run.start()));
-        if bytes.len() > most_bytes {
+        if bytes.len() > max_bytes {
             return None;
         }
         next = run.end() + 1;
@@ -117,25 +117,25 @@ fn runs_bytes(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
     let mut whole = Vec::with_capacity(bytes.len() + 3);
     put_varint(&mut whole, bytes.len() as u64);
     whole.extend_from_slice(&bytes);
-    Some(whole).filter(|whole| whole.len() <= most_bytes)
+    Some(whole).filter(|whole| whole.len() <= max_bytes)
 }
 
-/// A set as a label has it that needs no pages; nothing if it takes more than `most_bytes`.
-pub fn encode_plain(set: &Regions, most_bytes: usize) -> Option<Vec<u8>> {
+/// Encodes a set without pages; `None` if it takes more than `max_bytes`.
+pub fn encode_plain(set: &Regions, max_bytes: usize) -> Option<Vec<u8>> {
     if set.is_empty() {
         return Some(vec![EMPTY]);
     }
     let bits = bytes_of(set.capacity());
-    let (form, bytes) = match runs_bytes(set, bits.min(most_bytes.saturating_sub(1))) {
+    let (form, bytes) = match runs_bytes(set, bits.min(max_bytes.saturating_sub(1))) {
         Some(runs) => (RUNS, runs),
-        None if bits < most_bytes => (BITS, set.to_bytes(0..=set.capacity() - 1)),
+        None if bits < max_bytes => (BITS, set.to_bytes(0..=set.capacity() - 1)),
         None => return None,
     };
     Some([&[form], &bytes[..]].concat())
 }
 
-/// A set as a label has it whose pages hold `content` and were written at `epoch`; nothing if it takes more than `most_bytes`.
-pub fn encode_paged(set: &Regions, content: &Regions, epoch: u64, most_bytes: usize) -> Option<Vec<u8>> {
+/// Encodes a set whose pages hold `content` and were written at `epoch`; `None` if it takes more than `max_bytes`.
+pub fn encode_paged(set: &Regions, content: &Regions, epoch: u64, max_bytes: usize) -> Option<Vec<u8>> {
     let mut bytes = vec![PAGED];
     bytes.extend_from_slice(&epoch.to_le_bytes());
     let mut used = vec![0; bytes_of(pages_of_set(set.capacity()))];
@@ -143,12 +143,12 @@ pub fn encode_paged(set: &Regions, content: &Regions, epoch: u64, most_bytes: us
         used[page as usize / 8] |= 1 << (page % 8);
     }
     bytes.extend_from_slice(&used);
-    let runs = runs_bytes(&set.without(content), most_bytes.checked_sub(bytes.len())?)?;
+    let runs = runs_bytes(&set.without(content), max_bytes.checked_sub(bytes.len())?)?;
     bytes.extend_from_slice(&runs);
     Some(bytes)
 }
 
-/// The pages in which a set has regions.
+/// The numbers of the pages in which a set has regions.
 pub(crate) fn pages_with(set: &Regions) -> impl Iterator<Item = u32> + '_ {
     let mut from = Some(0);
     std::iter::from_fn(move || {
@@ -158,18 +158,18 @@ pub(crate) fn pages_with(set: &Regions) -> impl Iterator<Item = u32> + '_ {
     })
 }
 
-/// Pages that somebody has read for a label.
+/// Source of bitmap pages for decoding a label.
 pub trait Pages {
-    /// What was read of a page; nothing if it could not be.
+    /// The bytes of a page; `None` if it is unreadable.
     fn page(&mut self, id: PageId) -> Option<&[u8]>;
 
-    /// Whether what was read is taken for what was written; only where a drill breaks that rule.
+    /// True if pages count without a check; only if a test breaks that rule.
     fn are_trusted(&self) -> bool {
         false
     }
 }
 
-/// No pages at all: each counts as all of its regions.
+/// No pages: each counts as all of its regions.
 pub struct NoPages;
 
 impl Pages for NoPages {
@@ -178,7 +178,7 @@ impl Pages for NoPages {
     }
 }
 
-/// Bytes that are taken piece by piece.
+/// Reader of the variable part of a label.
 pub(crate) struct LabelReader<'a>(pub &'a [u8]);
 
 impl<'a> LabelReader<'a> {
@@ -188,7 +188,7 @@ impl<'a> LabelReader<'a> {
         Ok(taken)
     }
 
-    /// A number of at most 56 bits, which takes no more bytes than it needs.
+    /// A varint of at most 56 bits, in its shortest form.
     pub fn varint(&mut self, what: &'static str) -> Result<u64, LabelError> {
         let (mut value, mut shift) = (0, 0);
         loop {
@@ -204,7 +204,7 @@ impl<'a> LabelReader<'a> {
         }
     }
 
-    /// Set `number` of a mirror with this identity and so many regions.
+    /// Decodes set `number` of a mirror with this identity and so many regions.
     pub fn set(
         &mut self,
         number: usize,
@@ -224,7 +224,7 @@ impl<'a> LabelReader<'a> {
                 set.add_bytes(0, bits);
             }
             PAGED => self.paged(&mut set, number, uuid, pages)?,
-            _ => return Err(LabelError::Field("form of a set of regions")),
+            _ => return Err(LabelError::Field("encoding of a set of regions")),
         }
         Ok(set)
     }

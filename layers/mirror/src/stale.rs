@@ -1,12 +1,12 @@
-//! Blocks of which a member in sync holds only an older copy, and nobody else any.
+//! Stale blocks: an in-sync replica has only an older copy of them, and no other replica has any.
 //!
-//! A member that was away may hold an old copy of a block that every other one has lost meanwhile. Nobody knows whether the
-//! block was changed while it was away, so the copy is neither content, to be read, nor worthless, to be overwritten: it is
-//! kept, listed in the labels, and withheld from every request until the block is written, another copy turns up, or
-//! somebody takes it on purpose ([`Mirror::accept_stale`]).
+//! A replica that was offline may have an old copy of a block that every other replica has lost since. Nothing tells
+//! whether the block was changed while it was offline. To read the copy could return old data; to overwrite it could
+//! destroy the last copy of current data. So the replica keeps it, labels list it, and every request finds the block
+//! bad until it is written, a good copy is found, or the administrator accepts it ([`Mirror::accept_stale`]).
 //!
-//! Invariant: a label takes a block off the list only when what was written there instead is durable. A crash that forgets
-//! that it was written only withholds what is good, and the worker finds out.
+//! Invariant: a label drops a block from the list only when the write to it is durable. A crash before that makes a
+//! good block stale again, and the worker corrects it.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -24,15 +24,15 @@ use crate::replica::{Replica, copies};
 use crate::resync::full;
 use crate::test_hooks::Mutation;
 
-/// The least bits of a guard by which two copies are taken for the same: one of 16 bits is alike by chance too often.
+/// Fewest guard bits by which two copies count as the same: guards of 16 bits are equal by chance too often.
 const MIN_PROOF_GUARD_BITS: u32 = 32;
 
-/// The older copies that a member keeps.
+/// The stale blocks of a replica.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(crate) struct StaleBlocks {
-    /// Withheld.
+    /// Blocks that requests find bad.
     withheld: BTreeSet<u64>,
-    /// Written since, which is not known to be durable; the labels go on listing them.
+    /// Blocks that were written since; the write may not be durable, so labels go on listing them.
     rewritten: BTreeSet<u64>,
 }
 
@@ -41,17 +41,17 @@ impl StaleBlocks {
         StaleBlocks { withheld: listed.iter().copied().collect(), rewritten: BTreeSet::new() }
     }
 
-    /// What the labels are to list.
+    /// The blocks for the list in labels.
     pub fn listed(&self) -> Vec<u64> {
         self.withheld.union(&self.rewritten).copied().collect()
     }
 
-    /// How many blocks are withheld.
+    /// Number of withheld blocks.
     pub fn count(&self) -> u64 {
         self.withheld.len() as u64
     }
 
-    /// Whether no block is withheld.
+    /// True if no block is withheld.
     pub fn is_empty(&self) -> bool {
         self.withheld.is_empty()
     }
@@ -75,7 +75,7 @@ impl StaleBlocks {
         self.withheld.insert(lba.get());
     }
 
-    /// Blocks were written.
+    /// Marks the blocks of an extent as written.
     pub fn mark_rewritten(&mut self, extent: Extent) {
         for lba in self.within(extent) {
             self.withheld.remove(&lba.get());
@@ -83,25 +83,25 @@ impl StaleBlocks {
         }
     }
 
-    /// The device may have lost what was written to it and not flushed: the copies there may be the older ones again.
+    /// Withholds written blocks again: the device may have lost unflushed writes, and have the older copies again.
     pub fn withhold_again(&mut self) {
         self.withheld.append(&mut self.rewritten);
     }
 
-    /// The blocks whose being written is to be made durable.
+    /// The written blocks that still need a flush.
     pub fn rewritten(&self) -> BTreeSet<u64> {
         self.rewritten.clone()
     }
 
-    /// What was written to these blocks is durable.
-    pub fn forget_rewritten(&mut self, renewed: &BTreeSet<u64>) {
-        self.rewritten.retain(|lba| !renewed.contains(lba));
+    /// Drops blocks whose write is durable.
+    pub fn forget_rewritten(&mut self, rewritten: &BTreeSet<u64>) {
+        self.rewritten.retain(|lba| !rewritten.contains(lba));
     }
 }
 
 impl Replica {
-    /// A request to a member that withholds some of the blocks: all others are asked for, and these are faults. Of a copy that
-    /// is bad in itself the fault is what it says.
+    /// Executes a request on a replica that withholds some of its blocks: these are bad, and the request runs on all
+    /// others. A withheld block that is unreadable has its own cause.
     pub(crate) async fn execute_around_stale(
         &self,
         format: Option<PiFormat>,
@@ -126,7 +126,7 @@ impl Replica {
                 Request::Read { checks, .. } => Request::Read { extent: run, checks: on(checks) },
                 Request::Checksum { checks, .. } => Request::Checksum { extent: run, checks: on(checks) },
                 Request::Verify { checks, .. } => Request::Verify { extent: run, checks: on(checks) },
-                // Whether they are equal others tell.
+                // The other replicas tell whether they are equal.
                 _ => continue,
             };
             match self.execute_raw(format, part).await {
@@ -144,7 +144,7 @@ impl Replica {
     }
 }
 
-/// Blocks of a replica that were withheld and written.
+/// Withheld blocks of a replica that were written.
 pub(crate) struct RewrittenBlocks {
     replica: Rc<Replica>,
     attach_count: u64,
@@ -152,7 +152,7 @@ pub(crate) struct RewrittenBlocks {
 }
 
 impl RewrittenBlocks {
-    /// What was written to blocks that a replica withheld, not known to be durable.
+    /// The written blocks of a replica that still need a flush.
     pub fn of(replica: &Rc<Replica>) -> RewrittenBlocks {
         RewrittenBlocks {
             replica: replica.clone(),
@@ -162,31 +162,31 @@ impl RewrittenBlocks {
     }
 }
 
-/// What is left of a lost block on one member says of a copy on another.
+/// What the remains of a lost block on one replica say about a copy on another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Evidence {
-    /// It is that block.
+    /// The copy is that block.
     For,
-    /// It is another content of it, or nobody can tell.
+    /// The copy has another content, or nothing can tell.
     Against,
     /// Nothing.
     None,
 }
 
-/// What became of the copy of a lost block on a member that is brought up to date.
+/// What was done about a block that every in-sync replica has lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LastCopy {
-    /// It is taken care of.
+    /// The last copy is kept, or there is none.
     Kept,
-    /// It would have to be listed, and the list is full.
+    /// The block must be listed as stale, and the list is full.
     NoRoom,
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Decides about a block that every member in sync has lost while `replica` is brought up to date, in a claimed extent.
+    /// Decides about a block that every in-sync replica has lost, in a resync of `replica`. The caller has locked it.
     ///
     /// # Errors
-    /// When the member fails, or cannot be told that what it has is none of the mirror's.
+    /// When the replica fails, or cannot make a block unreadable that never was the mirror's.
     pub(crate) async fn keep_last_copy(
         &self,
         replica: &Rc<Replica>,
@@ -195,9 +195,9 @@ impl<C: Clock> Mirror<C> {
     ) -> Result<LastCopy, Error> {
         let (one, format) = (Extent::one(lba), self.geometry.protection);
         if replica.is_new.get() || self.mutation == Mutation::PoisonLastCopy {
-            // What lies there never was the mirror's.
-            let spoil = Request::WriteUncorrectable { extent: one, durability: Durability::Volatile };
-            return replica.execute(format, spoil).await.map(|_| LastCopy::Kept);
+            // Its content never was the mirror's.
+            let poison = Request::WriteUncorrectable { extent: one, durability: Durability::Volatile };
+            return replica.execute(format, poison).await.map(|_| LastCopy::Kept);
         }
         let read = Request::Read { extent: one, checks: self.full(one) };
         let is_good = match replica.execute_raw(format, read).await.map_err(Error::into_bad_blocks) {
@@ -213,21 +213,21 @@ impl<C: Clock> Mirror<C> {
             Err(Ok(_)) => false,
         };
         if !self.may_list(replica, lba) {
-            // What cannot be read is no copy that could be taken for a newer one, as far as anybody can tell.
+            // An unreadable block is no copy that could pass for a newer one.
             return Ok(if is_good { LastCopy::NoRoom } else { LastCopy::Kept });
         }
         if self.mutation == Mutation::ForgetStale {
             return Ok(LastCopy::Kept);
         }
-        // Also if it cannot be read: it may be readable another day, and is as old then.
+        // Also if it is unreadable: it may become readable later, and is just as old then.
         replica.stale.borrow_mut().withhold(lba);
         if is_good {
-            tracing::warn!(replica = %replica.name(), block = %lba, "lost on the members in sync; an older copy is kept here");
+            tracing::warn!(replica = %replica.name(), block = %lba, "block lost on all in-sync replicas; keeping a stale copy");
         }
         Ok(LastCopy::Kept)
     }
 
-    /// Whether the labels have room to list one more block.
+    /// True if the labels have room to list one more block.
     fn may_list(&self, of: &Rc<Replica>, lba: Lba) -> bool {
         let listed = |replica: &Rc<Replica>| {
             let mut stale = replica.stale.borrow().clone();
@@ -240,7 +240,7 @@ impl<C: Clock> Mirror<C> {
         stale_fits(lists.iter().map(|list| &list[..]))
     }
 
-    /// Whether what is left of a block on the members in sync shows that a copy is the current one.
+    /// True if the remains of a block on the in-sync replicas prove that a copy is the current one.
     async fn is_proven_current(&self, sources: &Replicas, one: Extent, copy: &Sealed) -> bool {
         let Some(format) = self.geometry.protection.filter(|format| format.guard().bits() >= MIN_PROOF_GUARD_BITS)
         else {
@@ -250,7 +250,7 @@ impl<C: Clock> Mirror<C> {
             return false;
         }
         let mut is_proven = false;
-        // One that withholds the block has lost an older copy, if any: what is left of that proves nothing.
+        // A replica that withholds the block has lost an older copy: its remains prove nothing.
         for replica in sources.iter().filter(|replica| replica.stale.borrow().within(one).is_empty()) {
             match self.evidence_on(replica, format, one, copy).await {
                 Evidence::For => is_proven = true,
@@ -261,12 +261,12 @@ impl<C: Clock> Mirror<C> {
         is_proven
     }
 
-    /// What a member that has lost a block tells of a copy: whether it has stored just these tags with it. Where it gives only
-    /// the guard, as one on another host does, that counts.
+    /// Evidence of a replica that has lost a block about a copy: whether it stored the same tags. A remote replica
+    /// may return only the guard, and that counts.
     async fn evidence_on(&self, replica: &Replica, format: PiFormat, one: Extent, copy: &Sealed) -> Evidence {
         let Err(Ok(bad_blocks)) = replica.read(Some(format), one, self.full(one)).await.map_err(Error::into_bad_blocks)
         else {
-            // It has it after all, or has gone: nothing is proven by that.
+            // It has the block after all, or failed: that proves nothing.
             return Evidence::Against;
         };
         let unchecked = Request::Read { extent: one, checks: Checks::NONE };
@@ -283,8 +283,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes a copy that is withheld for current if what is left on the others proves it by now; whether it does. The caller
-    /// has claimed the block.
+    /// Accepts a withheld copy as current if the remains on the other replicas prove it by now; true if it does. The
+    /// caller has locked the block.
     pub(crate) async fn accept_if_proven(&self, replica: &Replica, others: &Replicas, one: Extent) -> bool {
         if replica.stale.borrow().within(one).is_empty() {
             return false;
@@ -298,13 +298,13 @@ impl<C: Clock> Mirror<C> {
         true
     }
 
-    /// Withholds a copy no longer that is proven to be current, and gives it to the members that have lost it.
+    /// No longer withholds a copy that is proven current, and writes it to the replicas that have lost it.
     async fn accept_as_current(&self, replica: &Replica, others: &Replicas, one: Extent, copy: &Sealed) {
         replica.stale.borrow_mut().mark_rewritten(one);
         self.write_to_bad(others, one, copy).await;
     }
 
-    /// Writes a copy that is proven to be current to the members that have lost it. Where that fails the copy itself is left.
+    /// Writes a copy that is proven current to the replicas that have lost it. A failure leaves the copy itself.
     async fn write_to_bad(&self, sources: &Replicas, one: Extent, copy: &Sealed) {
         let (format, checks) = (self.geometry.protection, self.full(one));
         for replica in sources {
@@ -319,7 +319,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Looks whether blocks that are withheld have a good copy somewhere by now.
+    /// Looks for good copies of withheld blocks.
     pub(crate) async fn recheck_stale(&self) {
         let replicas: Vec<Rc<Replica>> =
             self.replicas.borrow().iter().filter(|replica| replica.is_readable()).cloned().collect();
@@ -340,16 +340,17 @@ impl<C: Clock> Mirror<C> {
         self.replicas.borrow().iter().find(named).cloned()
     }
 
-    /// The blocks of which a member keeps only an older copy now, in rising order; none where there is no such member.
+    /// The stale blocks of a replica in rising order; none if there is no such replica.
     pub fn stale_blocks(&self, name: &str) -> Vec<Lba> {
         self.named_replica(name).map_or_else(Vec::new, |replica| replica.stale.borrow().withheld())
     }
 
-    /// Takes the older copies that a member keeps for what the blocks hold from now on, on every member; how many blocks.
-    /// Blocks that have a good copy elsewhere by now, and those whose older copy is bad itself, are not taken.
+    /// Makes the stale copies of a replica the content of their blocks, on every replica; returns how many. Skips
+    /// blocks that have a good copy elsewhere by now, and those whose stale copy is bad.
     ///
     /// # Errors
-    /// When there is no such member, it is not here, or the blocks could not be written. Those taken until then stay taken.
+    /// When there is no such replica, it is offline, or the blocks cannot be written. Blocks that were accepted
+    /// before stay accepted.
     pub async fn accept_stale(&self, name: &str) -> Result<u64, ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
@@ -397,22 +398,22 @@ impl<C: Clock> Mirror<C> {
         Ok(true)
     }
 
-    /// What was written to blocks that were withheld, and on which device.
+    /// Withheld blocks that were written, for each replica and its device.
     pub(crate) fn rewritten(&self) -> Vec<RewrittenBlocks> {
         let replicas = self.replicas.borrow();
-        replicas.iter().map(RewrittenBlocks::of).filter(|renewed| !renewed.blocks.is_empty()).collect()
+        replicas.iter().map(RewrittenBlocks::of).filter(|rewritten| !rewritten.blocks.is_empty()).collect()
     }
 
-    /// What was written to these blocks is durable where the device is still there: nobody needs to list them any more.
-    pub(crate) fn forget_rewritten(&self, renewed: &[RewrittenBlocks]) {
-        for RewrittenBlocks { replica, attach_count, blocks } in renewed {
+    /// Drops blocks whose write is durable from the lists, if the device is still attached.
+    pub(crate) fn forget_rewritten(&self, rewritten: &[RewrittenBlocks]) {
+        for RewrittenBlocks { replica, attach_count, blocks } in rewritten {
             if replica.attach_count() == *attach_count {
                 replica.stale.borrow_mut().forget_rewritten(blocks);
             }
         }
     }
 
-    /// Whether something was written to blocks that the labels still list.
+    /// True if labels still list blocks that were written.
     pub(crate) fn has_rewritten(&self) -> bool {
         self.replicas.borrow().iter().any(|replica| !replica.stale.borrow().rewritten.is_empty())
     }

@@ -1,56 +1,55 @@
-//! For proofs of the proofs: a mirror with one rule broken, and smaller regions than any disk needs.
+//! Hooks for tests and proofs: a mirror that breaks one rule, to show that a simulation notices, and small regions.
 
-/// A rule that is broken, to show that a simulation notices.
+/// A rule that the mirror breaks, to show that a simulation notices.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mutation {
     /// None.
     #[default]
     None,
-    /// Changes go to the replicas before the labels say that their regions may differ.
+    /// Changes go to the replicas before the labels mark their regions dirty.
     SkipMark,
-    /// Changes are answered before the labels say which replica has missed them.
+    /// Changes complete before the labels mark the replicas that missed them out of sync.
     CompleteEarly,
-    /// Replicas that are not up to date are read.
+    /// Reads go to resyncing replicas too.
     ReadResyncing,
-    /// Regions leave the labels although replicas were not flushed.
+    /// Regions leave the labels without a flush of the replicas.
     ClearUnflushed,
-    /// What no member in sync has any more is made unreadable on one that is brought up to date, too.
+    /// A resync makes blocks unreadable that every in-sync replica has lost, although the resyncing replica can read
+    /// them.
     PoisonLastCopy,
-    /// An older copy that a member keeps is taken for the current one.
+    /// An older copy counts as the current one.
     ForgetStale,
-    /// What becomes suspect while progress is flushed is taken for brought, and so is what is made alike later.
+    /// A region that becomes nosync, or is reconciled, during the flush of a resync counts as resynced.
     ForgetFlushing,
-    /// What a member that is away has missed is forgotten when the regions around it are clean.
+    /// What an offline replica lacks is forgotten when the regions around it are clean.
     ForgetOutOfSync,
-    /// Which sessions have changed a replica is not looked at when replicas are put together: it is as if nobody had written any
-    /// apart but where labels say that replicas were left behind.
+    /// Assembly ignores lineages: replicas diverged only where labels mark each other out of sync.
     SkipLineage,
-    /// Changes go to a replica that is brought up to date before its own label says so.
+    /// Changes go to a resyncing replica before its own label says that it lacks regions.
     SkipOwnLabel,
-    /// A replica that is taken out is not told.
+    /// The own label of a removed replica is not written.
     SkipRemovedLabel,
-    /// A replica that is written by itself forgets which sessions have changed it.
+    /// A replica that is written alone forgets the sessions that changed it.
     ForgetSessions,
-    /// A replica that was away at the opening is, when it comes back, the one whose place the order of the names gave it, whatever its
-    /// label says.
+    /// A replica that was offline at the opening gets its place by the order of the names, whatever its label says.
     TrustOrder,
-    /// A replica that comes back is taken back whatever was written on it without the others.
+    /// Reattaching skips the check for changes that were made without the other replicas.
     ReattachDiverged,
-    /// A replica that comes back while labels are written is taken to have got its own.
+    /// A replica that reattaches while labels are written counts as having its own label.
     LateLabel,
-    /// Openings go on counting labels where the last one stopped.
+    /// Event counts continue without a gap at each opening.
     CountOn,
-    /// What is read of a bitmap page is believed, whole or not.
+    /// Bitmap pages count as read, without a check of their bytes.
     TrustPages,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }
 
-/// How a mirror differs from those that people use.
+/// How a mirror of a test differs from one in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct TestHooks {
-    /// The broken rule.
+    /// The rule that it breaks.
     pub mutation: Mutation,
-    /// A new mirror's regions have two to the power of this many blocks; nothing for the usual size.
+    /// Base-2 logarithm of the blocks of a region of a new mirror; `None` for the usual size.
     pub region_shift: Option<u32>,
 }

@@ -1,8 +1,9 @@
-//! Verifies: every replica checks its own blocks, all at once, and sums of the data tell whether they are the same.
+//! Verify, checksum and repair: every replica checks its own blocks, all at once, and a comparison of CRCs finds
+//! copies that differ.
 //!
-//! Damage is found by the replicas. Two good copies that differ are a conflict: a write was lost on one of them, and it keeps
-//! no generations that would have told. A copy that could not be looked at, or that may be out of sync, is told as unchecked:
-//! nobody may take the mirror for clean then.
+//! The replicas find bad blocks. Two good copies that differ are a conflict: one replica lost a write, and nothing on
+//! it tells. A copy that was not checked, or that may be out of sync, is reported as unchecked, so that the mirror
+//! does not pass for verified.
 
 use std::collections::BTreeSet;
 
@@ -18,17 +19,17 @@ use crate::label::ReplicaState;
 use crate::mirror::{Mirror, Replicas};
 use crate::replica::Replica;
 
-/// What an inspection has found.
+/// Result of checking and comparing all replicas.
 struct Inspection {
-    /// The sum of the data, where all replicas have the same and nothing is damaged.
+    /// CRC-64 of the data, if all replicas have the same and no block is bad.
     crc64: Option<u64>,
     bytes_transferred: u64,
-    /// What is wrong with copies, and which were not looked at.
+    /// Bad blocks, and copies that were not checked.
     tally: Tally,
 }
 
 impl Inspection {
-    /// Takes in what a replica has answered: the sum of its data if all of it is good, and its bad blocks.
+    /// Adds the result of one replica. Returns the CRC of its data if all of it is good, and its bad blocks.
     ///
     /// # Errors
     /// When the replica failed without naming blocks.
@@ -62,7 +63,7 @@ impl<C: Clock> Mirror<C> {
 
     pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
-        // Differences in what is not settled yet are nobody's damage; the first replica's data count there.
+        // Replicas may differ in nosync regions without damage. The data of the first replica count there.
         let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.in_sync().first()) {
             (None, true, Some(replica)) => self.checksum_of_one(replica, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
@@ -71,7 +72,7 @@ impl<C: Clock> Mirror<C> {
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    /// The sum of what one replica has, the others having something else for the moment.
+    /// CRC of the data of one replica, when others have other data in nosync regions.
     async fn checksum_of_one(&self, replica: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
         match replica.checksum(self.geometry.protection, extent, checks).await {
             Ok(checksum) => Ok(checksum.crc64),
@@ -84,7 +85,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Verifies, and writes anew what another replica has. Conflicts stay: nothing tells which copy is right.
+    /// Verifies, and rewrites bad blocks from another replica. Conflicts stay: nothing tells which copy is right.
     pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
         self.reconcile_for_read(extent).await?;
         let settled = self.write_intent.nosync_count.get();
@@ -93,31 +94,32 @@ impl<C: Clock> Mirror<C> {
         if self.has_rewritten()
             && let Err(error) = self.flush_internally().await
         {
-            tracing::debug!(%error, "the labels go on listing blocks that were mended");
+            tracing::debug!(%error, "cannot flush repaired blocks; labels go on listing them as stale");
         }
         self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.faults, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    /// Mends what an inspection of `extent` has found, and says of each fault whether it is. Copies that are withheld come first:
-    /// one that is proven to be current by now mends the others.
+    /// Repairs the bad blocks that an inspection of `extent` found, and records the result in each. Stale copies come
+    /// first: one that proves to be current repairs the others.
     async fn repair_all(&self, bad_blocks: &mut [BadBlock], extent: Extent, checks: Checks) {
         for stale_first in [true, false] {
             for bad in bad_blocks.iter_mut().filter(|bad| (bad.cause == BadBlockCause::Stale) == stale_first) {
                 let number = bad.member.outermost().map(|(number, _)| number);
                 let replica =
                     self.replicas.borrow().iter().find(|replica| Some(replica.number.get()) == number).cloned();
-                // A replica that is itself a group may have mended it from another copy of its own.
-                let is_left = bad.cause != BadBlockCause::Conflict && !bad.repaired;
-                if let Some(replica) = replica.filter(|_| is_left) {
+                // A replica that is itself a group may have repaired it from another copy of its own.
+                let is_unrepaired = bad.cause != BadBlockCause::Conflict && !bad.repaired;
+                if let Some(replica) = replica.filter(|_| is_unrepaired) {
                     bad.repaired = self.repair_block(&replica, bad, self.checks_from(&checks, extent, bad.lba)).await;
                 }
             }
         }
     }
 
-    /// Has every replica check and sum the blocks. They were made alike just now, if `settled` says after which suspicion.
+    /// Has every replica check the blocks and compute CRCs. `settled` is the nosync count when the caller reconciled
+    /// them, if it did.
     async fn inspect(&self, extent: Extent, checks: Checks, settled: Option<u64>) -> Result<Inspection, Error> {
         let replicas = self.in_sync();
         let mut found = Inspection { crc64: None, bytes_transferred: 0, tally: Tally::default() };
@@ -127,13 +129,13 @@ impl<C: Clock> Mirror<C> {
         let mut failure = None;
         for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, extent, checks).await) {
             match found.merge(replica, outcome) {
-                Ok((crc, faulty)) => {
+                Ok((crc, bad_lbas)) => {
                     crcs.extend(crc);
-                    bad.push(faulty);
+                    bad.push(bad_lbas);
                     asked.push(replica.clone());
                 }
                 Err(error) => {
-                    tracing::warn!(replica = %replica.name(), %extent, %error, "a replica could not be checked");
+                    tracing::warn!(replica = %replica.name(), %extent, %error, "cannot verify a replica");
                     self.fail_if_unreachable(replica, &error);
                     failure = Some(error);
                 }
@@ -158,8 +160,8 @@ impl<C: Clock> Mirror<C> {
         Ok(found)
     }
 
-    /// Tells which copies were not looked at: those of members that were not asked or did not answer, and of those that were
-    /// left behind before all was done.
+    /// Reports which copies were not checked: those of replicas that did not take part or did not complete, and of
+    /// those that failed before the end.
     fn report_unchecked(&self, asked: &Replicas, answered: &Replicas, extent: Extent, tally: &mut Tally) {
         let is_in = |replicas: &Replicas, replica: &Replica| replicas.iter().any(|other| other.id == replica.id);
         for replica in self.replicas.borrow().iter() {
@@ -169,17 +171,18 @@ impl<C: Clock> Mirror<C> {
                 _ if is_in(asked, replica) => WhyUnchecked::Failed,
                 _ if !replica.is_online() => WhyUnchecked::Absent,
                 ReplicaState::OutOfSync => WhyUnchecked::OutOfSync,
-                // It may be up to date by now, and was not when the others were asked.
+                // It may be in sync by now, but was not when the checks started.
                 ReplicaState::Resyncing | ReplicaState::InSync => WhyUnchecked::Resyncing,
             };
             tally.coverage.add(replica.unchecked(Unchecked::new(extent, why)));
         }
     }
 
-    /// Asks every replica, all at once. A single replica has nothing to be compared with.
+    /// Has every replica check and compute the CRC of the blocks, all at once. A single replica only verifies: there
+    /// is nothing to compare with.
     async fn checksum_all(&self, replicas: &Replicas, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
         let format = self.geometry.protection;
-        let looks = replicas.iter().map(|replica| async move {
+        let checksums = replicas.iter().map(|replica| async move {
             if replicas.len() > 1 {
                 return replica.checksum(format, extent, checks).await;
             }
@@ -190,10 +193,10 @@ impl<C: Clock> Mirror<C> {
                 _ => Err(crate::replica::unexpected_response()),
             }
         });
-        join_all(looks).await
+        join_all(checksums).await
     }
 
-    /// Compares the blocks that several replicas have in good order.
+    /// Compares the blocks that are good on several replicas.
     async fn compare_extents(
         &self,
         replicas: &Replicas,
@@ -221,7 +224,7 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// Finds the blocks in which replicas differ, by halves. What looks different is looked at again while nobody may change it.
+    /// Finds the blocks in which replicas differ by bisection. A block that differs is compared again under a lock.
     fn find_conflicts<'a>(
         &'a self,
         replicas: &'a Replicas,
@@ -241,7 +244,7 @@ impl<C: Clock> Mirror<C> {
                 return Ok(());
             }
             let _guard = self.range_lock.lock(run).await;
-            // After a crash copies may differ in what was under way. That is settled, not reported.
+            // After a crash replicas may differ in changes that were in flight. These are reconciled, not reported.
             if !self.is_nosync(run) && self.differ(replicas, run, checks, bad_blocks).await {
                 let bad = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);
                 bad_blocks.extend(replicas.last().map(|replica| replica.bad_block(&bad)));
@@ -250,16 +253,16 @@ impl<C: Clock> Mirror<C> {
         })
     }
 
-    /// Whether replicas have different data. Damage that has come since the first look is added to the faults.
+    /// True if replicas have different data. Adds blocks that became bad since the first check to `bad_blocks`.
     async fn differ(&self, replicas: &Replicas, run: Extent, checks: Checks, bad_blocks: &mut Vec<BadBlock>) -> bool {
         let mut crcs = Vec::with_capacity(replicas.len());
-        // One that has left since may be back, and not up to date.
+        // A replica that failed may be back, and out of sync.
         let replicas: Replicas = replicas.iter().filter(|replica| replica.is_readable()).cloned().collect();
         for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, run, checks).await) {
             match outcome.map_err(Error::into_bad_blocks) {
                 Ok(checksum) => crcs.push(checksum.crc64),
                 Err(Ok(found)) => bad_blocks.extend(found.iter().map(|bad| replica.bad_block(bad))),
-                // Gone since: the others are not to be blamed, and what it has is told as unchecked.
+                // It failed: that is no conflict, and its copy is reported as unchecked.
                 Err(Err(error)) => self.fail_if_unreachable(replica, &error),
             }
         }
@@ -267,7 +270,7 @@ impl<C: Clock> Mirror<C> {
     }
 }
 
-/// How many blocks are bad on all of so many replicas and were not mended.
+/// Number of blocks that are bad on all of so many replicas and were not repaired.
 fn count_unrepaired(bad_blocks: &[BadBlock], replicas: usize) -> u64 {
     let lasting = |bad: &&BadBlock| !bad.repaired && bad.cause != BadBlockCause::Conflict;
     let mut lbas: Vec<Lba> = bad_blocks.iter().filter(lasting).map(|bad| bad.lba).collect();
@@ -286,7 +289,7 @@ pub(crate) fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Exten
     runs
 }
 
-/// An extent of more than one block in two.
+/// Halves of an extent of more than one block.
 fn halves(extent: Extent) -> impl Iterator<Item = Extent> {
     let (start, first) = (extent.start().get(), extent.len() / 2);
     [Extent::from_raw(start, first), Extent::from_raw(start + first, extent.len() - first)].into_iter().flatten()

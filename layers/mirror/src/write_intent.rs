@@ -1,13 +1,13 @@
-//! What the mirror knows of its replicas, and how that gets to be durable.
+//! Write intent and replica states, and how labels make them durable.
 //!
-//! Invariants. Before a change goes to any replica, the labels say that its regions may differ (`noted`). Before a change that a
-//! replica has missed is answered, the labels of the others say that it was left behind, and what it lacks. So whatever
-//! survives a crash tells what may not be trusted. A region leaves the labels only when nothing is under way there and
-//! every replica has flushed.
+//! Invariants. Before a change goes to any replica, the labels mark its regions dirty. Before a change that a replica
+//! missed completes, the labels of the others mark that replica out of sync, with the regions that it lacks. So after
+//! any crash the labels tell what is not to be trusted. A region leaves the labels only when no change is in flight
+//! there and every replica has flushed.
 //!
-//! A replica that is gone and had everything when it went is *unmissed* until something is changed: labels go on calling it
-//! current, so that an opening that changed nothing leaves nothing behind that would speak against a replica. The first change of
-//! an opening, and every one that a replica starts to miss, is in the lineage before it is carried out.
+//! A replica that fails with everything that was written stays *listed in sync* until the next change: so an opening
+//! that changes nothing leaves no mark against a replica. The lineage has the first change of an opening, and every
+//! change that a replica starts to miss, before any replica executes it.
 
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
@@ -31,77 +31,77 @@ use crate::test_hooks::Mutation;
 enum SessionPhase {
     /// Nothing was changed since the mirror was opened.
     Idle,
-    /// Something is to be changed.
+    /// A change waits for the session.
     Wanted,
-    /// Labels were sent that announce the session.
+    /// Labels that announce the session were sent.
     Announced,
-    /// They are where they should be.
+    /// These labels are durable.
     AnnouncedDurable,
-    /// Labels were sent that confirm it.
+    /// Labels that confirm the session were sent.
     Confirmed,
-    /// They are where they should be: changes may be carried out.
+    /// These labels are durable: replicas may execute changes.
     Durable,
 }
 
-/// What is known, and what is noted of it.
+/// The state that labels record, and how much of it they have.
 pub(crate) struct WriteIntent {
     pub events: Cell<u64>,
-    /// The openings that have changed the mirror.
+    /// The sessions that changed the mirror.
     lineage: RefCell<Lineage>,
-    /// As in labels.
+    /// As in [`Label`].
     changed: Cell<u64>,
     is_tentative: Cell<bool>,
-    /// Drawn for the session of this opening.
+    /// Random number for the session of this opening.
     session_id: u64,
-    /// How far its labels are from those that are written elsewhere.
+    /// Distance of its event counts from those of other openings.
     events_gap: u64,
     phase: Cell<SessionPhase>,
-    /// The next label comes before a change of a new kind.
+    /// The next label precedes a change that earlier labels do not allow.
     pub is_changing: Cell<bool>,
-    /// Such a label is under way, or was and is not known to be anywhere: who does not get it lacks what it says, be it
-    /// only who the replicas are.
+    /// Such a label is in flight, or was and may be durable or not: a replica that does not get it is out of sync,
+    /// even if only the list of replicas changed.
     is_binding: Cell<bool>,
-    /// Counts changes; and how many there were when all current replicas had last flushed and nothing was under way.
+    /// Counts changes; and their number when all in-sync replicas last flushed with no change in flight.
     changes: Cell<u64>,
     flushed_changes: Cell<u64>,
-    /// Regions in which the current replicas may differ.
+    /// Regions in which in-sync replicas may differ.
     pub dirty: RefCell<Regions>,
-    /// Those of them that the labels are not known to have.
+    /// Those of them that durable labels may lack.
     unrecorded: RefCell<Regions>,
-    /// Just the regions that were written since the group around them was clean and flushed; after a crash, which forgets
-    /// them, all that is dirty.
+    /// The exact regions that were written since their group was last clean. After a crash, which loses these, all
+    /// dirty ones.
     pub written: RefCell<Regions>,
-    /// Regions in which the current replicas may differ although nothing is under way.
+    /// Regions in which in-sync replicas may differ although no change is in flight.
     pub nosync: RefCell<Regions>,
-    /// Counts what was added to `suspect`.
+    /// Counts additions to `nosync`.
     pub nosync_count: Cell<u64>,
-    /// Counts copies with which current replicas were made alike; and how many of them are known to be durable.
+    /// Counts pieces that were reconciled; and how many of them are durable.
     pub reconciled_count: Cell<u64>,
     pub reconciled_durable: Cell<u64>,
-    /// Regions that were changed since the last look.
+    /// Regions that were changed since the last sweep.
     written_since_sweep: RefCell<Regions>,
     requested_seq: Cell<u64>,
-    /// What somebody has tried to note, and what some replica's label is known to say.
+    /// Newest request that a label write covered, and the newest one that a durable label covers.
     attempted_seq: Cell<u64>,
     durable_seq: Cell<u64>,
-    /// When a replica was last left behind.
+    /// The request that records the last failure of a replica.
     failure_seq: Cell<u64>,
     write_error: RefCell<Option<Error>>,
     writing: Cell<bool>,
     /// Labels were written since the mirror was opened.
     has_written_labels: Cell<bool>,
     write_ended: Condition,
-    /// What is in the bitmap pages of the replicas.
+    /// What the bitmap pages of the replicas hold.
     pub paged_sets: RefCell<PagedSets>,
-    /// A block that is withheld may have a good copy somewhere by now.
+    /// A withheld block may have a good copy by now.
     pub is_stale_check_due: Cell<bool>,
 }
 
-/// How far the generations of one opening are from those of the one before, at least. How much farther is drawn, so that two
-/// openings that do not know of each other do not write labels of the same generation.
+/// Least distance between the event counts of two openings. A random number is added, so that two openings that do
+/// not know of each other do not write labels with the same event count.
 const MIN_EVENTS_GAP: u64 = 16;
 
-/// What a mirror begins with, from the label that tells.
+/// What a mirror starts from, out of the newest label.
 pub(crate) struct PriorState {
     /// The highest of all labels.
     pub events: u64,
@@ -112,18 +112,18 @@ pub(crate) struct PriorState {
 }
 
 impl WriteIntent {
-    /// The notes of an opening for which these bytes were drawn.
-    pub fn new(past: PriorState, random: &[u8; 16]) -> WriteIntent {
-        let PriorState { events, lineage, changed, is_tentative, dirty } = past;
+    /// The state of an opening for which `random` was session_id.
+    pub fn new(prior: PriorState, random: &[u8; 16]) -> WriteIntent {
+        let PriorState { events, lineage, changed, is_tentative, dirty } = prior;
         let none = Regions::none(dirty.capacity());
-        let drawn = u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"));
+        let session_id = u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"));
         let skipped = u32::from_le_bytes(*random.first_chunk().expect("sixteen bytes have four"));
         WriteIntent {
             events: Cell::new(events),
             lineage: RefCell::new(lineage),
             changed: Cell::new(changed),
             is_tentative: Cell::new(is_tentative),
-            session_id: drawn,
+            session_id: session_id,
             events_gap: MIN_EVENTS_GAP + u64::from(skipped),
             phase: Cell::new(SessionPhase::Idle),
             is_changing: Cell::new(false),
@@ -151,17 +151,18 @@ impl WriteIntent {
         }
     }
 
-    /// From now on labels are later than one of this generation, which others know of, and apart from those that they write after it.
+    /// Makes event counts continue far beyond `events`, which other replicas know, and apart from those that these
+    /// write after it.
     pub fn skip_events_past(&self, events: u64) {
         self.events.set(events + self.events_gap);
     }
 
-    /// Whether the labels are known to have all of these regions.
+    /// True if durable labels have all of these regions.
     fn is_recorded(&self, regions: &RangeInclusive<u32>) -> bool {
         self.dirty.borrow().contains_all(regions.clone()) && !self.unrecorded.borrow().contains_any(regions.clone())
     }
 
-    /// Something is to be changed that the next label has to come before.
+    /// Demands that the next label precede a change.
     pub fn begin_change(&self) {
         self.is_changing.set(true);
         if self.phase.get() == SessionPhase::Idle {
@@ -169,12 +170,13 @@ impl WriteIntent {
         }
     }
 
-    /// Whether the last label before a change, of an earlier opening, may have been under way when all stopped.
+    /// True if the last label before a change, of an earlier opening, may have been in flight at a crash.
     pub fn is_in_doubt(&self) -> bool {
         self.is_tentative.get() && self.phase.get() < SessionPhase::Confirmed
     }
 
-    /// Takes the session a step further, in the label of this generation; whether replicas that were unmissed are missed from it on.
+    /// Advances the session, in the label with this event count. True if that label must list offline replicas out of
+    /// sync.
     fn advance(&self, events: u64) -> bool {
         let mut lineage = self.lineage.borrow_mut();
         match self.phase.get() {
@@ -190,7 +192,7 @@ impl WriteIntent {
         }
         let may_change = self.phase.get() >= SessionPhase::Confirmed;
         if may_change && self.is_changing.replace(false) {
-            // One that no replica in sync is known to have got came before no change.
+            // A label that no in-sync replica is known to have got preceded no change.
             if !self.is_binding.get() {
                 self.changed.set(lineage.sessions().first().map_or(0, |session| session.until));
             }
@@ -205,7 +207,7 @@ impl WriteIntent {
         false
     }
 
-    /// The last labels are where they should be; whether others have to follow.
+    /// Advances the session when labels are durable; true if further labels must follow.
     fn labels_durable(&self) -> bool {
         match self.phase.get() {
             SessionPhase::Announced => self.phase.set(SessionPhase::AnnouncedDurable),
@@ -216,51 +218,51 @@ impl WriteIntent {
         self.phase.get() == SessionPhase::AnnouncedDurable
     }
 
-    /// Something changed that should be noted some time.
+    /// Requests that the labels be written; returns the number of the request.
     pub fn request_write(&self) -> u64 {
         self.requested_seq.set(self.requested_seq.get() + 1);
         self.requested_seq.get()
     }
 
-    /// Whether labels are being written.
+    /// True if labels are being written.
     pub fn is_writing(&self) -> bool {
         self.writing.get()
     }
 
-    /// Whether something is to be noted.
+    /// True if a request to write labels is outstanding.
     pub fn has_unwritten(&self) -> bool {
         self.durable_seq.get() < self.requested_seq.get()
     }
 
-    /// A replica was left behind, which is to be noted before anything that it lacks is answered.
+    /// Requests that the labels record a failed replica before any request that it misses completes.
     pub fn request_failure_write(&self) {
         self.failure_seq.set(self.request_write());
     }
 
-    /// Whether the labels do not say yet that a replica was left behind.
+    /// True if durable labels do not record the last failure of a replica.
     pub fn has_unrecorded_failure(&self) -> bool {
         self.durable_seq.get() < self.failure_seq.get()
     }
 }
 
-/// A label that a replica is to get.
+/// A label for a replica.
 struct NewLabel {
     replica: Rc<Replica>,
-    /// Which of its devices the label is for.
+    /// The replica's attach count when the label was made.
     attach_count: u64,
     events: u64,
     bytes: Slice,
 }
 
-/// What came of sending labels.
+/// Result of sending labels.
 struct LabelsSent {
-    /// How many replicas that have everything are known to have theirs now.
+    /// Number of in-sync replicas that are known to have their label.
     durable_count: usize,
-    /// One that was to get its label has gone, and is back with another device or not.
+    /// A replica that should get its label failed since, whether it is back or not.
     has_lost: bool,
 }
 
-/// Gives up the right to write labels, also when a request is dropped half-way.
+/// The right to write labels; released when dropped, also if the request is dropped half-way.
 struct LabelWriteGuard<'a>(&'a WriteIntent);
 
 impl Drop for LabelWriteGuard<'_> {
@@ -271,28 +273,29 @@ impl Drop for LabelWriteGuard<'_> {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Says that the regions of an extent may differ from now on; durable when it returns. Whole groups are said, so that
-    /// writing on costs no further label, and what exactly is written is remembered here.
+    /// Marks the regions of an extent dirty; durable when it returns. Labels get whole groups, so that sequential
+    /// writes cost no further label; the exact regions are kept in memory.
     pub(crate) async fn mark_dirty(&self, extent: Extent) -> Result<(), Error> {
         let regions = self.map.of(extent);
         self.write_intent.changes.set(self.write_intent.changes.get() + 1);
         self.write_intent.written_since_sweep.borrow_mut().insert_all(regions.clone());
         self.write_intent.written.borrow_mut().insert_all(regions.clone());
         let groups = self.map.groups(&regions);
-        let is_noted = self.write_intent.is_recorded(&groups)
+        let is_recorded = self.write_intent.is_recorded(&groups)
             && self.write_intent.phase.get() == SessionPhase::Durable
             && !self.has_listed_in_sync();
         for replica in self.replicas.borrow().iter() {
-            // After a crash it lacks whatever is dirty besides.
+            // After a crash it also lacks whatever is dirty.
             let is_missing = replica.state.get() == ReplicaState::OutOfSync;
-            if replica.lacks_own_label() || (is_missing && !(is_noted && self.mutation == Mutation::ForgetOutOfSync)) {
+            if replica.lacks_own_label() || (is_missing && !(is_recorded && self.mutation == Mutation::ForgetOutOfSync))
+            {
                 replica.out_of_sync.borrow_mut().insert_all(regions.clone());
             }
             if replica.lacks_own_label() {
                 replica.to_resync.borrow_mut().insert_all(regions.clone());
             }
         }
-        if is_noted {
+        if is_recorded {
             return Ok(());
         }
         self.write_intent.unrecorded.borrow_mut().insert_all(groups.clone());
@@ -304,12 +307,14 @@ impl<C: Clock> Mirror<C> {
         self.write_labels().await
     }
 
-    /// Whether a replica is gone that labels call current, nothing having been changed since.
+    /// True if an offline or resyncing replica is listed in sync, because nothing was changed since it had
+    /// everything.
     pub(crate) fn has_listed_in_sync(&self) -> bool {
         self.replicas.borrow().iter().any(|replica| replica.is_listed_in_sync.get())
     }
 
-    /// Makes durable who is gone, before somebody sees or changes what they may lack.
+    /// Records failed replicas in durable labels, before a reader sees, or a change rewrites, content that they may
+    /// lack.
     pub(crate) async fn record_failures(&self) -> Result<(), Error> {
         if self.has_listed_in_sync() {
             self.write_intent.begin_change();
@@ -319,7 +324,7 @@ impl<C: Clock> Mirror<C> {
         self.write_labels().await
     }
 
-    /// Whether every current replica has everything, durably, and nothing is under way.
+    /// True if every in-sync replica has everything, durably, and no change is in flight.
     pub(crate) fn is_flushed(&self) -> bool {
         let has_changed = self.write_intent.phase.get() >= SessionPhase::Confirmed;
         let is_quiet = || {
@@ -330,36 +335,36 @@ impl<C: Clock> Mirror<C> {
         !has_changed || (self.write_intent.flushed_changes.get() == self.write_intent.changes.get() && is_quiet())
     }
 
-    /// Makes everything written so far durable on every replica, without saying what was lost before.
+    /// Makes all completed writes durable on every replica, without reporting earlier losses.
     pub(crate) async fn flush_replicas(&self) -> Result<(), Error> {
-        let (changes, is_idle, renewed) =
+        let (changes, is_idle, rewritten) =
             (self.write_intent.changes.get(), self.range_lock.is_idle(), self.rewritten());
         let asked = self.execute_on(&self.write_targets(), &Request::Flush).await;
         let flushed = self.complete_write(asked, None).await;
         if flushed.is_err() {
-            // Each may have lost something else, also one that is being brought up to date.
+            // Each replica may have lost other writes, also a resyncing one.
             self.mark_dirty_nosync();
         }
         flushed?;
         if is_idle {
             self.write_intent.flushed_changes.set(changes);
         }
-        if renewed.is_empty() {
+        if rewritten.is_empty() {
             return Ok(());
         }
-        // As long as labels list them a crash would make what is durable there an older copy again.
-        self.forget_rewritten(&renewed);
+        // A block that labels still list would become stale again at a crash.
+        self.forget_rewritten(&rewritten);
         self.write_labels().await
     }
 
-    /// Says that current replicas may differ in an extent, until that was looked after.
+    /// Marks an extent nosync: in-sync replicas may differ there until it is reconciled.
     pub(crate) fn mark_nosync(&self, extent: Extent) {
         let mut regions = Regions::none(self.map.count());
         regions.insert_all(self.map.of(extent));
         self.mark_regions_nosync(&regions);
     }
 
-    /// Says that current replicas, and those that are being brought up to date, may differ wherever something was not flushed.
+    /// Marks all regions with unflushed changes nosync, and to resync on resyncing replicas.
     pub(crate) fn mark_dirty_nosync(&self) {
         self.mark_regions_nosync(&self.write_intent.written.borrow());
     }
@@ -368,14 +373,14 @@ impl<C: Clock> Mirror<C> {
         self.write_intent.nosync.borrow_mut().add(regions);
         self.write_intent.nosync_count.set(self.write_intent.nosync_count.get() + 1);
         for replica in self.replicas.borrow().iter().filter(|replica| replica.state.get() == ReplicaState::Resyncing) {
-            // Missed, too: should it leave again before they are brought to it, they may be out of the labels by then.
+            // Out of sync too: if the resync stops before it has copied them, they may have left the labels.
             replica.out_of_sync.borrow_mut().add(regions);
             replica.to_resync.borrow_mut().add(regions);
         }
         self.work.notify();
     }
 
-    /// Makes everything that is known durable on every replica that has room, and on one at least.
+    /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
     pub(crate) async fn write_labels(&self) -> Result<(), Error> {
         if self.is_read_only {
             return Ok(());
@@ -397,7 +402,7 @@ impl<C: Clock> Mirror<C> {
         self.write_intent.write_error.borrow().clone().map_or(Ok(()), Err)
     }
 
-    /// Writes labels until nothing that they say has changed meanwhile because of them.
+    /// Writes labels until writing them changes nothing that they record.
     async fn write_label_round(&self) -> Result<(), Error> {
         loop {
             self.write_intent.events.set(self.write_intent.events.get() + 1);
@@ -406,37 +411,37 @@ impl<C: Clock> Mirror<C> {
             }
             let covers = self.write_intent.requested_seq.get();
             self.write_pages().await;
-            // From here until the labels are made nothing may wait, or the pages would not be what they refer to.
-            let (fresh, sets) = (self.write_intent.unrecorded.borrow().clone(), self.sets());
+            // No await from here until the labels are made, or the pages would not match them.
+            let (unrecorded, sets) = (self.write_intent.unrecorded.borrow().clone(), self.sets());
             let (first, rest) = self.new_labels();
-            let LabelsSent { durable_count: held, has_lost } = self.send_in_order(first, rest).await;
-            if held > 0 {
+            let LabelsSent { durable_count: durable_count, has_lost } = self.send_in_order(first, rest).await;
+            if durable_count > 0 {
                 self.write_intent.paged_sets.borrow_mut().labels_written(&sets, has_lost);
             }
             if has_lost && self.replicas.borrow().iter().any(|replica| replica.is_readable()) {
                 continue;
             }
-            let is_held = held > 0 || self.needs_no_label();
-            // The first label that is answered for must say which labels the others have since this opening: by that it is
-            // told from what others write without them. And a session is announced before it is confirmed.
-            let is_first = held > 0 && !self.write_intent.has_written_labels.replace(true);
-            if is_held && (self.write_intent.labels_durable() || is_first) {
+            let is_durable = durable_count > 0 || self.needs_no_label();
+            // The first durable labels must be followed by labels that record them: that tells them from labels that
+            // other openings write. And a session is announced before it is confirmed.
+            let is_first = durable_count > 0 && !self.write_intent.has_written_labels.replace(true);
+            if is_durable && (self.write_intent.labels_durable() || is_first) {
                 continue;
             }
-            // Nobody waits for more than what was known when the labels were made.
+            // No caller waits for more than the labels had when they were made.
             self.write_intent.attempted_seq.set(covers);
-            if !is_held {
+            if !is_durable {
                 return Err(no_label_written());
             }
-            // Those that are suspect are made alike once who lacks them is noted.
+            // Nosync regions can be reconciled now that the labels record which replicas failed.
             self.work.notify();
             self.write_intent.durable_seq.set(covers);
-            self.write_intent.unrecorded.borrow_mut().subtract(&fresh);
+            self.write_intent.unrecorded.borrow_mut().subtract(&unrecorded);
             return Ok(());
         }
     }
 
-    /// From the label that is made now on, replicas that are gone are called so.
+    /// Lists replicas out of sync, from the next label on, that were listed in sync since they failed.
     fn list_out_of_sync(&self) {
         for replica in self.replicas.borrow().iter().filter(|replica| replica.is_listed_in_sync.replace(false)) {
             if replica.state.get() != ReplicaState::InSync {
@@ -445,23 +450,23 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// The labels of all replicas that get one, as of now: of those in sync, and of those that are brought up to date.
+    /// The labels of all replicas that get one: of the in-sync ones, and of the resyncing ones.
     fn new_labels(&self) -> (Vec<NewLabel>, Vec<NewLabel>) {
         let replicas = self.replicas.borrow();
         let replicas: Vec<&Rc<Replica>> =
             replicas.iter().filter(|replica| replica.takes_labels() && replica.has_room).collect();
         replicas.iter().for_each(|replica| replica.sent_events.set(self.write_intent.events.get()));
-        let made = replicas.into_iter().map(|replica| NewLabel {
+        let labels = replicas.into_iter().map(|replica| NewLabel {
             replica: replica.clone(),
             attach_count: replica.attach_count(),
             events: replica.sent_events.get(),
             bytes: Slice::copy_from(&self.label_bytes(replica)),
         });
-        made.partition(|made| made.replica.is_readable())
+        labels.partition(|labels| labels.replica.is_readable())
     }
 
-    /// Replicas that are brought up to date get their labels once all that are in sync have theirs: what their labels know that
-    /// an in-sync replica lacks was durable on one, and may have been changed.
+    /// Sends resyncing replicas their labels once all in-sync ones have theirs: a label that only a resyncing replica
+    /// has must not record a change that no in-sync replica knows.
     async fn send_in_order(&self, first: Vec<NewLabel>, rest: Vec<NewLabel>) -> LabelsSent {
         let heard = self.send_labels(first).await;
         if heard.durable_count == 0 || heard.has_lost {
@@ -472,31 +477,31 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Sends replicas their labels.
-    async fn send_labels(&self, made: Vec<NewLabel>) -> LabelsSent {
+    async fn send_labels(&self, labels: Vec<NewLabel>) -> LabelsSent {
         let is_there =
-            |made: &&NewLabel| made.replica.takes_labels() && made.replica.attach_count() == made.attach_count;
-        let writes = made.iter().filter(is_there).map(|made| {
-            let write = Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: made.bytes.clone() };
-            async move { (made, made.replica.execute(self.geometry.protection, write).await) }
+            |labels: &&NewLabel| labels.replica.takes_labels() && labels.replica.attach_count() == labels.attach_count;
+        let writes = labels.iter().filter(is_there).map(|labels| {
+            let write = Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: labels.bytes.clone() };
+            async move { (labels, labels.replica.execute(self.geometry.protection, write).await) }
         });
         let outcomes = join_all(writes).await;
-        let mut held = 0;
+        let mut durable_count = 0;
         for (NewLabel { replica, attach_count, events, .. }, outcome) in outcomes {
             match outcome {
                 Ok(_) => {
                     replica.acked_events.set(*events);
                     replica.has_own_label.set(true);
-                    held += usize::from(replica.is_readable());
+                    durable_count += usize::from(replica.is_readable());
                 }
-                // The device that is there now gets its label when it is brought up to date.
+                // The device that is attached now gets its label when its resync starts.
                 Err(_) if replica.attach_count() != *attach_count => {}
-                Err(error) => self.fail_replica(replica, &format!("its label could not be written: {error}")),
+                Err(error) => self.fail_replica(replica, &format!("cannot write its label: {error}")),
             }
         }
-        LabelsSent { durable_count: held, has_lost: !made.iter().all(|made| is_there(&made)) }
+        LabelsSent { durable_count: durable_count, has_lost: !labels.iter().all(|labels| is_there(&labels)) }
     }
 
-    /// Has a replica's own label say that it was taken out, if it can be reached.
+    /// Writes a replica's own label that it is removed, if it is online.
     pub(crate) async fn write_removed_label(&self, replica: &Rc<Replica>) {
         if !replica.is_online() || !replica.has_room {
             return;
@@ -512,16 +517,16 @@ impl<C: Clock> Mirror<C> {
         let own = label.own_index;
         label.replicas[own] = ReplicaRecord { state: ReplicaState::Removed, is_new: false, ..replica.record() };
         let bytes = Slice::copy_from(&label.encode_alone());
-        let told = replica
+        let written = replica
             .execute(self.geometry.protection, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes })
             .await;
-        if let Err(error) = told {
-            tracing::warn!(replica = %replica.name(), %error, "a replica that is taken out could not be told so");
+        if let Err(error) = written {
+            tracing::warn!(replica = %replica.name(), %error, "cannot write the label of a removed replica");
         }
     }
 
-    /// Without any replica left behind labels only tell where a crash may have left differences; a mirror of devices that
-    /// have no room for them goes without.
+    /// True if no replica is out of sync. Then labels only record where a crash may leave differences, and a mirror
+    /// whose devices have no room for labels works without.
     fn needs_no_label(&self) -> bool {
         self.replicas
             .borrow()
@@ -529,7 +534,7 @@ impl<C: Clock> Mirror<C> {
             .all(|replica| matches!(replica.state.get(), ReplicaState::InSync | ReplicaState::Removed))
     }
 
-    /// The label of a replica, as of now.
+    /// The label of a replica with the current state.
     pub(crate) fn label(&self, of: &Replica) -> Label {
         let replicas = self.replicas.borrow();
         Label {
@@ -548,7 +553,8 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Takes groups of regions out of the labels in which nothing has happened since the last look and every replica has flushed.
+    /// Takes groups of regions out of the labels in which nothing was changed since the last sweep, after a flush of
+    /// every replica.
     pub(crate) async fn clear_clean_regions(&self) -> Result<(), Error> {
         let recent = self.write_intent.written_since_sweep.replace(Regions::none(self.map.count()));
         let is_quiet = |group: &RangeInclusive<u32>| {
@@ -565,7 +571,7 @@ impl<C: Clock> Mirror<C> {
             self.flush_internally().await?;
         }
         for group in quiet.into_iter().filter(is_quiet) {
-            // What a replica that is away has missed of it is said by the same labels.
+            // The same labels record what an offline replica lacks of it.
             self.write_intent.dirty.borrow_mut().remove_all(group.clone());
             self.write_intent.unrecorded.borrow_mut().remove_all(group.clone());
             self.write_intent.written.borrow_mut().remove_all(group);
@@ -586,6 +592,6 @@ impl<C: Clock> Mirror<C> {
 
 #[cold]
 fn no_label_written() -> Error {
-    let reason = "no replica that is left has room to note that another one was left behind".to_owned();
+    let reason = "cannot record a failed replica: no remaining replica has room for a label".to_owned();
     ErrorKind::Media { reason }.into()
 }

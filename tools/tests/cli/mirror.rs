@@ -98,13 +98,13 @@ fn legs_are_added_replaced_and_taken_out() {
     place.run("verify mirror:a,b,c").succeeds();
     place.run("mirror replace mirror:a,b,c x d").fails(2, &["no replica x"]);
     place.run("mirror replace mirror:a,b,c b d").succeeds().says(&["d: in sync"]);
-    place.run("copy mirror:a,b out").fails(3, &["was taken out"]);
+    place.run("copy mirror:a,b out").fails(3, &["was removed"]);
     let status = place.run("mirror status mirror:d,a,c --json").succeeds().json();
     let replicas = status["replicas"].as_array().unwrap().iter();
     assert_eq!(replicas.filter(|replica| replica["state"] == "in_sync").count(), 3);
     place.run("mirror remove mirror:a,c,d a").succeeds();
     place.run("mirror remove mirror:c,d c").succeeds();
-    place.run("copy mirror:c,d out").fails(3, &["was taken out"]);
+    place.run("copy mirror:c,d out").fails(3, &["was removed"]);
     assert!(place.blocks("d", 0, 1023) == data);
 }
 
@@ -129,7 +129,7 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
     server.stop().is_clean();
     place.run("compare a c").succeeds();
     place.run("verify mirror:a,c,elsewhere/c").succeeds();
-    place.run("verify mirror:a,b").fails(3, &["was taken out"]);
+    place.run("verify mirror:a,b").fails(3, &["was removed"]);
 }
 
 /// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
@@ -396,6 +396,6 @@ fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
     place.run("copy mirror:a,c out").fails(3, &["no in-sync replica"]);
     place.run("copy mirror:b,c out").fails(3, &["no in-sync replica"]);
     rename("a.away", "a");
-    place.run("copy mirror:a,c out").fails(3, &["was taken out"]);
+    place.run("copy mirror:a,c out").fails(3, &["was removed"]);
     place.run("mirror status mirror:a,b").ends_with(4);
 }

@@ -225,5 +225,5 @@ fn a_configuration_that_has_the_old_leg_is_told_what_differs() {
     let told = "the configuration has mirror:a,b, but its members are a and c now: it is served on with these, and would not open so \
          at the next start";
     assert_eq!(ended.told_of(told).len(), 1, "{}", ended.stderr);
-    place.run("serve --listen 127.0.0.1:0 mirror:a,b").fails(3, &["was taken out"]);
+    place.run("serve --listen 127.0.0.1:0 mirror:a,b").fails(3, &["was removed"]);
 }

@@ -187,7 +187,7 @@ fn a_replica_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_fini
         assert_eq!(crate::assemble::assemble(&found), Err(AssembleError::NoneInSync));
         match try_open(&[&replicas[0], &replicas[1], &replicas[2]], false) {
             Ok(mirror) => assert_eq!(states(&mirror)[2], ReplicaState::Removed, "cut after {cut}"),
-            Err(error) => assert!(error.to_string().contains("taken out"), "{error}"),
+            Err(error) => assert!(error.to_string().contains("removed"), "{error}"),
         }
         assert!(is_refused(&[&replicas[0], &replicas[1], &replicas[2]], |refusal| matches!(
             refusal,

@@ -25,7 +25,7 @@ fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
     b.is_offline.set(true);
     for _ in 0..3 {
         let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
-        assert!(refused.to_string().contains("note"), "{refused}");
+        assert!(refused.to_string().contains("cannot record a failed replica"), "{refused}");
     }
 }
 

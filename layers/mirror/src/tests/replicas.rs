@@ -242,7 +242,7 @@ fn without_anybody_to_note_it_nothing_goes_on_without_a_replica() {
     write(&mirror, extent(0, 1), 1).unwrap();
     b.is_offline.set(true);
     let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
-    assert!(refused.to_string().contains("note"), "{refused}");
+    assert!(refused.to_string().contains("cannot record a failed replica"), "{refused}");
     // The other way round somebody is left who notes it.
     let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
     a.has_no_label_room = true;

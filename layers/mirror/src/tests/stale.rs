@@ -406,7 +406,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     mirror.replicas.borrow()[0].stale.replace(crate::stale::StaleBlocks::new(&[0]));
     mirror.resync(&replica).now_or_never().unwrap().unwrap_err();
     assert_eq!(replica.state.get(), ReplicaState::Resyncing);
-    assert!(replica.last_error.borrow().contains("older ones"), "{}", replica.last_error.borrow());
+    assert!(replica.last_error.borrow().contains("stale blocks"), "{}", replica.last_error.borrow());
     assert_eq!(mirror.describe().replicas[1].out_of_sync_bytes, 1 << 16);
     for lba in [0, 77, BLOCKS - 1] {
         assert_reads(&*b.memory, extent(lba, 1), 1);
