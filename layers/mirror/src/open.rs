@@ -400,7 +400,7 @@ fn existing_parts(
     random: &[u8; 16],
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
-    let ExistingMirror { mut label, indices: indices, unused, .. } = known;
+    let ExistingMirror { mut label, indices, unused, .. } = known;
     for replica in unused.iter().copied() {
         let is_removed = label.replicas[indices[replica]].state == ReplicaState::Removed;
         let reason = if is_removed { "it was removed from the mirror" } else { NO_LABEL };

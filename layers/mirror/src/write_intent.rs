@@ -112,7 +112,7 @@ pub(crate) struct PriorState {
 }
 
 impl WriteIntent {
-    /// The state of an opening for which `random` was session_id.
+    /// The state of an opening for which `random` was drawn.
     pub fn new(prior: PriorState, random: &[u8; 16]) -> WriteIntent {
         let PriorState { events, lineage, changed, is_tentative, dirty } = prior;
         let none = Regions::none(dirty.capacity());
@@ -123,7 +123,7 @@ impl WriteIntent {
             lineage: RefCell::new(lineage),
             changed: Cell::new(changed),
             is_tentative: Cell::new(is_tentative),
-            session_id: session_id,
+            session_id,
             events_gap: MIN_EVENTS_GAP + u64::from(skipped),
             phase: Cell::new(SessionPhase::Idle),
             is_changing: Cell::new(false),
@@ -414,7 +414,7 @@ impl<C: Clock> Mirror<C> {
             // No await from here until the labels are made, or the pages would not match them.
             let (unrecorded, sets) = (self.write_intent.unrecorded.borrow().clone(), self.sets());
             let (first, rest) = self.new_labels();
-            let LabelsSent { durable_count: durable_count, has_lost } = self.send_in_order(first, rest).await;
+            let LabelsSent { durable_count, has_lost } = self.send_in_order(first, rest).await;
             if durable_count > 0 {
                 self.write_intent.paged_sets.borrow_mut().labels_written(&sets, has_lost);
             }
@@ -498,7 +498,7 @@ impl<C: Clock> Mirror<C> {
                 Err(error) => self.fail_replica(replica, &format!("cannot write its label: {error}")),
             }
         }
-        LabelsSent { durable_count: durable_count, has_lost: !labels.iter().all(|labels| is_there(&labels)) }
+        LabelsSent { durable_count, has_lost: !labels.iter().all(|labels| is_there(&labels)) }
     }
 
     /// Writes a replica's own label that it is removed, if it is online.

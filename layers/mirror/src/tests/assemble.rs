@@ -1,4 +1,4 @@
-//! What labels say together: who is trusted, who was left behind, who is refused.
+//! Assembly from labels alone: which replica counts, which is out of sync, which is refused.
 
 use crate::assemble::*;
 use crate::label::tests::label;
@@ -17,7 +17,7 @@ fn known(found: &[ReplicaProbe]) -> ExistingMirror {
     }
 }
 
-/// A lineage of confirmed sessions, the oldest first: identity and how far it is known.
+/// A lineage of confirmed sessions, oldest first: identity, and event count up to which it is known.
 pub(super) fn history(sessions: &[(u64, u64)]) -> Lineage {
     let mut lineage = Lineage::default();
     for (id, until) in sessions {
@@ -27,7 +27,7 @@ pub(super) fn history(sessions: &[(u64, u64)]) -> Lineage {
     lineage
 }
 
-/// The label of replica `own` of two that has left the other behind and went on in a session of its own.
+/// The label of replica `own` of two, which marked the other out of sync and continued in a session of its own.
 fn alone(own: usize, events: u64) -> Label {
     let mut label = label(2, own, events);
     label.lineage = history(&[(100 + own as u64, events)]);
@@ -71,14 +71,14 @@ fn a_replica_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
 #[test]
 fn a_replica_whose_own_label_says_that_it_lacks_something_is_not_current_because_an_older_label_says_so() {
     let ours = Label { lineage: history(&[(1, 5)]), ..label(3, 0, 9) };
-    // An opening of the third with an image of the second changed nothing, and had noted that this one lacks something.
+    // An opening of the third with an image of the second changed nothing, and had marked this one out of sync.
     let mut theirs = Label { lineage: history(&[(1, 5)]), ..label(3, 1, 40) };
     (theirs.replicas[1].state, theirs.replicas[1].acked_events) =
         (ReplicaState::Resyncing, ours.replicas[1].acked_events);
     let judged = known(&[labelled(ours.clone()), labelled(theirs.clone())]);
     assert_eq!(judged.label.replicas[1].state, ReplicaState::OutOfSync);
     assert_eq!(judged.label.replicas[1].out_of_sync, Regions::all(64));
-    // Where that label is known, what was noted since counts: it has got everything.
+    // A writer that knows that label has resynced the replica since.
     let mut later = ours;
     later.replicas[1].sent_events = 40;
     let judged = known(&[labelled(later), labelled(theirs)]);
@@ -89,7 +89,7 @@ fn a_replica_whose_own_label_says_that_it_lacks_something_is_not_current_because
 fn two_that_went_on_without_each_other_are_refused() {
     let split = [labelled(alone(0, 9)), labelled(alone(1, 7))];
     assert_eq!(assemble(&split), Err(AssembleError::SplitBrain { first: 0, second: 1 }));
-    // One of three that went on alone, against two that did so together.
+    // One of three that continued alone, against two that continued together.
     let mut one = Label { lineage: history(&[(1, 5), (2, 20)]), ..label(3, 0, 20) };
     [1, 2].into_iter().for_each(|at| mark_out_of_sync(&mut one.replicas[at], &Regions::none(64)));
     let mut two = Label { lineage: history(&[(1, 5), (3, 9)]), ..label(3, 1, 9) };
@@ -101,7 +101,7 @@ fn two_that_went_on_without_each_other_are_refused() {
 fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_since_is() {
     let mut one = alone(0, 90);
     (one.replicas[1].acked_events, one.replicas[1].sent_events) = (5, 70);
-    // The other one went on alone from its label 5: it cannot have had label 70.
+    // The other one continued alone from its label 5: it cannot have had label 70.
     let apart = alone(1, 22);
     assert!(matches!(assemble(&[labelled(one.clone()), labelled(apart)]), Err(AssembleError::SplitBrain { .. })));
     let mut unheard = Label { lineage: history(&[(100, 70)]), ..alone(1, 70) };
@@ -111,7 +111,8 @@ fn a_label_that_was_sent_and_not_heard_of_is_no_split_and_one_written_apart_sinc
 
 #[test]
 fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since() {
-    // The first replica, put back to label 5, went on alone; the second has been written together with it up to label 60.
+    // The first replica, restored to label 5, continued alone; the second has been written together with it up to
+    // label 60.
     let mut image = alone(0, 90);
     image.lineage = history(&[(1, 5), (2, 90)]);
     (image.replicas[1].acked_events, image.replicas[1].sent_events) = (4, 5);
@@ -119,18 +120,18 @@ fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since
     together.replicas.iter_mut().for_each(|record| (record.acked_events, record.sent_events) = (59, 60));
     let split = Err(AssembleError::SplitBrain { first: 0, second: 1 });
     assert_eq!(assemble(&[labelled(image.clone()), labelled(together.clone())]), split);
-    // Nor does it help that its label is taken for an older one: what it wrote would be lost without a word.
+    // Nor if its label passes for an older one: its changes would be lost silently.
     let early = Label { events: 40, lineage: history(&[(1, 5), (2, 40)]), ..image.clone() };
     assert_eq!(assemble(&[labelled(early), labelled(together.clone())]), split);
-    // One label more than the first replica has heard of was under way when both stopped: nothing was answered for it.
+    // One label more than the first replica knows was in flight at the crash of both: no request completed for it.
     together.replicas[1].acked_events = 5;
     (together.changed, together.is_tentative) = (5, true);
     assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own_index, 0);
-    // Nor is one that is not up to date written over that knows changes which the telling replica lacks.
+    // Nor is a resyncing replica overwritten that has changes which the authority lacks.
     together.is_tentative = false;
     together.replicas[1].state = ReplicaState::Resyncing;
     assert_eq!(assemble(&[labelled(image.clone()), labelled(together.clone())]), split);
-    // One that has been given up on purpose gets everything anew.
+    // A replica without a lineage gets a full resync.
     together.lineage = Lineage::default();
     together.replicas[1].acked_events = 59;
     let known = known(&[labelled(image), labelled(together)]);
@@ -139,7 +140,7 @@ fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since
 
 #[test]
 fn a_rebuild_that_ended_at_a_crash_is_no_split() {
-    // The replica that came back has the last label, the other one not yet.
+    // The replica that is back has the last label; the other one does not have it yet.
     let mut ended = label(2, 1, 10);
     ended.replicas.iter_mut().for_each(|record| (record.acked_events, record.sent_events) = (9, 10));
     let mut before = alone(0, 9);
@@ -157,7 +158,7 @@ fn an_old_image_tells_nothing_and_lacks_everything() {
     let known = known(&[labelled(now.clone()), labelled(old.clone())]);
     assert_eq!((known.label.events, known.label.replicas[1].state), (9, ReplicaState::OutOfSync));
     assert_eq!(known.label.replicas[1].out_of_sync.iter().count(), 64);
-    // One that knows better and is not up to date itself cannot stand in for it.
+    // A replica that knows a later label but is not in sync cannot replace it.
     now.replicas[0].state = ReplicaState::Resyncing;
     assert_eq!(assemble(&[labelled(now.clone()), labelled(old.clone())]), Err(AssembleError::NoneInSync));
     now.replicas[1].acked_events = 3;
@@ -166,7 +167,7 @@ fn an_old_image_tells_nothing_and_lacks_everything() {
 
 #[test]
 fn a_replica_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
-    // The third replica went on without the first, and was bringing the second up to date when it was lost.
+    // The third replica continued without the first, and was resyncing the second when it failed.
     let first = label(3, 0, 5);
     let mut second = label(3, 1, 40);
     second.replicas[0].state = ReplicaState::OutOfSync;
@@ -183,12 +184,12 @@ fn a_replica_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that
 
 #[test]
 fn what_a_replica_says_that_was_itself_left_behind_does_not_hold_for_ever() {
-    // The first replica last heard that the third one went on without the second. That was so.
+    // The first replica last learned that the third one continued without the second. That was so.
     let mut first = label(3, 0, 31);
     first.replicas[0].state = ReplicaState::Resyncing;
     first.replicas[1].state = ReplicaState::OutOfSync;
     (first.replicas[2].acked_events, first.replicas[2].sent_events) = (30, 30);
-    // Since then, and without the first, the third one has brought the second up to date.
+    // Since then, and without the first, the third one has resynced the second.
     let mut second = label(3, 1, 60);
     second.replicas[0].state = ReplicaState::OutOfSync;
     (second.replicas[2].acked_events, second.replicas[2].sent_events) = (59, 60);
@@ -201,18 +202,18 @@ fn what_a_replica_says_that_was_itself_left_behind_does_not_hold_for_ever() {
 
 #[test]
 fn an_older_image_that_was_opened_alone_says_nothing_of_a_replica_that_has_all_of_it() {
-    // Taken while the second replica was away, put back and opened alone without a write: its generation leapt.
+    // Taken while the second replica was offline, restored, and opened alone without a write: its event count leapt.
     let mut first = label(2, 0, 90);
     first.replicas[1].state = ReplicaState::OutOfSync;
     first.lineage = history(&[(100, 9)]);
-    // The second replica has been brought up to date since, and both went on.
+    // The second replica has been resynced since, and both continued.
     let mut second = label(2, 1, 40);
     (second.replicas[0].acked_events, second.replicas[0].sent_events) = (39, 40);
     second.lineage = history(&[(100, 9), (200, 40)]);
     let known = known(&[labelled(first.clone()), labelled(second.clone())]);
     assert_eq!(known.label.own_index, 1);
     assert_eq!(known.label.replicas[0].state, ReplicaState::OutOfSync);
-    // But not of one that lacks some of it.
+    // But not of a replica that lacks some of it.
     second.lineage = history(&[(100, 8), (200, 40)]);
     assert_eq!(assemble(&[labelled(first), labelled(second)]), Err(AssembleError::SplitBrain { first: 0, second: 1 }));
 }
@@ -269,7 +270,7 @@ fn strangers_copies_and_replicas_of_other_mirrors_are_refused() {
 
 #[test]
 fn a_replica_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
-    // It went on with the first replica and without the second, and was then taken out.
+    // It continued with the first replica and without the second, and was then removed.
     let mut out = label(3, 2, 50);
     out.lineage = history(&[(1, 20), (2, 49)]);
     out.replicas[1].state = ReplicaState::OutOfSync;
@@ -278,7 +279,7 @@ fn a_replica_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
     let outdated = Label { lineage: history(&[(1, 20)]), ..label(3, 1, 20) };
     assert!(assemble(&[labelled(outdated.clone()), ReplicaProbe::Absent]).is_ok(), "it cannot know");
     assert_eq!(assemble(&[labelled(outdated), labelled(out.clone())]), Err(AssembleError::NoneInSync));
-    // The others were not told any more: the removal is finished.
+    // The others did not get the label of the removal: assembly completes it.
     let mut first = Label { lineage: history(&[(1, 20), (2, 49)]), ..label(3, 0, 49) };
     first.replicas[1].state = ReplicaState::OutOfSync;
     let finished = known(&[labelled(first), labelled(out), ReplicaProbe::Absent]);
@@ -296,7 +297,7 @@ fn labels_of_openings_that_changed_nothing_speak_against_nobody() {
     mark_out_of_sync(&mut second.replicas[0], &Regions::none(64));
     let found = known(&[labelled(first.clone()), labelled(second.clone())]);
     assert_eq!((found.label.own_index, found.label.replicas[0].state), (1, ReplicaState::OutOfSync));
-    // Announced, and stopped before it was confirmed.
+    // Announced, with a crash before it was confirmed.
     first.lineage.begin(3, 900);
     assert_eq!(known(&[labelled(first.clone()), labelled(second.clone())]).label.own_index, 1);
     first.lineage.confirm(901);
@@ -309,11 +310,11 @@ fn the_last_label_before_a_change_may_have_been_under_way() {
     let behind = Label { lineage: history(&[(1, 20)]), ..label(2, 1, 20) };
     let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
     assert!(found.label.replicas.iter().all(|record| record.state == ReplicaState::InSync));
-    // Without the other replica there was nobody to wait for.
+    // Without the other replica the change did not wait.
     ahead.replicas[1].state = ReplicaState::OutOfSync;
     let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
     assert_eq!(found.label.replicas[1].state, ReplicaState::OutOfSync);
-    // The one that did not get it went on alone: a split only where something may have been changed before.
+    // The replica that did not get it continued alone: a split brain only where a change may have been made before.
     let mut alone = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(2, 1, 700) };
     alone.replicas[0].state = ReplicaState::OutOfSync;
     let refused = assemble(&[labelled(ahead.clone()), labelled(alone.clone())]);
@@ -324,8 +325,8 @@ fn the_last_label_before_a_change_may_have_been_under_way() {
 
 #[test]
 fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
-    // The last label of the third replica came before a change and was under way: the first never got it, and went on. The second
-    // was brought up to date from that one, with the third there.
+    // The last label of the third replica preceded a change and was in flight: the first never got it, and continued.
+    // The second was resynced from that one, with the third online.
     let mut third = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(3, 2, 21) };
     mark_out_of_sync(&mut third.replicas[1], &Regions::none(64));
     let mut second = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(3, 1, 700) };
@@ -333,7 +334,7 @@ fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
     (second.replicas[2].acked_events, second.replicas[2].sent_events) = (21, 650);
     let found = known(&[labelled(second.clone()), labelled(third.clone()), ReplicaProbe::Absent]);
     assert_eq!((found.label.own_index, found.label.replicas[2].state), (1, ReplicaState::OutOfSync));
-    // One that saw only the label before may lack what was changed without it.
+    // A replica that knew only the label before may lack what was changed without it.
     second.replicas[2].acked_events = 20;
     let refused = assemble(&[labelled(second), labelled(third), ReplicaProbe::Absent]);
     assert_eq!(refused, Err(AssembleError::SplitBrain { first: 0, second: 1 }));

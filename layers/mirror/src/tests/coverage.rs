@@ -1,4 +1,4 @@
-//! What a verify says that it has not checked: whoever takes silence for a clean mirror is right only then.
+//! Coverage of a verify: a copy that was not checked must never pass for verified.
 
 use futures_util::FutureExt;
 use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
@@ -8,7 +8,7 @@ use super::harness::*;
 use crate::MirrorState;
 use crate::label::ReplicaState;
 
-/// How far a check of everything went, whatever it has found.
+/// Coverage of a check of all blocks, whatever it finds.
 fn coverage_of(
     device: &impl Device,
     request: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Request,
@@ -30,7 +30,7 @@ fn verified(device: &impl Device) -> Coverage {
     coverage
 }
 
-/// What was not checked: whose, from where to where, and why.
+/// What was not checked: path, first and last block, and why.
 fn told(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
     coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
 }
@@ -68,7 +68,7 @@ fn a_member_is_unchecked_while_it_is_away_out_of_sync_and_resynchronised() {
     assert_eq!(mirror.state(), MirrorState::Degraded);
     assert_eq!(told(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
 
-    // Back, and not up to date: all of it, since nothing of it is looked at.
+    // Online again and resyncing: all of it is unchecked.
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     assert_eq!(states(&mirror)[1], ReplicaState::Resyncing);
@@ -96,7 +96,7 @@ fn a_member_that_is_out_of_sync_stays_so_for_a_mirror_that_only_reads() {
 fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(256, 4), 1).unwrap();
-    // A crash: nobody has closed the mirror, and its labels say that a region may differ.
+    // A crash: the mirror was not closed, and its labels mark a region dirty.
     drop(mirror);
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_eq!(told(&verified(&reader)), [(MemberPath::NONE, 256, 511, WhyUnchecked::Unsettled)]);
@@ -113,7 +113,7 @@ fn a_mirror_that_only_reads_does_not_answer_now_from_the_one_and_now_from_the_ot
     for is_read_before in [true, false] {
         let (a, b, mirror) = pair(Some(TYPE1));
         write(&mirror, extent(0, 600), 1).unwrap();
-        // A write that was under way to both when all stopped, and got to one of them.
+        // A write that was in flight to both replicas at the crash, and reached one of them.
         write(&*a.memory, extent(300, 4), 2).unwrap();
         std::mem::forget(mirror);
         assert!(a.memory.device().damage(Lba::new(9), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));

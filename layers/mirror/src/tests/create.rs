@@ -1,4 +1,4 @@
-//! Mirrors made on purpose, and changes of their replicas that are cut short at any label.
+//! Mirrors created on purpose, and changes of their replicas that a crash cuts short at any label.
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
@@ -72,7 +72,7 @@ fn what_a_device_holds_is_replaced_only_by_force() {
     resync(&mirror);
     assert_reads(&*b.memory, extent(0, 700), 1);
     drop(mirror);
-    // A label counts like data, also of the one that is to be the source.
+    // A label counts like data, also on the source.
     let c = TestReplica::new("c", Some(TYPE1));
     assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Labelled { .. })));
     assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Labelled { .. })));
@@ -110,8 +110,8 @@ fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_
 
 type Step = for<'a> fn(&'a TestMirror, &'a TestReplica) -> LocalBoxFuture<'a, Result<(), ReplicaError>>;
 
-/// Carries out a change of the replicas of a mirror of three that is cut short after every number of labels, and looks at what
-/// each of these sets of replicas makes afterwards: the content, or a refusal, but nothing else.
+/// Changes the replicas of a mirror of three, cut short after every number of labels. Each of these sets of replicas
+/// must then make a mirror with the content, or be refused.
 fn cut_short(step: Step, sets: &[&[usize]]) {
     for cut in 0..40 {
         let mut replicas = ["a", "b", "c", "d"].map(|name| TestReplica::new(name, Some(TYPE1)));
@@ -244,7 +244,7 @@ fn a_blank_device_in_the_place_of_a_replica_is_not_used_until_it_replaces_it() {
     assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
     assert_reads(&*blank.memory, extent(1, 599), 1);
     drop(mirror);
-    // The one that it took the place of is none any more.
+    // The replaced device is no replica any more.
     assert!(is_refused(&[&a, &b], |refusal| matches!(
         refusal,
         AssembleError::NotAReplica { .. } | AssembleError::NoneInSync
@@ -257,7 +257,7 @@ fn a_replica_that_missed_who_was_added_is_no_replica_that_has_everything() {
     for labels in 0..8 {
         let (a, mut b) = (TestReplica::new("a", None), TestReplica::new("b", None));
         let c = TestReplica::new("c", None);
-        // It fails from some label on, and the others do not.
+        // It fails labels from some label on; the others do not.
         b.labels_fail = true;
         let mirror = opened(&[&a, &b]);
         write(&mirror, extent(0, 8), 1).unwrap();
@@ -271,7 +271,7 @@ fn a_replica_that_missed_who_was_added_is_no_replica_that_has_everything() {
         b.labels_left.set(None);
         a.is_offline.set(true);
         c.is_offline.set(true);
-        // It goes on with the replicas that it knows of.
+        // It continues with the replicas that it knows.
         if let Ok(mirror) = try_open(&[&a, &b], false) {
             write(&mirror, extent(0, 8), 2).unwrap();
         }

@@ -1,4 +1,4 @@
-//! Damage on replicas: answered from another one, mended, and never invented.
+//! Bad blocks on replicas: read from another one, repaired, and never invented.
 
 use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Request};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
@@ -7,7 +7,7 @@ use sealblock_units::{Extent, Lba};
 
 use super::harness::*;
 
-/// Damages blocks of a replica in turn in data, guard and reference tag.
+/// Corrupts blocks of a replica, in turn in data, guard and reference tag.
 fn damage(replica: &TestReplica, lbas: impl Iterator<Item = u64>) {
     for (at, lba) in lbas.enumerate() {
         let kind = match at % 3 {
@@ -23,7 +23,7 @@ fn found(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
     outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
-/// Block, replica and whether it was repaired.
+/// Block, replica, and whether it was repaired.
 fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, bool)> {
     bad_blocks.iter().map(|bad| (bad.lba.get(), bad.member.outermost().unwrap().0, bad.repaired)).collect()
 }
@@ -38,7 +38,7 @@ fn reads_answer_damage_on_either_replica_from_the_other_and_mend_it() {
             replica.memory.device().damage(Lba::new(lba), Corruption::Data { at: 9, mask: 4 })
         };
         assert!(flip(&a, 10) && flip(&a, 299) && flip(&b, 11) && flip(&b, 0));
-        // Each replica is asked first now and then.
+        // Reads balance over the replicas, so that each is first in turn.
         for _ in 0..4 {
             assert_reads(&mirror, extent(0, 300), 1);
         }
@@ -117,7 +117,7 @@ fn good_copies_that_differ_are_a_conflict_and_neither_is_chosen() {
     for format in [Some(TYPE1), None] {
         let (a, b, mirror) = pair(format);
         write(&mirror, extent(0, 64), 1).unwrap();
-        // A lost write: the old block is there with its old tag, which fits.
+        // A lost write: the old block is there with its old tag, which is valid.
         write(&*b.memory, extent(33, 1), 9).unwrap();
         for outcome in [verify(&mirror), repair(&mirror)] {
             let bad_blocks = found(outcome);

@@ -1,4 +1,4 @@
-//! Flushes that fail when nobody above has asked for them.
+//! Internal flushes that fail.
 
 use futures_util::FutureExt;
 use sealblock_block::Request;
@@ -14,7 +14,7 @@ fn tidies(mirror: &TestMirror) -> bool {
     (0..2).all(|_| mirror.clear_clean_regions().now_or_never().expect("RAM never waits").is_ok())
 }
 
-/// A mirror whose second replica was left behind, with a write that was not flushed.
+/// A mirror whose second replica is out of sync, with an unflushed write.
 fn alone() -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(None);
     b.is_offline.set(true);
@@ -81,7 +81,7 @@ fn what_is_flushed_without_a_replica_after_a_crash_that_replica_may_have_lost() 
         }
         close(&without);
         drop(without);
-        // The power goes where the other replica is, which had answered that write and was never asked to flush it.
+        // The machine with the other replica loses power. It completed that write and never flushed it.
         b.is_offline.set(false);
         write(&*b.memory, extent(0, 1), 1).unwrap();
         let again = opened(&[&b, &a]);

@@ -1,4 +1,4 @@
-//! Replicas in RAM, and mirrors of them.
+//! Replicas in memory, and mirrors of them.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -24,7 +24,7 @@ use crate::{Mirror, MirrorError, Mutation, OpenOptions, ReplicaSource, TestHooks
 pub const BLOCKS: u64 = 8 * 256;
 pub const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
 
-/// A clock that never strikes: tests do the worker's work themselves.
+/// A clock that never fires: tests do the work of the worker themselves.
 #[derive(Clone, Copy)]
 pub struct StoppedClock;
 
@@ -39,40 +39,40 @@ impl Clock for StoppedClock {
 pub struct TestReplica {
     pub name: &'static str,
     pub memory: Rc<Gate<MemoryDevice>>,
-    /// Nothing can be asked of it.
+    /// It fails all requests as unreachable.
     pub is_offline: Rc<Cell<bool>>,
-    /// It fails checks and does not say where.
+    /// It fails checks without naming blocks.
     pub hides_bad_blocks: Rc<Cell<bool>>,
     /// It fails writes.
     pub is_full: Rc<Cell<bool>>,
-    /// The next flush fails, and only that: what was written before is lost or not.
+    /// Fails the next flush only: earlier writes may be lost or not.
     pub fails_flush: Rc<Cell<bool>>,
-    /// After so many requests it is gone.
+    /// It goes offline after so many requests.
     pub requests_left: Rc<Cell<u64>>,
-    /// Requests never end.
+    /// Requests never complete.
     pub is_hung: Rc<Cell<bool>>,
     /// Requests wait.
     pub holds_requests: Rc<Cell<bool>>,
     /// Flushes wait.
     pub holds_flushes: Rc<Cell<bool>>,
-    /// Labels wait.
+    /// Label writes wait.
     pub holds_labels: Rc<Cell<bool>>,
-    /// How many labels were written to it, and bitmap pages.
+    /// Number of labels and of bitmap pages that were written to it.
     pub label_writes: Rc<Cell<u64>>,
     pub page_writes_count: Rc<Cell<u64>>,
-    /// How many writes beside the blocks there were before each of a page.
+    /// Number of reserved-area writes before each write of a page.
     pub page_writes: Rc<RefCell<Vec<u64>>>,
-    /// After so many writes beside the blocks all stops, the next one half done.
+    /// It hangs after so many reserved-area writes, with the next one half done.
     pub reserved_writes_left: Rc<Cell<u64>>,
     /// It has no room for a label.
     pub has_no_label_room: bool,
-    /// It shows no protection information and makes and checks its own, as a target does for plain hosts.
+    /// It hides its protection information, and makes and checks it itself, as a target does for hosts without PI.
     pub hides_pi: bool,
     pub plain_geometry: Geometry,
     pub written_blocks: Rc<Cell<u64>>,
-    /// How many more labels get through before all stops; shared by the replicas of a machine.
+    /// Labels that are still written before it hangs; shared by the replicas of a machine.
     pub labels_left: Rc<Cell<Option<u32>>>,
-    /// It fails further labels instead.
+    /// It fails further labels instead of hanging.
     pub labels_fail: bool,
 }
 
@@ -109,7 +109,7 @@ impl TestReplica {
         }
     }
 
-    /// A device with what is on this one now.
+    /// A device with the content of this one now.
     pub fn image(&self) -> TestReplica {
         let image = TestReplica {
             labels_left: self.labels_left.clone(),
@@ -153,7 +153,7 @@ impl TestReplica {
         if self.reserved_writes_left.get() == 0 {
             self.is_hung.set(true);
             if slot != ReservedArea::GroupLabel {
-                // A page is written in place.
+                // Pages are written in place.
                 let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
                 let write = Request::WriteReserved { slot, bytes: Slice::copy_from(&torn) };
                 self.memory.execute(write).await.unwrap();
@@ -251,7 +251,7 @@ impl Device for TestReplica {
     }
 }
 
-/// What is drawn for an opening: never the same twice.
+/// Random bytes of an opening, never the same twice.
 pub fn random() -> [u8; 16] {
     thread_local!(static DRAWN: Cell<u64> = const { Cell::new(0) });
     DRAWN.set(DRAWN.get() + 1);
@@ -263,7 +263,7 @@ pub fn random() -> [u8; 16] {
 
 pub type TestMirror = Rc<Mirror<StoppedClock>>;
 
-/// A mirror of these replicas with a broken rule.
+/// A mirror of these replicas that breaks a rule.
 pub fn opened_with(replicas: &[&TestReplica], mutation: Mutation) -> TestMirror {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
     let (options, hooks) =
@@ -338,14 +338,14 @@ pub fn repair(device: &impl Device) -> Outcome {
     run(device, Request::Repair { extent: at, checks: checks(device, at) })
 }
 
-/// What the worker does when nothing has happened for a while.
+/// Two sweeps of the worker: clean regions leave the labels.
 pub fn sweep(mirror: &TestMirror) {
     for _ in 0..2 {
         mirror.clear_clean_regions().now_or_never().expect("RAM never waits").unwrap();
     }
 }
 
-/// Lets replicas that have come back be brought up to date, as the worker would.
+/// Reconciles, and resyncs the replicas that are back, as the worker does.
 pub fn resync(mirror: &TestMirror) {
     mirror.reconcile_all().now_or_never().expect("RAM never waits").unwrap();
     let replicas: Vec<_> = mirror.replicas.borrow().clone();
@@ -368,7 +368,7 @@ pub fn states(mirror: &TestMirror) -> Vec<ReplicaState> {
     mirror.describe().replicas.iter().map(|replica| replica.state).collect()
 }
 
-/// Closes a mirror in good order.
+/// Closes a mirror without errors.
 pub fn close(mirror: &TestMirror) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
 }

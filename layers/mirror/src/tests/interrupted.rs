@@ -1,4 +1,4 @@
-//! Replicas that go away, or fail, in the middle of what the mirror does by itself: bringing replicas up to date and making them alike.
+//! Replicas that fail during a resync or reconciliation.
 
 use futures_util::FutureExt;
 use sealblock_block::{Device, Request};
@@ -8,7 +8,7 @@ use sealblock_units::Lba;
 use super::harness::*;
 use crate::label::ReplicaState;
 
-/// A mirror whose first replica goes away just before the second one is up to date, with a write that nobody has flushed.
+/// A mirror whose first replica fails just before the resync of the second one ends, with an unflushed write.
 fn up_to_date_just_as_the_other_goes() -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
@@ -54,7 +54,7 @@ fn a_change_that_is_lost_before_it_is_answered_has_failed() {
     for comes_back in [false, true] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 1), 1).unwrap();
-        // The first replica alone has it, which is to be noted before the answer.
+        // Only the first replica has it, which labels must record before the write completes.
         b.is_full.set(true);
         a.holds_labels.set(true);
         let mut change = Box::pin(mirror.execute(write_of(&mirror, extent(0, 1), 2)));
@@ -72,16 +72,17 @@ fn a_change_that_is_lost_before_it_is_answered_has_failed() {
     }
 }
 
-/// Requests that bringing a region with a damaged block up to date takes, at most.
-const MOST_REQUESTS: u64 = 100;
+/// Most requests that the resync of a region with a bad block takes.
+const MAX_REQUESTS: u64 = 100;
 
 #[test]
 fn a_source_that_goes_while_copies_are_compared_does_not_make_them_differ() {
-    for lasts in 0..MOST_REQUESTS {
+    for lasts in 0..MAX_REQUESTS {
         let (a, b, mirror) = pair(Some(TYPE1));
         write(&mirror, extent(0, 16), 1).unwrap();
         b.is_offline.set(true);
-        // The replica lacks the region and has the same there already. It is compared block by block because of the bad one.
+        // The replica lacks the region and has the same content there already. The bad block makes the resync compare
+        // block by block.
         write(&mirror, extent(0, 16), 1).unwrap();
         b.is_offline.set(false);
         assert!(a.memory.device().damage(Lba::new(5), Corruption::Data { at: 1, mask: 1 }));
@@ -91,7 +92,7 @@ fn a_source_that_goes_while_copies_are_compared_does_not_make_them_differ() {
         let replica = mirror.replicas.borrow()[1].clone();
         let brought = mirror.resync(&replica).now_or_never().expect("RAM never waits");
         assert_eq!(b.written_blocks.get(), 0, "the source went after {lasts} requests");
-        assert!(brought.is_ok() || lasts < MOST_REQUESTS - 1, "{brought:?}");
+        assert!(brought.is_ok() || lasts < MAX_REQUESTS - 1, "{brought:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! What must not be forgotten about replicas: that they were left behind, what they lost, and since when.
+//! What labels must not lose: which replicas are out of sync, in which regions, and since when.
 
 use futures_util::FutureExt;
 use sealblock_block::{Durability, ErrorKind, Request, ReservedArea, Response};
@@ -33,7 +33,7 @@ fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
 fn nothing_is_answered_before_it_is_noted_that_somebody_else_left_a_replica_behind() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 1), 1).unwrap();
-    // Another request has met the failure, and its note is not written yet.
+    // Another request found the failure, and the labels do not record it yet.
     mirror.fail_replica(&replica_of(&mirror, 1), "it failed another request");
     write(&mirror, extent(0, 1), 2).unwrap();
     drop(mirror);
@@ -92,7 +92,7 @@ fn an_older_image_of_a_replica_lacks_everything_and_is_no_split_brain() {
 
 #[test]
 fn a_replica_that_left_while_another_was_missing_can_come_back() {
-    // The first replica noted that the second was missing. Then it left, and the third brought the second up to date.
+    // The first replica marked the second out of sync. Then it failed, and the third one resynced the second.
     let (mut first, mut second) = (label(3, 0, 40), label(3, 1, 90));
     first.replicas[1].state = ReplicaState::OutOfSync;
     second.replicas[0].state = ReplicaState::OutOfSync;
@@ -102,7 +102,7 @@ fn a_replica_that_left_while_another_was_missing_can_come_back() {
     second.lineage = history(&[(1, 40), (2, 90)]);
     let labelled = |label: &crate::label::Label| ReplicaProbe::Labelled(Box::new(label.clone()));
     assert_eq!(known(&[labelled(&first), labelled(&second)]).label.replicas[0].state, ReplicaState::OutOfSync);
-    // Had it gone on alone, it would have a change that the others do not know of.
+    // Had it continued alone, it would have a change that the others do not know.
     first.events = 41;
     first.lineage = history(&[(1, 41)]);
     let refused = assemble(&[labelled(&first), labelled(&second)]);
@@ -117,7 +117,7 @@ fn what_a_replica_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leave
     write(&mirror, extent(0, 1), 2).unwrap();
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
-    // To both, and then the only one that has everything loses it, perhaps.
+    // To both replicas; then the only in-sync one may lose it.
     write(&mirror, extent(600, 1), 3).unwrap();
     a.is_offline.set(true);
     read(&mirror, extent(0, 1)).unwrap_err();
@@ -145,7 +145,7 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
         write(&mirror, extent(0, 1), 1).unwrap();
         b.is_offline.set(false);
         reattach(&mirror, &b).unwrap();
-        // Its own label says that it is brought up to date, so changes go to it.
+        // Its own label says that it is resyncing, so changes go to it.
         mirror.write_labels().now_or_never().expect("RAM never waits").unwrap();
         b.holds_requests.set(true);
         let mut slow = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 1), 2)));
@@ -162,7 +162,7 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
     }
 }
 
-/// The label that is on a replica.
+/// The label of a replica.
 fn label_bytes(replica: &TestReplica) -> Slice {
     match run(&*replica.memory, Request::ReadReserved { slot: ReservedArea::GroupLabel }).unwrap() {
         Response::Reserved(bytes) => bytes,
@@ -179,7 +179,7 @@ fn where_replicas_differ_the_one_with_the_later_label_is_right() {
     write(&mirror, extent(600, 1), 2).unwrap();
     run(&mirror, Request::Flush).unwrap();
     drop(mirror);
-    // The first replica as it was one label before: nobody has noted yet that it got that one.
+    // The first replica as it was one label before: no label records yet that it acknowledged that one.
     let restore = |replica: &TestReplica, label: &Slice| {
         write(&*replica.memory, extent(600, 1), 1).unwrap();
         run(&*replica.memory, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
@@ -188,7 +188,7 @@ fn where_replicas_differ_the_one_with_the_later_label_is_right() {
     let mirror = opened(&[&a, &b]);
     assert_reads(&mirror, extent(600, 1), 2);
     drop(mirror);
-    // Now the first one, which was made like the second, knows what the second had.
+    // Now the first replica, which was reconciled with the second, knows the second's label.
     restore(&b, &older[1]);
     let mirror = opened(&[&a, &b]);
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
@@ -248,7 +248,7 @@ fn what_a_replica_was_brought_before_the_others_were_alike_is_brought_again() {
     write(&mirror, extent(0, 8), 1).unwrap();
     c.is_offline.set(true);
     write(&mirror, extent(600, 1), 2).unwrap();
-    // A write that was under way to both when all stopped, and got to one of them.
+    // A write that was in flight to both replicas at the crash, and reached one of them.
     write(&*a.memory, extent(0, 1), 3).unwrap();
     drop(mirror);
     c.is_offline.set(false);
@@ -292,7 +292,7 @@ fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_ow
     a.holds_labels.set(true);
     let mut rebuilding = Box::pin(mirror.resync(&replica));
     assert!((&mut rebuilding).now_or_never().is_none(), "its label is under way");
-    // It fails it, and is there again while the other one's label says so.
+    // It fails its label, and is back while the label of the other one records that.
     b.holds_labels.set(true);
     a.labels_left.set(Some(0));
     a.holds_labels.set(false);
@@ -303,7 +303,7 @@ fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_ow
     b.holds_labels.set(false);
     assert!(rebuilding.now_or_never().unwrap().is_err());
     assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
-    // What was chosen before is refused by the replica itself; and it is not left behind for that.
+    // The replica itself refuses a request of a caller that chose it before, and stays attached.
     let data = replica_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
     assert!(replica.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
     assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);

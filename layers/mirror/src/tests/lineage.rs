@@ -1,4 +1,5 @@
-//! Who was written without whom: images put back, replicas written alone, and openings that changed nothing.
+//! Which replica was written without which: restored images, replicas written alone, and openings that changed
+//! nothing.
 
 use futures_util::FutureExt;
 use sealblock_block::Request;
@@ -136,7 +137,7 @@ fn a_replica_that_left_having_everything_may_go_on_alone_if_the_others_do_not() 
         flush(&mirror);
         assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
         if is_changed {
-            // The region is noted already; that the other replica lacks this is not.
+            // Labels have the region already, but not that the other replica lacks it.
             write(&mirror, extent(0, 1), 2).unwrap();
         }
         close(&mirror);
@@ -162,7 +163,7 @@ fn what_was_read_where_a_crash_left_it_open_counts_as_a_change() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
     drop(mirror);
-    // Stopped with the region marked: what is read from one replica must not be taken back by the other one.
+    // A crash left the region dirty: content that a reader saw on one replica must not be undone by the other one.
     let reader = alone(&a, &b);
     assert_eq!(reader.describe().dirty_bytes, 1 << 20);
     read(&reader, extent(600, 1)).unwrap();
@@ -190,7 +191,7 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
         let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 8), 2)).now_or_never();
         std::mem::forget(mirror);
         a.labels_left.set(None);
-        // Whichever replica goes on alone then, the other one follows.
+        // Whichever replica continues alone then, the other one follows.
         for (here, other, seed) in [(&a, &b, 3), (&b, &a, 4)] {
             let (here, other) = (here.image(), other.image());
             let mirror = alone(&here, &other);
@@ -257,7 +258,7 @@ fn what_a_replica_that_was_written_alone_on_purpose_had_of_its_own_is_not_overwr
     drop(mirror);
     a.is_offline.set(false);
     mark_written_alone(&b.stack()).now_or_never().unwrap().unwrap();
-    // Who has an older image of the third replica writes a later label there than the second knows of.
+    // A writer with an older image of the third replica writes a later label there than the second knows.
     b.is_offline.set(true);
     let mirror = opened(&[a, b, &older]);
     write(&mirror, extent(16, 8), 3).unwrap();
@@ -342,7 +343,7 @@ fn what_was_changed_elsewhere_is_not_taken_back_for_older() {
     assert_reads(&opened(&[&a, &b]), extent(0, 1), 3);
 }
 
-/// A mirror of a replica in sync, which is the second, and of the first, which is being brought up to date and knows it.
+/// A mirror whose second replica is in sync and whose first one is resyncing, as its own label says.
 fn rebuilding_pair() -> (TestReplica, TestReplica, TestMirror) {
     let (copy, mut source, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
@@ -368,7 +369,7 @@ fn a_replica_being_rebuilt_hears_of_no_change_that_the_replica_in_sync_did_not_h
         let (source, copy, mirror) = rebuilding_pair();
         let before = copy.label_writes.get();
         source.is_offline.set(true);
-        // What it asks of the last replica in sync fails, and what it would note with it.
+        // Its requests to the last in-sync replica fail, and so do the labels that would record them.
         for group in 1..=tries {
             write(&mirror, extent(256 * group, 1), 4).unwrap_err();
             mirror.write_labels().now_or_never().unwrap().unwrap_err();
@@ -379,7 +380,7 @@ fn a_replica_being_rebuilt_hears_of_no_change_that_the_replica_in_sync_did_not_h
         assert_reads(&elsewhere, extent(0, 1), 3);
         assert_eq!(states(&elsewhere), [ReplicaState::OutOfSync, ReplicaState::InSync]);
         drop(elsewhere);
-        // Nor does the mirror that went through it take the replica for an old image.
+        // Nor does this mirror take the replica for an older image.
         reattach(&mirror, &source).unwrap();
         run(&mirror, Request::Flush).unwrap_err();
         write(&mirror, extent(256, 1), 5).unwrap();
@@ -460,7 +461,7 @@ fn tidy_or_fail(mirror: &TestMirror) {
 
 #[test]
 fn an_older_image_of_a_replica_that_was_brought_up_to_date_after_a_crash_lacks_what_came_before() {
-    // With a third replica that is in sync and away meanwhile, or none.
+    // With a third replica that is in sync and offline meanwhile, or without.
     for has_third in [false, true] {
         let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
         let given: Vec<&TestReplica> = replicas.iter().take(if has_third { 3 } else { 2 }).collect();
@@ -480,7 +481,7 @@ fn an_older_image_of_a_replica_that_was_brought_up_to_date_after_a_crash_lacks_w
         assert_eq!(states(&mirror)[..2], [ReplicaState::InSync; 2]);
         assert_reads(&*b.memory, extent(0, 1), 2);
         drop(mirror);
-        // The image goes on alone, and then the first replica is there.
+        // The image continues alone, and then the first replica is online.
         let mirror = opened(&[&older, a].map(|replica| {
             replica.is_offline.set(replica.name == "a");
             replica
@@ -504,7 +505,8 @@ fn a_replica_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
     drop(mirror);
     c.is_offline.set(false);
     let older = b.image();
-    // The third replica is brought up to date while the first is away, which has got one label, and nothing is changed.
+    // The third replica is resynced while the first one, which has one label of this opening, is offline; nothing is
+    // changed.
     a.labels_left.set(Some(1));
     let far = OpenOptions { is_read_only: false, random: [0xFF; 16] };
     let mirror = open(replicas.iter().map(TestReplica::source).collect(), StoppedClock, far)
@@ -517,7 +519,7 @@ fn a_replica_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
     drop(mirror);
     a.labels_left.set(None);
     a.is_offline.set(true);
-    // An older image of the second goes on, and with it the first, which has a later label than the image knows of.
+    // An older image of the second continues with the first, which has a later label than the image knows.
     c.is_offline.set(true);
     let mirror = opened(&[a, &older, c]);
     a.is_offline.set(false);

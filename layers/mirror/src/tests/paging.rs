@@ -21,7 +21,7 @@ fn large_pair() -> (TestReplica, TestReplica, TestMirror) {
     (a, b, mirror)
 }
 
-/// Writes a block of every `step`th region in some part of the device; the regions.
+/// Writes a block of every `step`th region in a part of the device; returns the regions.
 fn scatter(mirror: &TestMirror, from: u64, to: u64, step: usize) -> Vec<u32> {
     let regions = (from..to).step_by(step);
     regions.clone().for_each(|region| write(mirror, extent(region * REGION, 1), 7).unwrap());
@@ -57,7 +57,7 @@ fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
     assert_eq!(missed(&opened(&[&a, &b]), 1).count(), 0);
 }
 
-/// The replica `b` has missed scattered regions, which the label of `a` has no room for, and the page with them is damaged.
+/// Replica `b` lacks scattered regions, for which the label of `a` has no room, and their page is corrupt.
 fn with_a_damaged_page() -> (TestReplica, TestReplica, Vec<u32>) {
     let (a, b, mirror) = large_pair();
     b.is_offline.set(true);
@@ -66,12 +66,12 @@ fn with_a_damaged_page() -> (TestReplica, TestReplica, Vec<u32>) {
     close(&mirror);
     drop(mirror);
     b.is_offline.set(false);
-    // What `b` has missed: the second set, whose first page is the fourth of all.
+    // What `b` lacks is the second set, whose first page is the fourth of all.
     let slot = ReservedArea::Bitmap { page: 2 * 3 };
     let Ok(Response::Reserved(page)) = run(&*a.memory, Request::ReadReserved { slot }) else {
         panic!("there is no page")
     };
-    // A sector of an older writing, as a write that was cut short leaves it.
+    // A sector of an older write, as a torn write leaves it.
     let mut torn = page.to_vec();
     torn[1024..1536].fill(0);
     run(&*a.memory, Request::WriteReserved { slot, bytes: Slice::copy_from(&torn) }).unwrap();
@@ -104,8 +104,8 @@ fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
     assert!(!lacking.iter().all(is_there), "the broken rule is not noticed");
 }
 
-/// Writes until a label or page is cut short, the power fails, and nobody knows more than what lies there. Answers at which
-/// writes beside the blocks pages were written.
+/// Writes until a label or page is torn by a power cut, and checks what a new opening finds. Returns the numbers of
+/// the reserved-area writes that were pages.
 fn cut_after(fuse: u64) -> Vec<u64> {
     let (a, b, mirror) = large_pair();
     scatter(&mirror, 0, 256, 16);
@@ -114,7 +114,7 @@ fn cut_after(fuse: u64) -> Vec<u64> {
     let before = a.label_writes.get() + a.page_writes_count.get();
     a.reserved_writes_left.set(fuse);
     let mut work = Box::pin(async {
-        // Groups get dirty, more than fit a label; then what was missed is said instead; then both once more elsewhere.
+        // First more dirty groups than fit a label, then out-of-sync regions instead, then both in other places.
         for (part, step) in [(304..65_000_u64, 32), (20..65_000, 33)] {
             for region in part.step_by(step) {
                 let at = extent(region * REGION, 1);
@@ -146,7 +146,7 @@ fn cut_after(fuse: u64) -> Vec<u64> {
 fn a_crash_between_any_two_labels_and_pages_forgets_nothing() {
     let at = cut_after(u64::MAX);
     assert!(at.len() > 6, "pages were begun, and written anew: {at:?}");
-    // In each page and behind each, of the first and the last ones.
+    // In each page and after each, for the first and the last pages.
     let few = at.iter().take(3).chain(at.iter().rev().take(3));
     let cuts: std::collections::BTreeSet<u64> = few.flat_map(|at| [*at, at + 1]).chain([0, 2]).collect();
     for fuse in cuts {

@@ -1,4 +1,4 @@
-//! Replicas that go away, come back, are added and taken out.
+//! Replicas that fail, come back, are added and removed.
 
 use std::rc::Rc;
 
@@ -26,7 +26,7 @@ fn a_replica_that_fails_is_left_behind_and_gets_only_what_it_missed() {
     run(&mirror, Request::Flush).unwrap();
     sweep(&mirror);
     b.is_offline.set(true);
-    // One region of 64 KiB each, though whole groups of 1 MiB were marked.
+    // One region of 64 KiB each, though labels mark whole groups of 1 MiB.
     write(&mirror, extent(600, 3), 2).unwrap();
     write(&mirror, extent(1300, 1), 2).unwrap();
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
@@ -87,7 +87,7 @@ fn a_stale_replica_alone_and_a_split_brain_are_refused() {
     drop(alone);
     a.is_offline.set(true);
     b.is_offline.set(false);
-    // This replica does not know that the other one went on.
+    // This replica does not know that the other one continued.
     let other = opened(&[&a, &b]);
     write(&other, extent(0, 1), 3).unwrap();
     drop(other);
@@ -101,7 +101,7 @@ fn a_replica_that_went_on_elsewhere_does_not_come_back() {
     write(&mirror, extent(0, 8), 1).unwrap();
     b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
-    // Meanwhile, on another machine, with a copy of nothing but this replica.
+    // Meanwhile, on another machine, with a copy of only this replica.
     a.is_offline.set(true);
     b.is_offline.set(false);
     let elsewhere = opened(&[&a, &b]);
@@ -159,7 +159,7 @@ fn the_last_replica_fails_requests_and_is_not_left_behind() {
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     a.is_offline.set(false);
     b.is_offline.set(false);
-    // The replica that was left behind long before does not help: it lacks what the other one has.
+    // The replica that has been out of sync longer does not help: it lacks changes of the other one.
     reattach(&mirror, &b).unwrap();
     assert!(read(&mirror, extent(0, 1)).is_err());
     reattach(&mirror, &a).unwrap();
@@ -183,7 +183,7 @@ fn what_a_lost_device_answers_late_counts_for_nothing() {
         assert!(late.as_mut().now_or_never().is_none());
         b.holds_requests.set(false);
         if comes_back {
-            // Lost and back meanwhile, perhaps without what it was asked before.
+            // Offline and back meanwhile, perhaps without the earlier write.
             b.is_offline.set(true);
             assert!(read(&mirror, extent(5, 1)).is_err());
             b.is_offline.set(false);
@@ -243,7 +243,7 @@ fn without_anybody_to_note_it_nothing_goes_on_without_a_replica() {
     b.is_offline.set(true);
     let refused = write(&mirror, extent(0, 1), 2).unwrap_err();
     assert!(refused.to_string().contains("cannot record a failed replica"), "{refused}");
-    // The other way round somebody is left who notes it.
+    // The other way round, the remaining replica has room for a label.
     let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
     a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
@@ -264,7 +264,7 @@ fn what_was_under_way_at_a_crash_is_made_alike() {
     b.is_hung.set(true);
     let mut under_way = Box::pin(sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(300, 4), 2)));
     assert!(under_way.as_mut().now_or_never().is_none());
-    // The process dies: nothing of it runs any more.
+    // A crash of the process: nothing of it runs any more.
     std::mem::forget(under_way);
     let _dead = Rc::clone(&mirror);
     b.is_hung.set(false);
@@ -312,7 +312,7 @@ fn replicas_are_added_and_taken_out_in_use() {
 fn a_replica_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
-    // Nothing was asked of it since.
+    // No request has found that yet.
     b.is_offline.set(true);
     let removed = mirror.remove("a").now_or_never().expect("RAM never waits");
     assert_eq!(removed, Err(ReplicaError::LastInSync("a".to_owned())));
@@ -341,7 +341,7 @@ fn a_replica_that_may_be_another_one_is_not_taken_out_by_its_name() {
         let replicas = three_closed();
         let [a, b, c] = &replicas;
         [b, c].iter().for_each(|replica| replica.is_offline.set(true));
-        // Named in another order, and which is which cannot be known.
+        // In another order, so that nothing tells which is which.
         let mirror = opened(&[a, c, b]);
         let remove = || mirror.remove("c").now_or_never().expect("RAM never waits");
         let ambiguous = Err(ReplicaError::Ambiguous { replica: "c".to_owned(), others: "b".to_owned() });
@@ -369,7 +369,7 @@ fn a_replica_that_may_be_another_one_is_not_taken_out_by_its_name() {
 fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_by_name() {
     let [a, ..] = &three_closed();
     let blank = ["b", "c"].map(|name| TestReplica::new(name, None));
-    // One is there at the opening, the other one comes later: until then it may be the replica that it is called, with its label.
+    // One is online at the opening, the other one later: until then it may be the replica of that name, with a label.
     blank[1].is_offline.set(true);
     let mirror = opened(&[a, &blank[0], &blank[1]]);
     let replace = |replica: &TestReplica| mirror.replace(replica.name, replica.source(), false).now_or_never().unwrap();
@@ -388,7 +388,7 @@ fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_
 fn replicas_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
     let replicas = three_closed();
     let [a, b, c] = &replicas;
-    // In another order, and with one that nobody names: as if a crash had cut short that it was taken out.
+    // In another order, and with one that is not given: as if a crash had cut its removal short.
     for (seed, given, names) in [(2, vec![a, c, b], ["a", "b", "c"]), (3, vec![a, c], ["a", "replica 1", "c"])] {
         given[1..].iter().for_each(|replica| replica.is_offline.set(true));
         let mirror = opened(&given);

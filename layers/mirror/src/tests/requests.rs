@@ -65,7 +65,7 @@ fn a_replica_that_is_shown_without_its_tags_the_next_time_is_refused() {
     write(&mirror, extent(5, 30), 1).unwrap();
     mirror.close().now_or_never().unwrap().unwrap();
     b.hides_pi = true;
-    // What comes from it would be sealed without having been checked against its own tags.
+    // Its data would be sealed without a check against its own tags.
     assert!(matches!(try_open(&[&a, &b], false), Err(MirrorError::Protection { .. })));
     b.hides_pi = false;
     let mirror = opened(&[&a, &b]);
@@ -112,7 +112,7 @@ fn overlapping_writes_reach_all_replicas_in_one_order() {
     b.is_hung.set(false);
     let mut second = Box::pin(mirror.execute(write_of(&mirror, extent(3, 4), 2)));
     assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
-    // Nobody sees what only one replica has while it is open whether the other one will have it.
+    // No reader sees content of one replica while the other one may still fail to get it.
     let at = extent(0, 3);
     let mut reader = Box::pin(mirror.execute(Request::Read { extent: at, checks: checks(&mirror, at) }));
     assert!(reader.as_mut().now_or_never().is_none());
@@ -148,7 +148,7 @@ fn damage_where_a_crash_left_replicas_unlike_is_not_answered_with_another_conten
     assert_reads(&reader, extent(2, 2), 2);
     assert_reads(&reader, extent(600, 4), 1);
     drop(reader);
-    // Whoever may make them alike decides it for all readers.
+    // A mirror that may reconcile decides it for all readers.
     let mirror = opened(&[&a, &b]);
     let settled = read(&mirror, extent(1, 1)).unwrap();
     assert!(settled == content(extent(1, 1), 1));

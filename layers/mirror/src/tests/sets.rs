@@ -1,4 +1,4 @@
-//! Sets of regions against a plain model, and what is written of them.
+//! Sets of regions against a plain model, and their encodings.
 
 use std::collections::BTreeSet;
 
@@ -70,7 +70,7 @@ fn a_device_has_the_pages_that_its_mirror_may_need() {
     }
 }
 
-/// Pages in memory; `spoilt` of them are torn.
+/// Pages in memory; those in `spoilt` are torn.
 struct Stored<'a> {
     content: &'a Regions,
     epoch: u64,

@@ -1,4 +1,4 @@
-//! Blocks that every member in sync has lost: what a member that was away still has of them is neither read nor destroyed.
+//! Blocks that every in-sync replica has lost: the copy of a replica that was offline is neither read nor destroyed.
 
 use futures_util::FutureExt;
 use sealblock_block::{BadBlock, BadBlockCause, Request};
@@ -20,12 +20,12 @@ fn bad_blocks(outcome: sealblock_block::Outcome) -> Vec<BadBlock> {
     outcome.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
 }
 
-/// Block, member, field.
+/// Block, replica, cause.
 fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, BadBlockCause)> {
     bad_blocks.iter().map(|bad| (bad.lba.get(), bad.member.outermost().unwrap().0, bad.cause)).collect()
 }
 
-/// `b` was away while block 1 was written; block 5, beside it, is rotten on `a` since. `b` is back and in sync.
+/// `b` was offline while block 1 was written; block 5, beside it, rotted on `a` since. `b` is back and in sync.
 fn beside_damage(format: PiFormat) -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(Some(format));
     write(&mirror, extent(0, 64), 1).unwrap();
@@ -87,7 +87,7 @@ fn an_older_copy_is_kept_withheld_and_reported_with_its_place() {
         assert!(found.iter().all(|bad| !bad.repaired));
     }
     assert!(mirror.describe().lost_blocks > 0);
-    // Nothing was written there by any of this.
+    // None of this wrote to either copy.
     assert!(read(&*a.memory, extent(5, 1)).is_err());
     assert_reads(&*b.memory, extent(5, 1), 1);
 }
@@ -142,7 +142,7 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
     verify(&mirror).unwrap();
     let listed = |mirror: &TestMirror| mirror.label(&mirror.replicas.borrow()[1]).replicas[1].stale.clone();
     assert_eq!(listed(&mirror), [5]);
-    // A crash forgets that it was written: it is withheld, and the worker finds out.
+    // A crash loses that it was written: it is withheld, and the worker corrects that.
     drop(mirror);
     let again = opened(&[&a, &b]);
     assert_eq!(stale_blocks(&again), [0, 1]);
@@ -163,7 +163,7 @@ fn what_a_member_is_brought_of_it_is_not_withheld_again() {
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     resync(&mirror);
-    // It goes and comes back before anybody flushes: what it was brought is durable.
+    // It fails and is back before a flush: what the resync copied is durable.
     b.is_offline.set(true);
     assert!(run(&*mirror, Request::Flush).is_ok());
     b.is_offline.set(false);
@@ -201,7 +201,7 @@ fn another_good_copy_ends_it() {
     write(&mirror, extent(1, 1), 2).unwrap();
     write(&mirror, extent(5, 1), 2).unwrap();
     sweep(&mirror);
-    // What has it is out of reach while b is brought up to date.
+    // The replica that has it is offline during the resync of b.
     c.is_offline.set(true);
     write(&mirror, extent(40, 1), 2).unwrap();
     rot(a, 5);
@@ -251,7 +251,7 @@ fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_s
     c.holds_flushes.set(true);
     let mut rebuilding = Box::pin(mirror.resync(&replica));
     assert!(rebuilding.as_mut().now_or_never().is_none(), "it flushes what was brought");
-    // A change that only some have carried out, so it is to be brought again, and the source loses a block there.
+    // A change that only some replicas executed, so it must be resynced again, and the source loses a block there.
     mirror.mark_nosync(extent(0, 1));
     c.holds_flushes.set(false);
     rebuilding.as_mut().now_or_never();
@@ -287,7 +287,7 @@ fn the_same_data_with_other_tags_is_no_current_copy() {
     assert!(read(&mirror, extent(5, 1)).is_err());
 }
 
-/// Makes a block unreadable where it lies.
+/// Makes a block unreadable on one replica.
 fn lose(replica: &TestReplica, lba: u64) {
     let extent = extent(lba, 1);
     run(&*replica.memory, Request::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
@@ -308,7 +308,7 @@ fn what_is_left_of_an_older_copy_proves_nothing() {
         replica.is_offline.set(false);
         reattach(&mirror, replica).unwrap();
         resync(&mirror);
-        // Its older copy goes bad before the next one comes.
+        // Its older copy rots before the next replica is back.
         rot(replica, 5);
     }
     assert_eq!(stale_blocks(&mirror), [0, 1, 1]);
@@ -325,7 +325,7 @@ fn a_repair_takes_a_copy_that_is_proven_by_now_and_the_labels_forget_it() {
     b.is_offline.set(true);
     write(&mirror, extent(1, 1), 2).unwrap();
     sweep(&mirror);
-    // What would prove it is out of reach while b is brought up to date.
+    // The proof is on a replica that is offline during the resync of b.
     c.is_offline.set(true);
     write(&mirror, extent(40, 1), 2).unwrap();
     sweep(&mirror);
@@ -352,8 +352,8 @@ fn a_repair_takes_a_copy_that_is_proven_by_now_and_the_labels_forget_it() {
     }
 }
 
-/// `a` holds data; `c` was added and is in sync by now. Also an image of `a` from before that, whose label calls `c` new, as it
-/// went on alone since, and which has lost block 5.
+/// `a` holds data; `c` was added and is in sync by now. Returns an image of `a` from before that, whose label calls
+/// `c` new, because it continued alone since; it has lost block 5.
 fn older_than_a_member() -> (TestReplica, TestReplica, TestReplica) {
     let (a, b, mirror) = pair(Some(CRC16));
     write(&mirror, extent(0, 64), 1).unwrap();
@@ -380,7 +380,7 @@ fn a_member_that_an_older_label_calls_new_keeps_the_last_copy_that_it_has() {
     assert_eq!(stale_blocks(&mirror), [0, 0, 1]);
     assert!(read(&mirror, extent(5, 1)).is_err());
     assert_reads(&*c.memory, extent(5, 1), 1);
-    // The same where it comes back to a mirror that is in use.
+    // The same if it is reattached to a mirror in use.
     let (older, b, c) = older_than_a_member();
     c.is_offline.set(true);
     let mirror = opened(&[&older, &b, &c]);
@@ -402,7 +402,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     let replica = mirror.replicas.borrow()[1].clone();
-    // As many as there can be; one block of the device stays over.
+    // The list is full; one block of the device does not fit.
     mirror.replicas.borrow()[0].stale.replace(crate::stale::StaleBlocks::new(&[0]));
     mirror.resync(&replica).now_or_never().unwrap().unwrap_err();
     assert_eq!(replica.state.get(), ReplicaState::Resyncing);
@@ -411,7 +411,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     for lba in [0, 77, BLOCKS - 1] {
         assert_reads(&*b.memory, extent(lba, 1), 1);
     }
-    // Taking them makes room.
+    // Accepting them makes room.
     assert_eq!(accept(&mirror, "b"), BLOCKS - 1);
     mirror.resync(&replica).now_or_never().unwrap().unwrap();
     assert_eq!((replica.state.get(), replica.last_error.borrow().as_str()), (ReplicaState::InSync, ""));
@@ -430,7 +430,7 @@ fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     b.holds_flushes.set(true);
     let mut rebuild = Box::pin(mirror.resync(&replica));
     assert!(rebuild.as_mut().now_or_never().is_none(), "it flushes what was brought");
-    // A change that only some have carried out.
+    // A change that only some replicas executed.
     mirror.mark_nosync(extent(600, 1));
     b.holds_flushes.set(false);
     rebuild.as_mut().now_or_never();
@@ -445,20 +445,22 @@ fn what_becomes_suspect_while_progress_is_flushed_is_still_lacking() {
     drop(a);
 }
 
-/// Two members of 512 regions, both damaged, the second one away since one block in each of 100 regions was rewritten.
+/// Two replicas of 512 regions, both with bad blocks, the second one offline since one block in each of 100 regions
+/// was rewritten.
 struct Damaged {
     a: TestReplica,
     b: TestReplica,
     mirror: TestMirror,
-    /// Blocks that only the first member got.
+    /// Blocks that only the first replica got.
     rewritten: Vec<u64>,
-    /// Blocks that are damaged on both.
+    /// Blocks that are bad on both.
     both: Vec<u64>,
 }
 
 const LARGE: u64 = 8192;
 
-/// 1,000 blocks damaged on each, 50 of them on both; ten of those on `a` were rewritten, so that their copies on `b` are old.
+/// 1,000 bad blocks on each, 50 of them on both; ten of those on `a` were rewritten, so that their copies on `b` are
+/// stale.
 fn damaged_on_both() -> Damaged {
     let [a, b] = ["a", "b"].map(|name| TestReplica::sized(name, Some(TYPE1), LARGE));
     let mirror = opened(&[&a, &b]);
@@ -505,7 +507,7 @@ fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
     assert_eq!(lost.len(), 60);
     assert_eq!(lasting(repair(&mirror)), lost, "all but what nobody has");
     assert_eq!(lasting(verify(&mirror)), lost);
-    // Older copies are still there, and no other content got anywhere.
+    // Stale copies are still there, and no replica got other content.
     for lba in &rewritten[..10] {
         assert_reads(&*b.memory, extent(*lba, 1), 1);
     }
