@@ -538,8 +538,8 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), mend in any::<bool>()) {
-            if mend && bytes.len() >= HEAD_BYTES {
+        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..600), repair_checksum in any::<bool>()) {
+            if repair_checksum && bytes.len() >= HEAD_BYTES {
                 bytes[..8].copy_from_slice(&MAGIC);
                 put::<2>(&mut bytes, AT_VERSION, VERSION);
                 let checksum = guard::crc32c(&bytes[AT_UUID..]);

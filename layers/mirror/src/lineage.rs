@@ -112,7 +112,11 @@ mod tests {
         lineage.confirm(2);
         lineage.begin(7, 3);
         let newest = Session { id: 7, is_confirmed: true, until: 2 };
-        assert_eq!((lineage.newest(), lineage.sessions()[0].id), (Some(newest), 8), "nobody has another's identity");
+        assert_eq!(
+            (lineage.newest(), lineage.sessions()[0].id),
+            (Some(newest), 8),
+            "no two sessions have one identity"
+        );
         lineage.begin(u64::MAX, 4);
         lineage.confirm(5);
         assert_eq!(lineage.newest(), Some(Session { id: u64::MAX >> 1, is_confirmed: true, until: 5 }));

@@ -139,8 +139,8 @@ impl<C: Clock> Mirror<C> {
 
     /// The parts of an extent in which in-sync replicas may differ although no change is in flight there.
     pub(crate) fn nosync_parts(&self, extent: Extent) -> Vec<Extent> {
-        let suspect = self.write_intent.nosync.borrow();
-        let regions = self.map.of(extent).filter(|region| suspect.contains(*region));
+        let nosync = self.write_intent.nosync.borrow();
+        let regions = self.map.of(extent).filter(|region| nosync.contains(*region));
         regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
     }
 
@@ -149,8 +149,8 @@ impl<C: Clock> Mirror<C> {
         if self.is_read_only || !self.is_nosync(extent) {
             return Ok(());
         }
-        let suspect = self.nosync_parts(extent);
-        for piece in suspect.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.max_transfer_blocks)) {
+        let nosync = self.nosync_parts(extent);
+        for piece in nosync.into_iter().flat_map(|part| part.split_aligned(self.geometry.limits.max_transfer_blocks)) {
             self.reconcile_piece(piece).await?;
         }
         Ok(())

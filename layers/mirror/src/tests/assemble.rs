@@ -54,7 +54,7 @@ fn replicas_are_known_by_their_labels_in_any_order() {
 }
 
 #[test]
-fn a_replica_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
+fn a_replica_that_is_marked_out_of_sync_lacks_the_dirty_regions_of_both_labels() {
     let mut stale = label(2, 1, 5);
     stale.dirty.insert(60);
     for found in [[labelled(alone(0, 9)), labelled(stale.clone())], [labelled(stale.clone()), labelled(alone(0, 9))]] {
@@ -64,7 +64,7 @@ fn a_replica_that_was_left_behind_is_known_as_such_with_what_it_lacks() {
             (record.state, record.out_of_sync.iter().collect::<Vec<_>>()),
             (ReplicaState::OutOfSync, vec![3, 60])
         );
-        assert!(known.label.dirty.is_empty(), "what the stale replica had under way is its own doubt");
+        assert!(known.label.dirty.is_empty(), "dirty regions of the out-of-sync replica count for it alone");
     }
 }
 
@@ -139,7 +139,7 @@ fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since
 }
 
 #[test]
-fn a_rebuild_that_ended_at_a_crash_is_no_split() {
+fn a_resync_that_ended_at_a_crash_is_no_split_brain() {
     // The replica that is back has the last label; the other one does not have it yet.
     let mut ended = label(2, 1, 10);
     ended.replicas.iter_mut().for_each(|record| (record.acked_events, record.sent_events) = (9, 10));
@@ -166,7 +166,7 @@ fn an_old_image_tells_nothing_and_lacks_everything() {
 }
 
 #[test]
-fn a_replica_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that_has_everything() {
+fn a_replica_that_others_mark_out_of_sync_does_not_replace_the_in_sync_one() {
     // The third replica continued without the first, and was resyncing the second when it failed.
     let first = label(3, 0, 5);
     let mut second = label(3, 1, 40);
@@ -183,7 +183,7 @@ fn a_replica_that_was_left_behind_unknowingly_does_not_stand_in_for_the_one_that
 }
 
 #[test]
-fn what_a_replica_says_that_was_itself_left_behind_does_not_hold_for_ever() {
+fn an_out_of_sync_mark_becomes_obsolete() {
     // The first replica last learned that the third one continued without the second. That was so.
     let mut first = label(3, 0, 31);
     first.replicas[0].state = ReplicaState::Resyncing;
@@ -247,7 +247,7 @@ fn absent_replicas_are_named_and_stale_ones_alone_refused() {
 }
 
 #[test]
-fn strangers_copies_and_replicas_of_other_mirrors_are_refused() {
+fn other_devices_duplicates_and_replicas_of_other_mirrors_are_refused() {
     let own = || labelled(label(2, 0, 5));
     for has_room in [true, false] {
         let blank = ReplicaProbe::Unlabelled { has_room };
@@ -269,7 +269,7 @@ fn strangers_copies_and_replicas_of_other_mirrors_are_refused() {
 }
 
 #[test]
-fn a_replica_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
+fn a_removed_replica_makes_no_mirror_and_its_marks_count() {
     // It continued with the first replica and without the second, and was then removed.
     let mut out = label(3, 2, 50);
     out.lineage = history(&[(1, 20), (2, 49)]);
@@ -287,7 +287,7 @@ fn a_replica_that_was_taken_out_makes_no_mirror_and_what_it_says_counts() {
 }
 
 #[test]
-fn labels_of_openings_that_changed_nothing_speak_against_nobody() {
+fn labels_of_openings_that_changed_nothing_mark_no_replica() {
     // Both were in one session; then each was opened without the other, and only the second was changed.
     let mut first = Label { lineage: history(&[(1, 20)]), ..label(2, 0, 900) };
     (first.replicas[0].acked_events, first.replicas[0].sent_events) = (899, 900);
@@ -305,7 +305,7 @@ fn labels_of_openings_that_changed_nothing_speak_against_nobody() {
 }
 
 #[test]
-fn the_last_label_before_a_change_may_have_been_under_way() {
+fn the_last_label_before_a_change_may_have_been_in_flight() {
     let mut ahead = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(2, 0, 21) };
     let behind = Label { lineage: history(&[(1, 20)]), ..label(2, 1, 20) };
     let found = known(&[labelled(ahead.clone()), labelled(behind.clone())]);
@@ -324,7 +324,7 @@ fn the_last_label_before_a_change_may_have_been_under_way() {
 }
 
 #[test]
-fn a_label_that_was_found_is_had_by_all_who_went_on_beside_it() {
+fn a_writer_that_read_a_label_includes_its_changes() {
     // The last label of the third replica preceded a change and was in flight: the first never got it, and continued.
     // The second was resynced from that one, with the third online.
     let mut third = Label { lineage: history(&[(1, 21)]), changed: 20, is_tentative: true, ..label(3, 2, 21) };

@@ -31,7 +31,7 @@ fn verified(device: &impl Device) -> Coverage {
 }
 
 /// What was not checked: path, first and last block, and why.
-fn told(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
+fn unchecked_runs(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
     coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
 }
 
@@ -66,13 +66,13 @@ fn a_member_is_unchecked_while_it_is_away_out_of_sync_and_resynchronised() {
     b.is_offline.set(true);
     write(&mirror, extent(3, 1), 2).unwrap();
     assert_eq!(mirror.state(), MirrorState::Degraded);
-    assert_eq!(told(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
+    assert_eq!(unchecked_runs(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Absent)]);
 
     // Online again and resyncing: all of it is unchecked.
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     assert_eq!(states(&mirror)[1], ReplicaState::Resyncing);
-    assert_eq!(told(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
+    assert_eq!(unchecked_runs(&verified(&mirror)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Resyncing)]);
     assert_eq!(mirror.state(), MirrorState::Degraded);
     resync(&mirror);
     assert_eq!((verified(&mirror), mirror.state()), (Coverage::default(), MirrorState::Optimal));
@@ -88,7 +88,7 @@ fn a_member_that_is_out_of_sync_stays_so_for_a_mirror_that_only_reads() {
     mirror.close().now_or_never().unwrap().unwrap();
     b.is_offline.set(false);
     let reader = try_open(&[&a, &b], true).unwrap();
-    assert_eq!(told(&verified(&reader)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::OutOfSync)]);
+    assert_eq!(unchecked_runs(&verified(&reader)), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::OutOfSync)]);
     assert_eq!(reader.state(), MirrorState::Degraded);
 }
 
@@ -99,7 +99,7 @@ fn what_a_crash_has_left_unsettled_is_incomplete_and_settled_it_is_clean() {
     // A crash: the mirror was not closed, and its labels mark a region dirty.
     drop(mirror);
     let reader = try_open(&[&a, &b], true).unwrap();
-    assert_eq!(told(&verified(&reader)), [(MemberPath::NONE, 256, 511, WhyUnchecked::Unsettled)]);
+    assert_eq!(unchecked_runs(&verified(&reader)), [(MemberPath::NONE, 256, 511, WhyUnchecked::Unsettled)]);
     assert_eq!(reader.state(), MirrorState::Degraded);
 
     let mirror = opened(&[&a, &b]);
@@ -146,13 +146,13 @@ fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
             b.hides_bad_blocks.set(true)
         }
         let coverage = coverage_of(&mirror, |extent, checks| Request::Verify { extent, checks });
-        assert_eq!(told(&coverage), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
+        assert_eq!(unchecked_runs(&coverage), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
         assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.blocks() == BLOCKS));
     }
 }
 
 #[test]
-fn a_degraded_mirror_within_a_mirror_is_told_with_its_member() {
+fn a_degraded_mirror_within_a_mirror_is_reported_with_the_path_of_its_replica() {
     let (a, b) = (TestReplica::new("a", Some(TYPE1)), TestReplica::new("b", Some(TYPE1)));
     let inner = opened(&[&a, &b]);
     let c = TestReplica::new("c", Some(TYPE1));
@@ -166,5 +166,5 @@ fn a_degraded_mirror_within_a_mirror_is_told_with_its_member() {
     b.is_offline.set(true);
     write(&outer, extent(0, 6), 2).unwrap();
     let at = replica(1).within(0);
-    assert_eq!(told(&verified(&outer)), [(at, 0, BLOCKS - 1, WhyUnchecked::Absent)]);
+    assert_eq!(unchecked_runs(&verified(&outer)), [(at, 0, BLOCKS - 1, WhyUnchecked::Absent)]);
 }

@@ -253,7 +253,7 @@ fn a_blank_device_in_the_place_of_a_replica_is_not_used_until_it_replaces_it() {
 }
 
 #[test]
-fn a_replica_that_missed_who_was_added_is_no_replica_that_has_everything() {
+fn a_replica_that_missed_an_addition_is_not_in_sync() {
     for labels in 0..8 {
         let (a, mut b) = (TestReplica::new("a", None), TestReplica::new("b", None));
         let c = TestReplica::new("c", None);

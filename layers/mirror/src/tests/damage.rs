@@ -29,7 +29,7 @@ fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, bool)> {
 }
 
 #[test]
-fn reads_answer_damage_on_either_replica_from_the_other_and_mend_it() {
+fn reads_repair_bad_blocks_on_either_replica_from_the_other() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
         let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
         let (a, b, mirror) = pair(Some(format));
@@ -45,8 +45,8 @@ fn reads_answer_damage_on_either_replica_from_the_other_and_mend_it() {
         for replica in [&a, &b] {
             verify(&*replica.memory).unwrap();
         }
-        let healed: u64 = mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum();
-        assert_eq!(healed, 4);
+        let repaired: u64 = mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum();
+        assert_eq!(repaired, 4);
     }
 }
 
@@ -157,7 +157,7 @@ fn three_replicas_need_one_good_one() {
 }
 
 #[test]
-fn a_tag_that_the_request_demands_wrongly_is_nobodys_damage() {
+fn a_wrong_tag_in_the_checks_of_a_request_is_no_bad_block_of_a_replica() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     let demand = |app_tag| sealblock_integrity::Checks { app_tag, ..checks(&mirror, extent(0, 8)) };

@@ -10,7 +10,7 @@ fn flush(mirror: &TestMirror) -> bool {
     run(&**mirror, Request::Flush).is_ok()
 }
 
-fn tidies(mirror: &TestMirror) -> bool {
+fn sweeps(mirror: &TestMirror) -> bool {
     (0..2).all(|_| mirror.clear_clean_regions().now_or_never().expect("RAM never waits").is_ok())
 }
 
@@ -23,46 +23,46 @@ fn alone() -> (TestReplica, TestReplica, TestMirror) {
 }
 
 #[test]
-fn what_the_last_replica_says_to_the_mirror_is_told_to_who_flushes_next() {
+fn a_failed_internal_flush_of_the_last_replica_fails_the_next_flush() {
     let (a, _b, mirror) = alone();
     a.fails_flush.set(true);
-    assert!(!tidies(&mirror));
-    assert!(!flush(&mirror), "the replica tells of it once, and it told the mirror");
+    assert!(!sweeps(&mirror));
+    assert!(!flush(&mirror), "the replica reports the loss once, and reported it to the mirror");
     assert!(flush(&mirror), "once");
-    assert!(tidies(&mirror));
+    assert!(sweeps(&mirror));
 }
 
 #[test]
-fn a_replica_that_fails_a_flush_beside_a_good_one_is_left_behind_and_nobody_is_told() {
+fn a_replica_that_fails_a_flush_beside_a_good_one_is_out_of_sync_and_the_next_flush_succeeds() {
     let (a, _b, mirror) = pair(None);
     write(&*mirror, extent(0, 1), 1).unwrap();
     a.fails_flush.set(true);
-    assert!(tidies(&mirror));
+    assert!(sweeps(&mirror));
     assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert!(flush(&mirror), "the other replica has it all");
 }
 
 #[test]
-fn replicas_that_fail_a_flush_together_are_told_of() {
+fn replicas_that_fail_a_flush_together_fail_the_next_flush() {
     let (a, b, mirror) = pair(None);
     write(&*mirror, extent(0, 1), 1).unwrap();
     a.fails_flush.set(true);
     b.fails_flush.set(true);
-    assert!(!tidies(&mirror));
+    assert!(!sweeps(&mirror));
     assert!(!flush(&mirror) && flush(&mirror));
     assert!(!mirror.write_intent.nosync.borrow().is_empty(), "each may have lost something else");
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);
 }
 
 #[test]
-fn a_close_says_what_nobody_was_told() {
+fn a_close_fails_if_no_flush_reported_lost_writes() {
     let (a, _b, mirror) = alone();
     a.fails_flush.set(true);
-    assert!(!tidies(&mirror));
+    assert!(!sweeps(&mirror));
     assert!(mirror.close().now_or_never().expect("RAM never waits").is_err());
     let (a, _b, mirror) = alone();
     a.fails_flush.set(true);
-    assert!(!tidies(&mirror) && !flush(&mirror), "it is told");
+    assert!(!sweeps(&mirror) && !flush(&mirror), "it is reported");
     assert!(mirror.close().now_or_never().expect("RAM never waits").is_ok());
 }
 

@@ -203,9 +203,9 @@ impl Device for TestReplica {
     }
 
     fn abilities(&self) -> Abilities {
-        let annex =
+        let reserved =
             if self.has_no_label_room { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
-        Abilities { reserved: annex, ..self.memory.abilities() }
+        Abilities { reserved, ..self.memory.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

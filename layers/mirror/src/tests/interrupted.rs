@@ -9,7 +9,7 @@ use super::harness::*;
 use crate::label::ReplicaState;
 
 /// A mirror whose first replica fails just before the resync of the second one ends, with an unflushed write.
-fn up_to_date_just_as_the_other_goes() -> (TestReplica, TestReplica, TestMirror) {
+fn in_sync_just_as_the_other_fails() -> (TestReplica, TestReplica, TestMirror) {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     b.is_offline.set(true);
@@ -24,15 +24,15 @@ fn up_to_date_just_as_the_other_goes() -> (TestReplica, TestReplica, TestMirror)
     b.holds_flushes.set(false);
     assert!(bringing.as_mut().now_or_never().is_none());
     a.is_offline.set(true);
-    assert!(read(&mirror, extent(0, 1)).is_err(), "nobody is up to date");
+    assert!(read(&mirror, extent(0, 1)).is_err(), "no replica is in sync");
     b.holds_labels.set(false);
     bringing.now_or_never().expect("nothing is held").unwrap();
     (a, b, mirror)
 }
 
 #[test]
-fn a_replica_that_is_up_to_date_takes_over_from_the_last_one_that_has_gone() {
-    let (a, b, mirror) = up_to_date_just_as_the_other_goes();
+fn a_resynced_replica_takes_over_from_the_last_one_that_has_failed() {
+    let (a, b, mirror) = in_sync_just_as_the_other_fails();
     assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     assert!(run(&mirror, Request::Flush).is_ok(), "nothing that was written is lost");
     write(&mirror, extent(0, 1), 3).unwrap();
@@ -50,7 +50,7 @@ fn a_replica_that_is_up_to_date_takes_over_from_the_last_one_that_has_gone() {
 }
 
 #[test]
-fn a_change_that_is_lost_before_it_is_answered_has_failed() {
+fn a_change_that_is_lost_before_it_completes_fails() {
     for comes_back in [false, true] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 1), 1).unwrap();

@@ -18,7 +18,7 @@ fn replica_of(mirror: &Mirror<StoppedClock>, at: usize) -> std::rc::Rc<crate::re
 }
 
 #[test]
-fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
+fn a_region_that_no_label_could_record_does_not_count_as_recorded() {
     let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
     a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
@@ -30,7 +30,7 @@ fn a_region_that_could_not_be_noted_is_not_taken_for_noted() {
 }
 
 #[test]
-fn nothing_is_answered_before_it_is_noted_that_somebody_else_left_a_replica_behind() {
+fn no_change_completes_before_labels_record_a_failure_that_another_request_found() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 1), 1).unwrap();
     // Another request found the failure, and the labels do not record it yet.
@@ -197,7 +197,7 @@ fn where_replicas_differ_the_one_with_the_later_label_is_right() {
 }
 
 #[test]
-fn blocks_that_were_never_written_stay_so_on_a_replica_that_is_brought_up_to_date() {
+fn unwritten_blocks_stay_unwritten_on_a_resynced_replica() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     b.is_offline.set(true);
@@ -215,7 +215,7 @@ fn blocks_that_were_never_written_stay_so_on_a_replica_that_is_brought_up_to_dat
 }
 
 #[test]
-fn the_same_data_with_other_tags_is_brought_to_a_replica_that_missed_it() {
+fn the_same_data_with_other_tags_is_resynced() {
     let (a, b, mirror) = pair(Some(TYPE1));
     let with_tag = |app_tag| {
         let data = Slice::copy_from(&content(extent(9, 1), 1));
@@ -241,7 +241,7 @@ fn the_same_data_with_other_tags_is_brought_to_a_replica_that_missed_it() {
 }
 
 #[test]
-fn what_a_replica_was_brought_before_the_others_were_alike_is_brought_again() {
+fn blocks_that_were_resynced_before_the_others_were_reconciled_are_resynced_again() {
     let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
     let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
@@ -290,18 +290,18 @@ fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_ow
     let replica = replica_of(&mirror, 0);
     mirror.start_resync(&replica);
     a.holds_labels.set(true);
-    let mut rebuilding = Box::pin(mirror.resync(&replica));
-    assert!((&mut rebuilding).now_or_never().is_none(), "its label is under way");
+    let mut resyncing = Box::pin(mirror.resync(&replica));
+    assert!((&mut resyncing).now_or_never().is_none(), "its label is in flight");
     // It fails its label, and is back while the label of the other one records that.
     b.holds_labels.set(true);
     a.labels_left.set(Some(0));
     a.holds_labels.set(false);
-    assert!((&mut rebuilding).now_or_never().is_none(), "the label of the other one is under way");
+    assert!((&mut resyncing).now_or_never().is_none(), "the label of the other one is in flight");
     assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
     a.labels_left.set(None);
     reattach(&mirror, &a).unwrap();
     b.holds_labels.set(false);
-    assert!(rebuilding.now_or_never().unwrap().is_err());
+    assert!(resyncing.now_or_never().unwrap().is_err());
     assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
     // The replica itself refuses a request of a caller that chose it before, and stays attached.
     let data = replica_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();

@@ -34,7 +34,7 @@ fn alone(here: &TestReplica, other: &TestReplica) -> TestMirror {
 }
 
 #[test]
-fn an_older_image_that_was_written_alone_is_a_split_brain_whatever_its_generation() {
+fn an_older_image_that_was_written_alone_is_a_split_brain_whatever_its_event_count() {
     for image_of_first in [true, false] {
         // However much was written together since the image was taken.
         for openings in 1..12 {
@@ -88,7 +88,7 @@ fn both_put_back_and_written_alone_are_a_split_brain_too() {
 }
 
 #[test]
-fn an_older_image_that_was_only_looked_at_is_brought_up_to_date() {
+fn an_older_image_that_was_only_read_is_resynced() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
@@ -106,7 +106,7 @@ fn an_older_image_that_was_only_looked_at_is_brought_up_to_date() {
 }
 
 #[test]
-fn an_opening_that_changed_nothing_speaks_against_nobody() {
+fn an_opening_that_changed_nothing_marks_no_replica() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
@@ -344,7 +344,7 @@ fn what_was_changed_elsewhere_is_not_taken_back_for_older() {
 }
 
 /// A mirror whose second replica is in sync and whose first one is resyncing, as its own label says.
-fn rebuilding_pair() -> (TestReplica, TestReplica, TestMirror) {
+fn resyncing_pair() -> (TestReplica, TestReplica, TestMirror) {
     let (copy, mut source, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     close(&mirror);
@@ -364,9 +364,9 @@ fn rebuilding_pair() -> (TestReplica, TestReplica, TestMirror) {
 }
 
 #[test]
-fn a_replica_being_rebuilt_hears_of_no_change_that_the_replica_in_sync_did_not_hear_of() {
+fn a_resyncing_replica_gets_no_label_of_a_change_that_the_in_sync_replica_did_not_get() {
     for tries in 1..5 {
-        let (source, copy, mirror) = rebuilding_pair();
+        let (source, copy, mirror) = resyncing_pair();
         let before = copy.label_writes.get();
         source.is_offline.set(true);
         // Its requests to the last in-sync replica fail, and so do the labels that would record them.
@@ -391,9 +391,9 @@ fn a_replica_being_rebuilt_hears_of_no_change_that_the_replica_in_sync_did_not_h
 }
 
 #[test]
-fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
+fn labels_cut_short_at_any_point_of_a_resync_make_no_split_brain() {
     for cut in 0..12 {
-        let (source, copy, mirror) = rebuilding_pair();
+        let (source, copy, mirror) = resyncing_pair();
         source.labels_left.set(Some(cut));
         let replica = mirror.replicas.borrow()[0].clone();
         let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(256, 8), 4)).now_or_never();
@@ -416,8 +416,8 @@ fn labels_cut_short_at_any_point_of_a_rebuild_make_no_split() {
 }
 
 #[test]
-fn an_image_from_just_before_a_change_is_refused_beside_a_replica_that_was_being_rebuilt_with_it() {
-    let (source, copy, mirror) = rebuilding_pair();
+fn an_image_from_just_before_a_change_is_refused_beside_a_replica_that_was_resyncing_from_it() {
+    let (source, copy, mirror) = resyncing_pair();
     let older = source.image();
     write(&mirror, extent(256, 8), 4).unwrap();
     flush(&mirror);
@@ -427,7 +427,7 @@ fn an_image_from_just_before_a_change_is_refused_beside_a_replica_that_was_being
 }
 
 #[test]
-fn labels_that_only_a_replica_that_is_not_up_to_date_has_heard_speak_against_nobody() {
+fn labels_that_only_a_resyncing_replica_got_mark_no_replica() {
     for comes_back in [false, true] {
         let (a, b, mirror) = pair(None);
         b.is_offline.set(true);
@@ -460,7 +460,7 @@ fn tidy_or_fail(mirror: &TestMirror) {
 }
 
 #[test]
-fn an_older_image_of_a_replica_that_was_brought_up_to_date_after_a_crash_lacks_what_came_before() {
+fn an_older_image_of_a_replica_that_was_resynced_after_a_crash_lacks_earlier_changes() {
     // With a third replica that is in sync and offline meanwhile, or without.
     for has_third in [false, true] {
         let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));

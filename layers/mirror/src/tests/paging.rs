@@ -28,12 +28,12 @@ fn scatter(mirror: &TestMirror, from: u64, to: u64, step: usize) -> Vec<u32> {
     regions.map(|region| region as u32).collect()
 }
 
-fn missed(mirror: &TestMirror, replica: usize) -> Regions {
+fn out_of_sync(mirror: &TestMirror, replica: usize) -> Regions {
     mirror.replicas.borrow()[replica].out_of_sync.borrow().clone()
 }
 
 #[test]
-fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
+fn out_of_sync_regions_are_exact_also_when_no_label_has_room_for_them() {
     let (a, b, mirror) = large_pair();
     write(&mirror, extent(0, 1), 1).unwrap();
     close(&mirror);
@@ -43,18 +43,18 @@ fn what_a_member_has_missed_is_exact_also_when_no_label_has_room_for_it() {
     let lacking = scatter(&mirror, 0, 65_536, 20);
     sweep(&mirror);
     assert!(a.page_writes_count.get() > 0, "runs of it do not fit");
-    assert_eq!(missed(&mirror, 1).count() as usize, lacking.len());
+    assert_eq!(out_of_sync(&mirror, 1).count() as usize, lacking.len());
     close(&mirror);
     drop(mirror);
     b.is_offline.set(false);
     let again = opened(&[&a, &b]);
-    assert!(missed(&again, 1).iter().eq(lacking.iter().copied()), "64 KiB each, and nothing besides");
+    assert!(out_of_sync(&again, 1).iter().eq(lacking.iter().copied()), "64 KiB each, and nothing besides");
     resync(&again);
     assert_eq!(states(&again), [ReplicaState::InSync; 2]);
     assert!(b.written_blocks.get() <= 1 + lacking.len() as u64 * REGION, "{}", b.written_blocks.get());
     close(&again);
     drop(again);
-    assert_eq!(missed(&opened(&[&a, &b]), 1).count(), 0);
+    assert_eq!(out_of_sync(&opened(&[&a, &b]), 1).count(), 0);
 }
 
 /// Replica `b` lacks scattered regions, for which the label of `a` has no room, and their page is corrupt.
@@ -82,9 +82,9 @@ fn with_a_damaged_page() -> (TestReplica, TestReplica, Vec<u32>) {
 fn a_damaged_page_makes_more_be_compared_and_nothing_be_missed() {
     let (a, b, lacking) = with_a_damaged_page();
     let again = opened(&[&a, &b]);
-    let out_of_sync = missed(&again, 1);
-    assert!(out_of_sync.contains_all(0..=32_255), "all of the page");
-    assert_eq!(out_of_sync.count(), 32_256);
+    let lacking_regions = out_of_sync(&again, 1);
+    assert!(lacking_regions.contains_all(0..=32_255), "all of the page");
+    assert_eq!(lacking_regions.count(), 32_256);
     resync(&again);
     for region in lacking {
         assert_reads(&*b.memory, extent(u64::from(region) * REGION, 1), 7);
@@ -135,9 +135,9 @@ fn cut_after(fuse: u64) -> Vec<u64> {
     b.is_offline.set(false);
     let again = opened(&[&a, &b]);
     assert_eq!(states(&again), [ReplicaState::InSync, ReplicaState::OutOfSync], "cut after {fuse}");
-    let out_of_sync = missed(&again, 1);
+    let lacking_regions = out_of_sync(&again, 1);
     for region in lacking {
-        assert!(out_of_sync.contains(region), "cut after {fuse}: region {region} was answered for");
+        assert!(lacking_regions.contains(region), "cut after {fuse}: region {region} was answered for");
     }
     at.iter().map(|at| at.saturating_sub(before)).collect()
 }
@@ -145,7 +145,7 @@ fn cut_after(fuse: u64) -> Vec<u64> {
 #[test]
 fn a_crash_between_any_two_labels_and_pages_forgets_nothing() {
     let at = cut_after(u64::MAX);
-    assert!(at.len() > 6, "pages were begun, and written anew: {at:?}");
+    assert!(at.len() > 6, "pages were written, and rewritten: {at:?}");
     // In each page and after each, for the first and the last pages.
     let few = at.iter().take(3).chain(at.iter().rev().take(3));
     let cuts: std::collections::BTreeSet<u64> = few.flat_map(|at| [*at, at + 1]).chain([0, 2]).collect();

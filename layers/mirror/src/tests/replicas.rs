@@ -20,7 +20,7 @@ fn refusal(replicas: &[&TestReplica]) -> AssembleError {
 }
 
 #[test]
-fn a_replica_that_fails_is_left_behind_and_gets_only_what_it_missed() {
+fn a_replica_that_fails_is_out_of_sync_and_gets_only_the_regions_that_it_lacks() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     run(&mirror, Request::Flush).unwrap();
@@ -48,7 +48,7 @@ fn a_replica_that_fails_is_left_behind_and_gets_only_what_it_missed() {
 }
 
 #[test]
-fn a_replica_that_was_left_behind_is_known_after_a_restart_and_never_read() {
+fn an_out_of_sync_replica_is_known_after_a_restart_and_never_read() {
     for clean in [true, false] {
         let (a, b, mirror) = pair(None);
         write(&mirror, extent(0, 100), 1).unwrap();
@@ -147,7 +147,7 @@ fn a_new_mirror_needs_all_its_replicas_and_an_old_one_does_not() {
 }
 
 #[test]
-fn the_last_replica_fails_requests_and_is_not_left_behind() {
+fn the_last_replica_fails_requests_and_stays_in_sync() {
     let (a, b, mirror) = pair(None);
     write(&mirror, extent(0, 8), 1).unwrap();
     b.is_offline.set(true);
@@ -218,7 +218,7 @@ fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
 }
 
 #[test]
-fn a_full_replica_is_left_behind_and_two_full_replicas_only_fail() {
+fn a_full_replica_becomes_out_of_sync_and_two_full_replicas_only_fail() {
     let (a, b, mirror) = pair(None);
     b.is_full.set(true);
     write(&mirror, extent(0, 1), 1).unwrap();
@@ -235,7 +235,7 @@ fn a_full_replica_is_left_behind_and_two_full_replicas_only_fail() {
 }
 
 #[test]
-fn without_anybody_to_note_it_nothing_goes_on_without_a_replica() {
+fn without_room_to_record_a_failed_replica_changes_fail() {
     let (mut a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
     a.has_no_label_room = true;
     let mirror = opened(&[&a, &b]);
@@ -258,7 +258,7 @@ fn without_anybody_to_note_it_nothing_goes_on_without_a_replica() {
 }
 
 #[test]
-fn what_was_under_way_at_a_crash_is_made_alike() {
+fn changes_in_flight_at_a_crash_are_reconciled() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 600), 1).unwrap();
     b.is_hung.set(true);
@@ -282,7 +282,7 @@ fn what_was_under_way_at_a_crash_is_made_alike() {
 }
 
 #[test]
-fn replicas_are_added_and_taken_out_in_use() {
+fn replicas_are_added_and_removed_in_use() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     let c = TestReplica::new("c", Some(TYPE1));
@@ -309,7 +309,7 @@ fn replicas_are_added_and_taken_out_in_use() {
 }
 
 #[test]
-fn a_replica_is_not_taken_out_when_the_others_turn_out_to_be_gone() {
+fn a_replica_is_not_removed_when_the_others_turn_out_to_be_offline() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
     // No request has found that yet.
@@ -336,7 +336,7 @@ fn three_closed() -> [TestReplica; 3] {
 }
 
 #[test]
-fn a_replica_that_may_be_another_one_is_not_taken_out_by_its_name() {
+fn a_replica_that_may_be_another_one_is_not_removed_by_its_name() {
     for believes in [false, true] {
         let replicas = three_closed();
         let [a, b, c] = &replicas;
@@ -385,7 +385,7 @@ fn devices_without_labels_in_all_the_places_of_those_that_are_away_are_replaced_
 }
 
 #[test]
-fn replicas_that_were_away_at_the_opening_are_told_by_their_labels_when_they_are_back() {
+fn replicas_that_were_offline_at_the_opening_are_identified_by_their_labels_when_they_are_back() {
     let replicas = three_closed();
     let [a, b, c] = &replicas;
     // In another order, and with one that is not given: as if a crash had cut its removal short.

@@ -31,7 +31,7 @@ fn every_change_is_on_every_replica() {
 }
 
 #[test]
-fn compares_and_digests_speak_for_all_replicas() {
+fn compares_and_checksums_cover_all_replicas() {
     let (_, b, mirror) = pair(Some(TYPE1));
     let at = extent(0, 64);
     write(&mirror, at, 1).unwrap();
@@ -125,7 +125,7 @@ fn overlapping_writes_reach_all_replicas_in_one_order() {
 }
 
 #[test]
-fn damage_where_a_crash_left_replicas_unlike_is_not_answered_with_another_content() {
+fn bad_blocks_where_a_crash_left_replicas_different_are_not_read_from_another_replica() {
     let (a, b, mirror) = pair(Some(TYPE1));
     for at in [extent(0, 4), extent(600, 4)] {
         write(&mirror, at, 1).unwrap();

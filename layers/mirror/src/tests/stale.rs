@@ -156,7 +156,7 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
 }
 
 #[test]
-fn what_a_member_is_brought_of_it_is_not_withheld_again() {
+fn what_a_resync_copies_of_it_is_not_withheld_again() {
     let (a, b, mirror) = beside_damage(CRC16);
     b.is_offline.set(true);
     write(&mirror, extent(5, 1), 3).unwrap();
@@ -241,7 +241,7 @@ fn a_member_that_is_new_gets_nothing_that_never_was_the_mirrors() {
 }
 
 #[test]
-fn a_member_that_was_brought_everything_once_is_not_new_although_it_was_not_in_sync_yet() {
+fn a_replica_that_got_everything_once_is_not_new_although_it_was_not_in_sync_yet() {
     let (a, _b, mirror) = pair(Some(CRC16));
     write(&mirror, extent(0, 64), 1).unwrap();
     let c = TestReplica::new("c", Some(CRC16));
@@ -480,7 +480,7 @@ fn damaged_on_both() -> Damaged {
 }
 
 #[test]
-fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
+fn bad_blocks_on_both_replicas_beside_a_resync_lose_only_what_no_replica_has() {
     let Damaged { a: _a, b, mirror, rewritten, both } = damaged_on_both();
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
@@ -505,7 +505,7 @@ fn damage_on_both_members_beside_a_resync_costs_only_what_nobody_has() {
     };
     let lost: std::collections::BTreeSet<u64> = (0..LARGE).filter(|lba| is_lost(*lba)).collect();
     assert_eq!(lost.len(), 60);
-    assert_eq!(lasting(repair(&mirror)), lost, "all but what nobody has");
+    assert_eq!(lasting(repair(&mirror)), lost, "all but what no replica has");
     assert_eq!(lasting(verify(&mirror)), lost);
     // Stale copies are still there, and no replica got other content.
     for lba in &rewritten[..10] {
