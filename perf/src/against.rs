@@ -1,4 +1,4 @@
-//! Another build of this program against this one, by turns: what a change has cost or brought.
+//! Compares another build of this program with this one, in turns: the effect of a change.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

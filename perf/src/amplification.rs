@@ -23,7 +23,7 @@ use crate::options::AmplificationOptions;
 use crate::setup::TurnClock;
 
 /// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
-const BARS: [f64; 3] = [1.10, 1.20, 1.15];
+const THRESHOLDS: [f64; 3] = [1.10, 1.20, 1.15];
 const LARGE_BYTES: u64 = 64 << 30;
 /// Sectors of the media on which this is counted.
 const SECTOR_BYTES: u32 = 512;
@@ -63,13 +63,13 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
 type CountedVolume = Volume<Counted<MemoryMedium>, TurnClock>;
 
 /// A new volume of so many bytes, open.
-struct Rig {
+struct Setup {
     gate: Rc<Gate<Rc<CountedVolume>>>,
     worker: JoinHandle<()>,
     counts: Counts,
 }
 
-async fn rig(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Rig> {
+async fn set_up(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Setup> {
     let size = BlockSize::B4096;
     let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
     let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
@@ -83,7 +83,7 @@ async fn rig(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Rig> 
     let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
     let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
     let worker = spawn(opened.worker.run());
-    Ok(Rig { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
+    Ok(Setup { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
 }
 
 async fn one(
@@ -93,7 +93,7 @@ async fn one(
     flush_every: u64,
     random: bool,
 ) -> anyhow::Result<()> {
-    let Rig { gate, worker, counts } = rig(options, bytes).await?;
+    let Setup { gate, worker, counts } = set_up(options, bytes).await?;
     let load = Load { name: "", write: true, blocks: 1, random, depth, flush_every };
     let first = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes / 2), 1).await?;
     let half = counts.written_in_all();
@@ -103,7 +103,7 @@ async fn one(
     worker.await?;
     let per_byte = |written: u64| written as f64 / (first.bytes + second.bytes) as f64;
     let whole = per_byte(counts.written_in_all());
-    let bar = BARS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }];
+    let threshold = THRESHOLDS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }];
     println!(
         "{:>6} MiB {depth:>4} {:>11} {:7.4} {:7.4} {whole:7.4} {steady:7.4} {:8.4}  {}{}",
         bytes >> 20,
@@ -111,7 +111,7 @@ async fn one(
         per_byte(counts.written(Part::Log)),
         per_byte(counts.written(Part::Tables)),
         per_byte(counts.read()),
-        if whole <= bar { format!("{bar:.2} kept") } else { format!("{bar:.2} MISSED by {:.3}", whole - bar) },
+        if whole <= threshold { format!("{threshold:.2} kept") } else { format!("{threshold:.2} MISSED by {:.3}", whole - threshold) },
         if random { "" } else { " (sequential)" },
     );
     Ok(())
@@ -119,7 +119,7 @@ async fn one(
 
 /// What Write Zeroes with deallocation costs, over blocks all of which were written.
 async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()> {
-    let Rig { gate, worker, counts } = rig(options, bytes).await?;
+    let Setup { gate, worker, counts } = set_up(options, bytes).await?;
     let blocks = (bytes.min(MAX_ZEROED_BYTES)) >> BlockSize::B4096.shift();
     let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
     load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;

@@ -86,7 +86,7 @@ impl<M> Counted<M> {
         }
         let Some(within) = offset_bytes.checked_sub(self.layout.groups_offset()) else { return Part::Log };
         match self.layout.block_group(within / self.layout.group_stride()) {
-            Some(zone) if offset_bytes >= zone.data_offset => Part::Slots,
+            Some(group) if offset_bytes >= group.data_offset => Part::Slots,
             _ => Part::Tables,
         }
     }

@@ -1,4 +1,4 @@
-//! What one asker waits for while others ask for much, on a protected volume on a file.
+//! The latency of one client beside floods of others, on a protected volume in a file.
 //!
 //! Claim: no request waits more than 20 times its quiet latency, or 100 ms, for requests of others, whatever they are. A
 //! neighbour reads, writes or flushes one small block after another, alone first and then beside each flood.
@@ -92,8 +92,8 @@ async fn all(options: &FileOptions, guard: Protection) -> anyhow::Result<()> {
             if flood == Flood::Nothing {
                 quiet[index] = median;
             }
-            let bar = MAX_DELAY.max(quiet[index] * MAX_RATIO);
-            let verdict = if worst <= bar { "" } else { " **missed**" };
+            let threshold = MAX_DELAY.max(quiet[index] * MAX_RATIO);
+            let verdict = if worst <= threshold { "" } else { " **missed**" };
             cells.push(format!("{:.2} / {:.1} ms{verdict}", ms(median), ms(worst)));
         }
         println!("| {name} | {} |", cells.join(" | "));

@@ -41,7 +41,7 @@ pub struct Speed {
     pub set_bytes: usize,
     /// 10^9 bytes a second, the best round.
     pub gb_s: f64,
-    /// The same as a part of what the row's yardstick makes, with its name.
+    /// The same as a part of the row's baseline, with its name.
     pub ratio: Option<(f64, &'static str)>,
 }
 
@@ -281,7 +281,7 @@ impl fmt::Display for Report {
             }
             write!(f, "  {:32} {:7.1} GB/s", speed.name, speed.gb_s)?;
             match speed.ratio {
-                Some((ratio, yardstick)) => writeln!(f, "  {:5.1} % of {yardstick}", ratio * 100.0)?,
+                Some((ratio, baseline)) => writeln!(f, "  {:5.1} % of {baseline}", ratio * 100.0)?,
                 None => writeln!(f)?,
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Steps within a power of two: what is told is at most 3 % off.
+/// Steps within a power of two: the error is at most 3 %.
 const STEPS: u64 = 32;
 
 /// A histogram of durations, with steps that grow with the duration.

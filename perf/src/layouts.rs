@@ -19,7 +19,7 @@ use crate::setup::{Contender, Prepared};
 use emulation::{Emulation, Scheme};
 
 const SCHEMES: [(Scheme, &str); 6] = [
-    (Scheme::Raw, "no tags: old, new or a mix of both, and nothing tells which"),
+    (Scheme::Raw, "no tags: old, new or a mix of both, and no check shows which"),
     (Scheme::FreeSlots, "old or new with its tag; a torn write leaves the old block"),
     (Scheme::TagsFirst, "old or new with its tag, but a torn 4 KiB block matches neither tag: reads fail"),
     (Scheme::TwoTags, "old or new with its tag, but a torn 4 KiB block matches neither tag: reads fail"),

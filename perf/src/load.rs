@@ -1,4 +1,4 @@
-//! Load on a device: what is asked of it, and what a turn of asking came to.
+//! Load on a device: its requests, and the result of a turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -28,9 +28,9 @@ pub struct Load {
     pub blocks: u64,
     /// At random multiples of the request's size, or one after the other and round again.
     pub random: bool,
-    /// Requests under way at once.
+    /// Requests in flight.
     pub depth: u64,
-    /// After this many requests whoever answered the last one flushes, while the others go on; 0 for never.
+    /// After this many requests the worker with the last one flushes, while the others continue; 0 for never.
     pub flush_every: u64,
 }
 
@@ -43,7 +43,7 @@ pub enum Until {
     Asked(u64),
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sample {
     /// Requests answered.

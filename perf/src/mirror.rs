@@ -1,12 +1,12 @@
-//! A mirror of two legs against the same legs by themselves, both asked at once.
+//! A mirror of two replicas against the same devices without a mirror, both at once.
 //!
-//! Claims: writing to the mirror keeps 90 % of what the slower of both legs does while both are written to, since a mirror
-//! has to do just that (`in step` asks both legs with nothing in between, and shows what it costs alone that each request waits
-//! for its slower leg); and a Verify of the mirror has both legs verify at once, so that where legs have time of their own it takes
-//! no longer than one leg by itself takes for the same blocks, and half as long as one leg after the other. Legs are protected
+//! Claims: writing to the mirror keeps 90 % of what the slower of both replicas does while both are written to, since a mirror
+//! has to do just that (`in step` asks both replicas with nothing in between, and shows what it costs alone that each request waits
+//! for its slower replica); and a Verify of the mirror has both replicas verify at once, so that where replicas have latencies of their own it takes
+//! no longer than one replica by itself takes for the same blocks, and half as long as one replica after the other. Replicas are protected
 //! volumes in files, which share a disk here; memory in which every request takes 2 ms, as it does
 //! away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to the mirror is two
-//! there, so that half of one leg is the most that could be.
+//! there, so that half of one replica is the most that could be.
 
 use std::rc::Rc;
 
@@ -50,9 +50,9 @@ impl Clock for Real {
     }
 }
 
-/// Two legs, and the mirror of them.
-struct Rig {
-    legs: [Replica; 2],
+/// Two replicas, and their mirror.
+struct Setup {
+    replicas: [Replica; 2],
     mirror: Rc<Gate<Rc<Mirror<Real>>>>,
     /// Blocks of one Verify.
     piece: BlockCount,
@@ -60,49 +60,49 @@ struct Rig {
     _scratch: Vec<Scratch>,
 }
 
-impl Rig {
-    async fn new(legs: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
-        let source = |leg: &DynDevice| ReplicaSource { name: "leg".to_owned(), device: Ok(leg.clone()), reopen: None };
+impl Setup {
+    async fn new(replicas: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Setup> {
+        let source = |replica: &DynDevice| ReplicaSource { name: "replica".to_owned(), device: Ok(replica.clone()), reopen: None };
         let options = OpenOptions { is_read_only: false, random: IDENTITY };
-        let opened = sealblock_layers_mirror::open(legs.iter().map(source).collect(), Real, options).await?;
+        let opened = sealblock_layers_mirror::open(replicas.iter().map(source).collect(), Real, options).await?;
         drop(spawn(opened.worker.run()));
         let mirror = Rc::new(Gate::new("mirror", opened.mirror));
         let blocks = mirror.geometry().capacity_blocks;
         drive(Rc::clone(&mirror), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
-        let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
+        let replicas = replicas.map(|replica| Rc::new(Gate::new("replica", replica)));
         let piece = mirror.geometry().limits.max_verify_blocks;
-        Ok(Rig { legs, mirror, piece, volumes, _scratch: scratch })
+        Ok(Setup { replicas, mirror, piece, volumes, _scratch: scratch })
     }
 
-    async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg =
+    async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
+        let replica =
             || DynDevice::new(Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0)));
-        Rig::new([leg(), leg()], Vec::new(), Vec::new()).await
+        Setup::new([replica(), replica()], Vec::new(), Vec::new()).await
     }
 
-    async fn volumes(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let (mut legs, mut volumes, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
-        for name in ["leg a", "leg b"] {
+    async fn volumes(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
+        let (mut replicas, mut volumes, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
+        for name in ["replica a", "replica b"] {
             let path = new_path(&options.dir, name)?;
             new_volume(&path.0, options.blocks() / 2, guard, Prepared::Written).await?;
             let volume = open_volume(&path.0).await?;
-            legs.push(volume.stack());
+            replicas.push(volume.stack());
             volumes.push(volume);
             scratch.push(path);
         }
-        let [a, b] = <[DynDevice; 2]>::try_from(legs).ok().expect("two legs");
-        Rig::new([a, b], volumes, scratch).await
+        let [a, b] = <[DynDevice; 2]>::try_from(replicas).ok().expect("two replicas");
+        Setup::new([a, b], volumes, scratch).await
     }
 
     /// Legs each request of which takes a while.
-    async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg = || -> anyhow::Result<DynDevice> {
+    async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
+        let replica = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
             Ok(DynDevice::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
         };
-        let rig = Rig::new([leg()?, leg()?], Vec::new(), Vec::new()).await?;
+        let setup = Setup::new([replica()?, replica()?], Vec::new(), Vec::new()).await?;
         // Few enough that what the CPU does for them counts little beside the wait.
-        Ok(Rig { piece: BlockCount::new(32).expect("not zero"), ..rig })
+        Ok(Setup { piece: BlockCount::new(32).expect("not zero"), ..setup })
     }
 
     /// One turn of a contender, by its place in [`NAMES`].
@@ -110,12 +110,12 @@ impl Rig {
         match contender {
             BOTH => {
                 let watch = Stopwatch::start();
-                let leg = |at: usize| drive(Rc::clone(&self.legs[at]), load, until, seed + at as u64);
-                let (a, b) = try_join(leg(0), leg(1)).await?;
+                let replica = |at: usize| drive(Rc::clone(&self.replicas[at]), load, until, seed + at as u64);
+                let (a, b) = try_join(replica(0), replica(1)).await?;
                 Ok(watch.stop(a.requests.min(b.requests), load.blocks << BlockSize::B4096.shift()))
             }
-            ALONE => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
-            IN_STEP => drive(Rc::new(InStep(self.legs.clone())), load, until, seed).await,
+            ALONE => drive(Rc::clone(&self.replicas[0]), load, until, seed).await,
+            IN_STEP => drive(Rc::new(InStep(self.replicas.clone())), load, until, seed).await,
             _ => drive(Rc::clone(&self.mirror), load, until, seed).await,
         }
     }
@@ -125,18 +125,18 @@ impl Rig {
         self.mirror.geometry().capacity_blocks.min(VERIFIES * u64::from(self.piece.get()))
     }
 
-    /// Verifies blocks of the mirror, or the same blocks of legs, by the contender's place in [`VERIFY_NAMES`].
+    /// Verifies blocks of the mirror, or the same blocks of replicas, by the contender's place in [`VERIFY_NAMES`].
     async fn verify(&self, contender: usize) -> anyhow::Result<Sample> {
         let blocks = self.verified();
-        let leg = |at: usize| verify(&*self.legs[at], blocks, self.piece);
+        let replica = |at: usize| verify(&*self.replicas[at], blocks, self.piece);
         let watch = Stopwatch::start();
         match contender {
-            0 => leg(0).await?,
+            0 => replica(0).await?,
             1 => {
-                leg(0).await?;
-                leg(1).await?;
+                replica(0).await?;
+                replica(1).await?;
             }
-            2 => drop(try_join(leg(0), leg(1)).await?),
+            2 => drop(try_join(replica(0), replica(1)).await?),
             _ => verify(&*self.mirror, blocks, self.piece).await?,
         }
         Ok(watch.stop(blocks, BlockSize::B4096.bytes() as u64))
@@ -144,7 +144,7 @@ impl Rig {
 
     async fn close(self) -> anyhow::Result<()> {
         self.mirror.device().close().await?;
-        drop((self.mirror, self.legs));
+        drop((self.mirror, self.replicas));
         for volume in self.volumes {
             volume.close().await?;
         }
@@ -167,12 +167,12 @@ const BOTH: usize = 0;
 const ALONE: usize = 1;
 const IN_STEP: usize = 2;
 const MIRROR: usize = 3;
-const NAMES: [&str; 4] = ["slower of both", "one leg alone", "in step", "mirror"];
-const VERIFY_NAMES: [&str; 4] = ["one leg", "one by one", "both at once", "mirror"];
+const NAMES: [&str; 4] = ["slower of both", "one replica alone", "in step", "mirror"];
+const VERIFY_NAMES: [&str; 4] = ["one replica", "one by one", "both at once", "mirror"];
 /// The most Verify requests of a turn.
 const VERIFIES: u64 = 512;
 
-/// Both legs asked at once and nothing else: what no mirror can do without.
+/// Requests to both replicas at once and nothing else: the lower bound of a mirror.
 struct InStep([Replica; 2]);
 
 impl Device for InStep {
@@ -200,19 +200,19 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     reactor.block_on(async {
         for &guard in &options.guards {
             println!("\nvolumes, {}, {} in all", guard.name(), options.size);
-            measure(options, Rig::volumes(options, guard).await?, BOTH, Some(BAR)).await?;
+            measure(options, Setup::volumes(options, guard).await?, BOTH, Some(BAR)).await?;
             println!("\nmemory, 2 ms a request, {}, {} in all", guard.name(), options.size);
-            measure(options, Rig::slow(options, guard).await?, BOTH, Some(BAR)).await?;
+            measure(options, Setup::slow(options, guard).await?, BOTH, Some(BAR)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
-            measure(options, Rig::memory(options, guard).await?, ALONE, None).await?;
+            measure(options, Setup::memory(options, guard).await?, ALONE, None).await?;
         }
         Ok(())
     })
 }
 
-/// Measures against a yardstick. What never waits cannot be asked twice at once: the first asked would have all the time.
-async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<f64>) -> anyhow::Result<()> {
-    let contenders = if yardstick == BOTH { vec![BOTH, ALONE, IN_STEP, MIRROR] } else { vec![ALONE, IN_STEP, MIRROR] };
+/// Measures against a baseline. A device that never waits cannot serve two loads at once: the first would have all the time.
+async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold: Option<f64>) -> anyhow::Result<()> {
+    let contenders = if baseline == BOTH { vec![BOTH, ALONE, IN_STEP, MIRROR] } else { vec![ALONE, IN_STEP, MIRROR] };
     let names: Vec<String> = contenders.iter().map(|contender| NAMES[*contender].to_owned()).collect();
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
@@ -221,37 +221,37 @@ async fn measure(options: &FileOptions, rig: Rig, yardstick: usize, bar: Option<
             let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             for next in shuffled(contenders.len(), &mut state) {
                 let until = Until::Passed(options.turn());
-                turns[next] = rig.turn(contenders[next], *load, until, u64::from(number) + 1).await?;
+                turns[next] = setup.turn(contenders[next], *load, until, u64::from(number) + 1).await?;
             }
             rounds.0.push(turns);
         }
         rounds.print(load.name, &names, None);
-        let bar = bar.filter(|_| load.write);
+        let threshold = threshold.filter(|_| load.write);
         let mirror = contenders.len() - 1;
-        println!("  mirror of both legs{}", crate::report::verdict(rounds.ratio(mirror).median, bar));
+        println!("  mirror of both replicas{}", crate::report::verdict(rounds.ratio(mirror).median, threshold));
         println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
     // Legs that were written to by themselves differ, so all is written once more.
-    let blocks = rig.mirror.geometry().capacity_blocks;
-    drive(Rc::clone(&rig.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
-    rig.mirror.execute(Request::Flush).await?;
+    let blocks = setup.mirror.geometry().capacity_blocks;
+    drive(Rc::clone(&setup.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
+    setup.mirror.execute(Request::Flush).await?;
     if "verify".contains(&options.only) {
-        verifies(options, &rig).await?;
+        verifies(options, &setup).await?;
     }
-    rig.close().await
+    setup.close().await
 }
 
-async fn verifies(options: &FileOptions, rig: &Rig) -> anyhow::Result<()> {
+async fn verifies(options: &FileOptions, setup: &Setup) -> anyhow::Result<()> {
     let mut rounds = Rounds::default();
     for number in 0..options.rounds {
         let mut turns = vec![Sample::default(); VERIFY_NAMES.len()];
         let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         for next in shuffled(VERIFY_NAMES.len(), &mut state) {
-            turns[next] = rig.verify(next).await?;
+            turns[next] = setup.verify(next).await?;
         }
         rounds.0.push(turns);
     }
-    let what = format!("verify, {} blocks, {} in one request", rig.verified(), rig.piece.get());
+    let what = format!("verify, {} blocks, {} in one request", setup.verified(), setup.piece.get());
     rounds.print(&what, &VERIFY_NAMES.map(str::to_owned), None);
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file on
 //! `/dev/shm`; all of them are written all over before. A server that idles sleeps, so none stands in another's way.
 //!
-//! Who else used the servers' CPU meanwhile is told too: with somebody who always wants it, a server gets the more of it the
+//! The CPU time of other processes on the servers' CPU is printed too: beside a process that always runs, a server gets more of it the
 //! more threads it has. What each spends on a request says then which is cheaper, and the rates do not.
 
 pub mod client;

@@ -51,7 +51,7 @@ enum End {
     Theirs(Option<Stopped>),
 }
 
-/// A process that stands still while this is not told to go on; it goes on at the latest when this is dropped.
+/// A stopped process, which continues on request, at the latest when this is dropped.
 struct Stopped(Pid);
 
 impl Stopped {
@@ -67,7 +67,7 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // Nobody is left to be told that it is gone.
+        // The process may have ended already.
         let _ = self.signal(Signal::CONT);
     }
 }
@@ -80,7 +80,7 @@ pub struct Contender {
     end: End,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 #[derive(Clone, Copy)]
 pub struct Measured {
     /// The requests.
@@ -272,7 +272,7 @@ fn print(load: &str, names: &[String], rounds: &[Vec<Measured>]) {
         );
         print!("  {name:14} {rate:8.0} /s  latency {mean:7.1} us, p99 {p99:7.1}  CPU {host:5.1} + {target:5.1} us");
         match index {
-            0 => println!("   (yardstick)"),
+            0 => println!("   (baseline)"),
             _ => println!(
                 "   {:5.1} % [{:5.1} .. {:5.1}]{}",
                 ratio.median * 100.0,

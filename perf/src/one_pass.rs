@@ -2,7 +2,7 @@
 //!
 //! Claim: with the 32-bit guard a digest costs no pass of its own. First in memory: a transfer of 128 KiB gets its tags and its
 //! digest, or has both checked. Then through the socket, where a guard of another kind stands for separate passes, and the
-//! bytes that the host summed are counted. CPU time of both ends is told for each GiB of data; neither end spins.
+//! bytes that the host summed are counted. CPU time of both ends is printed for each GiB of data; neither end spins.
 
 use std::hint::black_box;
 
@@ -114,23 +114,23 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
     u64::from(digest) ^ sealed.blocks() as u64
 }
 
-/// The sums of the blocks, and the digest joined from them.
+/// The CRCs of the blocks, and the digest combined from them.
 fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, u32) {
-    let sums: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
-    let joined = sums.iter().fold(0, |crc, sum| digest.join(crc, *sum, &[]));
-    (sums, joined)
+    let crcs: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
+    let joined = crcs.iter().fold(0, |crc, crc| digest.join(crc, *crc, &[]));
+    (crcs, joined)
 }
 
 fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedDigest) -> u64 {
-    let (sums, joined) = checksums(data, size, digest);
-    let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &sums);
+    let (crcs, joined) = checksums(data, size, digest);
+    let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &crcs);
     u64::from(joined) ^ u64::from(sealed.tags()[0])
 }
 
 fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedDigest) -> u64 {
-    let (sums, joined) = checksums(data, size, digest);
+    let (crcs, joined) = checksums(data, size, digest);
     let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
-    let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &sums).expect("what was sealed verifies");
+    let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &crcs).expect("what was sealed verifies");
     u64::from(joined) ^ sealed.blocks() as u64
 }
 

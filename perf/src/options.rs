@@ -1,4 +1,4 @@
-//! What a benchmark may be told.
+//! The options of the benchmarks.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::{Args, Parser, Subcommand};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, ByteCount};
 
-/// Holds one claim of the project against a yardstick measured in the same run.
+/// Compares one claim of the project with a baseline measured in the same run.
 #[derive(Parser)]
 #[command(name = "sealblock-perf")]
 pub struct Command {
@@ -28,7 +28,7 @@ pub enum Claim {
     Volume(FileOptions),
     /// Bytes written to the medium per byte of application data.
     Amplification(AmplificationOptions),
-    /// What one asker waits for beside floods of others' requests, on a volume.
+    /// The latency of one client beside floods of others, on a volume.
     Fairness(FileOptions),
     /// How long a volume takes to be served again after a crash, and how much memory serving it takes.
     Restart(RestartOptions),
@@ -36,9 +36,9 @@ pub enum Claim {
     Verify(FileOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
     Layouts(FileOptions),
-    /// A stripe of two legs against both legs by themselves.
+    /// A stripe of two members against both members by themselves.
     Stripe(FileOptions),
-    /// A mirror of two legs against the same legs by themselves, both at once.
+    /// A mirror of two replicas against the same devices by themselves, both at once.
     Mirror(FileOptions),
     /// Our target and our host over loopback, each on one core; with and without protection and digests.
     NvmeTcp(RemoteOptions),
@@ -48,14 +48,14 @@ pub enum Claim {
     RemoteVerify(RemoteOptions),
     /// Protection and data digests from one pass over the data, against separate passes.
     OnePass(RemoteOptions),
-    /// Another build of this program against this one, by turns, at one of the claims above.
+    /// Another build of this program against this one, in turns, at one of the claims above.
     Against {
         /// The other program.
         other: PathBuf,
         /// How often both are run.
         #[arg(long, default_value_t = 5)]
         turns: u32,
-        /// What both are told; options of the claim follow its name.
+        /// The arguments of both; options of the claim follow its name.
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         words: Vec<String>,
     },
@@ -203,7 +203,7 @@ pub struct NbdOptions {
     pub spin_us: u32,
 }
 
-/// A namespace of somebody else's target, the only one of its subsystem.
+/// A namespace of a foreign target, the only one of its subsystem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Where it listens.

@@ -68,8 +68,8 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
             let rounds = bench.context("the host's core is gone")??;
             let what = format!("{device}, guard {}, {}", guard.name(), options.size);
             // A volume is as fast as its file; nothing is claimed of that here.
-            let bar = (device != "volume").then_some(FASTER);
-            print(&what, options.blocks() << 12, &rounds, bar);
+            let threshold = (device != "volume").then_some(FASTER);
+            print(&what, options.blocks() << 12, &rounds, threshold);
         }
     }
     Ok(())
@@ -127,7 +127,7 @@ async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64) -> anyhow
     Ok(Pass { seconds, bytes_moved, payload_bytes })
 }
 
-fn print(what: &str, bytes: u64, rounds: &[(Pass, Pass)], bar: Option<f64>) {
+fn print(what: &str, bytes: u64, rounds: &[(Pass, Pass)], threshold: Option<f64>) {
     let speed = |pass: &Pass| bytes as f64 / pass.seconds / 1e9;
     let offloaded = Spread::of(rounds.iter().map(|round| speed(&round.0))).median;
     let emulated = Spread::of(rounds.iter().map(|round| speed(&round.1))).median;
@@ -140,14 +140,14 @@ fn print(what: &str, bytes: u64, rounds: &[(Pass, Pass)], bar: Option<f64>) {
         faster.median,
         faster.least,
         faster.most,
-        bar.map_or(String::new(), |bar| times(faster.median, bar))
+        threshold.map_or(String::new(), |threshold| times(faster.median, threshold))
     );
     println!("  {fewer:.0} times fewer bytes moved ({payload} bytes of payload){}", times(fewer, FEWER));
 }
 
-fn times(ratio: f64, bar: f64) -> String {
-    match ratio >= bar {
-        true => format!("  bar {bar:.0}: kept"),
-        false => format!("  bar {bar:.0}: MISSED by {:.1}", bar - ratio),
+fn times(ratio: f64, threshold: f64) -> String {
+    match ratio >= threshold {
+        true => format!("  bar {threshold:.0}: kept"),
+        false => format!("  bar {threshold:.0}: MISSED by {:.1}", threshold - ratio),
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::load::{Sample, random};
 
-/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the yardstick.
+/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the baseline.
 #[derive(Default)]
 pub struct Rounds(pub Vec<Vec<Sample>>);
 
@@ -38,7 +38,7 @@ impl Rounds {
         Spread::of(self.0.iter().map(|round| round[contender].rate()))
     }
 
-    /// The rate as a part of the yardstick's in the same round.
+    /// The rate as a part of the baseline's in the same round.
     pub fn ratio(&self, contender: usize) -> Spread {
         self.ratio_to(contender, 0)
     }
@@ -59,8 +59,8 @@ impl Rounds {
         Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
     }
 
-    /// Prints one line per contender. `bar` is the least ratio that keeps the claim.
-    pub fn print(&self, load: &str, names: &[String], bar: Option<f64>) {
+    /// Prints one line per contender. `threshold` is the least ratio that keeps the claim.
+    pub fn print(&self, load: &str, names: &[String], threshold: Option<f64>) {
         println!("{load}");
         for (contender, name) in names.iter().enumerate() {
             let ratio = self.ratio(contender);
@@ -71,13 +71,13 @@ impl Rounds {
                 self.cpu_us(contender)
             );
             match contender {
-                0 => println!("   (yardstick)"),
+                0 => println!("   (baseline)"),
                 _ => println!(
                     "   {:5.1} % [{:5.1} .. {:5.1}]{}",
                     ratio.median * 100.0,
                     ratio.least * 100.0,
                     ratio.most * 100.0,
-                    verdict(ratio.median, bar.filter(|_| !name.starts_with("raw")))
+                    verdict(ratio.median, threshold.filter(|_| !name.starts_with("raw")))
                 ),
             }
         }
@@ -93,11 +93,11 @@ pub fn shuffled(count: usize, state: &mut u64) -> Vec<usize> {
     order
 }
 
-/// How a ratio stands to its bar.
-pub fn verdict(ratio: f64, bar: Option<f64>) -> String {
-    match bar {
+/// A ratio compared with its threshold.
+pub fn verdict(ratio: f64, threshold: Option<f64>) -> String {
+    match threshold {
         None => String::new(),
-        Some(bar) if ratio >= bar => format!("  bar {:.0} %: kept", bar * 100.0),
-        Some(bar) => format!("  bar {:.0} %: MISSED by {:.1} points", bar * 100.0, (bar - ratio) * 100.0),
+        Some(threshold) if ratio >= threshold => format!("  bar {:.0} %: kept", threshold * 100.0),
+        Some(threshold) => format!("  bar {:.0} %: MISSED by {:.1} points", threshold * 100.0, (threshold - ratio) * 100.0),
     }
 }

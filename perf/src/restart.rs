@@ -103,7 +103,7 @@ impl Server {
     fn cost(&self) -> Result<(f64, u64)> {
         let status = read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kib = line.and_then(|line| line.split_whitespace().next()).context("the kernel does not tell VmHWM")?;
+        let kib = line.and_then(|line| line.split_whitespace().next()).context("the kernel does not report VmHWM")?;
         Ok((process_cpu(self.child.id()), kib.parse::<u64>()? >> 10))
     }
 
@@ -118,7 +118,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already, and nobody is left to be told.
+        // It may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

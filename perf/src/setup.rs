@@ -96,7 +96,7 @@ impl Contender {
         Contender { name: name.to_owned(), device, _scratch: scratch }.filled(options, prepared).await
     }
 
-    /// A raw file whose reader looks at the data.
+    /// A raw file whose reader touches the data.
     pub async fn touched(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
         let name = "raw, data loaded".to_owned();
         let scratch = new_path(&options.dir, "touched")?;
@@ -205,7 +205,7 @@ fn reserve(path: &Path, bytes: u64) -> anyhow::Result<()> {
 
 /// A new volume on a new file, whose space is reserved or written, slots never used included.
 pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
-    // A file system tells its sector only to an open file, and the length depends on it.
+    // Only an open file has a sector size, and the length depends on it.
     let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
     std::fs::remove_file(path)?;
     let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
@@ -237,7 +237,7 @@ pub async fn open_volume(path: &Path) -> anyhow::Result<OpenVolume> {
 }
 
 impl OpenVolume {
-    /// The volume as a leg of something, from now on at work all the time.
+    /// The volume as a member of a group, with its worker always running.
     pub fn stack(&self) -> DynDevice {
         self.on_turn.set(true);
         DynDevice::new(Rc::clone(&self.gate))

@@ -1,9 +1,9 @@
-//! A stripe of two legs against both legs by themselves, at the same time.
+//! A stripe of two members against both members by themselves, at the same time.
 //!
-//! Claim: the stripe keeps 90 % of what its legs do together, on files, which share a disk here, and on two devices that each
-//! have a speed of their own. The yardstick asks both legs side by side, each with half of the depth; the stripe is asked with
-//! all of it. Everything is on one core, so legs in memory, which have no time of their own, show what the layer itself
-//! costs: no bar is held there.
+//! Claim: the stripe keeps 90 % of what its members do together, on files, which share a disk here, and on two devices that each
+//! have a speed of their own. The baseline loads both members at once, each with half of the depth; the stripe is loaded with
+//! all of it. Everything is on one core, so members in memory, which have no latency, show what the layer itself
+//! costs: no threshold applies there.
 
 use std::rc::Rc;
 
@@ -40,46 +40,46 @@ const LOADS: &[Load] = &[
 
 type Member = Rc<Gate<DynDevice>>;
 
-/// Two legs, and the stripe of them.
-struct Rig {
-    legs: [Member; 2],
+/// Two members, and their stripe.
+struct Setup {
+    members: [Member; 2],
     stripe: Rc<Gate<StripeLayer<Member>>>,
     _scratch: Vec<Scratch>,
 }
 
-impl Rig {
-    async fn new(legs: [DynDevice; 2], scratch: Vec<Scratch>) -> anyhow::Result<Rig> {
-        let legs = legs.map(|leg| Rc::new(Gate::new("leg", leg)));
-        let layer = StripeLayer::new(legs.to_vec(), CHUNK)?;
-        let rig = Rig { legs, stripe: Rc::new(Gate::new("stripe", layer)), _scratch: scratch };
-        let blocks = rig.stripe.geometry().capacity_blocks;
-        drive(Rc::clone(&rig.stripe), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
-        Ok(rig)
+impl Setup {
+    async fn new(members: [DynDevice; 2], scratch: Vec<Scratch>) -> anyhow::Result<Setup> {
+        let members = members.map(|member| Rc::new(Gate::new("member", member)));
+        let layer = StripeLayer::new(members.to_vec(), CHUNK)?;
+        let setup = Setup { members, stripe: Rc::new(Gate::new("stripe", layer)), _scratch: scratch };
+        let blocks = setup.stripe.geometry().capacity_blocks;
+        drive(Rc::clone(&setup.stripe), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+        Ok(setup)
     }
 
-    async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg = || DynDevice::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-        Rig::new([leg(), leg()], Vec::new()).await
+    async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
+        let member = || DynDevice::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+        Setup::new([member(), member()], Vec::new()).await
     }
 
-    async fn paced(options: &FileOptions, guard: Protection) -> anyhow::Result<Rig> {
-        let leg = || {
+    async fn paced(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
+        let member = || {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
             DynDevice::new(Paced::new(memory, PACE))
         };
-        Rig::new([leg(), leg()], Vec::new()).await
+        Setup::new([member(), member()], Vec::new()).await
     }
 
-    async fn files(options: &FileOptions) -> anyhow::Result<Rig> {
-        let (mut legs, mut scratch) = (Vec::new(), Vec::new());
-        for name in ["leg a", "leg b"] {
+    async fn files(options: &FileOptions) -> anyhow::Result<Setup> {
+        let (mut members, mut scratch) = (Vec::new(), Vec::new());
+        for name in ["member a", "member b"] {
             let path = new_path(&options.dir, name)?;
             let medium = new_file(&path.0, options.size.get() / 2, Prepared::Written).await?;
-            legs.push(DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?));
+            members.push(DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?));
             scratch.push(path);
         }
-        let [a, b] = <[DynDevice; 2]>::try_from(legs).ok().expect("two legs");
-        Rig::new([a, b], scratch).await
+        let [a, b] = <[DynDevice; 2]>::try_from(members).ok().expect("two members");
+        Setup::new([a, b], scratch).await
     }
 
     /// One turn of a contender, by its place in [`NAMES`].
@@ -88,17 +88,17 @@ impl Rig {
             0 => {
                 let half = Load { depth: (load.depth / 2).max(1), ..load };
                 let watch = Stopwatch::start();
-                let leg = |at: usize| drive(Rc::clone(&self.legs[at]), half, until, seed + at as u64);
-                let (a, b) = try_join(leg(0), leg(1)).await?;
+                let member = |at: usize| drive(Rc::clone(&self.members[at]), half, until, seed + at as u64);
+                let (a, b) = try_join(member(0), member(1)).await?;
                 Ok(watch.stop(a.requests + b.requests, load.blocks << BlockSize::B4096.shift()))
             }
-            1 => drive(Rc::clone(&self.legs[0]), load, until, seed).await,
+            1 => drive(Rc::clone(&self.members[0]), load, until, seed).await,
             _ => drive(Rc::clone(&self.stripe), load, until, seed).await,
         }
     }
 }
 
-const NAMES: [&str; 3] = ["both legs", "one leg", "stripe"];
+const NAMES: [&str; 3] = ["both members", "one member", "stripe"];
 
 /// Measures everything and prints it.
 pub fn run(options: &FileOptions) -> anyhow::Result<()> {
@@ -106,31 +106,31 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     println!("{}", reactor.backend());
     reactor.block_on(async {
         println!("\nraw files, {} in all", options.size);
-        measure(options, &Rig::files(options).await?, Some(BAR)).await?;
+        measure(options, &Setup::files(options).await?, Some(BAR)).await?;
         for &guard in &options.guards {
-            println!("\nmemory at 256 MiB/s a leg, {}, {} in all", guard.name(), options.size);
-            measure(options, &Rig::paced(options, guard).await?, Some(BAR)).await?;
+            println!("\nmemory at 256 MiB/s a member, {}, {} in all", guard.name(), options.size);
+            measure(options, &Setup::paced(options, guard).await?, Some(BAR)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
-            measure(options, &Rig::memory(options, guard).await?, None).await?;
+            measure(options, &Setup::memory(options, guard).await?, None).await?;
         }
         Ok(())
     })
 }
 
-async fn measure(options: &FileOptions, rig: &Rig, bar: Option<f64>) -> anyhow::Result<()> {
+async fn measure(options: &FileOptions, setup: &Setup, threshold: Option<f64>) -> anyhow::Result<()> {
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             let mut turns = vec![Sample::default(); NAMES.len()];
             let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             for next in shuffled(NAMES.len(), &mut state) {
-                turns[next] = rig.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
+                turns[next] = setup.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
             }
             rounds.0.push(turns);
         }
         rounds.print(load.name, &NAMES.map(str::to_owned), None);
         let ratio = rounds.ratio(2).median;
-        println!("  stripe of both legs{}", crate::report::verdict(ratio, bar));
+        println!("  stripe of both members{}", crate::report::verdict(ratio, threshold));
     }
     Ok(())
 }

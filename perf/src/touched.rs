@@ -1,6 +1,6 @@
-//! A device whose reader looks at every byte it gets, and does nothing else with it.
+//! A device whose reads touch every byte of the data.
 //!
-//! The yardstick of a raw file hands data on that no core ever loads, which no user of data does. What a medium
+//! A raw file as a baseline would return data that no core ever loads, which no user of data does. What a medium
 //! loses when its data are loaded at all, before any checksum, shows against this.
 
 use std::hint::black_box;

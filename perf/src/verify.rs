@@ -86,12 +86,12 @@ fn one(
     Ok(())
 }
 
-/// Reads the slots of every zone's own blocks.
+/// Reads the physical blocks of every block group.
 fn plain(path: &Path, layout: &Layout, threads: usize) -> anyhow::Result<Sample> {
     let file = File::open(path)?;
     let pieces: Vec<u64> = (0..layout.block_groups())
-        .filter_map(|zone| layout.block_group(zone))
-        .flat_map(|zone| (0..zone.blocks << 12).step_by(PIECE_BYTES).map(move |at| zone.data_offset + at))
+        .filter_map(|group| layout.block_group(group))
+        .flat_map(|group| (0..group.blocks << 12).step_by(PIECE_BYTES).map(move |at| group.data_offset + at))
         .collect();
     let share = pieces.len().div_ceil(threads);
     let watch = Stopwatch::start();

@@ -118,12 +118,12 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
         counts.take_sync_ms();
         counts.take_data_write_seconds();
     }
-    for &(load, bar) in STEADY.iter().filter(|(load, _)| load.name.contains(&options.only)) {
+    for &(load, threshold) in STEADY.iter().filter(|(load, _)| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             rounds.0.push(round(&contenders, load, Until::Passed(options.turn()), number).await?);
         }
-        rounds.print(load.name, &names(&contenders), Some(bar));
+        rounds.print(load.name, &names(&contenders), Some(threshold));
         print_media(&contenders, &rounds);
     }
     scattered(options, &contenders).await?;
@@ -136,8 +136,8 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
 /// Each round of each of these loads finds the volumes overwritten at random all over; the second of a pair after idle time.
 async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
     let idle = Duration::from_secs_f64(options.idle);
-    for ([at_once, after], first_bar, second_bar) in SCATTERED {
-        for (load, bar, idle) in [(*at_once, *first_bar, Duration::ZERO), (*after, *second_bar, idle)] {
+    for ([at_once, after], first_threshold, second_threshold) in SCATTERED {
+        for (load, threshold, idle) in [(*at_once, *first_threshold, Duration::ZERO), (*after, *second_threshold, idle)] {
             if !load.name.contains(&options.only) {
                 continue;
             }
@@ -148,7 +148,7 @@ async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::R
                 }
                 rounds.0.push(round(contenders, load, Until::Passed(options.turn()), number).await?);
             }
-            rounds.print(load.name, &names(contenders), Some(bar));
+            rounds.print(load.name, &names(contenders), Some(threshold));
             print_media(contenders, &rounds);
         }
     }
@@ -190,7 +190,7 @@ fn print_media(contenders: &[Contender], rounds: &Rounds) {
 async fn first(options: &FileOptions) -> anyhow::Result<()> {
     let fill = Load { name: "first write 1 MiB, sequential, QD 8", ..FILL };
     let scattered = small("first write 4 KiB, random, QD 32, no flush", true, 32, 0);
-    for (load, until, bar) in [
+    for (load, until, threshold) in [
         (fill, Until::Asked(options.blocks() / fill.blocks), SEQUENTIAL),
         (scattered, Until::Passed(options.turn()), RANDOM_WRITE),
     ] {
@@ -207,7 +207,7 @@ async fn first(options: &FileOptions) -> anyhow::Result<()> {
             }
         }
         println!("\nfirst writes: space was reserved with fallocate and never written");
-        rounds.print(load.name, &columns, Some(bar));
+        rounds.print(load.name, &columns, Some(threshold));
     }
     Ok(())
 }

@@ -37,7 +37,7 @@ const TABLE_DEPTH: usize = 64;
 pub enum Scheme {
     /// In place, no tags.
     Raw,
-    /// Data to a free slot; records to a log when a commit is due.
+    /// Data to a free physical unit; map entries to a log at each commit.
     FreeSlots,
     /// Tags to a log and a sync, then data in place.
     TagsFirst,
@@ -76,7 +76,7 @@ pub struct Emulation {
     log_offset: u64,
     log_at: Cell<u64>,
     log_used: Cell<u64>,
-    /// Where each place's unit is, the free ones, and those given up since the last commit.
+    /// The physical unit of each logical one, the free ones, and those freed since the last commit.
     slots: RefCell<Vec<u64>>,
     free: RefCell<Vec<u64>>,
     given_up: RefCell<Vec<u64>>,

@@ -54,7 +54,7 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         if let End::Theirs(child, file) = &mut self.end {
-            // It may have ended already, and nobody is left to be told.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
             let _ = file.take().map(std::fs::remove_file);
@@ -62,7 +62,7 @@ impl Drop for Served {
     }
 }
 
-/// Seconds that a CPU was not idle, for whomever, since the system started; to a hundredth, in which Linux tells it.
+/// Seconds that a CPU was not idle, for any process, since the system started; to a hundredth, the unit of Linux.
 pub fn busy_seconds(cpu: usize) -> Result<f64> {
     let (stat, name) = (read_to_string("/proc/stat")?, format!("cpu{cpu} "));
     let line =
@@ -129,7 +129,7 @@ fn is_there(name: &str) -> bool {
     found
 }
 
-/// A port that nobody uses now. Whoever takes it first has it.
+/// A free port. Another process may take it before the server does.
 fn free_port() -> Result<u16> {
     match TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port() {
         0 => bail!("the system gives no port"),
