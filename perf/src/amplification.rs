@@ -111,7 +111,11 @@ async fn one(
         per_byte(counts.written(Part::Log)),
         per_byte(counts.written(Part::Tables)),
         per_byte(counts.read()),
-        if whole <= threshold { format!("{threshold:.2} kept") } else { format!("{threshold:.2} MISSED by {:.3}", whole - threshold) },
+        if whole <= threshold {
+            format!("{threshold:.2} kept")
+        } else {
+            format!("{threshold:.2} MISSED by {:.3}", whole - threshold)
+        },
         if random { "" } else { " (sequential)" },
     );
     Ok(())

@@ -3,6 +3,7 @@
 mod against;
 mod amplification;
 mod counted;
+mod devices;
 mod fairness;
 mod guards;
 mod latency;
@@ -13,14 +14,12 @@ mod nbd;
 mod nvme_tcp;
 mod one_pass;
 mod options;
-mod paced;
 mod remote;
 mod remote_verify;
 mod report;
 mod restart;
 mod setup;
 mod stripe;
-mod touched;
 mod verify;
 mod volume;
 

@@ -62,7 +62,11 @@ struct Setup {
 
 impl Setup {
     async fn new(replicas: [DynDevice; 2], volumes: Vec<OpenVolume>, scratch: Vec<Scratch>) -> anyhow::Result<Setup> {
-        let source = |replica: &DynDevice| ReplicaSource { name: "replica".to_owned(), device: Ok(replica.clone()), reopen: None };
+        let source = |replica: &DynDevice| ReplicaSource {
+            name: "replica".to_owned(),
+            device: Ok(replica.clone()),
+            reopen: None,
+        };
         let options = OpenOptions { is_read_only: false, random: IDENTITY };
         let opened = sealblock_layers_mirror::open(replicas.iter().map(source).collect(), Real, options).await?;
         drop(spawn(opened.worker.run()));

@@ -117,7 +117,7 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
 /// The CRCs of the blocks, and the digest combined from them.
 fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, u32) {
     let crcs: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
-    let joined = crcs.iter().fold(0, |crc, crc| digest.join(crc, *crc, &[]));
+    let joined = crcs.iter().fold(0, |joined, crc| digest.join(joined, *crc, &[]));
     (crcs, joined)
 }
 

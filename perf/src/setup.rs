@@ -13,9 +13,9 @@ use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn};
 use sealblock_units::BlockSize;
 
 use crate::counted::{Counted, Counts};
+use crate::devices::Touched;
 use crate::load::{self, Load, Sample, Until};
 use crate::options::{FileOptions, Protection};
-use crate::touched::Touched;
 
 /// A step of the clock of volumes.
 const TICK: Duration = Duration::from_millis(20);

@@ -15,9 +15,9 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::BlockSize;
 
+use crate::devices::Paced;
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::options::{FileOptions, Protection};
-use crate::paced::Paced;
 use crate::report::{Rounds, shuffled};
 use crate::setup::{FILL, Prepared, Scratch, new_file, new_path};
 

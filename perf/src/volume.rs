@@ -137,7 +137,8 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
 async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
     let idle = Duration::from_secs_f64(options.idle);
     for ([at_once, after], first_threshold, second_threshold) in SCATTERED {
-        for (load, threshold, idle) in [(*at_once, *first_threshold, Duration::ZERO), (*after, *second_threshold, idle)] {
+        for (load, threshold, idle) in [(*at_once, *first_threshold, Duration::ZERO), (*after, *second_threshold, idle)]
+        {
             if !load.name.contains(&options.only) {
                 continue;
             }

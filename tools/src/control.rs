@@ -4,10 +4,8 @@
 //! for the target it means (`client.rs`), in lines of JSON (`protocol.rs`), as drawn in `docs/formats/json.md`.
 
 pub mod client;
-pub mod log;
 pub mod mirror_status;
 pub mod protocol;
-pub mod resized;
 pub mod server;
 pub mod socket_path;
 pub mod status;

@@ -20,7 +20,6 @@
 
 mod called;
 mod error;
-mod linux;
 mod parse;
 mod remote;
 #[cfg(test)]

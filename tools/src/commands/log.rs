@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::cli::Log;
 use crate::commands::status::servers;
 use crate::control::client::log;
-use crate::control::log::LogReport;
+use crate::control::protocol::LogReport;
 use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 

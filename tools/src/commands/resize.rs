@@ -12,7 +12,7 @@ use sealblock_units::BlockSize;
 use crate::cli::{Resize, ServedName};
 use crate::commands::scrub::name_of;
 use crate::control::client::find;
-use crate::control::resized::ResizeReport;
+use crate::control::protocol::ResizeReport;
 use crate::exit::{Cause, CliError, Exit};
 use crate::report::{print_json, say};
 use crate::stack::{

@@ -13,26 +13,24 @@ mod devices;
 mod embedded;
 mod failing;
 mod front;
-mod hangup;
 mod health;
 mod identity;
 mod inspect;
-mod legs;
-mod lifetime;
 mod listeners;
 mod log;
 mod members;
-mod notify;
+mod mirrors;
 mod observer;
 mod plan;
 mod recent;
 mod resize;
 mod resize_queue;
+mod run;
 mod scrub;
 mod server;
+mod service;
 mod sockets;
 mod waiting;
-mod watch;
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -68,7 +66,7 @@ fn serve(arguments: &Serve) -> Result<Exit, CliError> {
         tracing::warn!("{warning}");
     }
     let (announcer, control) = (EventWriter::new(arguments.json), arguments.control.as_ref());
-    lifetime::run(&plan, cores(plan.cores), announcer, control, again)
+    run::run(&plan, cores(plan.cores), announcer, control, again)
 }
 
 /// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each

@@ -10,13 +10,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::log::LogReport;
 use super::mirror_status::MirrorStatus;
+use super::protocol::LogReport;
+use super::protocol::ResizeReport;
 use super::protocol::{
     ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_RESPONSE_BYTES,
     TargetRef, VERSION, line_of,
 };
-use super::resized::ResizeReport;
 use super::server::ServerStatus;
 use super::socket_path;
 use super::status::ScrubStatus;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use sealblock_units::ByteCount;
 
 use super::error::{TargetError, TargetErrorKind};
-use super::{GroupKind, MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES, TargetName, linux, uri};
+use super::{GroupKind, MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES, TargetName, uri};
 
 /// A part of the text, and the byte where it begins.
 #[derive(Clone, Copy)]
@@ -88,7 +88,7 @@ pub(super) fn located(text: &str, Fail { at, problem }: Fail) -> TargetError {
 
 /// Whether a path needs no `file:` to be read as the path of a file.
 pub(super) fn is_bare_path(text: &str) -> bool {
-    !text.is_empty() && text != "-" && !text.starts_with('[') && scheme(text).is_none() && !linux::is_device(text)
+    !text.is_empty() && text != "-" && !text.starts_with('[') && scheme(text).is_none() && !is_linux_device(text)
 }
 
 fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
@@ -105,7 +105,7 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     }
     match piece.text {
         "-" => piece.fail(TargetErrorKind::Standard),
-        text if linux::is_device(text) => Ok(TargetName::Linux(PathBuf::from(text))),
+        text if is_linux_device(text) => Ok(TargetName::Linux(PathBuf::from(text))),
         text => match scheme(text) {
             Some(scheme) => piece.fail(TargetErrorKind::Unknown(scheme.to_owned())),
             None => path(piece).map(TargetName::File),
@@ -235,5 +235,39 @@ fn fault(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
             Ok(TargetName::Fault { rules: rules.text.to_owned(), target: Box::new(target(inner, depth + 1)?) })
         }
         None => rest.fail(TargetErrorKind::NoInner("fault")),
+    }
+}
+
+/// True if the path is `/dev/nvmeXnY`, `/dev/ngXnY` or `/dev/sdX`: a Linux device that may take offloaded work.
+///
+/// Judged by name: the open finds out whether it exists and what it can do. Partitions are ordinary block devices, since
+/// the kernel takes no passthrough commands through them.
+fn is_linux_device(path: &str) -> bool {
+    let Some(name) = path.strip_prefix("/dev/") else { return false };
+    let namespace = name.strip_prefix("nvme").or_else(|| name.strip_prefix("ng"));
+    let is_namespace =
+        namespace.and_then(|rest| rest.split_once('n')).is_some_and(|(x, y)| is_number(x) && is_number(y));
+    let is_disk = name.strip_prefix("sd").is_some_and(|x| !x.is_empty() && x.bytes().all(|b| b.is_ascii_lowercase()));
+    is_namespace || is_disk
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_linux_devices_are_recognised_and_nothing_else() {
+        for path in ["/dev/nvme0n1", "/dev/nvme12n34", "/dev/ng0n1", "/dev/sda", "/dev/sdaa"] {
+            assert!(is_linux_device(path), "{path}");
+        }
+        for path in
+            ["/dev/nvme0", "/dev/nvme0n1p1", "/dev/ng0", "/dev/sda1", "/dev/sd", "/dev/shm/v", "/dev/vda", "sda"]
+        {
+            assert!(!is_linux_device(path), "{path}");
+        }
     }
 }

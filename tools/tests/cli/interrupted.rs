@@ -248,7 +248,10 @@ fn waiting_for_a_scrub_tells_what_it_meets() {
     let answer = place.run("scrub start v --rate 8MiB/s --wait");
     let text = answer.ends_with(1).text();
     let line = text.lines().next().unwrap();
-    assert!(line.starts_with("among blocks 0..") && line.ends_with(": 2 bad blocks, 0 repaired, 2 unrepaired"), "{text}");
+    assert!(
+        line.starts_with("among blocks 0..") && line.ends_with(": 2 bad blocks, 0 repaired, 2 unrepaired"),
+        "{text}"
+    );
     assert!(text.contains("v: idle") && text.contains("4096 blocks, 2 bad"), "{text}");
     let report = place.run("scrub start v --wait --json").ends_with(1).json();
     assert_eq!((&report["state"], &report["runs"][1]["bad"]), (&"idle".into(), &2.into()));

@@ -16,7 +16,7 @@ use super::plan::{NamespacePlan, SubsystemPlan};
 use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
 use crate::commands::create::{protection_text, uuid_text};
-use crate::control::resized::ResizeReport;
+use crate::control::protocol::ResizeReport;
 use crate::report::{print_json, say};
 use crate::tally::count;
 use crate::target::{NbdAddress, encode};

@@ -22,8 +22,8 @@ use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn, timeout};
 
 use super::front::Front;
 use super::inspect::DeviceInspector;
-use super::legs::MirrorHandle;
 use super::log;
+use super::mirrors::MirrorHandle;
 use super::resize_queue::ResizeQueue;
 use super::scrub::ScrubHandle;
 use crate::cli::ControlSocket;

@@ -12,12 +12,11 @@ use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
 use sealblock_units::ByteCount;
 
 use super::inspect::{DeviceInspector, InspectedDevice};
-use super::legs::MirrorHandle;
+use super::mirrors::{MirrorHandle, watch};
 use super::observer::{ReportTargets, RequestObserver};
 use super::plan::NamespacePlan;
 use super::resize::{LocalDevice, ResizeResult};
 use super::scrub::{ScrubEventSender, ScrubHandle, ScrubTask};
-use super::watch::watch;
 use crate::exit::{Cause, CliError};
 use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
 use crate::target::TargetLabel;

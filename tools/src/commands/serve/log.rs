@@ -25,7 +25,7 @@ use tracing_subscriber::{Registry, reload};
 
 use super::recent;
 use crate::cli::LogLevel;
-use crate::control::log::LogReport;
+use crate::control::protocol::LogReport;
 use crate::control::protocol::{ControlError, ControlErrorKind};
 use crate::exit::{Cause, CliError};
 use crate::report::notes_are_logged;

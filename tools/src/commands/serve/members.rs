@@ -1,5 +1,5 @@
-//! Whether what a configuration names is what is open already, also where that has changed since: the members of a mirror are what
-//! `sealblock mirror` has made of them, and not what the mirror was opened by.
+//! Compares a configuration with the open devices. `sealblock mirror` changes the replicas of a served mirror, so its replicas count,
+//! and not the name it was opened by.
 
 use std::collections::BTreeSet;
 
@@ -10,20 +10,20 @@ use crate::control::protocol::ControlCommand;
 use crate::exit::{Cause, CliError};
 use crate::target::{GroupKind, TargetName};
 
-/// How a device fits what is planned.
+/// How a device matches a plan.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Fit {
-    /// It is what is meant.
+    /// It is the device of the plan.
     Same,
-    /// It is what was meant before its members, which are these, were changed.
+    /// It was the device of the plan before its replicas were changed to these.
     Outdated(Vec<String>),
-    /// It is a mirror of these members, of which some are named, and not another one's.
+    /// It is a mirror of these replicas, some of which the plan names for another one.
     Other(Vec<String>),
-    /// It is something else.
+    /// It is another device.
     No,
 }
 
-/// How a device fits what is planned.
+/// Compares a device with a plan.
 pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
     if device.access != plan.access() || device.usage != plan.usage {
         return Fit::No;
@@ -53,7 +53,7 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
     }
 }
 
-/// A plan that names members other than a mirror's.
+/// The failure for a plan that names other replicas than a served mirror has.
 pub fn of_others(target: &TargetName, members: &[String]) -> CliError {
     let why = format!("the members of the mirror that is served are {}", members.join(" and "));
     CliError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
@@ -68,7 +68,7 @@ fn members_of(target: &TargetName) -> Option<&[TargetName]> {
     }
 }
 
-/// `is_old_name` says that the mirror was opened by this name.
+/// `is_old_name`: the mirror was opened by this name.
 fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> Fit {
     let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
     let wanted: BTreeSet<String> = named.iter().map(|leg| settled(&leg.to_string())).collect();
@@ -83,7 +83,7 @@ fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> 
     }
 }
 
-/// The name of a member as such names are compared: one path has many.
+/// The canonical name of a member, for comparison: one path has many names.
 fn settled(name: &str) -> String {
     let target: Option<TargetName> = name.parse().ok();
     target.as_ref().and_then(TargetName::path).and_then(canonical).unwrap_or_else(|| name.to_owned())

@@ -22,7 +22,7 @@ use sealblock_units::ByteCount;
 use super::plan::NamespacePlan;
 use super::scrub::ScrubTask;
 use crate::commands::resize::{DOING, blocks_of};
-use crate::control::resized::ResizeReport;
+use crate::control::protocol::ResizeReport;
 use crate::exit::{Cause, CliError};
 use crate::stack::{
     Access, Closer, FileVolume, OpenTarget, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,

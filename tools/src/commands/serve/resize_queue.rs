@@ -9,8 +9,8 @@ use std::rc::Rc;
 use sealblock_block::Condition;
 use sealblock_runtime_reactor::Notify;
 
+use crate::control::protocol::ResizeReport;
 use crate::control::protocol::{ControlError, ControlErrorKind};
-use crate::control::resized::ResizeReport;
 
 /// The result of a resize request.
 pub type Resized = Result<ResizeReport, ControlError>;

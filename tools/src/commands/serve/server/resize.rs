@@ -8,7 +8,7 @@ use super::super::resize::ResizeResult;
 use super::{Server, of_setup};
 use crate::commands::resize::DOING;
 use crate::commands::serve::devices::ServedDevice;
-use crate::control::resized::ResizeReport;
+use crate::control::protocol::ResizeReport;
 use crate::exit::{Cause, CliError};
 use sealblock_protocols_nvme::nqn::Nqn;
 

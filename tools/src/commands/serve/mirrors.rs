@@ -1,4 +1,4 @@
-//! Watches whether all replicas of served mirrors are online and in sync: a change is logged and reported to hosts.
+//! Served mirrors: a handle for any core, and a watch of their state, which is logged and reported to hosts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,10 +8,56 @@ use std::sync::Weak;
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
-use sealblock_runtime_reactor::spawn;
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, spawn};
 
-use crate::control::mirror_status::state_text;
+use crate::control::mirror_status::{MirrorStatus, state_text};
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
+use crate::exit::{Cause, CliError};
 use crate::stack::{OpenMirror, TargetInfo};
+
+/// A handle of a mirror on another core.
+#[derive(Clone)]
+pub struct MirrorHandle {
+    core: CoreHandle,
+    mirror: CoreLocal<OpenMirror>,
+}
+
+impl MirrorHandle {
+    /// A handle of a mirror on this core.
+    pub fn new(core: CoreHandle, mirror: CoreLocal<OpenMirror>) -> MirrorHandle {
+        MirrorHandle { core, mirror }
+    }
+
+    /// Executes a command; returns the state of the mirror after it.
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
+        let mirror = self.mirror.clone();
+        let done = self.core.call(move || async move {
+            match mirror.get() {
+                Some(mirror) => execute_on(&mirror, command).await,
+                None => Err(ControlError::new(ControlErrorKind::Refused, "it is being closed")),
+            }
+        });
+        done.await.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
+    }
+}
+
+async fn execute_on(mirror: &Rc<OpenMirror>, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
+    mirror.execute(&command).await.map_err(|failure| control_error(&failure))?;
+    Ok(MirrorStatus::of(&mirror.describe()))
+}
+
+/// A failure as a response on the control socket.
+pub fn control_error(failure: &CliError) -> ControlError {
+    let kind = match failure.cause() {
+        Cause::Usage => ControlErrorKind::Usage,
+        Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ControlErrorKind::Failed,
+        Cause::Unsuitable | Cause::Absent | Cause::Unreachable | Cause::Refused => ControlErrorKind::Refused,
+    };
+    ControlError::new(kind, failure)
+}
 
 /// The mirrors of one device, by number, that are not optimal.
 type Degraded = Rc<RefCell<BTreeSet<usize>>>;

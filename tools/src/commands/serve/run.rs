@@ -13,13 +13,12 @@ use sealblock_units::ByteCount;
 use super::announce::{Event, EventWriter};
 use super::backing;
 use super::control::Control;
-use super::hangup::Hangups;
-use super::legs::control_error;
-use super::notify::{State, notify};
+use super::mirrors::control_error;
 use super::plan::Plan;
 use super::resize_queue::ResizeRequest;
 use super::scrub::ScrubEventSender;
 use super::server::Server;
+use super::service::{Hangups, ServiceState, notify};
 use super::waiting::Tried;
 use crate::cli::ControlSocket;
 use crate::commands::resize::DOING;
@@ -75,7 +74,7 @@ async fn live(
         Ok(()) => {
             control.offer(server.served());
             announcer.write(&Event::Ready(server.serving()));
-            notify(State::Ready);
+            notify(ServiceState::Ready);
             until_ended(&mut server, &mut signal, &hangups, announcer, &control, again).await
         }
         Err(failure) => Err(failure),
@@ -130,7 +129,7 @@ async fn until_ended(
         match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
                 ended.map_err(|error| CliError::io("waiting for signals", &error))?;
-                notify(State::Stopping);
+                notify(ServiceState::Stopping);
                 announcer.write(&Event::Draining { connections: server.connections() });
                 return Ok(());
             }
@@ -163,7 +162,7 @@ async fn reload(
     control: &Control,
     again: &impl Fn() -> Result<Plan, CliError>,
 ) {
-    notify(State::Reloading);
+    notify(ServiceState::Reloading);
     match take_plan(server, again).await {
         Ok(()) => {
             control.offer(server.served());
@@ -174,7 +173,7 @@ async fn reload(
             announcer.write(&Event::ReloadFailed { reason: failure.to_string() });
         }
     }
-    notify(State::Ready);
+    notify(ServiceState::Ready);
 }
 
 async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, CliError>) -> Result<(), CliError> {
