@@ -1,57 +1,56 @@
-//! A faulty medium made of a good one: what a block device cannot do, such as tearing a sector.
+//! Injects faults into a medium, by sector and byte, such as torn sectors.
 
 use std::time::Duration;
 
 use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::counts::Counts;
-use crate::rng::FaultRng;
+use crate::rng::{Counts, FaultRng};
 use crate::rules::{Fault, Rules, Span};
 
-/// `M` with faults. Numbers in rules count its sectors. Holes and zeroes meet errors and delays only.
+/// `M` with injected faults. Units in rules are its sectors. Punching and zeroing get errors and delays only.
 pub struct FaultMedium<M, C> {
-    below: M,
+    inner: M,
     clock: C,
-    dice: FaultRng,
+    rng: FaultRng,
 }
 
 impl<M: Medium, C: Clock> FaultMedium<M, C> {
-    /// Makes `below` faulty by `rules`; `clock` measures delays.
-    pub fn new(below: M, rules: Rules, clock: C) -> FaultMedium<M, C> {
-        FaultMedium { below, clock, dice: FaultRng::new(rules) }
+    /// Injects faults into `inner` by `rules`; `clock` measures delays.
+    pub fn new(inner: M, rules: Rules, clock: C) -> FaultMedium<M, C> {
+        FaultMedium { inner, clock, rng: FaultRng::new(rules) }
     }
 
-    /// The faults made so far.
+    /// The faults injected so far.
     pub fn counts(&self) -> &Counts {
-        &self.dice.counts
+        &self.rng.counts
     }
 
-    /// The medium below.
-    pub fn below(&self) -> &M {
-        &self.below
+    /// The inner medium.
+    pub fn inner(&self) -> &M {
+        &self.inner
     }
 
     fn sector(&self) -> u64 {
-        u64::from(self.below.sector_bytes())
+        u64::from(self.inner.sector_bytes())
     }
 
-    /// The sectors of a range; none for an empty one, which no fault befalls.
+    /// The sectors of a range; `None` for an empty one, which gets no fault.
     fn span(&self, offset_bytes: u64, length_bytes: u64) -> Option<Span> {
         let last = offset_bytes.checked_add(length_bytes.checked_sub(1)?)?;
         Some(Span { first: offset_bytes / self.sector(), last: last / self.sector() })
     }
 
     async fn wait(&self, span: Option<Span>) {
-        match self.dice.delay(span) {
+        match self.rng.delay(span) {
             Duration::ZERO => {}
             delay => self.clock.sleep(delay).await,
         }
     }
 
-    /// The error of the first sector that this fault befalls.
+    /// Fails if a sector of `span` gets this fault now.
     fn error(&self, fault: Fault, kind: MediumErrorKind, doing: &'static str, span: Span) -> Result<(), MediumError> {
-        match self.dice.first_hit(fault, span) {
+        match self.rng.first_hit(fault, span) {
             None => Ok(()),
             Some(sector) => {
                 let reason = format!("{} by rule at sector {sector}", fault.name());
@@ -60,7 +59,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         }
     }
 
-    /// Waits, and fails a change that a rule does not let through.
+    /// Waits, and fails a change that a rule makes fail.
     async fn before_change(&self, doing: &'static str, offset: u64, length: u64) -> Result<(), MediumError> {
         let Some(span) = self.span(offset, length) else { return Ok(()) };
         self.wait(Some(span)).await;
@@ -68,29 +67,29 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         self.error(Fault::NoSpace, MediumErrorKind::NoSpace, doing, span)
     }
 
-    /// Gives torn sectors back the bytes they had, from some byte on.
+    /// Restores the old bytes of torn sectors, from a drawn byte on.
     async fn tear(&self, sectors: &[u64], first: u64, bytes: &mut Buffer) -> Result<(), MediumError> {
         for sector in sectors {
             let (result, old) =
-                self.below.read(sector * self.sector(), self.below.buffer(self.sector() as usize)).await;
+                self.inner.read(sector * self.sector(), self.inner.buffer(self.sector() as usize)).await;
             result?;
             // At least one byte is new and one is old, or nothing is torn.
-            let kept = 1 + self.dice.below(self.sector() - 1) as usize;
+            let kept = 1 + self.rng.below(self.sector() - 1) as usize;
             let at = ((sector - first) * self.sector()) as usize;
             bytes[at + kept..at + old.len()].copy_from_slice(&old[kept..]);
         }
         Ok(())
     }
 
-    /// Writes what a rule has got hold of: torn and flipped, and only where it is not lost or led astray.
+    /// Executes a write with faults: tears and flips sectors, leaves out lost ones and misdirects others.
     async fn write_badly(&self, span: Span, from: &Slice, fate: WriteFate) -> Result<(), MediumError> {
         let (first, sector) = (span.first, self.sector());
-        let mut bytes = self.below.buffer(from.len());
+        let mut bytes = self.inner.buffer(from.len());
         bytes.copy_from_slice(from);
         let part = |at: u64| ((at - first) * sector) as usize..((at - first + 1) * sector) as usize;
         self.tear(&fate.torn, first, &mut bytes).await?;
         for &at in &fate.flipped {
-            self.dice.flip(at, &mut bytes[part(at)]);
+            self.rng.flip(at, &mut bytes[part(at)]);
         }
         let bytes = bytes.freeze();
         let (mut at, mut run) = (first, first);
@@ -101,8 +100,8 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
                 run = at + 1;
             }
             if astray {
-                let elsewhere = self.dice.elsewhere(at, self.below.len_bytes() / sector);
-                self.below.write(elsewhere * sector, bytes.slice(part(at))).await?;
+                let elsewhere = self.rng.elsewhere(at, self.inner.len_bytes() / sector);
+                self.inner.write(elsewhere * sector, bytes.slice(part(at))).await?;
             }
             at += 1;
         }
@@ -114,11 +113,11 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
             return Ok(());
         }
         let part = ((run.start - first) * self.sector()) as usize..((run.end - first) * self.sector()) as usize;
-        self.below.write(run.start * self.sector(), bytes.slice(part)).await
+        self.inner.write(run.start * self.sector(), bytes.slice(part)).await
     }
 }
 
-/// The sectors of a write that something befalls, in rising order.
+/// The sectors of a write that get a fault, in rising order.
 struct WriteFate {
     lost: Vec<u64>,
     misdirected: Vec<u64>,
@@ -127,12 +126,12 @@ struct WriteFate {
 }
 
 impl WriteFate {
-    fn decide(dice: &FaultRng, span: Span) -> Option<WriteFate> {
-        let lost = dice.counted_hits(Fault::LostWrite, span);
+    fn decide(rng: &FaultRng, span: Span) -> Option<WriteFate> {
+        let lost = rng.counted_hits(Fault::LostWrite, span);
         let hits = |fault: Fault, earlier: &[&[u64]]| {
-            let mut hits = dice.hits(fault, span);
+            let mut hits = rng.hits(fault, span);
             hits.retain(|at| earlier.iter().all(|others| others.binary_search(at).is_err()));
-            dice.counts.add(fault, hits.len() as u64);
+            rng.counts.add(fault, hits.len() as u64);
             hits
         };
         let misdirected = hits(Fault::MisdirectedWrite, &[&lost]);
@@ -146,39 +145,39 @@ impl WriteFate {
 
 impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
     fn len_bytes(&self) -> u64 {
-        self.below.len_bytes()
+        self.inner.len_bytes()
     }
 
     fn sector_bytes(&self) -> u32 {
-        self.below.sector_bytes()
+        self.inner.sector_bytes()
     }
 
     fn is_read_only(&self) -> bool {
-        self.below.is_read_only()
+        self.inner.is_read_only()
     }
 
     fn can_punch(&self) -> bool {
-        self.below.can_punch()
+        self.inner.can_punch()
     }
 
     fn buffer(&self, len_bytes: usize) -> Buffer {
-        self.below.buffer(len_bytes)
+        self.inner.buffer(len_bytes)
     }
 
     async fn read(&self, offset_bytes: u64, into: Buffer) -> (Result<(), MediumError>, Buffer) {
         let Some(span) = self.span(offset_bytes, into.len() as u64) else {
-            return self.below.read(offset_bytes, into).await;
+            return self.inner.read(offset_bytes, into).await;
         };
         self.wait(Some(span)).await;
         if let Err(error) = self.error(Fault::ReadError, MediumErrorKind::Failed, "read", span) {
             return (Err(error), into);
         }
-        let (result, mut into) = self.below.read(offset_bytes, into).await;
+        let (result, mut into) = self.inner.read(offset_bytes, into).await;
         if result.is_ok() {
-            let flipped = self.dice.counted_hits(Fault::Flip, span);
+            let flipped = self.rng.counted_hits(Fault::Flip, span);
             for (bytes, sector) in into.chunks_mut(self.sector() as usize).zip(span.first..) {
                 if flipped.binary_search(&sector).is_ok() {
-                    self.dice.flip(sector, bytes);
+                    self.rng.flip(sector, bytes);
                 }
             }
         }
@@ -190,42 +189,42 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         self.before_change("write", offset_bytes, length_bytes).await?;
         let whole = offset_bytes.is_multiple_of(self.sector()) && length_bytes.is_multiple_of(self.sector());
         let there = offset_bytes.checked_add(length_bytes).is_some_and(|end| end <= self.len_bytes());
-        // What the medium below refuses anyway is left to it.
+        // A write that the inner medium refuses gets no fault.
         let span = self.span(offset_bytes, length_bytes).filter(|_| whole && there && !self.is_read_only());
-        match span.and_then(|span| Some((span, WriteFate::decide(&self.dice, span)?))) {
+        match span.and_then(|span| Some((span, WriteFate::decide(&self.rng, span)?))) {
             Some((span, fate)) => self.write_badly(span, &from, fate).await,
-            None => self.below.write(offset_bytes, from).await,
+            None => self.inner.write(offset_bytes, from).await,
         }
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
         self.wait(None).await;
-        if self.dice.hits_flush(Fault::FlushError) {
+        if self.rng.hits_flush(Fault::FlushError) {
             let reason = "flush-error by rule".to_owned();
             return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });
         }
-        if self.dice.hits_flush(Fault::LostFlush) {
+        if self.rng.hits_flush(Fault::LostFlush) {
             return Ok(());
         }
-        self.below.sync().await
+        self.inner.sync().await
     }
 
     async fn drain(&self) {
-        self.below.drain().await;
+        self.inner.drain().await;
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.before_change("punch a hole", offset_bytes, length_bytes).await?;
-        self.below.punch(offset_bytes, length_bytes).await
+        self.inner.punch(offset_bytes, length_bytes).await
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.before_change("write zeroes", offset_bytes, length_bytes).await?;
-        self.below.zero(offset_bytes, length_bytes).await
+        self.inner.zero(offset_bytes, length_bytes).await
     }
 
     async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
-        self.below.set_len(length_bytes).await
+        self.inner.set_len(length_bytes).await
     }
 }
 

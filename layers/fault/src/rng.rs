@@ -1,12 +1,11 @@
-//! Deciding what goes wrong: the rules, a small generator of pseudo-random numbers, and the counts.
+//! Draws faults by the rules, with a pseudo-random generator, and counts them.
 //!
-//! The generator is SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function, and so also a good hash for
-//! what has to be the same each time, such as which bit of a block is bad.
+//! The generator is SplitMix64 (Steele, Lea and Flood, 2014): a counter and a mixing function. The mixing function is also a good
+//! hash for draws that have to be the same each time, such as which bit of a block is bad.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-use crate::counts::Counts;
 use crate::rules::{Chance, Fault, Rules, Span};
 
 /// The increment of the counter: 2^64 divided by the golden ratio, made odd.
@@ -39,7 +38,7 @@ impl FaultRng {
 
     /// A number below `bound`, which is not zero.
     pub(crate) fn below(&self, bound: u64) -> u64 {
-        // The high half of the product: as even as 64 bits allow, and the same on every machine.
+        // The high half of the product is as even as 64 bits allow, and the same on every machine.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
@@ -47,12 +46,12 @@ impl FaultRng {
         chance == Chance::ALWAYS || self.below(u64::from(Chance::PARTS)) < u64::from(chance.parts())
     }
 
-    /// Whether any rule makes this kind of fault.
-    pub(crate) fn knows(&self, fault: Fault) -> bool {
+    /// True if any rule makes this kind of fault.
+    pub(crate) fn has_rule(&self, fault: Fault) -> bool {
         self.rules.rules.iter().any(|rule| rule.fault.index() == fault.index())
     }
 
-    /// The units of `span` that this fault befalls now, in rising order, each once. They are not counted yet.
+    /// Draws the units of `span` that get this fault now, in rising order, each once. Does not count them.
     pub(crate) fn hits(&self, fault: Fault, span: Span) -> Vec<u64> {
         let mut hits = Vec::new();
         for rule in self.rules.rules.iter().filter(|rule| rule.fault == fault) {
@@ -64,7 +63,7 @@ impl FaultRng {
         hits
     }
 
-    /// The first unit of `span` that this fault befalls now, which is counted; later ones are not asked about.
+    /// Draws and counts the first unit of `span` that gets this fault now; draws nothing for the units behind it.
     pub(crate) fn first_hit(&self, fault: Fault, span: Span) -> Option<u64> {
         let rules = self.rules.rules.iter().filter(|rule| rule.fault == fault);
         let meets = rules.filter_map(|rule| Some((rule.chance, rule.span.meet(span)?)));
@@ -73,14 +72,14 @@ impl FaultRng {
         hit
     }
 
-    /// As [`FaultRng::hits`], counting all of them.
+    /// Does the same as [`FaultRng::hits`] and counts them.
     pub(crate) fn counted_hits(&self, fault: Fault, span: Span) -> Vec<u64> {
         let hits = self.hits(fault, span);
         self.counts.add(fault, hits.len() as u64);
         hits
     }
 
-    /// Whether this fault befalls a flush now.
+    /// Draws and counts whether a flush gets this fault now.
     pub(crate) fn hits_flush(&self, fault: Fault) -> bool {
         let mut rules = self.rules.rules.iter();
         let hit = rules.any(|rule| rule.fault == fault && self.holds(rule.chance));
@@ -88,7 +87,7 @@ impl FaultRng {
         hit
     }
 
-    /// How long a request for `span` waits; a flush, which has none, waits by the rules that hold everywhere.
+    /// Draws how long a request for `span` waits; a flush, which has no span, waits by the rules for all units.
     pub(crate) fn delay(&self, span: Option<Span>) -> Duration {
         let mut sum = Duration::ZERO;
         for rule in &self.rules.rules {
@@ -111,7 +110,7 @@ impl FaultRng {
         ((u128::from(hash) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Inverts the bad bit of `unit`.
+    /// Inverts the bad bit of `unit`, the same one each time.
     pub(crate) fn flip(&self, unit: u64, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
@@ -129,45 +128,68 @@ impl FaultRng {
     }
 }
 
+/// Faults injected so far, by kind. Faults of single units count units; faults of a whole request (a failed write, a failed read of
+/// a medium, a device's torn write, a delay, a flush) count requests.
+#[derive(Default)]
+pub struct Counts([Cell<u64>; Fault::KINDS]);
+
+impl Counts {
+    /// How often this kind of fault was injected, whatever the length of a delay.
+    pub fn of(&self, fault: Fault) -> u64 {
+        self.0[fault.index()].get()
+    }
+
+    /// Every kind of fault and how often it was injected.
+    pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let names = Fault::WITHOUT_TIME.into_iter().map(Fault::name).chain(["delay"]);
+        names.zip(self.0.iter().map(Cell::get))
+    }
+
+    pub(crate) fn add(&self, fault: Fault, count: u64) {
+        let cell = &self.0[fault.index()];
+        cell.set(cell.get() + count);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn dice(text: &str) -> FaultRng {
+    fn rng(text: &str) -> FaultRng {
         FaultRng::new(text.parse().unwrap())
     }
 
     #[test]
     fn the_generator_is_splitmix64() {
         // The first numbers that the published algorithm gives for seed 1234567.
-        let dice = dice("seed=1234567");
-        let numbers = [dice.next(), dice.next(), dice.next()];
+        let rng = rng("seed=1234567");
+        let numbers = [rng.next(), rng.next(), rng.next()];
         assert_eq!(numbers, [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423]);
     }
 
     #[test]
     fn hits_are_where_the_rules_say_and_nowhere_else() {
-        let dice = dice("flip@5..7;flip@7..8;read-error@6");
+        let rng = rng("flip@5..7;flip@7..8;read-error@6");
         let all = Span { first: 0, last: 100 };
-        assert_eq!(dice.hits(Fault::Flip, all), [5, 6, 7, 8]);
-        assert_eq!(dice.hits(Fault::Flip, Span { first: 8, last: 9 }), [8]);
-        assert_eq!(dice.hits(Fault::Flip, Span { first: 9, last: 9 }), []);
-        assert_eq!(dice.hits(Fault::ReadError, all), [6]);
-        assert_eq!(dice.hits(Fault::LostWrite, all), []);
-        assert_eq!((dice.first_hit(Fault::Flip, all), dice.first_hit(Fault::LostWrite, all)), (Some(5), None));
-        assert_eq!((dice.counts.of(Fault::Flip), dice.counts.of(Fault::LostWrite)), (1, 0));
-        assert!(dice.knows(Fault::Flip) && !dice.knows(Fault::LostWrite));
+        assert_eq!(rng.hits(Fault::Flip, all), [5, 6, 7, 8]);
+        assert_eq!(rng.hits(Fault::Flip, Span { first: 8, last: 9 }), [8]);
+        assert_eq!(rng.hits(Fault::Flip, Span { first: 9, last: 9 }), []);
+        assert_eq!(rng.hits(Fault::ReadError, all), [6]);
+        assert_eq!(rng.hits(Fault::LostWrite, all), []);
+        assert_eq!((rng.first_hit(Fault::Flip, all), rng.first_hit(Fault::LostWrite, all)), (Some(5), None));
+        assert_eq!((rng.counts.of(Fault::Flip), rng.counts.of(Fault::LostWrite)), (1, 0));
+        assert!(rng.has_rule(Fault::Flip) && !rng.has_rule(Fault::LostWrite));
     }
 
     #[test]
     fn the_last_unit_of_all_is_one_too() {
         let top = Span { first: u64::MAX - 1, last: u64::MAX };
-        assert_eq!(dice("flip").hits(Fault::Flip, top), [u64::MAX - 1, u64::MAX]);
+        assert_eq!(rng("flip").hits(Fault::Flip, top), [u64::MAX - 1, u64::MAX]);
     }
 
     #[test]
     fn chance_is_kept_and_repeats_with_the_seed() {
-        let draw = |text: &str| dice(text).hits(Fault::Flip, Span { first: 0, last: 99_999 });
+        let draw = |text: &str| rng(text).hits(Fault::Flip, Span { first: 0, last: 99_999 });
         let (some, same, other) = (draw("seed=1;flip%10"), draw("seed=1;flip%10"), draw("seed=2;flip%10"));
         assert!((9_000..11_000).contains(&some.len()), "{} of 100000 at 10 %", some.len());
         assert!(some == same && some != other);
@@ -176,32 +198,32 @@ mod tests {
 
     #[test]
     fn delays_add_up_and_flushes_wait_only_everywhere() {
-        let dice = dice("delay=2ms@0..9;delay=3ms@5..20;delay=100us");
-        let at = |first, last| dice.delay(Some(Span { first, last })).as_micros();
+        let rng = rng("delay=2ms@0..9;delay=3ms@5..20;delay=100us");
+        let at = |first, last| rng.delay(Some(Span { first, last })).as_micros();
         assert_eq!((at(0, 4), at(0, 5), at(30, 30)), (2_100, 5_100, 100));
-        assert_eq!(dice.delay(None).as_micros(), 100);
-        assert_eq!(dice.counts.of(Fault::Delay(Duration::ZERO)), 2 + 3 + 1 + 1);
+        assert_eq!(rng.delay(None).as_micros(), 100);
+        assert_eq!(rng.counts.of(Fault::Delay(Duration::ZERO)), 2 + 3 + 1 + 1);
     }
 
     #[test]
     fn a_bad_bit_is_the_same_each_time() {
-        let dice = dice("seed=3");
+        let rng = rng("seed=3");
         let (mut once, mut other) = ([0; 512], [0; 512]);
-        dice.flip(7, &mut once);
+        rng.flip(7, &mut once);
         assert_eq!(once.iter().map(|byte| byte.count_ones()).sum::<u32>(), 1);
-        dice.flip(8, &mut other);
+        rng.flip(8, &mut other);
         assert_ne!(once, other);
-        dice.flip(7, &mut once);
+        rng.flip(7, &mut once);
         assert_eq!(once, [0; 512]);
     }
 
     #[test]
     fn elsewhere_is_another_place() {
-        let dice = dice("seed=3");
+        let rng = rng("seed=3");
         assert!((0..1000).all(|_| {
-            let place = dice.elsewhere(4, 10);
+            let place = rng.elsewhere(4, 10);
             place < 10 && place != 4
         }));
-        assert_eq!((dice.elsewhere(0, 1), dice.elsewhere(0, 0)), (0, 0));
+        assert_eq!((rng.elsewhere(0, 1), rng.elsewhere(0, 0)), (0, 0));
     }
 }

@@ -1,6 +1,8 @@
-//! What goes wrong, where, and how often; and how it is written down.
+//! The rules: which fault, where, and how often; their text form, read and written. Every part of the text has a limit, and no text
+//! causes a panic.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 /// One kind of fault. Units are blocks on a device and sectors on a medium.
@@ -12,20 +14,20 @@ pub enum Fault {
     WriteError,
     /// `no-space`: the same, because no space is left.
     NoSpace,
-    /// `flush-error`: a flush fails, and does not take place.
+    /// `flush-error`: a flush fails without flushing.
     FlushError,
-    /// `lost-flush`: a flush is answered and does not take place.
+    /// `lost-flush`: a flush completes without flushing.
     LostFlush,
-    /// `flip`: a unit is read with one bit inverted, always the same one. What is stored stays good.
+    /// `flip`: a unit is read with one bit inverted, always the same one. The stored unit stays good.
     Flip,
     /// `flip-write`: a unit is stored with one bit inverted, and with the tags of the right data.
     FlipWrite,
-    /// `lost-write`: a write of the unit is answered and does not take place.
+    /// `lost-write`: a write completes without storing the unit.
     LostWrite,
-    /// `misdirected-write`: a unit is stored, tags and all, in another's place.
+    /// `misdirected-write`: a unit is stored, with its tags, at the address of another one.
     MisdirectedWrite,
-    /// `torn-write`: on a device, the write ends before this block and is answered; on a medium, the sector keeps its old
-    /// bytes from some byte on, and the rest of the write takes place.
+    /// `torn-write`: on a device, the write stores the blocks before this one and completes; on a medium, the sector keeps its old
+    /// bytes from some byte on, and the rest of the write is stored.
     TornWrite,
     /// `delay=TIME`: the request waits this long before anything else.
     Delay(Duration),
@@ -49,7 +51,7 @@ impl Fault {
         Fault::TornWrite,
     ];
 
-    /// The name in rules and reports.
+    /// Its name in rules and reports.
     pub const fn name(self) -> &'static str {
         match self {
             Fault::ReadError => "read-error",
@@ -66,7 +68,7 @@ impl Fault {
         }
     }
 
-    /// Position in tables; the same for delays of any length.
+    /// Its position in tables; the same for delays of any length.
     pub(crate) const fn index(self) -> usize {
         match self {
             Fault::ReadError => 0,
@@ -83,13 +85,13 @@ impl Fault {
         }
     }
 
-    /// Whether it befalls flushes, which are about no unit in particular.
+    /// True if it is a fault of flushes, which have no units.
     pub(crate) const fn is_of_flush(self) -> bool {
         matches!(self, Fault::FlushError | Fault::LostFlush)
     }
 }
 
-/// How often a rule holds: exact decimals of a percent, so that no arithmetic of the machine's enters.
+/// How often a rule applies: exact decimals of a percent, so that the result is the same on every machine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Chance(u32);
 
@@ -99,7 +101,7 @@ impl Chance {
     /// Every time.
     pub const ALWAYS: Chance = Chance(Chance::PARTS);
 
-    /// This many parts in a thousand million, or nothing for more than that.
+    /// This many parts in a thousand million; `None` for more than that.
     pub const fn from_parts(parts: u32) -> Option<Chance> {
         if parts <= Chance::PARTS { Some(Chance(parts)) } else { None }
     }
@@ -134,7 +136,7 @@ impl Span {
     /// Every unit.
     pub const ALL: Span = Span { first: 0, last: u64::MAX };
 
-    /// What the two have in common.
+    /// The intersection of the two.
     pub(crate) fn meet(self, other: Span) -> Option<Span> {
         let meet = Span { first: self.first.max(other.first), last: self.last.min(other.last) };
         (meet.first <= meet.last).then_some(meet)
@@ -144,22 +146,22 @@ impl Span {
 /// One rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rule {
-    /// What goes wrong.
+    /// The fault.
     pub fault: Fault,
-    /// For which units.
+    /// The units that it applies to.
     pub span: Span,
-    /// How often: for each unit each time, but once a request for delays and flushes.
+    /// How often: drawn for each unit of each request, but once per request for delays and flushes.
     pub chance: Chance,
 }
 
 /// A seed and rules, as `seed=7;read-error@100..200;flip@5;lost-write%0.01;delay=10ms@0..99`.
 ///
 /// A rule is a name, for `delay` a time in `us`, `ms` or `s`, and then, in any order, `@UNIT` or `@FIRST..LAST` (both ends
-/// included) and `%PERCENT` with up to seven decimals. Without `@` it holds everywhere, without `%` every time. The text is
-/// parsed with `str::parse` and written with `Display`.
+/// included) and `%PERCENT` with up to seven decimals. Without `@` it applies to all units, without `%` every time. `str::parse` reads
+/// the text and `Display` writes it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
-    /// What chance is decided by.
+    /// The seed of every draw.
     pub seed: u64,
     /// The rules.
     pub rules: Vec<Rule>,
@@ -190,3 +192,172 @@ impl fmt::Display for Rule {
         if self.chance == Chance::ALWAYS { Ok(()) } else { write!(f, "%{}", self.chance) }
     }
 }
+
+/// The most rules, in number.
+const RULES_LIMIT: usize = 64;
+/// The longest text, in bytes.
+const TEXT_LIMIT_BYTES: usize = 4096;
+/// The longest delay.
+const DELAY_LIMIT: Duration = Duration::from_secs(3600);
+
+/// Why a text is not a list of rules.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RuleError {
+    /// The text is longer than it may be.
+    #[error("the rules are {bytes} bytes long, at most {TEXT_LIMIT_BYTES} are taken")]
+    TooLong {
+        /// Bytes of the text.
+        bytes: usize,
+    },
+    /// There are more rules than there may be.
+    #[error("there are {rules} rules, at most {RULES_LIMIT} are taken")]
+    TooMany {
+        /// Number of rules.
+        rules: usize,
+    },
+    /// There is nothing between two semicolons.
+    #[error("a rule is missing between two ';', or at an end")]
+    Empty,
+    /// The name is not known.
+    #[error(
+        "'{0}' is no fault: use read-error, write-error, no-space, flush-error, lost-flush, flip, flip-write, lost-write, \
+         misdirected-write, torn-write, delay=TIME or seed=NUMBER"
+    )]
+    Name(String),
+    /// The text behind `@` is not a range of units.
+    #[error("'{0}' in '@{0}' is not where: write a number or FIRST..LAST, both included and in this order")]
+    Span(String),
+    /// The text behind `%` is not a percentage.
+    #[error("'{0}' in '%{0}' is no percentage: write 0 to 100 with at most seven decimals, such as 0.01")]
+    Chance(String),
+    /// The text behind `delay=` is not a time.
+    #[error("'{0}' is no delay: write a whole number and us, ms or s, up to an hour, such as 10ms")]
+    Delay(String),
+    /// The text behind `seed=` is not a number.
+    #[error("'{0}' is no seed: write a whole number below 2^64")]
+    Seed(String),
+    /// Something is given twice.
+    #[error("{what} is given twice")]
+    Twice {
+        /// What, such as "the seed".
+        what: &'static str,
+    },
+    /// A mark that the fault does not take.
+    #[error("{name} takes no '{mark}'")]
+    Misplaced {
+        /// The fault.
+        name: &'static str,
+        /// `=`, `@` or `%`.
+        mark: char,
+    },
+}
+
+impl FromStr for Rules {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Rules, RuleError> {
+        if text.len() > TEXT_LIMIT_BYTES {
+            return Err(RuleError::TooLong { bytes: text.len() });
+        }
+        let (mut seed, mut rules) = (None, Vec::new());
+        for part in text.split(';').map(str::trim) {
+            match part.strip_prefix("seed=") {
+                Some(_) if seed.is_some() => return Err(RuleError::Twice { what: "the seed" }),
+                Some(value) => seed = Some(number(value).ok_or_else(|| RuleError::Seed(value.to_owned()))?),
+                None => rules.push(rule(part)?),
+            }
+        }
+        if rules.len() > RULES_LIMIT {
+            return Err(RuleError::TooMany { rules: rules.len() });
+        }
+        Ok(Rules { seed: seed.unwrap_or(0), rules })
+    }
+}
+
+/// Reads one rule: a name, then marks with their values.
+fn rule(text: &str) -> Result<Rule, RuleError> {
+    const MARKS: [char; 3] = ['=', '@', '%'];
+    if text.is_empty() {
+        return Err(RuleError::Empty);
+    }
+    let (name, mut rest) = text.split_at(text.find(MARKS).unwrap_or(text.len()));
+    let (mut time, mut span, mut chance) = (None, None, None);
+    while let Some(mark) = rest.chars().next() {
+        // Every mark is one byte, and `rest` starts with one.
+        let behind = &rest[1..];
+        let (value, next) = behind.split_at(behind.find(MARKS).unwrap_or(behind.len()));
+        match mark {
+            '=' => once(&mut time, value, "the delay")?,
+            '@' => once(&mut span, parse_span(value)?, "the place of a rule")?,
+            _ => once(&mut chance, parse_chance(value)?, "the chance of a rule")?,
+        }
+        rest = next;
+    }
+    let fault = fault(name, time)?;
+    if fault.is_of_flush() && span.is_some() {
+        return Err(RuleError::Misplaced { name: fault.name(), mark: '@' });
+    }
+    Ok(Rule { fault, span: span.unwrap_or(Span::ALL), chance: chance.unwrap_or(Chance::ALWAYS) })
+}
+
+fn once<T>(place: &mut Option<T>, value: T, what: &'static str) -> Result<(), RuleError> {
+    match place.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(RuleError::Twice { what }),
+    }
+}
+
+fn fault(name: &str, time: Option<&str>) -> Result<Fault, RuleError> {
+    if name == "delay" {
+        return parse_delay(time.unwrap_or("")).map(Fault::Delay);
+    }
+    let known = Fault::WITHOUT_TIME.into_iter().find(|fault| fault.name() == name);
+    let fault = known.ok_or_else(|| RuleError::Name(name.to_owned()))?;
+    if time.is_some() {
+        return Err(RuleError::Misplaced { name: fault.name(), mark: '=' });
+    }
+    Ok(fault)
+}
+
+fn parse_span(text: &str) -> Result<Span, RuleError> {
+    let (first, last) = text.split_once("..").unwrap_or((text, text));
+    match (number(first), number(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(Span { first, last }),
+        _ => Err(RuleError::Span(text.to_owned())),
+    }
+}
+
+/// Reads exact decimals, without binary fractions.
+fn parse_chance(text: &str) -> Result<Chance, RuleError> {
+    let refuse = || RuleError::Chance(text.to_owned());
+    let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
+    if decimals.is_empty() || decimals.len() > 7 {
+        return Err(refuse());
+    }
+    let whole = number(whole).filter(|percent| *percent <= 100).ok_or_else(refuse)?;
+    let decimals = number(&format!("{decimals:0<7}")).ok_or_else(refuse)?;
+    let parts = u32::try_from(whole * 10_000_000 + decimals).map_err(|_| refuse())?;
+    Chance::from_parts(parts).ok_or_else(refuse)
+}
+
+fn parse_delay(text: &str) -> Result<Duration, RuleError> {
+    let refuse = || RuleError::Delay(text.to_owned());
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(refuse)?;
+    let (count, unit) = text.split_at(digits);
+    let count = number(count).ok_or_else(refuse)?;
+    let delay = match unit {
+        "us" => Duration::from_micros(count),
+        "ms" => Duration::from_millis(count),
+        "s" => Duration::from_secs(count),
+        _ => return Err(refuse()),
+    };
+    if delay <= DELAY_LIMIT { Ok(delay) } else { Err(refuse()) }
+}
+
+/// Reads a whole number in plain digits, without the sign that the standard library accepts.
+fn number(text: &str) -> Option<u64> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,47 +1,131 @@
-//! Requests that are under way, and by which path.
+//! Requests in flight per path, and the writes that a lost path may still deliver. Pure.
+//!
+//! A write that was in flight when its path failed can be executed late: it may lie in a buffer between the host and the medium.
+//! Its own retry writes the same data, so a late execution does not harm it. It would undo a newer write to the same blocks
+//! that completed in the meantime. So other writes to these blocks wait until the lost path can deliver nothing more.
 
 use std::task::Waker;
 
-use crate::late_write::WriteSet;
+use sealblock_block::Request;
+use sealblock_units::Extent;
 
-/// One request on one path.
-struct Entry {
+/// The blocks that a request changes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum WriteSet {
+    Empty,
+    One(Extent),
+    Many(Vec<Extent>),
+}
+
+impl WriteSet {
+    pub(crate) fn of(request: &Request) -> WriteSet {
+        match request {
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::WriteUncorrectable { extent, .. }
+            | Request::Repair { extent, .. } => WriteSet::One(*extent),
+            Request::Discard { extents } => WriteSet::Many(extents.clone()),
+            Request::Read { .. }
+            | Request::Flush
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::BlockStatus { .. }
+            | Request::Compare { .. }
+            | Request::ReadReserved { .. }
+            | Request::WriteReserved { .. } => WriteSet::Empty,
+        }
+    }
+
+    fn extents(&self) -> &[Extent] {
+        match self {
+            WriteSet::Empty => &[],
+            WriteSet::One(extent) => std::slice::from_ref(extent),
+            WriteSet::Many(extents) => extents,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.extents().is_empty()
+    }
+
+    fn overlaps(&self, other: &WriteSet) -> bool {
+        self.extents().iter().any(|a| other.extents().iter().any(|b| a.overlaps(*b)))
+    }
+}
+
+/// A write that was in flight when this incarnation of its path was lost.
+#[derive(Debug)]
+struct LateWrite {
+    incarnation: u64,
+    request_id: u64,
+    write_set: WriteSet,
+}
+
+/// All writes that lost paths may still deliver.
+#[derive(Default, Debug)]
+pub(crate) struct LateWrites(Vec<LateWrite>);
+
+impl LateWrites {
+    /// Adds a write of this request that was in flight when the path was lost.
+    pub(crate) fn add(&mut self, incarnation: u64, request_id: u64, write_set: WriteSet) {
+        self.0.push(LateWrite { incarnation, request_id, write_set });
+    }
+
+    /// True if a request may change these blocks: no late write of another request overlaps them.
+    pub(crate) fn permits(&self, request_id: u64, write_set: &WriteSet) -> bool {
+        self.0.iter().all(|late| late.request_id == request_id || !late.write_set.overlaps(write_set))
+    }
+
+    /// True if this incarnation may still deliver a write.
+    pub(crate) fn has(&self, incarnation: u64) -> bool {
+        self.0.iter().any(|late_write| late_write.incarnation == incarnation)
+    }
+
+    /// Removes the late writes of an incarnation that can deliver nothing more.
+    pub(crate) fn clear(&mut self, incarnation: u64) {
+        self.0.retain(|late_write| late_write.incarnation != incarnation);
+    }
+}
+
+/// One request in flight on one path.
+struct InFlightRequest {
     path: usize,
     incarnation: u64,
-    request: u64,
-    touched: WriteSet,
-    /// The tick at which it began.
+    request_id: u64,
+    write_set: WriteSet,
+    /// The tick at which it was sent.
     since: u32,
     waker: Option<Waker>,
     is_lost: bool,
 }
 
-/// All that are under way.
+/// All requests in flight, on all paths.
 #[derive(Default)]
 pub(crate) struct InFlightRequests {
-    entries: Vec<Option<Entry>>,
+    entries: Vec<Option<InFlightRequest>>,
     free: Vec<usize>,
     now: u32,
 }
 
-/// What a path that failed has left behind.
+/// What was in flight on a path when it failed.
 #[derive(Default)]
 pub(crate) struct PathLoss {
-    /// Who is to hear of it.
+    /// Wakers of the requests that have to take another path.
     pub(crate) wakers: Vec<Waker>,
-    /// Requests, and what they may still change.
+    /// Writes by request id, with the blocks that they may still change.
     pub(crate) writes: Vec<(u64, WriteSet)>,
 }
 
 impl InFlightRequests {
-    /// A request begins; gives its place.
-    pub(crate) fn begin(&mut self, path: usize, incarnation: u64, request: u64, touched: WriteSet) -> usize {
+    /// Adds a request; returns its slot.
+    pub(crate) fn add(&mut self, path: usize, incarnation: u64, request_id: u64, write_set: WriteSet) -> usize {
         let since = self.now;
-        let entry = Some(Entry { path, incarnation, request, touched, since, waker: None, is_lost: false });
+        let entry =
+            Some(InFlightRequest { path, incarnation, request_id, write_set, since, waker: None, is_lost: false });
         match self.free.pop() {
-            Some(place) => {
-                self.entries[place] = entry;
-                place
+            Some(slot) => {
+                self.entries[slot] = entry;
+                slot
             }
             None => {
                 self.entries.push(entry);
@@ -50,41 +134,41 @@ impl InFlightRequests {
         }
     }
 
-    /// A request is over on its path, one way or the other.
-    pub(crate) fn end(&mut self, place: usize) -> impl Sized + use<> {
-        self.free.push(place);
-        self.entries[place].take()
+    /// Removes a request that ended on its path, by whichever outcome. Returns the entry, to be dropped outside of any borrow.
+    pub(crate) fn remove(&mut self, slot: usize) -> impl Sized + use<> {
+        self.free.push(slot);
+        self.entries[slot].take()
     }
 
-    /// Whether the path was lost; if not, who is to hear when it is. Gives the waker that was there before, to be dropped
-    /// outside of any borrow.
-    pub(crate) fn is_lost(&mut self, place: usize, waker: &Waker) -> Result<Option<Waker>, Lost> {
-        match &mut self.entries[place] {
-            Some(entry) if entry.is_lost => Err(Lost),
+    /// Fails if the path was lost; otherwise registers the waker to call when it is. Returns the waker that was registered before,
+    /// to be dropped outside of any borrow.
+    pub(crate) fn is_lost(&mut self, slot: usize, waker: &Waker) -> Result<Option<Waker>, PathLost> {
+        match &mut self.entries[slot] {
+            Some(entry) if entry.is_lost => Err(PathLost),
             Some(entry) if entry.waker.as_ref().is_some_and(|kept| kept.will_wake(waker)) => Ok(None),
             Some(entry) => Ok(entry.waker.replace(waker.clone())),
-            None => Err(Lost),
+            None => Err(PathLost),
         }
     }
 
-    /// An incarnation of a path is lost, and all that was under way on it.
-    pub(crate) fn lose(&mut self, incarnation: u64) -> PathLoss {
-        let mut left = PathLoss::default();
+    /// Marks every request on this incarnation as lost, once.
+    pub(crate) fn path_lost(&mut self, incarnation: u64) -> PathLoss {
+        let mut path_loss = PathLoss::default();
         let lost = self.entries.iter_mut().flatten().filter(|entry| entry.incarnation == incarnation && !entry.is_lost);
         for entry in lost {
             entry.is_lost = true;
-            left.wakers.extend(entry.waker.take());
-            if !entry.touched.is_nothing() {
-                left.writes.push((entry.request, entry.touched.clone()));
+            path_loss.wakers.extend(entry.waker.take());
+            if !entry.write_set.is_empty() {
+                path_loss.writes.push((entry.request_id, entry.write_set.clone()));
             }
         }
-        left
+        path_loss
     }
 
-    /// Counts a tick; gives the paths, by number and incarnation, with requests under way for more than `most` of them.
-    pub(crate) fn tick(&mut self, most: u32) -> Vec<(usize, u64)> {
+    /// Counts a tick; returns the paths, by number and incarnation, with a request in flight for more than `max_ticks`.
+    pub(crate) fn tick(&mut self, max_ticks: u32) -> Vec<(usize, u64)> {
         self.now = self.now.wrapping_add(1);
-        let is_late = |entry: &&Entry| !entry.is_lost && self.now.wrapping_sub(entry.since) > most;
+        let is_late = |entry: &&InFlightRequest| !entry.is_lost && self.now.wrapping_sub(entry.since) > max_ticks;
         let mut late: Vec<_> = self.entries.iter().flatten().filter(is_late).map(|e| (e.path, e.incarnation)).collect();
         late.sort_unstable();
         late.dedup();
@@ -94,39 +178,77 @@ impl InFlightRequests {
 
 /// The path was lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Lost;
+pub(crate) struct PathLost;
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_units::Extent;
 
     #[test]
-    fn what_a_path_leaves_are_the_writes_that_were_not_answered() {
-        let mut flights = InFlightRequests::default();
-        let touched = WriteSet::One(Extent::from_raw(3, 1).unwrap());
-        let answered = flights.begin(0, 1, 10, touched.clone());
-        let unanswered = flights.begin(0, 1, 11, touched.clone());
-        let read = flights.begin(0, 1, 12, WriteSet::Nothing);
-        let other = flights.begin(1, 2, 13, touched.clone());
-        drop(flights.end(answered));
-        assert!(flights.is_lost(unanswered, Waker::noop()).is_ok());
-        let left = flights.lose(1);
-        assert_eq!((left.writes, left.wakers.len()), (vec![(11, touched)], 1));
-        assert!(flights.is_lost(unanswered, Waker::noop()).is_err() && flights.is_lost(read, Waker::noop()).is_err());
-        assert!(flights.is_lost(other, Waker::noop()).is_ok());
-        assert!(flights.lose(1).writes.is_empty(), "once");
+    fn a_lost_path_reports_the_writes_in_flight() {
+        let mut in_flight = InFlightRequests::default();
+        let write_set = WriteSet::One(Extent::from_raw(3, 1).unwrap());
+        let answered = in_flight.add(0, 1, 10, write_set.clone());
+        let unanswered = in_flight.add(0, 1, 11, write_set.clone());
+        let read = in_flight.add(0, 1, 12, WriteSet::Empty);
+        let other = in_flight.add(1, 2, 13, write_set.clone());
+        drop(in_flight.remove(answered));
+        assert!(in_flight.is_lost(unanswered, Waker::noop()).is_ok());
+        let path_loss = in_flight.path_lost(1);
+        assert_eq!((path_loss.writes, path_loss.wakers.len()), (vec![(11, write_set)], 1));
+        assert!(
+            in_flight.is_lost(unanswered, Waker::noop()).is_err() && in_flight.is_lost(read, Waker::noop()).is_err()
+        );
+        assert!(in_flight.is_lost(other, Waker::noop()).is_ok());
+        assert!(in_flight.path_lost(1).writes.is_empty(), "once");
     }
 
     #[test]
-    fn what_is_under_way_for_too_long_is_told_once_for_each_path() {
-        let mut flights = InFlightRequests::default();
-        flights.begin(0, 1, 10, WriteSet::Nothing);
-        flights.begin(0, 1, 11, WriteSet::Nothing);
-        assert!(flights.tick(1).is_empty());
-        flights.begin(1, 2, 12, WriteSet::Nothing);
-        assert_eq!(flights.tick(1), [(0, 1)]);
-        flights.lose(1);
-        assert_eq!(flights.tick(1), [(1, 2)]);
+    fn a_path_with_late_requests_is_reported_once() {
+        let mut in_flight = InFlightRequests::default();
+        in_flight.add(0, 1, 10, WriteSet::Empty);
+        in_flight.add(0, 1, 11, WriteSet::Empty);
+        assert!(in_flight.tick(1).is_empty());
+        in_flight.add(1, 2, 12, WriteSet::Empty);
+        assert_eq!(in_flight.tick(1), [(0, 1)]);
+        in_flight.path_lost(1);
+        assert_eq!(in_flight.tick(1), [(1, 2)]);
+    }
+
+    fn write_set(start: u64, blocks: u64) -> WriteSet {
+        WriteSet::One(Extent::from_raw(start, blocks).unwrap())
+    }
+
+    #[test]
+    fn other_writes_to_the_same_blocks_wait_and_nothing_else_does() {
+        let mut late_writes = LateWrites::default();
+        late_writes.add(1, 7, write_set(10, 5));
+        assert!(!late_writes.permits(8, &write_set(14, 1)));
+        assert!(
+            !late_writes
+                .permits(8, &WriteSet::Many(vec![Extent::from_raw(0, 2).unwrap(), Extent::from_raw(9, 2).unwrap()]))
+        );
+        assert!(
+            late_writes.permits(8, &write_set(15, 9)) && late_writes.permits(8, &write_set(0, 10)),
+            "its neighbours"
+        );
+        assert!(late_writes.permits(7, &write_set(10, 5)), "its own repetition");
+        assert!(late_writes.permits(8, &WriteSet::Empty), "reads");
+    }
+
+    #[test]
+    fn a_late_write_blocks_others_until_its_incarnation_is_cleared() {
+        let mut late_writes = LateWrites::default();
+        late_writes.add(1, 7, write_set(0, 1));
+        late_writes.add(2, 8, write_set(0, 1));
+        assert!(
+            !late_writes.permits(7, &write_set(0, 1)) && !late_writes.permits(8, &write_set(0, 1)),
+            "two that overlap wait both"
+        );
+        late_writes.clear(2);
+        assert!(late_writes.has(1) && !late_writes.has(2));
+        assert!(late_writes.permits(7, &write_set(0, 1)) && !late_writes.permits(9, &write_set(0, 1)));
+        late_writes.clear(1);
+        assert!(late_writes.permits(9, &write_set(0, 1)));
     }
 }

@@ -1,21 +1,20 @@
-//! Several ways to one device.
+//! Several paths to one device.
 //!
-//! Requests take the live paths in turns. A path that fails is left out, opened anew in the background, and comes back;
-//! what was under way on it is carried out over another one. Failures of the data, the device or the request are the same on
-//! every path and final.
+//! Requests use the live paths in turns. A path that fails gets no requests, and the worker reopens it in the background; its
+//! requests in flight are retried on another path. An error of the data, the device or the request is final: every path
+//! would return the same one.
 //!
 //! Invariants:
-//! - A write that was answered is not undone by an earlier one that a lost path delivers late (`fence`).
-//! - A Flush is answered only when all writes answered before are durable, whichever way they went, or says that some may be
-//!   lost (`ledger`).
-//! - Every wait has its limit in [`RetryPolicy`].
+//! - No earlier write that a lost path delivers late undoes a completed write (`in_flight`).
+//! - A Flush succeeds only when all writes completed before are durable, whichever path they took; otherwise it fails and says that
+//!   writes may be lost (`path_flushes`).
+//! - Every wait has a limit in [`RetryPolicy`].
 //!
-//! Shape: the decisions are pure (`policy`, `fence`, `ledger`, `flights`); `shared` and `worker` carry them out. Time and
-//! the opening of devices are arguments. What a lost path may still do, and what is assumed of targets, is in
-//! `docs/decisions/0005-multipath-retries.md`.
+//! Layout: `policy`, `in_flight` and `path_flushes` decide and are pure; `shared` and `worker` execute. The clock and
+//! the openers of devices are arguments. `docs/decisions/0005-multipath-retries.md` says what a lost path may still do, and what is
+//! assumed of targets.
 
 mod in_flight;
-mod late_write;
 mod path_flushes;
 mod policy;
 mod shared;
@@ -32,31 +31,31 @@ use sealblock_block::{
     Response,
 };
 
-use late_write::WriteSet;
-use shared::{Failed, MultipathState, Path};
+use in_flight::WriteSet;
+use shared::{FailedPath, MultipathState, Path};
 
 pub use policy::RetryPolicy;
 pub use worker::Worker;
 
-/// A path, as it is given to the layer.
+/// A path, as the caller gives it to the layer.
 pub struct PathConfig {
-    /// Opens it, at first and whenever it was lost.
+    /// Opens it, also after it was lost.
     pub source: DeviceOpener,
-    /// Opens what is ready only when nothing is under way any more of what this host's lost paths had begun, and is
-    /// dropped then. Nothing where there is no way to ask.
-    pub settle: Option<DeviceOpener>,
+    /// Opens a device once the target has finished every command of this host's lost paths; the layer drops that device at once.
+    /// `None` where the protocol has no means for that.
+    pub quiesce: Option<DeviceOpener>,
     /// The open device, behind its gate, where it could be opened.
     pub device: Option<DynDevice>,
 }
 
-/// Why paths cannot be one device.
+/// Why these paths cannot form one device.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MultipathError {
     /// None of them is open.
     #[error("none of the paths could be opened")]
     NonePresent,
     /// They lead to different devices.
-    #[error("path {path} leads to another device than the first that could be opened: it has another {what}")]
+    #[error("path {path} leads to another device than the first path that could be opened: the {what} differs")]
     Different {
         /// Which path, from 0.
         path: usize,
@@ -65,22 +64,22 @@ pub enum MultipathError {
     },
 }
 
-/// What a path has done.
+/// The state and counters of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathStatus {
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// Whether it takes requests.
+    /// True if it takes requests.
     pub is_live: bool,
-    /// Requests that it was given.
+    /// Requests sent on it.
     pub requests: u64,
     /// Times that it failed.
     pub failures: u64,
     /// Why it is not live.
-    pub trouble: Option<String>,
+    pub last_error: Option<String>,
 }
 
-/// Tells what the paths of a layer have done, for as long as anybody asks.
+/// Reports the state of a layer's paths. It keeps the paths alive, not the layer.
 #[derive(Clone)]
 pub struct PathMonitor(Rc<dyn Fn() -> Vec<PathStatus>>);
 
@@ -97,45 +96,49 @@ impl fmt::Debug for PathMonitor {
     }
 }
 
-/// Several ways as one device. See the crate's header.
+/// Several paths as one device. See the crate's header.
 pub struct MultipathLayer<C: Clock>(Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> MultipathLayer<C> {
-    /// These ways as one device, and the work beside its requests, which is to be run as a task.
+    /// Joins these paths to one device. Returns it and its worker, which the caller runs as a task.
     ///
     /// # Errors
-    /// When no path is open, or those that are lead to devices of different shapes. Whether they lead to the same device of that
-    /// shape is for who opens them to know.
+    /// When no path is open, or the open ones have different geometries. The caller makes sure that they lead to the same device.
     pub fn new(
-        ways: Vec<PathConfig>,
+        paths: Vec<PathConfig>,
         clock: C,
-        patience: RetryPolicy,
+        policy: RetryPolicy,
     ) -> Result<(MultipathLayer<C>, Worker<C>), MultipathError> {
-        let open = || ways.iter().enumerate().filter_map(|(path, way)| Some((path, way.device.as_ref()?.geometry())));
+        let open = || {
+            paths
+                .iter()
+                .enumerate()
+                .filter_map(|(path, path_config)| Some((path, path_config.device.as_ref()?.geometry())))
+        };
         let (_, first) = open().next().ok_or(MultipathError::NonePresent)?;
         for (path, other) in open() {
-            check_shape(first, other).map_err(|what| MultipathError::Different { path, what })?;
+            check_geometry(first, other).map_err(|what| MultipathError::Different { path, what })?;
         }
-        let least = |a: &Limits, b: &Limits| Limits {
+        let min_limits = |a: &Limits, b: &Limits| Limits {
             max_transfer_blocks: a.max_transfer_blocks.min(b.max_transfer_blocks),
             max_verify_blocks: a.max_verify_blocks.min(b.max_verify_blocks),
             max_zero_blocks: a.max_zero_blocks.min(b.max_zero_blocks),
         };
-        let limits = open().fold(first.limits, |limits, (_, other)| least(&limits, &other.limits));
+        let limits = open().fold(first.limits, |limits, (_, other)| min_limits(&limits, &other.limits));
         let geometry = Geometry { limits, ..first.clone() };
-        let (paths, devices): (Vec<_>, Vec<_>) = ways.into_iter().map(split).unzip();
-        let shared = Rc::new(MultipathState::new(paths, geometry, clock, patience));
+        let (paths, devices): (Vec<_>, Vec<_>) = paths.into_iter().map(split_config).unzip();
+        let shared = Rc::new(MultipathState::new(paths, geometry, clock, policy));
         for (path, device) in devices.into_iter().enumerate() {
             match device {
                 Some(device) => shared.restore(path, device),
-                None => shared.core.borrow_mut().failed.push_back(Failed { path, incarnation: 0 }),
+                None => shared.state.borrow_mut().failed.push_back(FailedPath { path, incarnation: 0 }),
             }
         }
         Ok((MultipathLayer(Rc::clone(&shared)), Worker(shared)))
     }
 
-    /// Tells what the paths have done.
-    pub fn observer(&self) -> PathMonitor {
+    /// Returns a monitor of the paths.
+    pub fn monitor(&self) -> PathMonitor {
         let shared = Rc::clone(&self.0);
         PathMonitor(Rc::new(move || {
             let status = |path: &Path| PathStatus {
@@ -143,20 +146,20 @@ impl<C: Clock + 'static> MultipathLayer<C> {
                 is_live: path.device.borrow().is_some(),
                 requests: path.requests.get(),
                 failures: path.failures.get(),
-                trouble: path.trouble.borrow().clone().filter(|_| path.device.borrow().is_none()),
+                last_error: path.last_error.borrow().clone().filter(|_| path.device.borrow().is_none()),
             };
             shared.paths.iter().map(status).collect()
         }))
     }
 
-    /// A request for blocks, over one path after the other until one has answered.
-    async fn request(&self, operation: Request) -> Outcome {
-        let (touched, request) = (WriteSet::by(&operation), self.0.number());
-        for _ in 0..self.0.patience.max_path_failures.max(1) {
-            let path = self.0.admitted(request, &touched).await?;
-            let Ok(outcome) = self.0.over(path, request, &touched, operation.clone()).await else { continue };
-            if outcome.is_ok() && operation.is_volatile() {
-                self.0.core.borrow_mut().ledger.wrote(path.0, path.1);
+    /// Executes a request on one path after the other until one returns an outcome.
+    async fn execute_blocks(&self, request: Request) -> Outcome {
+        let (write_set, request_id) = (WriteSet::of(&request), self.0.next_request_id());
+        for _ in 0..self.0.policy.max_path_failures.max(1) {
+            let path = self.0.admit(request_id, &write_set).await?;
+            let Ok(outcome) = self.0.execute_on(path, request_id, &write_set, request.clone()).await else { continue };
+            if outcome.is_ok() && request.is_volatile() {
+                self.0.state.borrow_mut().path_flushes.write_completed(path.0, path.1);
             }
             return outcome;
         }
@@ -166,16 +169,16 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     /// Flushes every path that has something to flush.
     async fn flush(&self) -> Outcome {
         let mut mark = None;
-        for _ in 0..self.0.patience.max_path_failures.max(1) {
-            let begun = self.0.core.borrow_mut().ledger.begin();
-            let plan = begun.map_err(|doubt| Error::from(ErrorKind::Media { reason: doubt.to_string() }))?;
-            let mark = *mark.get_or_insert(plan.mark);
-            let paths = match plan.paths.is_empty() {
-                true => vec![self.0.admitted(self.0.number(), &WriteSet::Nothing).await?],
-                false => plan.paths,
+        for _ in 0..self.0.policy.max_path_failures.max(1) {
+            let started = self.0.state.borrow_mut().path_flushes.flush_started();
+            let flush_plan = started.map_err(|doubt| Error::from(ErrorKind::Media { reason: doubt.to_string() }))?;
+            let mark = *mark.get_or_insert(flush_plan.mark);
+            let paths = match flush_plan.paths.is_empty() {
+                true => vec![self.0.admit(self.0.next_request_id(), &WriteSet::Empty).await?],
+                false => flush_plan.paths,
             };
             let flushes = paths.into_iter().map(|path| async move {
-                (path, self.0.over(path, self.0.number(), &WriteSet::Nothing, Request::Flush).await)
+                (path, self.0.execute_on(path, self.0.next_request_id(), &WriteSet::Empty, Request::Flush).await)
             });
             let mut is_lost = false;
             for (path, outcome) in join_all(flushes).await {
@@ -186,9 +189,9 @@ impl<C: Clock + 'static> MultipathLayer<C> {
                         continue;
                     }
                 }
-                self.0.core.borrow_mut().ledger.flushed(path.0, path.1, plan.mark);
+                self.0.state.borrow_mut().path_flushes.flush_completed(path.0, path.1, flush_plan.mark);
             }
-            if !is_lost && self.0.core.borrow().ledger.is_clear(mark) {
+            if !is_lost && self.0.state.borrow().path_flushes.is_durable(mark) {
                 return Ok(Response::Done);
             }
         }
@@ -197,27 +200,27 @@ impl<C: Clock + 'static> MultipathLayer<C> {
 
     #[cold]
     fn lost_too_many(&self) -> Error {
-        let losses = self.0.patience.max_path_failures.max(1);
-        ErrorKind::Unreachable { reason: format!("{losses} paths were lost with this request") }.into()
+        let losses = self.0.policy.max_path_failures.max(1);
+        ErrorKind::Unreachable { reason: format!("{losses} paths failed with this request") }.into()
     }
 }
 
 /// A path and its device, if it is open.
-fn split(way: PathConfig) -> (Path, Option<DynDevice>) {
-    let trouble = way.device.is_none().then(|| "it could not be opened yet".to_owned());
+fn split_config(path_config: PathConfig) -> (Path, Option<DynDevice>) {
+    let last_error = path_config.device.is_none().then(|| "it was not opened yet".to_owned());
     let path = Path {
-        source: way.source,
-        settle: way.settle,
+        source: path_config.source,
+        quiesce: path_config.quiesce,
         device: RefCell::default(),
         requests: Cell::new(0),
         failures: Cell::new(0),
-        trouble: RefCell::new(trouble),
+        last_error: RefCell::new(last_error),
     };
-    (path, way.device)
+    (path, path_config.device)
 }
 
-/// What tells a device from the one that is expected, by shape.
-pub(crate) fn check_shape(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
+/// Returns which property of the geometry differs from the expected one.
+pub(crate) fn check_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
     if actual.block_size != expected.block_size {
         return Err("block size");
     }
@@ -227,10 +230,10 @@ pub(crate) fn check_shape(expected: &Geometry, actual: &Geometry) -> Result<(), 
     if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
 }
 
-/// The same of a device that was opened anew: one that has grown since still has all the blocks that it had.
-pub(crate) fn check_shape_again(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
+/// Does the same for a reopened device, which may have grown: it still has all its former blocks.
+pub(crate) fn check_reopened_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
     let capacity_blocks = actual.capacity_blocks.min(expected.capacity_blocks);
-    check_shape(expected, &Geometry { capacity_blocks, ..actual.clone() })
+    check_geometry(expected, &Geometry { capacity_blocks, ..actual.clone() })
 }
 
 impl<C: Clock + 'static> Device for MultipathLayer<C> {
@@ -239,14 +242,14 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
     }
 
     fn abilities(&self) -> Abilities {
-        // A late write beside the blocks could not be told from a newer one.
+        // A late write to the reserved area could not be told from a newer one.
         Abilities { reserved: Ability::Absent, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match operation {
+    async fn execute(&self, request: Request) -> Outcome {
+        match request {
             Request::Flush => self.flush().await,
-            operation => self.request(operation).await,
+            request => self.execute_blocks(request).await,
         }
     }
 }
@@ -254,9 +257,9 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
 impl<C: Clock> Drop for MultipathLayer<C> {
     fn drop(&mut self) {
         let worker = {
-            let mut core = self.0.core.borrow_mut();
-            core.is_closed = true;
-            core.worker.take()
+            let mut state = self.0.state.borrow_mut();
+            state.is_closed = true;
+            state.worker.take()
         };
         worker.into_iter().for_each(Waker::wake);
     }

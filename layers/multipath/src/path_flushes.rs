@@ -1,26 +1,25 @@
-//! Which writes a Flush can vouch for, when they went over several paths. Pure.
+//! Which completed writes a Flush makes durable, when they went over several paths. Pure.
 //!
-//! A Flush vouches for the writes that the controller it is sent to has answered (NVM Command Set specification, Flush),
-//! so every path over which writes were answered since its last Flush gets one. Writes answered over a path that has failed
-//! since are *orphans*. They are in the cache of the target still, unless the target has crashed, and that a path would not
-//! outlive: so a path that was open before the orphans' first write and is still is a *witness*, and a Flush over it
-//! vouches for them. Without a witness they may be lost, and the next Flush fails and says so, once.
+//! A Flush makes durable the writes that its controller completed before (NVM Command Set specification, Flush), so every path with
+//! completed writes since its last Flush gets one. A path that fails leaves *unflushed writes* in the target's volatile cache.
+//! A target restart would drop these writes, but also every path. So a Flush on a *continuous path*, one that is up since before
+//! these writes, makes them durable. Without a continuous path they may be lost: the next Flush fails and says so, once.
 
-/// Writes by path, in the order of a count of events.
+/// Completed writes by path, in the order of a count of events.
 #[derive(Debug)]
 pub(crate) struct PathFlushes {
     now: u64,
-    volatile: bool,
-    paths: Vec<Option<Open>>,
-    orphans: Vec<UnflushedWrite>,
-    in_doubt: bool,
+    has_volatile_cache: bool,
+    paths: Vec<Option<OpenPath>>,
+    unflushed: Vec<UnflushedWrite>,
+    writes_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Open {
+struct OpenPath {
     incarnation: u64,
     since: u64,
-    /// No write before this that no Flush has vouched for.
+    /// When the oldest write completed that no Flush has made durable yet.
     oldest: Option<u64>,
     last: u64,
 }
@@ -32,90 +31,91 @@ struct UnflushedWrite {
     continuous_paths: Vec<u64>,
 }
 
-/// Writes that were answered may be gone.
+/// Completed writes may be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "paths were lost after writes that were answered and not flushed, and none that is left saw the target all the \
-     time: these writes may be lost and are to be written again"
+    "paths failed after writes that completed and were not flushed, and no other path was up all the time: these writes \
+     may be lost and have to be repeated"
 )]
-pub(crate) struct InDoubt;
+pub(crate) struct WritesLost;
 
-/// What a Flush takes.
+/// The paths that a Flush has to be sent on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct FlushPlan {
-    /// It vouches for what was answered until then.
+    /// The Flush makes durable what completed until this event.
     pub(crate) mark: u64,
-    /// Paths that get one, and their incarnations; none where any will do.
+    /// Paths that get one, and their incarnations; empty where any path will do.
     pub(crate) paths: Vec<(usize, u64)>,
 }
 
 impl PathFlushes {
-    pub(crate) fn new(paths: usize, volatile: bool) -> PathFlushes {
-        PathFlushes { now: 0, volatile, paths: vec![None; paths], orphans: Vec::new(), in_doubt: false }
+    pub(crate) fn new(paths: usize, has_volatile_cache: bool) -> PathFlushes {
+        PathFlushes { now: 0, has_volatile_cache, paths: vec![None; paths], unflushed: Vec::new(), writes_lost: false }
     }
 
-    /// A path is open.
-    pub(crate) fn opened(&mut self, path: usize, incarnation: u64) {
+    /// Records that a path was opened.
+    pub(crate) fn path_opened(&mut self, path: usize, incarnation: u64) {
         self.now += 1;
-        self.paths[path] = Some(Open { incarnation, since: self.now, oldest: None, last: 0 });
+        self.paths[path] = Some(OpenPath { incarnation, since: self.now, oldest: None, last: 0 });
     }
 
-    /// A write that may be lost until a Flush was answered.
-    pub(crate) fn wrote(&mut self, path: usize, incarnation: u64) {
+    /// Records that a write completed that may be lost until a Flush completes.
+    pub(crate) fn write_completed(&mut self, path: usize, incarnation: u64) {
         self.now += 1;
         match &mut self.paths[path] {
             Some(open) if open.incarnation == incarnation => {
                 open.oldest.get_or_insert(self.now);
                 open.last = self.now;
             }
-            // Its answer came with the last bytes of a path that is gone.
-            _ => self.in_doubt |= self.volatile,
+            // The completion arrived with the last bytes of a path that has failed since.
+            _ => self.writes_lost |= self.has_volatile_cache,
         }
     }
 
-    /// A path is lost.
-    pub(crate) fn lost(&mut self, path: usize) {
+    /// Records that a path failed.
+    pub(crate) fn path_lost(&mut self, path: usize) {
         self.now += 1;
         let Some(lost) = self.paths[path].take() else { return };
-        for orphan in &mut self.orphans {
-            orphan.continuous_paths.retain(|witness| *witness != lost.incarnation);
+        for write in &mut self.unflushed {
+            write.continuous_paths.retain(|path_incarnation| *path_incarnation != lost.incarnation);
         }
-        if let (Some(oldest), true) = (lost.oldest, self.volatile) {
-            let witnesses = self.paths.iter().flatten().filter(|open| open.since < oldest);
-            let witnesses = witnesses.map(|open| open.incarnation).collect();
-            self.orphans.push(UnflushedWrite { since: self.now, continuous_paths: witnesses });
+        if let (Some(oldest), true) = (lost.oldest, self.has_volatile_cache) {
+            let continuous_paths = self.paths.iter().flatten().filter(|open| open.since < oldest);
+            let continuous_paths = continuous_paths.map(|open| open.incarnation).collect();
+            self.unflushed.push(UnflushedWrite { since: self.now, continuous_paths });
         }
-        let before = self.orphans.len();
-        self.orphans.retain(|orphan| !orphan.continuous_paths.is_empty());
-        self.in_doubt |= self.orphans.len() < before;
+        let before = self.unflushed.len();
+        self.unflushed.retain(|write| !write.continuous_paths.is_empty());
+        self.writes_lost |= self.unflushed.len() < before;
     }
 
-    /// A Flush begins. Writes that may be lost make it fail, once.
-    pub(crate) fn begin(&mut self) -> Result<FlushPlan, InDoubt> {
-        if std::mem::take(&mut self.in_doubt) {
-            return Err(InDoubt);
+    /// Starts a Flush. Fails once if completed writes may be lost.
+    pub(crate) fn flush_started(&mut self) -> Result<FlushPlan, WritesLost> {
+        if std::mem::take(&mut self.writes_lost) {
+            return Err(WritesLost);
         }
-        let of = |(path, open): (usize, &Option<Open>)| open.as_ref().map(|open| (path, open.incarnation, open.oldest));
+        let of =
+            |(path, open): (usize, &Option<OpenPath>)| open.as_ref().map(|open| (path, open.incarnation, open.oldest));
         let open: Vec<_> = self.paths.iter().enumerate().filter_map(of).collect();
         let is_asked = |incarnation: u64, dirty: bool| {
-            dirty || self.orphans.iter().any(|orphan| orphan.continuous_paths.first() == Some(&incarnation))
+            dirty || self.unflushed.iter().any(|write| write.continuous_paths.first() == Some(&incarnation))
         };
         let asked = open.into_iter().filter(|(_, incarnation, oldest)| is_asked(*incarnation, oldest.is_some()));
         Ok(FlushPlan { mark: self.now, paths: asked.map(|(path, incarnation, _)| (path, incarnation)).collect() })
     }
 
-    /// A Flush of that mark succeeded over this path.
-    pub(crate) fn flushed(&mut self, path: usize, incarnation: u64, mark: u64) {
+    /// Records that a Flush with this mark succeeded on this path.
+    pub(crate) fn flush_completed(&mut self, path: usize, incarnation: u64, mark: u64) {
         if let Some(open) = self.paths[path].as_mut().filter(|open| open.incarnation == incarnation) {
             open.oldest = (open.last > mark).then_some(mark + 1);
         }
-        self.orphans.retain(|orphan| orphan.since > mark || !orphan.continuous_paths.contains(&incarnation));
+        self.unflushed.retain(|write| write.since > mark || !write.continuous_paths.contains(&incarnation));
     }
 
-    /// Whether everything until that mark is vouched for, so that the Flush may be answered.
-    pub(crate) fn is_clear(&self, mark: u64) -> bool {
-        let is_dirty = |open: &Open| open.oldest.is_some_and(|oldest| oldest <= mark);
-        !self.in_doubt && self.orphans.is_empty() && !self.paths.iter().flatten().any(is_dirty)
+    /// True if everything until `mark` is durable, so that the Flush may complete.
+    pub(crate) fn is_durable(&self, mark: u64) -> bool {
+        let is_dirty = |open: &OpenPath| open.oldest.is_some_and(|oldest| oldest <= mark);
+        !self.writes_lost && self.unflushed.is_empty() && !self.paths.iter().flatten().any(is_dirty)
     }
 }
 
@@ -125,89 +125,89 @@ mod tests {
 
     /// Paths 0 and 1, open as incarnations 1 and 2.
     fn two() -> PathFlushes {
-        let mut ledger = PathFlushes::new(2, true);
-        ledger.opened(0, 1);
-        ledger.opened(1, 2);
-        ledger
+        let mut path_flushes = PathFlushes::new(2, true);
+        path_flushes.path_opened(0, 1);
+        path_flushes.path_opened(1, 2);
+        path_flushes
     }
 
     #[test]
     fn every_path_with_writes_gets_a_flush() {
-        let mut ledger = two();
-        assert_eq!(ledger.begin().unwrap().paths, []);
-        ledger.wrote(1, 2);
-        assert_eq!(ledger.begin().unwrap().paths, [(1, 2)]);
-        ledger.wrote(0, 1);
-        let plan = ledger.begin().unwrap();
+        let mut path_flushes = two();
+        assert_eq!(path_flushes.flush_started().unwrap().paths, []);
+        path_flushes.write_completed(1, 2);
+        assert_eq!(path_flushes.flush_started().unwrap().paths, [(1, 2)]);
+        path_flushes.write_completed(0, 1);
+        let plan = path_flushes.flush_started().unwrap();
         assert_eq!(plan.paths, [(0, 1), (1, 2)]);
-        ledger.flushed(0, 1, plan.mark);
-        assert!(!ledger.is_clear(plan.mark));
-        ledger.wrote(0, 1);
-        ledger.flushed(1, 2, plan.mark);
-        assert!(ledger.is_clear(plan.mark), "a write after its beginning is not the flush's business");
-        assert_eq!(ledger.begin().unwrap().paths, [(0, 1)]);
+        path_flushes.flush_completed(0, 1, plan.mark);
+        assert!(!path_flushes.is_durable(plan.mark));
+        path_flushes.write_completed(0, 1);
+        path_flushes.flush_completed(1, 2, plan.mark);
+        assert!(path_flushes.is_durable(plan.mark), "a write after its start does not hold up the flush");
+        assert_eq!(path_flushes.flush_started().unwrap().paths, [(0, 1)]);
     }
 
     #[test]
-    fn a_path_that_saw_it_all_vouches_for_one_that_failed() {
-        let mut ledger = two();
-        ledger.wrote(0, 1);
-        ledger.lost(0);
-        let plan = ledger.begin().unwrap();
+    fn a_flush_on_a_continuous_path_makes_writes_of_a_failed_one_durable() {
+        let mut path_flushes = two();
+        path_flushes.write_completed(0, 1);
+        path_flushes.path_lost(0);
+        let plan = path_flushes.flush_started().unwrap();
         assert_eq!(plan.paths, [(1, 2)]);
-        assert!(!ledger.is_clear(plan.mark));
-        ledger.flushed(1, 2, plan.mark);
-        assert!(ledger.is_clear(plan.mark));
-        ledger.lost(1);
-        assert!(ledger.begin().is_ok(), "it was flushed before");
+        assert!(!path_flushes.is_durable(plan.mark));
+        path_flushes.flush_completed(1, 2, plan.mark);
+        assert!(path_flushes.is_durable(plan.mark));
+        path_flushes.path_lost(1);
+        assert!(path_flushes.flush_started().is_ok(), "it was flushed before");
     }
 
     #[test]
-    fn without_such_a_path_the_next_flush_fails_and_only_that() {
-        let mut ledger = two();
-        ledger.wrote(0, 1);
-        ledger.lost(0);
-        ledger.lost(1);
-        ledger.opened(0, 3);
-        assert_eq!(ledger.begin(), Err(InDoubt));
-        assert!(ledger.begin().is_ok());
+    fn without_a_continuous_path_the_next_flush_fails_and_only_that() {
+        let mut path_flushes = two();
+        path_flushes.write_completed(0, 1);
+        path_flushes.path_lost(0);
+        path_flushes.path_lost(1);
+        path_flushes.path_opened(0, 3);
+        assert_eq!(path_flushes.flush_started(), Err(WritesLost));
+        assert!(path_flushes.flush_started().is_ok());
     }
 
     #[test]
-    fn a_path_that_was_opened_later_is_no_witness() {
-        let mut ledger = PathFlushes::new(2, true);
-        ledger.opened(0, 1);
-        ledger.wrote(0, 1);
-        ledger.opened(1, 2);
-        ledger.lost(0);
-        assert_eq!(ledger.begin(), Err(InDoubt));
-        // Written after both were there: the other one is a witness.
-        ledger.opened(0, 3);
-        ledger.wrote(1, 2);
-        let plan = ledger.begin().unwrap();
-        ledger.flushed(1, 2, plan.mark);
-        ledger.wrote(1, 2);
-        ledger.lost(1);
-        assert_eq!(ledger.begin().unwrap().paths, [(0, 3)]);
+    fn a_path_that_was_opened_later_is_not_continuous() {
+        let mut path_flushes = PathFlushes::new(2, true);
+        path_flushes.path_opened(0, 1);
+        path_flushes.write_completed(0, 1);
+        path_flushes.path_opened(1, 2);
+        path_flushes.path_lost(0);
+        assert_eq!(path_flushes.flush_started(), Err(WritesLost));
+        // Written after both were open: the other one is continuous.
+        path_flushes.path_opened(0, 3);
+        path_flushes.write_completed(1, 2);
+        let plan = path_flushes.flush_started().unwrap();
+        path_flushes.flush_completed(1, 2, plan.mark);
+        path_flushes.write_completed(1, 2);
+        path_flushes.path_lost(1);
+        assert_eq!(path_flushes.flush_started().unwrap().paths, [(0, 3)]);
     }
 
     #[test]
-    fn a_flush_that_began_before_the_loss_does_not_vouch_for_the_orphans() {
-        let mut ledger = two();
-        ledger.wrote(0, 1);
-        let plan = ledger.begin().unwrap();
-        ledger.lost(0);
-        ledger.flushed(1, 2, plan.mark);
-        assert!(!ledger.is_clear(plan.mark));
+    fn a_flush_that_started_before_the_loss_does_not_cover_the_unflushed_writes() {
+        let mut path_flushes = two();
+        path_flushes.write_completed(0, 1);
+        let plan = path_flushes.flush_started().unwrap();
+        path_flushes.path_lost(0);
+        path_flushes.flush_completed(1, 2, plan.mark);
+        assert!(!path_flushes.is_durable(plan.mark));
     }
 
     #[test]
-    fn without_a_volatile_cache_nothing_is_in_doubt() {
-        let mut ledger = PathFlushes::new(1, false);
-        ledger.opened(0, 1);
-        ledger.wrote(0, 1);
-        ledger.lost(0);
-        ledger.wrote(0, 1);
-        assert!(ledger.begin().is_ok());
+    fn without_a_volatile_cache_no_write_is_lost() {
+        let mut path_flushes = PathFlushes::new(1, false);
+        path_flushes.path_opened(0, 1);
+        path_flushes.write_completed(0, 1);
+        path_flushes.path_lost(0);
+        path_flushes.write_completed(0, 1);
+        assert!(path_flushes.flush_started().is_ok());
     }
 }

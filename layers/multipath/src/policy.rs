@@ -4,63 +4,63 @@ use std::time::Duration;
 
 use sealblock_block::ErrorKind;
 
-/// How long and how often. Every wait of the layer has its limit here.
+/// Timeouts and retry limits. Every wait of the layer is bounded by one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
-    /// Time that a request waits while no path is live, or while its blocks may still be changed by a lost path.
+    /// Time that a request waits while no path is live, or while a lost path may still change its blocks.
     pub no_path_timeout: Duration,
-    /// Time for one answer, after which the path has failed. For devices without a limit of their own: it is to be longer than
-    /// that of those that have one. Noticed up to an eighth late.
+    /// Time after which a path with an unanswered request has failed. For devices without a timeout of their own; it has to be longer
+    /// than that of those that have one. Noticed up to an eighth late.
     pub request_timeout: Duration,
-    /// Paths that one request may lose before it fails, so that a request which kills its target stops doing so.
+    /// Paths that one request may lose before it fails, so that a request which crashes its target is not retried forever.
     pub max_path_failures: u32,
-    /// Time without a request after which a path is asked whether it is still there.
-    pub idle: Duration,
-    /// Pause before a path that failed is opened anew; doubles with each attempt that fails.
+    /// Time without a request after which a path is probed with a read of one block.
+    pub idle_probe_interval: Duration,
+    /// Delay before a failed path is reopened; doubles with each failed attempt.
     pub min_reprobe: Duration,
-    /// The longest such pause.
+    /// The longest such delay.
     pub max_reprobe: Duration,
-    /// Time after which a target has certainly given up a host that it does not hear any more: over NVMe, twice the keep
-    /// alive timeout, and some.
+    /// Time after which a target has certainly disconnected a host that it receives nothing from: over NVMe, twice the Keep
+    /// Alive timeout, and some (CQT, NVM Express Base specification).
     pub quiesce_time: Duration,
-    /// Whether a write that was answered may be lost with the target until a Flush.
-    pub volatile: bool,
+    /// True if a target restart may lose completed writes that no Flush has made durable.
+    pub has_volatile_cache: bool,
 }
 
 impl Default for RetryPolicy {
-    /// 30 s without a path, 60 s for an answer, 8 paths lost, 5 s to 10 s without a request, probes after 1 s to 10 s, 15 s of
-    /// quarantine, volatile.
+    /// 30 s without a path, 60 s for a request, 8 path failures, a probe after 5 s without a request, reopening after 1 s to 10 s,
+    /// 15 s of quiesce time, a volatile cache.
     fn default() -> RetryPolicy {
         RetryPolicy {
             no_path_timeout: Duration::from_secs(30),
             request_timeout: Duration::from_secs(60),
             max_path_failures: 8,
-            idle: Duration::from_secs(5),
+            idle_probe_interval: Duration::from_secs(5),
             min_reprobe: Duration::from_secs(1),
             max_reprobe: Duration::from_secs(10),
             quiesce_time: Duration::from_secs(15),
-            volatile: true,
+            has_volatile_cache: true,
         }
     }
 }
 
 impl RetryPolicy {
-    /// The pause before a path is opened anew for the first time (0), the second, and so on.
-    pub(crate) fn pause(&self, attempt: u32) -> Duration {
+    /// The delay before the first attempt (0) to reopen a path, the second, and so on.
+    pub(crate) fn reprobe_delay(&self, attempt: u32) -> Duration {
         self.min_reprobe.saturating_mul(1 << attempt.min(16)).min(self.max_reprobe)
     }
 }
 
-/// Whose failure it is.
+/// What an error says about other paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FailureScope {
-    /// The path's: another one may do better.
+    /// The path failed: another one may succeed.
     Path,
-    /// The data's, the device's or the request's: the same on every path.
-    Final,
+    /// The data, the device or the request failed: the result is the same on every path.
+    Device,
 }
 
-/// Judges a failure.
+/// Returns whether an error concerns the path or the device behind it.
 pub(crate) fn classify(failure: &ErrorKind) -> FailureScope {
     match failure {
         ErrorKind::Unreachable { .. } => FailureScope::Path,
@@ -71,11 +71,11 @@ pub(crate) fn classify(failure: &ErrorKind) -> FailureScope {
         | ErrorKind::ReadOnly
         | ErrorKind::Range { .. }
         | ErrorKind::Limit { .. }
-        | ErrorKind::Absent(_) => FailureScope::Final,
+        | ErrorKind::Absent(_) => FailureScope::Device,
     }
 }
 
-/// The paths that are live, taken in turns.
+/// The live paths, used in turns.
 #[derive(Debug)]
 pub(crate) struct RoundRobin {
     /// The incarnation of each live path.
@@ -85,7 +85,7 @@ pub(crate) struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// Of so many paths, none of them live.
+    /// `paths` paths, none of them live.
     pub(crate) fn new(paths: usize) -> RoundRobin {
         RoundRobin { live: vec![None; paths], next: 0, incarnations: 0 }
     }
@@ -98,7 +98,7 @@ impl RoundRobin {
         Some(found)
     }
 
-    /// A path is there, or there again; gives its incarnation.
+    /// Marks a path as live; returns its new incarnation.
     pub(crate) fn restore(&mut self, path: usize) -> u64 {
         self.incarnations += 1;
         self.live[path] = Some(self.incarnations);
@@ -110,7 +110,7 @@ impl RoundRobin {
         self.live[path]
     }
 
-    /// An incarnation of a path has failed; tells whether that is news.
+    /// Marks an incarnation of a path as failed; false if it had failed before.
     pub(crate) fn fail(&mut self, path: usize, incarnation: u64) -> bool {
         self.live[path].take_if(|live| *live == incarnation).is_some()
     }
@@ -122,16 +122,16 @@ mod tests {
 
     #[test]
     fn live_paths_take_turns_and_failed_ones_are_left_out() {
-        let mut turns = RoundRobin::new(3);
-        assert_eq!(turns.pick(), None);
-        let of: Vec<u64> = (0..3).map(|path| turns.restore(path)).collect();
-        let next = |turns: &mut RoundRobin| turns.pick().map(|(path, _)| path);
-        assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(0), Some(1), Some(2), Some(0)]);
-        assert!(turns.fail(1, of[1]) && !turns.fail(1, of[1]), "it fails once");
-        assert_eq!([(); 4].map(|()| next(&mut turns)), [Some(2), Some(0), Some(2), Some(0)]);
-        turns.restore(1);
-        assert!(!turns.fail(1, of[1]), "an earlier incarnation says nothing about this one");
-        assert_eq!([(); 3].map(|()| next(&mut turns)), [Some(1), Some(2), Some(0)]);
+        let mut round_robin = RoundRobin::new(3);
+        assert_eq!(round_robin.pick(), None);
+        let of: Vec<u64> = (0..3).map(|path| round_robin.restore(path)).collect();
+        let next = |round_robin: &mut RoundRobin| round_robin.pick().map(|(path, _)| path);
+        assert_eq!([(); 4].map(|()| next(&mut round_robin)), [Some(0), Some(1), Some(2), Some(0)]);
+        assert!(round_robin.fail(1, of[1]) && !round_robin.fail(1, of[1]), "it fails once");
+        assert_eq!([(); 4].map(|()| next(&mut round_robin)), [Some(2), Some(0), Some(2), Some(0)]);
+        round_robin.restore(1);
+        assert!(!round_robin.fail(1, of[1]), "an earlier incarnation says nothing about this one");
+        assert_eq!([(); 3].map(|()| next(&mut round_robin)), [Some(1), Some(2), Some(0)]);
     }
 
     #[test]
@@ -145,14 +145,14 @@ mod tests {
             ErrorKind::Miscompare { lba: sealblock_units::Lba::ZERO },
             ErrorKind::Limit { what: "blocks", limit: 1, actual: 2 },
         ] {
-            assert_eq!(classify(&failure), FailureScope::Final, "{failure}");
+            assert_eq!(classify(&failure), FailureScope::Device, "{failure}");
         }
     }
 
     #[test]
     fn probes_pause_longer_and_longer() {
-        let patience = RetryPolicy::default();
-        let seconds = |attempt| patience.pause(attempt).as_secs();
+        let policy = RetryPolicy::default();
+        let seconds = |attempt| policy.reprobe_delay(attempt).as_secs();
         assert_eq!([0, 1, 2, 3, 4, 99].map(seconds), [1, 2, 4, 8, 10, 10]);
     }
 }

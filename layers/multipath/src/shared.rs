@@ -1,4 +1,4 @@
-//! What the layer and its worker share.
+//! The state that the layer and its worker share.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -11,79 +11,78 @@ use sealblock_block::{
     Abilities, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
 };
 
-use crate::in_flight::{InFlightRequests, Lost};
-use crate::late_write::{LateWrites, WriteSet};
+use crate::in_flight::{InFlightRequests, LateWrites, PathLost, WriteSet};
 use crate::path_flushes::PathFlushes;
 use crate::policy::{FailureScope, RetryPolicy, RoundRobin, classify};
 
-/// One way to the device.
+/// One path to the device.
 pub(crate) struct Path {
     pub(crate) source: DeviceOpener,
-    pub(crate) settle: Option<DeviceOpener>,
+    pub(crate) quiesce: Option<DeviceOpener>,
     /// The device, while the path is live.
     pub(crate) device: RefCell<Option<DynDevice>>,
     pub(crate) requests: Cell<u64>,
     pub(crate) failures: Cell<u64>,
-    /// Why it is not live, or was not the last time.
-    pub(crate) trouble: RefCell<Option<String>>,
+    /// Why it is not live, or was not when it failed last.
+    pub(crate) last_error: RefCell<Option<String>>,
 }
 
-/// A path that failed, or was not there in the beginning (incarnation 0).
+/// A path that failed, or could not be opened at first (incarnation 0).
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failed {
+pub(crate) struct FailedPath {
     pub(crate) path: usize,
     pub(crate) incarnation: u64,
 }
 
-/// What changes. No borrow of it is held while a waker is called or a device dropped.
+/// The mutable state. No borrow of it may be held while a waker is called or a device dropped: both can reenter the layer.
 pub(crate) struct PathSet {
-    pub(crate) turns: RoundRobin,
-    pub(crate) fences: LateWrites,
-    pub(crate) ledger: PathFlushes,
-    pub(crate) flights: InFlightRequests,
-    pub(crate) failed: VecDeque<Failed>,
+    pub(crate) round_robin: RoundRobin,
+    pub(crate) late_writes: LateWrites,
+    pub(crate) path_flushes: PathFlushes,
+    pub(crate) in_flight: InFlightRequests,
+    pub(crate) failed: VecDeque<FailedPath>,
     pub(crate) worker: Option<Waker>,
     pub(crate) is_closed: bool,
-    waiting: Vec<Waker>,
+    waiters: Vec<Waker>,
     requests: u64,
 }
 
 pub(crate) struct MultipathState<C> {
     pub(crate) paths: Vec<Path>,
-    pub(crate) core: RefCell<PathSet>,
+    pub(crate) state: RefCell<PathSet>,
     pub(crate) geometry: Geometry,
-    /// What the paths could when one was live the last time.
+    /// The abilities of the paths when one was live last.
     abilities: Cell<Abilities>,
     pub(crate) clock: C,
-    pub(crate) patience: RetryPolicy,
+    pub(crate) policy: RetryPolicy,
 }
 
 impl<C: Clock> MultipathState<C> {
-    /// Paths that are not live yet.
-    pub(crate) fn new(paths: Vec<Path>, geometry: Geometry, clock: C, patience: RetryPolicy) -> MultipathState<C> {
-        let core = PathSet {
-            turns: RoundRobin::new(paths.len()),
-            fences: LateWrites::default(),
-            ledger: PathFlushes::new(paths.len(), patience.volatile),
-            flights: InFlightRequests::default(),
+    /// The state with these paths, none of them live yet.
+    pub(crate) fn new(paths: Vec<Path>, geometry: Geometry, clock: C, policy: RetryPolicy) -> MultipathState<C> {
+        let state = PathSet {
+            round_robin: RoundRobin::new(paths.len()),
+            late_writes: LateWrites::default(),
+            path_flushes: PathFlushes::new(paths.len(), policy.has_volatile_cache),
+            in_flight: InFlightRequests::default(),
             failed: VecDeque::new(),
             worker: None,
             is_closed: false,
-            waiting: Vec::new(),
+            waiters: Vec::new(),
             requests: 0,
         };
         let abilities = Cell::new(Abilities::BASIC);
-        MultipathState { paths, core: RefCell::new(core), geometry, abilities, clock, patience }
+        MultipathState { paths, state: RefCell::new(state), geometry, abilities, clock, policy }
     }
 
-    /// A number for a request.
-    pub(crate) fn number(&self) -> u64 {
-        let mut core = self.core.borrow_mut();
-        core.requests += 1;
-        core.requests
+    /// An identifier for a request, never used before.
+    pub(crate) fn next_request_id(&self) -> u64 {
+        let mut state = self.state.borrow_mut();
+        state.requests += 1;
+        state.requests
     }
 
-    /// What all live paths can.
+    /// The abilities that all live paths have.
     pub(crate) fn abilities(&self) -> Abilities {
         let live = self.paths.iter().filter_map(|path| path.device.borrow().as_ref().map(Device::abilities));
         match live.reduce(|a, b| a.intersect(&b)) {
@@ -95,153 +94,153 @@ impl<C: Clock> MultipathState<C> {
         }
     }
 
-    /// A path is there, or there again.
+    /// Makes a path live.
     pub(crate) fn restore(&self, path: usize, device: DynDevice) {
-        let waiting = {
-            let mut core = self.core.borrow_mut();
-            let incarnation = core.turns.restore(path);
-            core.ledger.opened(path, incarnation);
-            std::mem::take(&mut core.waiting)
+        let waiters = {
+            let mut state = self.state.borrow_mut();
+            let incarnation = state.round_robin.restore(path);
+            state.path_flushes.path_opened(path, incarnation);
+            std::mem::take(&mut state.waiters)
         };
         self.paths[path].device.replace(Some(device));
         self.abilities();
-        waiting.into_iter().for_each(Waker::wake);
+        waiters.into_iter().for_each(Waker::wake);
     }
 
-    /// A path has failed: what is under way on it goes elsewhere, and what it may still change is fenced.
+    /// Marks a path as failed: its requests in flight take another path, and other writes wait for its late writes.
     pub(crate) fn fail(&self, path: usize, incarnation: u64, reason: &str) {
         let (mut wakers, worker) = {
-            let mut core = self.core.borrow_mut();
-            if !core.turns.fail(path, incarnation) {
+            let mut state = self.state.borrow_mut();
+            if !state.round_robin.fail(path, incarnation) {
                 return;
             }
-            core.ledger.lost(path);
-            let left = core.flights.lose(incarnation);
-            for (request, touched) in left.writes {
-                core.fences.add(incarnation, request, touched);
+            state.path_flushes.path_lost(path);
+            let path_loss = state.in_flight.path_lost(incarnation);
+            for (request_id, write_set) in path_loss.writes {
+                state.late_writes.add(incarnation, request_id, write_set);
             }
-            core.failed.push_back(Failed { path, incarnation });
-            (left.wakers, core.worker.take())
+            state.failed.push_back(FailedPath { path, incarnation });
+            (path_loss.wakers, state.worker.take())
         };
         let of = &self.paths[path];
         tracing::warn!(path = of.source.name(), reason, "path failed");
         of.failures.set(of.failures.get() + 1);
-        of.trouble.replace(Some(reason.to_owned()));
-        // Ends its connections, unless requests that hear of it now have it still.
+        of.last_error.replace(Some(reason.to_owned()));
+        // Closes its connections, unless requests that are woken below still hold the device.
         let device = of.device.take();
         drop(device);
         wakers.extend(worker);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Something that requests wait for has changed.
+    /// Wakes the requests that wait for a path or for a late write.
     pub(crate) fn wake_waiting(&self) {
-        let waiting = std::mem::take(&mut self.core.borrow_mut().waiting);
-        waiting.into_iter().for_each(Waker::wake);
+        let waiters = std::mem::take(&mut self.state.borrow_mut().waiters);
+        waiters.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `ready` gives something, looked at whenever a path comes back or a fence falls.
-    pub(crate) async fn when<T>(&self, mut ready: impl FnMut(&mut PathSet) -> Option<T>) -> T {
+    /// Waits until `ready` returns something; evaluated whenever a path is restored or late writes are cleared.
+    pub(crate) async fn wait_for<T>(&self, mut ready: impl FnMut(&mut PathSet) -> Option<T>) -> T {
         poll_fn(|cx| {
-            let mut core = self.core.borrow_mut();
-            if let Some(found) = ready(&mut core) {
+            let mut state = self.state.borrow_mut();
+            if let Some(found) = ready(&mut state) {
                 return Poll::Ready(found);
             }
-            if !core.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
-                core.waiting.push(cx.waker().clone());
+            if !state.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+                state.waiters.push(cx.waker().clone());
             }
             Poll::Pending
         })
         .await
     }
 
-    /// The path for a request, as soon as there is one and nothing that was lost may undo what it changes.
-    pub(crate) async fn admitted(&self, request: u64, touched: &WriteSet) -> Result<(usize, u64), Error> {
-        let admit = |core: &mut PathSet| match core.fences.permits(request, touched) {
-            true => core.turns.pick(),
+    /// Returns a path for a request, once one is live and no late write can undo what the request changes.
+    pub(crate) async fn admit(&self, request_id: u64, write_set: &WriteSet) -> Result<(usize, u64), Error> {
+        let admit = |state: &mut PathSet| match state.late_writes.permits(request_id, write_set) {
+            true => state.round_robin.pick(),
             false => None,
         };
-        if let Some(found) = admit(&mut self.core.borrow_mut()) {
+        if let Some(found) = admit(&mut self.state.borrow_mut()) {
             return Ok(found);
         }
-        let (waited, found) = (pin!(self.clock.sleep(self.patience.no_path_timeout)), pin!(self.when(admit)));
+        let (waited, found) = (pin!(self.clock.sleep(self.policy.no_path_timeout)), pin!(self.wait_for(admit)));
         match select(found, waited).await {
             Either::Left((found, _)) => Ok(found),
-            Either::Right(_) => Err(self.nobody(request, touched)),
+            Either::Right(_) => Err(self.no_path_error(request_id, write_set)),
         }
     }
 
-    /// Why a request has waited in vain.
+    /// The error of a request whose wait for a path timed out.
     #[cold]
-    fn nobody(&self, request: u64, touched: &WriteSet) -> Error {
-        let is_fenced = !self.core.borrow().fences.permits(request, touched);
-        let wait = self.patience.no_path_timeout;
-        let troubles = self.paths.iter().filter_map(|path| {
-            path.trouble.borrow().as_ref().map(|trouble| format!("{}: {trouble}", path.source.name()))
+    fn no_path_error(&self, request_id: u64, write_set: &WriteSet) -> Error {
+        let has_late_write = !self.state.borrow().late_writes.permits(request_id, write_set);
+        let wait = self.policy.no_path_timeout;
+        let last_errors = self.paths.iter().filter_map(|path| {
+            path.last_error.borrow().as_ref().map(|last_error| format!("{}: {last_error}", path.source.name()))
         });
-        let troubles = troubles.collect::<Vec<_>>().join("; ");
-        let reason = match is_fenced {
-            true => format!("for {wait:?} a path that failed could still have changed these blocks; {troubles}"),
-            false => format!("no path was live for {wait:?}; {troubles}"),
+        let last_errors = last_errors.collect::<Vec<_>>().join("; ");
+        let reason = match has_late_write {
+            true => format!("for {wait:?} a failed path could still have changed these blocks; {last_errors}"),
+            false => format!("no path was live for {wait:?}; {last_errors}"),
         };
         ErrorKind::Unreachable { reason }.into()
     }
 
-    /// Carries a request out over one path. An outcome is final; otherwise the path is lost.
-    pub(crate) async fn over(
-        &self,
-        place: (usize, u64),
-        request: u64,
-        touched: &WriteSet,
-        operation: Request,
-    ) -> Result<Outcome, Lost> {
-        let of = &self.paths[place.0];
-        of.requests.set(of.requests.get() + 1);
-        self.ask(place, request, touched, operation).await
-    }
-
-    /// The same of what nobody has requested, and does not count.
-    pub(crate) async fn ask(
+    /// Executes a request on one path. An outcome is final; otherwise the path was lost.
+    pub(crate) async fn execute_on(
         &self,
         (path, incarnation): (usize, u64),
-        request: u64,
-        touched: &WriteSet,
-        operation: Request,
-    ) -> Result<Outcome, Lost> {
+        request_id: u64,
+        write_set: &WriteSet,
+        request: Request,
+    ) -> Result<Outcome, PathLost> {
         let of = &self.paths[path];
-        let device = of.device.borrow().clone().ok_or(Lost)?;
-        let place = self.core.borrow_mut().flights.begin(path, incarnation, request, touched.clone());
-        let flight = InFlightGuard { shared: self, place };
-        let mut running = pin!(device.execute(operation));
+        of.requests.set(of.requests.get() + 1);
+        self.send((path, incarnation), request_id, write_set, request).await
+    }
+
+    /// Does the same without counting the request: a probe is not a request of a client.
+    pub(crate) async fn send(
+        &self,
+        (path, incarnation): (usize, u64),
+        request_id: u64,
+        write_set: &WriteSet,
+        request: Request,
+    ) -> Result<Outcome, PathLost> {
+        let of = &self.paths[path];
+        let device = of.device.borrow().clone().ok_or(PathLost)?;
+        let slot = self.state.borrow_mut().in_flight.add(path, incarnation, request_id, write_set.clone());
+        let guard = InFlightGuard { shared: self, slot };
+        let mut execution = pin!(device.execute(request));
         let outcome = poll_fn(|cx| {
-            if let Poll::Ready(outcome) = running.as_mut().poll(cx) {
+            if let Poll::Ready(outcome) = execution.as_mut().poll(cx) {
                 return Poll::Ready(Ok(outcome));
             }
-            match self.core.borrow_mut().flights.is_lost(flight.place, cx.waker()) {
+            match self.state.borrow_mut().in_flight.is_lost(guard.slot, cx.waker()) {
                 Ok(_before) => Poll::Pending,
                 Err(lost) => Poll::Ready(Err(lost)),
             }
         });
         match outcome.await? {
             Err(error) if classify(error.kind()) == FailureScope::Path => {
-                // While it is under way still, so that what it may change is fenced.
+                // While it is still listed as in flight, so that other writes wait for it.
                 self.fail(path, incarnation, &error.kind().to_string());
-                Err(Lost)
+                Err(PathLost)
             }
             outcome => Ok(outcome),
         }
     }
 }
 
-/// A request under way, which ends with this.
+/// Removes a request from those in flight when dropped.
 struct InFlightGuard<'a, C> {
     shared: &'a MultipathState<C>,
-    place: usize,
+    slot: usize,
 }
 
 impl<C> Drop for InFlightGuard<'_, C> {
     fn drop(&mut self) {
-        let ended = self.shared.core.borrow_mut().flights.end(self.place);
+        let ended = self.shared.state.borrow_mut().in_flight.remove(self.slot);
         drop(ended);
     }
 }

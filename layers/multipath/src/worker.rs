@@ -1,5 +1,5 @@
-//! What goes on beside the requests: paths that failed are opened anew, what they may still change is given free, late
-//! answers are noticed, and paths that have gone while nobody requested anything.
+//! Background work beside the requests: reopens failed paths, releases the blocks that they may still change, fails paths whose
+//! requests time out, and probes idle paths.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -13,36 +13,36 @@ use sealblock_block::{Clock, Device, Request};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
-use crate::check_shape_again;
-use crate::late_write::WriteSet;
-use crate::shared::{Failed, MultipathState};
+use crate::check_reopened_geometry;
+use crate::in_flight::WriteSet;
+use crate::shared::{FailedPath, MultipathState};
 
-/// Looks at what is under way in the time for one answer.
+/// Checks of the requests in flight per request timeout.
 const TICKS: u32 = 8;
 
-/// The layer's work besides requests, to be run as a task beside it. It ends when the layer is dropped.
+/// The layer's background work, to be run as a task beside it. Ends when the layer is dropped.
 pub struct Worker<C>(pub(crate) Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> Worker<C> {
     /// Runs until the layer is dropped.
     pub async fn run(self) {
         let mut tasks: FuturesUnordered<LocalBoxFuture<'static, ()>> = FuturesUnordered::new();
-        tasks.push(Box::pin(watch(Rc::clone(&self.0))));
+        tasks.push(Box::pin(fail_late_paths(Rc::clone(&self.0))));
         for path in 0..self.0.paths.len() {
-            tasks.push(Box::pin(ask_idle(Rc::clone(&self.0), path)));
+            tasks.push(Box::pin(probe_idle(Rc::clone(&self.0), path)));
         }
         poll_fn(|cx| {
             loop {
                 let failed = {
-                    let mut core = self.0.core.borrow_mut();
-                    if core.is_closed {
+                    let mut state = self.0.state.borrow_mut();
+                    if state.is_closed {
                         return Poll::Ready(());
                     }
-                    core.worker = Some(cx.waker().clone());
-                    core.failed.pop_front()
+                    state.worker = Some(cx.waker().clone());
+                    state.failed.pop_front()
                 };
                 let Some(failed) = failed else { break };
-                tasks.push(Box::pin(probe(Rc::clone(&self.0), failed.path)));
+                tasks.push(Box::pin(reopen(Rc::clone(&self.0), failed.path)));
                 tasks.push(Box::pin(quiesce(Rc::clone(&self.0), failed)));
             }
             while let Poll::Ready(Some(())) = tasks.poll_next_unpin(cx) {}
@@ -52,71 +52,73 @@ impl<C: Clock + 'static> Worker<C> {
     }
 }
 
-/// Opens a path anew, again and again.
-async fn probe<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
+/// Reopens a failed path; retries until it succeeds.
+async fn reopen<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
     let of = &shared.paths[path];
     for attempt in 0_u32.. {
-        shared.clock.sleep(shared.patience.pause(attempt)).await;
-        let trouble = match of.source.open().await {
-            Ok(device) => match check_shape_again(&shared.geometry, device.geometry()) {
+        shared.clock.sleep(shared.policy.reprobe_delay(attempt)).await;
+        let last_error = match of.source.open().await {
+            Ok(device) => match check_reopened_geometry(&shared.geometry, device.geometry()) {
                 Ok(()) => {
                     tracing::warn!(path = of.source.name(), "path restored");
                     return shared.restore(path, device);
                 }
-                Err(what) => format!("what answers is another device: it has another {what}"),
+                Err(what) => format!("it leads to another device now: the {what} differs"),
             },
             Err(error) => error.to_string(),
         };
-        of.trouble.replace(Some(trouble));
+        of.last_error.replace(Some(last_error));
     }
 }
 
-/// Waits until a lost path can deliver no more, and gives free what it may have changed.
+/// Waits until a lost path can deliver nothing more, then releases the blocks of its late writes.
 ///
-/// First the target must have given the host up, which takes it the quarantine. Its commands may be under way even then;
-/// where a path knows how to ask, the target is asked to finish them.
-async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, Failed { incarnation, .. }: Failed) {
-    if !shared.core.borrow().fences.has(incarnation) {
+/// First the target has to disconnect the host, which takes up to the quiesce time. Commands may be in flight in the target even
+/// then; where the path can do so, the layer has the target finish them.
+async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, FailedPath { incarnation, .. }: FailedPath) {
+    if !shared.state.borrow().late_writes.has(incarnation) {
         return;
     }
-    shared.clock.sleep(shared.patience.quiesce_time).await;
+    shared.clock.sleep(shared.policy.quiesce_time).await;
     for attempt in 0_u32.. {
-        let (path, _) = shared.when(|core| core.turns.pick()).await;
-        let Some(settle) = &shared.paths[path].settle else { break };
-        match settle.open().await {
+        let (path, _) = shared.wait_for(|state| state.round_robin.pick()).await;
+        let Some(quiesce) = &shared.paths[path].quiesce else { break };
+        match quiesce.open().await {
             Ok(_) => break,
-            Err(error) => tracing::warn!(path = settle.name(), %error, "cannot make sure that no command is left"),
+            Err(error) => tracing::warn!(path = quiesce.name(), %error, "cannot quiesce the target"),
         }
-        shared.clock.sleep(shared.patience.pause(attempt)).await;
+        shared.clock.sleep(shared.policy.reprobe_delay(attempt)).await;
     }
-    shared.core.borrow_mut().fences.clear(incarnation);
+    shared.state.borrow_mut().late_writes.clear(incarnation);
     shared.wake_waiting();
 }
 
-/// Fails paths that do not answer in time.
-async fn watch<C: Clock>(shared: Rc<MultipathState<C>>) {
-    let limit = shared.patience.request_timeout;
+/// Fails paths on which a request timed out.
+async fn fail_late_paths<C: Clock>(shared: Rc<MultipathState<C>>) {
+    let limit = shared.policy.request_timeout;
     loop {
         shared.clock.sleep((limit / TICKS).max(Duration::from_millis(1))).await;
-        let late = shared.core.borrow_mut().flights.tick(TICKS);
+        let late = shared.state.borrow_mut().in_flight.tick(TICKS);
         for (path, incarnation) in late {
             shared.fail(path, incarnation, &format!("a request was not answered within {limit:?}"));
         }
     }
 }
 
-/// Asks a path for a block when nobody has requested anything of it for a while, so that its loss is noticed.
-async fn ask_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
+/// Reads a block over a path that had no request for a while, so that its loss is noticed.
+async fn probe_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
     let mut block = 0;
     loop {
         let before = shared.paths[path].requests.get();
-        shared.clock.sleep(shared.patience.idle).await;
-        let live = shared.core.borrow().turns.live(path);
+        shared.clock.sleep(shared.policy.idle_probe_interval).await;
+        let live = shared.state.borrow().round_robin.live(path);
         let (Some(incarnation), true) = (live, before == shared.paths[path].requests.get()) else { continue };
         let Ok(extent) = Extent::from_raw(block % shared.geometry.capacity_blocks.max(1), 1) else { continue };
         let read = Request::Read { extent, checks: Checks::NONE };
-        if let Ok(Err(_damaged)) = shared.ask((path, incarnation), shared.number(), &WriteSet::Nothing, read).await {
-            // Not the same one again: whoever stores it may tell of its damage each time.
+        if let Ok(Err(_damaged)) =
+            shared.send((path, incarnation), shared.next_request_id(), &WriteSet::Empty, read).await
+        {
+            // Another block next time: the storage may log each read of a bad block.
             block = block.wrapping_add(1);
         }
     }

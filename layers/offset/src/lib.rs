@@ -1,15 +1,14 @@
 //! A run of another device's blocks as a device of its own, which starts at block 0.
 //!
-//! Invariants: no request reaches a block outside the run, and every address that comes back (in faults, miscompares and
-//! reference tags) is one of this device's own.
+//! Invariants: no request reaches a block outside the run, and every address in a response (in bad blocks, miscompares and
+//! reference tags) is an address of the run.
 //!
-//! Reference tags are shifted with the addresses. Everything in this system that checks a whole device expects a reference tag to be
-//! the block's address on the device it reads, so the run would not verify as a device if it kept the tags of the device
-//! below, nor would the device below if it stored those of the run. The shift is plain arithmetic on each tuple: a demand,
-//! a stored tag and a reported tag move by the same amount, so a wrong tag stays exactly as wrong as it was, which
-//! replacing it with a counted one would not keep. It is done for Type 2 as well, whose tags are the command's choice:
-//! what is written through the run with any tag is read through it with the same one. Type 3 never counts and stays.
-//! The guard covers the data alone and is handed through, so data is neither read nor copied here.
+//! Reference tags are shifted with the addresses. A check of a whole device expects each reference tag to be the block's address on
+//! the device that it reads. So the run would not verify if it kept the tags of the inner device, nor would the inner device if it
+//! stored those of the run. The shift is plain arithmetic on each tuple: a checked tag, a stored tag and a reported tag move by the
+//! same amount, so a wrong tag stays exactly as wrong as it was; replacing the tag would lose that. It applies to Type 2 as well,
+//! whose tags the command chooses: blocks written through the run with any tag are read through it with the same one. Type 3 tags do
+//! not increment and stay. The guard covers the data alone, so data is neither read nor copied here.
 
 use std::iter::repeat;
 
@@ -29,64 +28,64 @@ pub enum OffsetError {
         /// First block of the run.
         first: Lba,
     },
-    /// The run goes past the end of the device below.
+    /// The run goes past the end of the inner device.
     #[error("{blocks} blocks from block {first} go past the end of a device of {capacity_blocks} blocks")]
     PastEnd {
         /// First block of the run.
         first: Lba,
         /// Blocks of the run.
         blocks: u64,
-        /// Blocks of the device below.
+        /// Blocks of the inner device.
         capacity_blocks: u64,
     },
 }
 
 /// A run of the blocks of `D`. See the crate's header.
 pub struct OffsetLayer<D> {
-    below: D,
+    inner: D,
     first: u64,
     geometry: Geometry,
 }
 
 impl<D: Device> OffsetLayer<D> {
-    /// The `blocks` blocks from `first` on as a device. `below` is behind its gate.
+    /// The `blocks` blocks from `first` on as a device. `inner` is behind its gate.
     ///
     /// # Errors
-    /// When the run is empty or not wholly on the device below.
-    pub fn new(below: D, first: Lba, blocks: u64) -> Result<OffsetLayer<D>, OffsetError> {
-        let capacity_blocks = below.geometry().capacity_blocks;
+    /// When the run is empty or not wholly on the inner device.
+    pub fn new(inner: D, first: Lba, blocks: u64) -> Result<OffsetLayer<D>, OffsetError> {
+        let capacity_blocks = inner.geometry().capacity_blocks;
         if blocks == 0 {
             return Err(OffsetError::Empty { first });
         }
         if first.get().checked_add(blocks).is_none_or(|end| end > capacity_blocks) {
             return Err(OffsetError::PastEnd { first, blocks, capacity_blocks });
         }
-        let geometry = Geometry { capacity_blocks: blocks, ..below.geometry().clone() };
-        Ok(OffsetLayer { below, first: first.get(), geometry })
+        let geometry = Geometry { capacity_blocks: blocks, ..inner.geometry().clone() };
+        Ok(OffsetLayer { inner, first: first.get(), geometry })
     }
 
-    /// The device below.
-    pub fn below(&self) -> &D {
-        &self.below
+    /// The inner device.
+    pub fn inner(&self) -> &D {
+        &self.inner
     }
 
-    /// The first block of the run on the device below.
+    /// The first block of the run on the inner device.
     pub fn first(&self) -> Lba {
         Lba::new(self.first)
     }
 
-    /// The format whose reference tags move with the addresses, if they do.
-    fn moving_tags(&self) -> Option<PiFormat> {
+    /// The format whose reference tags are shifted with the addresses, if they are.
+    fn shifted_format(&self) -> Option<PiFormat> {
         self.geometry.protection.filter(|format| format.protection().increments_ref_tag() && self.first != 0)
     }
 
     fn down(&self, extent: Extent) -> Extent {
         Extent::new(Lba::new(extent.start().get() + self.first), extent.blocks())
-            .expect("the run lies within the device below, whose blocks have addresses")
+            .expect("the run lies within the inner device, whose blocks have addresses")
     }
 
     fn checks_down(&self, checks: Checks) -> Checks {
-        match self.moving_tags() {
+        match self.shifted_format() {
             Some(format) => Checks {
                 initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, self.first)),
                 ..checks
@@ -95,17 +94,17 @@ impl<D: Device> OffsetLayer<D> {
         }
     }
 
-    /// Data to be stored or compared, with tags as the device below has them.
+    /// Returns data to store or compare, with the reference tags of the inner device.
     fn data_down(&self, data: Sealed) -> Sealed {
-        match self.moving_tags() {
-            // Compared data may have tags of no or another format, which nobody compares.
+        match self.shifted_format() {
+            // Data to compare may have tags of no or another format; a Compare ignores tags.
             Some(format) if data.format() == Some(format) => data.with_ref_tags_shifted(repeat(self.first)),
             _ => data,
         }
     }
 
-    fn operation_down(&self, operation: Request) -> Request {
-        match operation {
+    fn request_down(&self, request: Request) -> Request {
+        match request {
             Request::Read { extent, checks } => {
                 Request::Read { extent: self.down(extent), checks: self.checks_down(checks) }
             }
@@ -134,16 +133,20 @@ impl<D: Device> OffsetLayer<D> {
             Request::Discard { extents } => {
                 Request::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
             }
-            Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => operation,
+            Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => request,
         }
     }
 
-    fn answer_up(&self, answer: Response) -> Response {
-        match answer {
+    fn response_up(&self, response: Response) -> Response {
+        match response {
             Response::Data(data) => Response::Data(data.with_ref_tags_shifted(repeat(self.first.wrapping_neg()))),
-            Response::Verified(of) => Response::Verified(VerifyStats { coverage: self.coverage_up(of.coverage), ..of }),
-            Response::Checksum(of) => Response::Checksum(Checksum { coverage: self.coverage_up(of.coverage), ..of }),
-            answer => answer,
+            Response::Verified(stats) => {
+                Response::Verified(VerifyStats { coverage: self.coverage_up(stats.coverage), ..stats })
+            }
+            Response::Checksum(checksum) => {
+                Response::Checksum(Checksum { coverage: self.coverage_up(checksum.coverage), ..checksum })
+            }
+            response => response,
         }
     }
 
@@ -155,25 +158,26 @@ impl<D: Device> OffsetLayer<D> {
         Lba::new(lba.get().saturating_sub(self.first))
     }
 
-    fn fault_up(&self, fault: &BadBlock) -> BadBlock {
-        let tag_up = |tag: Option<u64>| match self.moving_tags() {
-            Some(format) if fault.cause == BadBlockCause::Tag(Field::RefTag) => {
+    fn bad_block_up(&self, bad_block: &BadBlock) -> BadBlock {
+        let tag_up = |tag: Option<u64>| match self.shifted_format() {
+            Some(format) if bad_block.cause == BadBlockCause::Tag(Field::RefTag) => {
                 tag.map(|tag| format.reference_tag(tag, self.first.wrapping_neg()))
             }
             _ => tag,
         };
-        let (expected, actual) = (tag_up(fault.expected), tag_up(fault.actual));
-        BadBlock { lba: self.lba_up(fault.lba), expected, actual, ..*fault }
+        let (expected, actual) = (tag_up(bad_block.expected), tag_up(bad_block.actual));
+        BadBlock { lba: self.lba_up(bad_block.lba), expected, actual, ..*bad_block }
     }
 
-    /// An error with this device's addresses. One that names blocks is said to come from this hop, whose blocks it names.
+    /// Returns the error with this device's addresses. An error that names blocks loses its device name, since the blocks are now
+    /// those of this device.
     #[cold]
     fn error_up(&self, error: Error) -> Error {
         match error.kind() {
-            ErrorKind::Integrity(faults) => {
-                let coverage = self.coverage_up(faults.coverage().clone());
-                let faults = faults.as_slice().iter().map(|fault| self.fault_up(fault)).collect();
-                BadBlocks::new(faults).expect("there were faults before").covering(coverage).into()
+            ErrorKind::Integrity(bad_blocks) => {
+                let coverage = self.coverage_up(bad_blocks.coverage().clone());
+                let bad_blocks = bad_blocks.as_slice().iter().map(|bad_block| self.bad_block_up(bad_block)).collect();
+                BadBlocks::new(bad_blocks).expect("the error names a bad block").covering(coverage).into()
             }
             ErrorKind::Miscompare { lba } => ErrorKind::Miscompare { lba: self.lba_up(*lba) }.into(),
             ErrorKind::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {
@@ -196,13 +200,13 @@ impl<D: Device> Device for OffsetLayer<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        // What is noted beside all blocks is not this run's.
-        Abilities { reserved: Ability::Absent, ..self.below.abilities() }
+        // The reserved area belongs to the whole inner device, not to this run.
+        Abilities { reserved: Ability::Absent, ..self.inner.abilities() }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match self.below.execute(self.operation_down(operation)).await {
-            Ok(answer) => Ok(self.answer_up(answer)),
+    async fn execute(&self, request: Request) -> Outcome {
+        match self.inner.execute(self.request_down(request)).await {
+            Ok(response) => Ok(self.response_up(response)),
             Err(error) => Err(self.error_up(error)),
         }
     }

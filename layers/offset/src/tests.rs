@@ -14,13 +14,13 @@ use super::{OffsetError, OffsetLayer};
 const FIRST: u64 = 100;
 const BLOCKS: u64 = 50;
 
-type Below = Rc<Gate<MemoryDevice>>;
+type Inner = Rc<Gate<MemoryDevice>>;
 
 /// A run in the middle of a device, and the device.
-fn run_of(format: Option<PiFormat>) -> (Gate<OffsetLayer<Below>>, Below) {
-    let below = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 200, format)));
-    let layer = OffsetLayer::new(Rc::clone(&below), Lba::new(FIRST), BLOCKS).unwrap();
-    (Gate::new("run", layer), below)
+fn run_of(format: Option<PiFormat>) -> (Gate<OffsetLayer<Inner>>, Inner) {
+    let inner = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 200, format)));
+    let layer = OffsetLayer::new(Rc::clone(&inner), Lba::new(FIRST), BLOCKS).unwrap();
+    (Gate::new("run", layer), inner)
 }
 
 fn formats() -> impl Iterator<Item = PiFormat> {
@@ -31,8 +31,8 @@ fn formats() -> impl Iterator<Item = PiFormat> {
 
 const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 
-fn run(device: &impl Device, operation: Request) -> Outcome {
-    device.execute(operation).now_or_never().expect("RAM never waits")
+fn run(device: &impl Device, request: Request) -> Outcome {
+    device.execute(request).now_or_never().expect("RAM never waits")
 }
 
 fn extent(start: u64, blocks: u64) -> Extent {
@@ -62,13 +62,13 @@ fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
 
 #[test]
 fn a_run_must_lie_on_its_device() {
-    let below = || MemoryDevice::new(BlockSize::B512, 200, None);
-    assert!(OffsetLayer::new(below(), Lba::new(0), 200).is_ok());
-    assert!(OffsetLayer::new(below(), Lba::new(199), 1).is_ok());
-    let empty = OffsetLayer::new(below(), Lba::new(5), 0).err();
+    let inner = || MemoryDevice::new(BlockSize::B512, 200, None);
+    assert!(OffsetLayer::new(inner(), Lba::new(0), 200).is_ok());
+    assert!(OffsetLayer::new(inner(), Lba::new(199), 1).is_ok());
+    let empty = OffsetLayer::new(inner(), Lba::new(5), 0).err();
     assert_eq!(empty, Some(OffsetError::Empty { first: Lba::new(5) }));
     for (first, blocks) in [(199, 2), (200, 1), (u64::MAX, 2), (1, u64::MAX)] {
-        let refused = OffsetLayer::new(below(), Lba::new(first), blocks).err();
+        let refused = OffsetLayer::new(inner(), Lba::new(first), blocks).err();
         assert!(matches!(refused, Some(OffsetError::PastEnd { .. })), "{first} {blocks}");
     }
 }
@@ -76,18 +76,18 @@ fn a_run_must_lie_on_its_device() {
 #[test]
 fn both_devices_verify_what_either_wrote() {
     for format in formats().map(Some).chain([None]) {
-        let (gate, below) = run_of(format);
+        let (gate, inner) = run_of(format);
         assert_eq!(gate.geometry().capacity_blocks, BLOCKS);
         write(&gate, extent(0, BLOCKS), 7);
         assert_reads(&gate, extent(10, 5), 7);
-        assert_reads(&below, extent(FIRST, BLOCKS), 7);
-        assert_reads(&below, extent(FIRST - 1, 1), 0);
-        assert_reads(&below, extent(FIRST + BLOCKS, 1), 0);
-        write(&below, extent(FIRST + 3, 2), 9);
+        assert_reads(&inner, extent(FIRST, BLOCKS), 7);
+        assert_reads(&inner, extent(FIRST - 1, 1), 0);
+        assert_reads(&inner, extent(FIRST + BLOCKS, 1), 0);
+        write(&inner, extent(FIRST + 3, 2), 9);
         assert_reads(&gate, extent(3, 2), 9);
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, Lba::ZERO));
         assert!(run(&gate, Request::Verify { extent: extent(0, BLOCKS), checks }).is_ok());
-        assert!(run(&below, Request::Verify { extent: extent(0, 200), checks }).is_ok());
+        assert!(run(&inner, Request::Verify { extent: extent(0, 200), checks }).is_ok());
     }
 }
 
@@ -122,17 +122,20 @@ fn tags_of_the_commands_choice_come_back_as_chosen() {
 
 #[test]
 fn errors_name_this_devices_blocks_and_tags() {
-    let (gate, below) = run_of(Some(TYPE1));
+    let (gate, inner) = run_of(Some(TYPE1));
     write(&gate, extent(0, BLOCKS), 7);
-    assert!(below.device().damage(Lba::new(FIRST + 8), Corruption::Data { at: 0, mask: 1 }));
-    assert!(below.device().damage(Lba::new(FIRST + 9), Corruption::Tag { at: 7, mask: 0x80 }));
+    assert!(inner.device().damage(Lba::new(FIRST + 8), Corruption::Data { at: 0, mask: 1 }));
+    assert!(inner.device().damage(Lba::new(FIRST + 9), Corruption::Tag { at: 7, mask: 0x80 }));
     let error = read(&gate, extent(0, BLOCKS)).unwrap_err();
-    assert_eq!(error.device_name(), Some("run"), "the hop whose blocks it names");
-    let faults = error.bad_blocks().unwrap().as_slice();
-    assert_eq!((faults.len(), faults[0].lba, faults[0].cause), (2, Lba::new(8), BadBlockCause::Tag(Field::Guard)));
-    assert_eq!((faults[1].lba, faults[1].cause), (Lba::new(9), BadBlockCause::Tag(Field::RefTag)));
+    assert_eq!(error.device_name(), Some("run"), "the device whose blocks it names");
+    let bad_blocks = error.bad_blocks().unwrap().as_slice();
+    assert_eq!(
+        (bad_blocks.len(), bad_blocks[0].lba, bad_blocks[0].cause),
+        (2, Lba::new(8), BadBlockCause::Tag(Field::Guard))
+    );
+    assert_eq!((bad_blocks[1].lba, bad_blocks[1].cause), (Lba::new(9), BadBlockCause::Tag(Field::RefTag)));
     let stored = ((FIRST + 9) ^ 0x80).wrapping_sub(FIRST) & 0xFFFF_FFFF;
-    assert_eq!((faults[1].expected, faults[1].actual), (Some(9), Some(stored)));
+    assert_eq!((bad_blocks[1].expected, bad_blocks[1].actual), (Some(9), Some(stored)));
     let past = read(&gate, extent(BLOCKS - 1, 2)).unwrap_err().into_kind();
     assert_eq!(past, ErrorKind::Range { extent: extent(BLOCKS - 1, 2), last: Lba::new(BLOCKS - 1) });
 }
@@ -140,8 +143,8 @@ fn errors_name_this_devices_blocks_and_tags() {
 #[test]
 fn compare_zero_and_discard_stay_within_the_run() {
     for format in [None, Some(TYPE1)] {
-        let (gate, below) = run_of(format);
-        write(&below, extent(0, 200), 7);
+        let (gate, inner) = run_of(format);
+        write(&inner, extent(0, 200), 7);
         let compare = |byte| {
             let data = sealed(format, extent(5, 10), byte, 5);
             run(&gate, Request::Compare { extent: extent(5, 10), data })
@@ -158,22 +161,22 @@ fn compare_zero_and_discard_stay_within_the_run() {
         let discard = Request::Discard { extents: vec![extent(20, 1), extent(BLOCKS - 1, 1)] };
         assert!(matches!(run(&gate, discard), Ok(Response::Done)));
         assert!(matches!(run(&gate, Request::Flush), Ok(Response::Done)));
-        assert_reads(&below, extent(0, FIRST), 7);
-        assert_reads(&below, extent(FIRST + 21, BLOCKS - 22), 7);
-        assert_reads(&below, extent(FIRST + BLOCKS, 50), 7);
+        assert_reads(&inner, extent(0, FIRST), 7);
+        assert_reads(&inner, extent(FIRST + 21, BLOCKS - 22), 7);
+        assert_reads(&inner, extent(FIRST + BLOCKS, 50), 7);
     }
 }
 
 #[test]
 fn blocks_made_unreadable_are_those_of_the_run() {
-    let (gate, below) = run_of(Some(TYPE1));
-    write(&below, extent(0, 200), 7);
+    let (gate, inner) = run_of(Some(TYPE1));
+    write(&inner, extent(0, 200), 7);
     let spoil = Request::WriteUncorrectable { extent: extent(3, 2), durability: Durability::Volatile };
     assert!(matches!(run(&gate, spoil), Ok(Response::Done)));
     let lbas = |device: &dyn Fn() -> Outcome| -> Vec<u64> {
         let error = device().unwrap_err();
-        error.bad_blocks().unwrap().as_slice().iter().map(|fault| fault.lba.get()).collect()
+        error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect()
     };
     assert_eq!(lbas(&|| read(&gate, extent(0, 10))), [3, 4]);
-    assert_eq!(lbas(&|| read(&below, extent(0, 200))), [FIRST + 3, FIRST + 4]);
+    assert_eq!(lbas(&|| read(&inner, extent(0, 200))), [FIRST + 3, FIRST + 4]);
 }

@@ -1,19 +1,19 @@
-//! The label: what each member of a stripe has noted beside its blocks. Drawn in `docs/formats/stripe-label.md`.
+//! The label: a record in the reserved area of each member. `docs/formats/stripe-label.md` shows its layout.
 //!
-//! The order of the members and the size of the chunks are all that tells where a block of the stripe lies, and the members
-//! verify clean in any order: so both are noted, and an opening that says something else is refused. The label takes the
-//! slot of [`ReservedArea::Group`], so a member can be in no mirror at the same time; what a group of stripes notes there on the
-//! stripe as a whole is kept behind the head of the first member's label.
+//! Where a block of the stripe lies depends on the order of the members and the chunk size alone, and the members verify clean in
+//! any order. So the label holds both, and an open that says something else is refused. The label uses
+//! [`ReservedArea::GroupLabel`], so a member of a stripe is not a member of a mirror at the same time. The label of a group that the
+//! stripe itself is a member of follows the header of the first member's label.
 //!
-//! Everything read here is hostile until its checksum and its ranges have been checked.
+//! Every byte read here is untrusted until its checksum and its ranges have been checked.
 
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 use sealblock_units::{BlockSize, ByteCount};
 
-/// Members of a stripe at most.
-pub const MOST_MEMBERS: usize = 64;
-/// Bytes that a label has beside what it keeps for a group of stripes.
+/// The maximum number of members of a stripe.
+pub const MAX_MEMBERS: usize = 64;
+/// Bytes of a label without the group label that may follow.
 pub const HEAD_BYTES: usize = 64;
 
 const MAGIC: [u8; 8] = *b"SBSTRIPE";
@@ -28,35 +28,35 @@ const AT_CAPACITY: usize = 40;
 const AT_BLOCK_BYTES: usize = 48;
 const AT_LENGTH: usize = 52;
 
-/// What is noted on a member.
+/// The label of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Label {
     /// The stripe's identity.
     pub uuid: [u8; 16],
     /// How many members it has.
     pub members: usize,
-    /// Which of them this is, from 0: the order in which blocks go round.
-    pub own: usize,
+    /// The index of this one, from 0: the order of the chunks.
+    pub own_index: usize,
     /// Bytes of a chunk.
     pub chunk: ByteCount,
     /// Blocks of the whole stripe.
     pub capacity_blocks: u64,
-    /// Their size.
+    /// Size of a block.
     pub block_size: BlockSize,
-    /// What a group that the stripe is a member of notes on it; empty on every member but the first.
-    pub above: Vec<u8>,
+    /// The label of a group that the stripe is a member of; empty on every member but the first.
+    pub group_label: Vec<u8>,
 }
 
-/// Why these bytes are no label that can be used.
+/// Why these bytes are not a usable label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LabelError {
-    /// They are cut off or damaged.
+    /// They are truncated or damaged.
     #[error("the stripe's label is damaged")]
     Damaged,
     /// Another version of the format.
     #[error("the stripe's label has version {0}; this program knows version 1")]
     Version(u64),
-    /// A field has an impossible value.
+    /// A field has an invalid value.
     #[error("invalid {0} in the stripe's label")]
     Field(&'static str),
 }
@@ -72,28 +72,28 @@ fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
 }
 
 impl Label {
-    /// The bytes of the label.
+    /// Encodes the label.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<2>(&mut bytes, AT_VERSION, VERSION);
         put::<1>(&mut bytes, AT_MEMBERS, self.members as u64);
-        put::<1>(&mut bytes, AT_OWN, self.own as u64);
+        put::<1>(&mut bytes, AT_OWN, self.own_index as u64);
         bytes[AT_UUID..AT_UUID + 16].copy_from_slice(&self.uuid);
         put::<8>(&mut bytes, AT_CHUNK, self.chunk.get());
         put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.block_size.bytes() as u64);
-        put::<4>(&mut bytes, AT_LENGTH, self.above.len() as u64);
-        bytes.extend_from_slice(&self.above);
+        put::<4>(&mut bytes, AT_LENGTH, self.group_label.len() as u64);
+        bytes.extend_from_slice(&self.group_label);
         let checksum = checksum(&bytes);
         put::<4>(&mut bytes, AT_CHECKSUM, checksum);
         bytes
     }
 
-    /// Reads a label, checking every field. Nothing for bytes that are no stripe's label, whatever else they are.
+    /// Decodes a label, checking every field. `None` for bytes that are not the label of a stripe, whatever else they are.
     ///
     /// # Errors
-    /// When it is one that cannot be used.
+    /// When it is a label that is damaged or unknown.
     pub fn decode(bytes: &[u8]) -> Result<Option<Label>, LabelError> {
         if !bytes.starts_with(&MAGIC) {
             return Ok(None);
@@ -108,11 +108,11 @@ impl Label {
         if get::<4>(bytes, AT_CHECKSUM) != checksum(bytes) {
             return Err(LabelError::Damaged);
         }
-        let (members, own) = (get::<1>(bytes, AT_MEMBERS) as usize, get::<1>(bytes, AT_OWN) as usize);
-        if !(1..=MOST_MEMBERS).contains(&members) {
+        let (members, own_index) = (get::<1>(bytes, AT_MEMBERS) as usize, get::<1>(bytes, AT_OWN) as usize);
+        if !(1..=MAX_MEMBERS).contains(&members) {
             return Err(LabelError::Field("number of members"));
         }
-        if own >= members {
+        if own_index >= members {
             return Err(LabelError::Field("number of the member"));
         }
         let block_size =
@@ -121,25 +121,26 @@ impl Label {
         if chunk < block_size.bytes() as u64 || !chunk.is_power_of_two() {
             return Err(LabelError::Field("size of chunks"));
         }
-        let above = &bytes[HEAD_BYTES..];
-        if get::<4>(bytes, AT_LENGTH) != above.len() as u64 || bytes.len() > ReservedArea::GroupLabel.max_bytes() {
+        let group_label = &bytes[HEAD_BYTES..];
+        if get::<4>(bytes, AT_LENGTH) != group_label.len() as u64 || bytes.len() > ReservedArea::GroupLabel.max_bytes()
+        {
             return Err(LabelError::Field("length"));
         }
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
-        let (chunk, above) = (ByteCount::new(chunk), above.to_vec());
-        Ok(Some(Label { uuid, members, own, chunk, capacity_blocks, block_size, above }))
+        let (chunk, group_label) = (ByteCount::new(chunk), group_label.to_vec());
+        Ok(Some(Label { uuid, members, own_index, chunk, capacity_blocks, block_size, group_label }))
     }
 
-    /// Whether two members say the same of their stripe.
+    /// True if two members' labels describe the same stripe.
     pub(crate) fn agrees(&self, other: &Label) -> bool {
         let of = |label: &Label| (label.uuid, label.members, label.chunk, label.capacity_blocks, label.block_size);
         of(self) == of(other)
     }
 }
 
-/// Of everything but itself.
+/// The checksum of all bytes but its own.
 fn checksum(bytes: &[u8]) -> u64 {
     let head = guard::crc32c(&bytes[..AT_CHECKSUM]);
     u64::from(head ^ guard::crc32c(&bytes[AT_UUID..]).rotate_left(1))
@@ -154,11 +155,11 @@ pub(crate) mod tests {
         Label {
             uuid: [5; 16],
             members: 3,
-            own: 1,
+            own_index: 1,
             chunk: ByteCount::new(64 << 10),
             capacity_blocks: 3 << 20,
             block_size: BlockSize::B4096,
-            above: b"a mirror's notes".to_vec(),
+            group_label: b"a mirror's notes".to_vec(),
         }
     }
 
@@ -170,7 +171,7 @@ pub(crate) mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut bad = bytes.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
-            // Without its magic it is something else, which is not this one's to judge.
+            // Without its magic it is not the label of a stripe.
             assert_eq!(Label::decode(&bad).is_err(), bit / 8 >= MAGIC.len(), "bit {bit}");
         }
         for length in MAGIC.len()..bytes.len() {
@@ -179,26 +180,26 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn impossible_fields_are_refused_by_name() {
+    fn invalid_fields_are_refused_by_name() {
         let refused = |label: Label| Label::decode(&label.encode());
         let field = |name| Err(LabelError::Field(name));
         assert_eq!(refused(Label { members: 0, ..label() }), field("number of members"));
-        assert_eq!(refused(Label { members: MOST_MEMBERS + 1, ..label() }), field("number of members"));
-        assert_eq!(refused(Label { own: 3, ..label() }), field("number of the member"));
+        assert_eq!(refused(Label { members: MAX_MEMBERS + 1, ..label() }), field("number of members"));
+        assert_eq!(refused(Label { own_index: 3, ..label() }), field("number of the member"));
         for chunk in [0, 512, 4097, 12 << 10] {
             assert_eq!(refused(Label { chunk: ByteCount::new(chunk), ..label() }), field("size of chunks"), "{chunk}");
         }
         let room = ReservedArea::GroupLabel.max_bytes() - HEAD_BYTES;
-        let full = Label { above: vec![1; room], members: MOST_MEMBERS, own: MOST_MEMBERS - 1, ..label() };
+        let full = Label { group_label: vec![1; room], members: MAX_MEMBERS, own_index: MAX_MEMBERS - 1, ..label() };
         assert_eq!(refused(full.clone()), Ok(Some(full)));
-        assert_eq!(refused(Label { above: vec![1; room + 1], ..label() }), field("length"));
+        assert_eq!(refused(Label { group_label: vec![1; room + 1], ..label() }), field("length"));
     }
 
     proptest! {
         #[test]
-        fn any_label_comes_back(uuid: [u8; 16], members in 1..=MOST_MEMBERS, own: usize, shift in 12u32..63, capacity: u64) {
-            let (own, chunk) = (own % members, ByteCount::new(1 << shift));
-            let label = Label { uuid, members, own, chunk, capacity_blocks: capacity, ..label() };
+        fn any_label_comes_back(uuid: [u8; 16], members in 1..=MAX_MEMBERS, own_index: usize, shift in 12u32..63, capacity: u64) {
+            let (own_index, chunk) = (own_index % members, ByteCount::new(1 << shift));
+            let label = Label { uuid, members, own_index, chunk, capacity_blocks: capacity, ..label() };
             prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));
         }
 

@@ -1,23 +1,22 @@
-//! One device whose blocks go round several others, chunk by chunk.
+//! One device whose blocks are striped over several members, chunk by chunk.
 //!
-//! Invariants: each block lies on one leg; a request asks each leg at most once (a Digest, and a write of large chunks, once
-//! for each chunk), all legs side by side, and is answered when all have; every address that comes back, in faults,
-//! miscompares and reference tags, is one of this device's own.
+//! Invariants: each block lies on one member; a request becomes at most one request per member (a Checksum, and a write of large
+//! chunks, one per chunk); all members execute at once; every address in a response, in bad blocks, miscompares and
+//! reference tags, is an address of the stripe.
 //!
-//! Reference tags move with the addresses, so that the stripe and each of its legs verify as whole devices, each by its own
-//! addresses. It is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It is done for Type 2
-//! as well, whose tags are the command's choice: what is written with any tag is read with the same one. Type 3 never counts
-//! and stays. Demands on the way down need one number for a leg, because both the demand and the leg's addresses count on
-//! by one across chunks that are neighbours there.
+//! Reference tags are shifted with the addresses, so that the stripe and each member verify as whole devices, each by its own
+//! addresses. The shift is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It applies to Type 2
+//! as well, whose tags the command chooses: blocks written with any tag are read with the same one. Type 3 tags do not
+//! increment and stay. The checks of a request need one shift per member, because both the checked tag and the member's addresses
+//! increment by one across chunks that are neighbours on that member.
 //!
-//! Its legs in another order, or chunks of another size, are another device, which reads wrong data and verifies clean. So the
-//! legs have labels (`label`), and `members` checks them against what was asked for before anything is read or written.
+//! The members in another order, or chunks of another size, form another device, which reads wrong data and verifies clean. So the
+//! members have labels (`label`), and `members` checks them before anything is read or written.
 
 pub mod label;
 mod members;
 mod merge;
 mod stripe_map;
-mod tags;
 
 use std::cell::RefCell;
 
@@ -31,87 +30,86 @@ use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use label::Label;
+pub use members::AssembleError;
 use members::Assembly;
-pub use members::Refusal;
-use merge::{Merger, answered_wrongly};
+use merge::{Merger, gather, unexpected_response};
 use stripe_map::{ChunkRun, MemberPart, StripeMap};
-use tags::gather;
 
 /// The size of chunks unless told: 64 KiB.
 pub const CHUNK: ByteCount = ByteCount::new(64 << 10);
 
-/// Chunks of one Digest that are summed at once. Enough to keep legs busy.
-const DIGESTS_IN_FLIGHT: usize = 16;
+/// Chunks of one Checksum request in flight at once. Enough to keep the members busy.
+const CHECKSUMS_IN_FLIGHT: usize = 16;
 
-/// From this size of chunks on, writes go chunk by chunk: a further request costs a leg less than copying that many bytes.
-const WRITTEN_ALONE: ByteCount = ByteCount::new(32 << 10);
+/// From this chunk size on, writes go chunk by chunk: a further request costs less than copying that many bytes.
+const WRITE_BY_CHUNK_MIN: ByteCount = ByteCount::new(32 << 10);
 
-/// Why devices cannot be striped.
+/// Why devices cannot form a stripe.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StripeError {
     /// There is none.
-    #[error("a stripe has at least one leg")]
-    NoLeg,
+    #[error("a stripe has at least one member")]
+    NoMember,
     /// Blocks of different sizes.
-    #[error("leg {leg} has blocks of {actual} bytes, the first leg has blocks of {first}")]
+    #[error("member {member} has blocks of {actual} bytes, the first member has blocks of {first}")]
     BlockSize {
-        /// Which leg, from 0.
-        leg: usize,
+        /// Index of the member, from 0.
+        member: usize,
         /// Its block size.
         actual: BlockSize,
-        /// That of the first leg.
+        /// That of the first member.
         first: BlockSize,
     },
     /// Protection information of different formats.
-    #[error("leg {leg} and the first leg have protection information of different formats")]
+    #[error("member {member} and the first member have protection information of different formats")]
     Protection {
-        /// Which leg, from 0.
-        leg: usize,
+        /// Index of the member, from 0.
+        member: usize,
     },
-    /// Chunks that are no power of two of blocks.
-    #[error("chunks of {} bytes are no power of two of blocks of {size} bytes", chunk.get())]
+    /// Chunks that are not a power of two of blocks.
+    #[error("chunks of {} bytes are not a power of two of blocks of {size} bytes", chunk.get())]
     Chunk {
         /// The size of a chunk.
         chunk: ByteCount,
         /// The size of a block.
         size: BlockSize,
     },
-    /// A leg without room for a chunk.
-    #[error("leg {leg} is smaller than a chunk")]
+    /// A member without room for a chunk.
+    #[error("member {member} is smaller than a chunk")]
     Small {
-        /// Which leg, from 0.
-        leg: usize,
+        /// Index of the member, from 0.
+        member: usize,
     },
-    /// More blocks than have addresses.
-    #[error("the legs together have more blocks than can be addressed")]
+    /// More blocks than there are addresses.
+    #[error("the members together have more blocks than can be addressed")]
     Large,
 }
 
-/// The legs as one device. See the crate's header.
+/// The members as one device. See the crate's header.
 pub struct StripeLayer<D> {
-    legs: Vec<D>,
-    join: Merger,
+    members: Vec<D>,
+    merger: Merger,
     geometry: Geometry,
-    /// The first leg's label, where the legs have labels.
+    /// The first member's label, where the members have labels.
     label: Option<RefCell<Label>>,
 }
 
 impl<D: Device> StripeLayer<D> {
-    /// The legs, in this order, as a device of chunks of this size. Legs are behind their gates. Each gives as many whole chunks as
-    /// the smallest has.
+    /// Stripes `members`, in this order, with this chunk size. Members are behind their gates. The stripe uses as many whole chunks of
+    /// each as the smallest has.
     ///
     /// # Errors
-    /// When the legs do not go together, or chunks of this size do not go with them.
-    pub fn new(legs: Vec<D>, chunk: ByteCount) -> Result<StripeLayer<D>, StripeError> {
-        let first = legs.first().ok_or(StripeError::NoLeg)?.geometry();
+    /// When the members do not fit each other, or the chunk size does not fit them.
+    pub fn new(members: Vec<D>, chunk: ByteCount) -> Result<StripeLayer<D>, StripeError> {
+        let first = members.first().ok_or(StripeError::NoMember)?.geometry();
         let (size, format) = (first.block_size, first.protection);
-        for (leg, device) in legs.iter().enumerate() {
+        for (member, device) in members.iter().enumerate() {
             let geometry = device.geometry();
             if geometry.block_size != size {
-                return Err(StripeError::BlockSize { leg, actual: geometry.block_size, first: size });
+                return Err(StripeError::BlockSize { member, actual: geometry.block_size, first: size });
             }
             if geometry.protection != format {
-                return Err(StripeError::Protection { leg });
+                return Err(StripeError::Protection { member });
             }
         }
         let blocks = chunk.get() >> size.shift();
@@ -119,66 +117,66 @@ impl<D: Device> StripeLayer<D> {
         if !is_whole || !blocks.is_power_of_two() || u32::try_from(blocks).is_err() {
             return Err(StripeError::Chunk { chunk, size });
         }
-        let plan = StripeMap::new(legs.len(), blocks.trailing_zeros());
-        let geometry = geometry(&legs, plan, size, format)?;
-        // Only what a pool keeps of the heap is wanted; how much is in use is bounded by the requests under way.
+        let stripe_map = StripeMap::new(members.len(), blocks.trailing_zeros());
+        let geometry = geometry(&members, stripe_map, size, format)?;
+        // The pool only reuses heap memory; the requests in flight bound how much is in use.
         let pool = Pool::new(0, usize::MAX);
-        Ok(StripeLayer { legs, join: Merger { plan, size, format, pool }, geometry, label: None })
+        Ok(StripeLayer { members, merger: Merger { stripe_map, size, format, pool }, geometry, label: None })
     }
 
-    /// The same device, once its legs' labels say that they are one stripe in this order, in chunks of this size. Those of a
-    /// new stripe, on which nothing is yet, are labelled with the identity `uuid` if they may be written.
+    /// Checks by the members' labels that they are one stripe, in this order and with this chunk size. Labels the members of a new
+    /// stripe, which are blank, with the identity `uuid` if they may be written.
     ///
     /// # Errors
-    /// Why they are none; nothing was written then.
-    pub async fn labelled(mut self, uuid: [u8; 16], writable: bool) -> Result<StripeLayer<D>, Refusal> {
-        let chunk = ByteCount::new(self.join.plan.chunk() << self.join.size.shift());
-        let assembly = Assembly { chunk, capacity_blocks: self.geometry.capacity_blocks, uuid, writable };
-        self.label = members::assemble(&self.legs, &assembly).await?.map(RefCell::new);
+    /// Why the labels do not match; nothing was written then.
+    pub async fn labelled(mut self, uuid: [u8; 16], may_write: bool) -> Result<StripeLayer<D>, AssembleError> {
+        let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
+        let assembly = Assembly { chunk, capacity_blocks: self.geometry.capacity_blocks, uuid, may_write };
+        self.label = members::assemble(&self.members, &assembly).await?.map(RefCell::new);
         Ok(self)
     }
 
-    /// What a group that this stripe is a member of notes on it. It is kept in the first leg's label, where there is one.
-    async fn group_notes(&self, operation: Request) -> Outcome {
-        let Some(label) = &self.label else { return self.legs[0].execute(operation).await };
-        match operation {
+    /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one.
+    async fn group_label_request(&self, request: Request) -> Outcome {
+        let Some(label) = &self.label else { return self.members[0].execute(request).await };
+        match request {
             Request::WriteReserved { bytes, .. } => {
-                let new = Label { above: bytes.to_vec(), ..label.borrow().clone() };
-                members::write(&self.legs[0], &new).await?;
+                let new = Label { group_label: bytes.to_vec(), ..label.borrow().clone() };
+                members::write(&self.members[0], &new).await?;
                 label.replace(new);
                 Ok(Response::Done)
             }
-            _ => Ok(Response::Reserved(Slice::copy_from(&label.borrow().above))),
+            _ => Ok(Response::Reserved(Slice::copy_from(&label.borrow().group_label))),
         }
     }
 
-    /// The legs, in order.
-    pub fn legs(&self) -> &[D] {
-        &self.legs
+    /// The members, in order.
+    pub fn members(&self) -> &[D] {
+        &self.members
     }
 
     /// Blocks of a chunk.
     pub fn chunk_blocks(&self) -> u64 {
-        self.join.plan.chunk()
+        self.merger.stripe_map.chunk()
     }
 
-    /// What is to be checked in blocks that begin `above`, for the run that begins `below`.
-    fn checks_down(&self, checks: Checks, above: u64, below: u64) -> Checks {
-        match self.join.format {
+    /// Converts the checks of blocks from `stripe_lba` on to those of the run from `member_lba` on.
+    fn checks_down(&self, checks: Checks, stripe_lba: u64, member_lba: u64) -> Checks {
+        match self.merger.format {
             Some(format) if format.protection().increments_ref_tag() => {
-                let gain = below.wrapping_sub(above);
-                Checks { initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, gain)), ..checks }
+                let delta = member_lba.wrapping_sub(stripe_lba);
+                Checks { initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, delta)), ..checks }
             }
             _ => checks,
         }
     }
 
-    /// What the leg is asked of a request for `whole`. A demand that counts on from the request's first block is, at the
-    /// leg's first, the same demand less the request's address plus the leg's.
-    fn part_down(&self, operation: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
+    /// Returns the member's part of a request for `whole`. A checked tag that increments from the request's first block on is, at the
+    /// member's first block, the same tag minus the request's address plus the member's.
+    fn part_down(&self, request: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
         let extent = part.below;
         let down = |checks: &Checks| self.checks_down(*checks, whole.start().get(), extent.start().get());
-        match operation {
+        match request {
             Request::Read { checks, .. } => Request::Read { extent, checks: down(checks) },
             Request::Verify { checks, .. } => Request::Verify { extent, checks: down(checks) },
             Request::Repair { checks, .. } => Request::Repair { extent, checks: down(checks) },
@@ -186,12 +184,13 @@ impl<D: Device> StripeLayer<D> {
             Request::BlockStatus { .. } => Request::BlockStatus { extent },
             Request::Write { data, durability, .. } => Request::Write {
                 extent,
-                data: gather(data, runs, part.leg, self.join.format, &self.join.pool),
+                data: gather(data, runs, part.member, self.merger.format, &self.merger.pool),
                 durability: *durability,
             },
-            Request::Compare { data, .. } => {
-                Request::Compare { extent, data: gather(data, runs, part.leg, self.join.format, &self.join.pool) }
-            }
+            Request::Compare { data, .. } => Request::Compare {
+                extent,
+                data: gather(data, runs, part.member, self.merger.format, &self.merger.pool),
+            },
             Request::WriteZeroes { may_unmap, durability, .. } => {
                 Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
             }
@@ -199,129 +198,131 @@ impl<D: Device> StripeLayer<D> {
                 Request::WriteUncorrectable { extent, durability: *durability }
             }
             Request::Flush | Request::Discard { .. } | Request::ReadReserved { .. } | Request::WriteReserved { .. } => {
-                operation.clone()
+                request.clone()
             }
         }
     }
 
-    /// A request for blocks of one chunk: all that is asked and answered is in one piece.
-    async fn one_run(&self, operation: Request, whole: Extent, run: ChunkRun) -> Outcome {
-        let below = self.part_down(&operation, whole, &[run], MemberPart { leg: run.leg, below: run.below });
-        drop(operation);
-        match self.legs[run.leg].execute(below).await {
-            Ok(answer) => self.join.answer(&run, answer),
-            Err(error) => Err(self.failed(vec![(run.leg, error)])),
+    /// Executes a request for blocks of one chunk, which needs no splitting.
+    async fn one_run(&self, request: Request, whole: Extent, run: ChunkRun) -> Outcome {
+        let below = self.part_down(&request, whole, &[run], MemberPart { member: run.member, below: run.below });
+        drop(request);
+        match self.members[run.member].execute(below).await {
+            Ok(response) => self.merger.response(&run, response),
+            Err(error) => Err(self.merged_error(vec![(run.member, error)])),
         }
     }
 
-    /// A request for blocks of several chunks.
-    async fn blocks(&self, operation: Request, whole: Extent) -> Outcome {
-        let plan = self.join.plan;
-        let needs_runs = matches!(operation, Request::Write { .. } | Request::Compare { .. });
-        let runs: Vec<ChunkRun> = if needs_runs { plan.runs(whole).collect() } else { Vec::new() };
-        let asked: Vec<(MemberPart, Request)> =
-            plan.parts(whole).map(|part| (part, self.part_down(&operation, whole, &runs, part))).collect();
-        drop(operation);
-        let outcomes = self.ask(asked.into_iter().map(|(part, operation)| (part, part.leg, operation))).await;
-        let answers = self.succeeded(outcomes, |part| part.leg)?;
-        self.join.answers(whole, answers)
+    /// Executes a request for blocks of several chunks.
+    async fn blocks(&self, request: Request, whole: Extent) -> Outcome {
+        let stripe_map = self.merger.stripe_map;
+        let needs_runs = matches!(request, Request::Write { .. } | Request::Compare { .. });
+        let runs: Vec<ChunkRun> = if needs_runs { stripe_map.runs(whole).collect() } else { Vec::new() };
+        let requests: Vec<(MemberPart, Request)> =
+            stripe_map.parts(whole).map(|part| (part, self.part_down(&request, whole, &runs, part))).collect();
+        drop(request);
+        let outcomes = self.ask(requests.into_iter().map(|(part, request)| (part, part.member, request))).await;
+        let responses = self.succeeded(outcomes, |part| part.member)?;
+        self.merger.responses(whole, responses)
     }
 
-    /// A write of several chunks, each of which is handed through as it is.
+    /// Writes several chunks, one request each, without copying.
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
-        let asked = self.join.plan.runs(whole).map(|run| {
-            let data = gather(data, &[run], run.leg, self.join.format, &self.join.pool);
-            (run.leg, run.leg, Request::Write { extent: run.below, data, durability })
+        let requests = self.merger.stripe_map.runs(whole).map(|run| {
+            let data = gather(data, &[run], run.member, self.merger.format, &self.merger.pool);
+            (run.member, run.member, Request::Write { extent: run.below, data, durability })
         });
-        self.succeeded(self.ask(asked).await, |leg| *leg).map(|_| Response::Done)
+        self.succeeded(self.ask(requests).await, |member| *member).map(|_| Response::Done)
     }
 
     fn writes_chunks(&self) -> bool {
-        self.join.plan.chunk() << self.join.size.shift() >= WRITTEN_ALONE.get()
+        self.merger.stripe_map.chunk() << self.merger.size.shift() >= WRITE_BY_CHUNK_MIN.get()
     }
 
-    /// Asks legs, side by side.
-    async fn ask<T>(&self, asked: impl Iterator<Item = (T, usize, Request)>) -> Vec<(T, Outcome)> {
-        join_all(asked.map(|(of, leg, operation)| async move { (of, self.legs[leg].execute(operation).await) })).await
+    /// Executes requests on members, all at once.
+    async fn ask<T>(&self, requests: impl Iterator<Item = (T, usize, Request)>) -> Vec<(T, Outcome)> {
+        join_all(requests.map(|(of, member, request)| async move { (of, self.members[member].execute(request).await) }))
+            .await
     }
 
-    /// All answers, or the one error that says most.
+    /// Returns all responses, or the one error that says most.
     fn succeeded<T>(
         &self,
         outcomes: Vec<(T, Outcome)>,
-        leg: impl Fn(&T) -> usize,
+        member: impl Fn(&T) -> usize,
     ) -> Result<Vec<(T, Response)>, Error> {
-        let (mut answers, mut errors) = (Vec::new(), Vec::new());
+        let (mut responses, mut errors) = (Vec::new(), Vec::new());
         for (of, outcome) in outcomes {
             match outcome {
-                Ok(answer) => answers.push((of, answer)),
-                Err(error) => errors.push((leg(&of), error)),
+                Ok(response) => responses.push((of, response)),
+                Err(error) => errors.push((member(&of), error)),
             }
         }
-        if errors.is_empty() { Ok(answers) } else { Err(self.failed(errors)) }
+        if errors.is_empty() { Ok(responses) } else { Err(self.merged_error(errors)) }
     }
 
     #[cold]
-    fn failed(&self, errors: Vec<(usize, Error)>) -> Error {
-        self.join.failed(errors).expect("there is an error")
+    fn merged_error(&self, errors: Vec<(usize, Error)>) -> Error {
+        self.merger.merged_error(errors).expect("there is an error")
     }
 
-    /// Sums are of bytes in order, so each chunk is summed by itself.
-    async fn digest(&self, whole: Extent, checks: Checks) -> Outcome {
-        let asked = self.join.plan.runs(whole).map(|run| {
+    /// Computes a checksum chunk by chunk, since a CRC covers bytes in order.
+    async fn checksum(&self, whole: Extent, checks: Checks) -> Outcome {
+        let requests = self.merger.stripe_map.runs(whole).map(|run| {
             let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
             (run, Request::Checksum { extent: run.below, checks })
         });
-        let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(asked)
-            .map(|(run, operation)| async move { (run, self.legs[run.leg].execute(operation).await) })
-            .buffered(DIGESTS_IN_FLIGHT)
+        let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(requests)
+            .map(|(run, request)| async move { (run, self.members[run.member].execute(request).await) })
+            .buffered(CHECKSUMS_IN_FLIGHT)
             .collect()
             .await;
-        let answers = self.succeeded(outcomes, |run| run.leg)?;
-        let digest = |(run, answer)| match answer {
-            Response::Checksum(digest) => Ok((run, digest)),
-            _ => Err(answered_wrongly()),
+        let responses = self.succeeded(outcomes, |run| run.member)?;
+        let checksum = |(run, response)| match response {
+            Response::Checksum(checksum) => Ok((run, checksum)),
+            _ => Err(unexpected_response()),
         };
-        let digests = answers.into_iter().map(digest).collect::<Result<Vec<_>, Error>>()?;
-        Ok(Response::Checksum(self.join.digests(digests)))
+        let checksums = responses.into_iter().map(checksum).collect::<Result<Vec<_>, Error>>()?;
+        Ok(Response::Checksum(self.merger.checksums(checksums)))
     }
 
     async fn discard(&self, extents: Vec<Extent>) -> Outcome {
-        let mut by_leg: Vec<Vec<Extent>> = vec![Vec::new(); self.legs.len()];
-        for part in extents.into_iter().flat_map(|extent| self.join.plan.parts(extent)) {
-            by_leg[part.leg].push(part.below);
+        let mut by_member: Vec<Vec<Extent>> = vec![Vec::new(); self.members.len()];
+        for part in extents.into_iter().flat_map(|extent| self.merger.stripe_map.parts(extent)) {
+            by_member[part.member].push(part.below);
         }
-        let asked = by_leg.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
-        self.done(asked.map(|(leg, extents)| (leg, Request::Discard { extents }))).await
+        let requests = by_member.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
+        self.done(requests.map(|(member, extents)| (member, Request::Discard { extents }))).await
     }
 
-    /// What all legs are asked and only answer that they did.
-    async fn done(&self, asked: impl Iterator<Item = (usize, Request)>) -> Outcome {
-        let outcomes = self.ask(asked.map(|(leg, operation)| (leg, leg, operation))).await;
-        self.succeeded(outcomes, |leg| *leg).map(|_| Response::Done)
+    /// Executes requests whose only response is [`Response::Done`].
+    async fn done(&self, requests: impl Iterator<Item = (usize, Request)>) -> Outcome {
+        let outcomes = self.ask(requests.map(|(member, request)| (member, member, request))).await;
+        self.succeeded(outcomes, |member| *member).map(|_| Response::Done)
     }
 }
 
-/// What the stripe of these legs is.
+/// Returns the geometry of a stripe of these members.
 fn geometry<D: Device>(
-    legs: &[D],
-    plan: StripeMap,
+    members: &[D],
+    stripe_map: StripeMap,
     block_size: BlockSize,
     protection: Option<PiFormat>,
 ) -> Result<Geometry, StripeError> {
-    let rows = |device: &D| device.geometry().capacity_blocks / plan.chunk();
-    let (leg, smallest) = legs.iter().map(rows).enumerate().min_by_key(|(_, rows)| *rows).expect("a stripe has a leg");
+    let rows = |device: &D| device.geometry().capacity_blocks / stripe_map.chunk();
+    let (member, smallest) =
+        members.iter().map(rows).enumerate().min_by_key(|(_, rows)| *rows).expect("a stripe has a member");
     if smallest == 0 {
-        return Err(StripeError::Small { leg });
+        return Err(StripeError::Small { member });
     }
-    let blocks = smallest.checked_mul(legs.len() as u64).and_then(|chunks| chunks.checked_mul(plan.chunk()));
+    let blocks = smallest.checked_mul(members.len() as u64).and_then(|chunks| chunks.checked_mul(stripe_map.chunk()));
     let capacity_blocks =
         blocks.filter(|blocks| *blocks <= u64::MAX >> block_size.shift()).ok_or(StripeError::Large)?;
-    // A request of this size gives each leg one of the largest requests it takes in whole chunks, wherever it begins.
+    // A request of this size gives each member the largest request of whole chunks that it takes, wherever it begins.
     let limit = |of: fn(&Limits) -> BlockCount| {
-        let least = legs.iter().map(|device| u64::from(of(&device.geometry().limits).get())).min();
-        let whole = (least.expect("a stripe has a leg") / plan.chunk()).max(1) * plan.chunk();
-        let all = whole.saturating_mul(legs.len() as u64).min(u64::from(u32::MAX));
+        let smallest_limit = members.iter().map(|device| u64::from(of(&device.geometry().limits).get())).min();
+        let whole = (smallest_limit.expect("a stripe has a member") / stripe_map.chunk()).max(1) * stripe_map.chunk();
+        let all = whole.saturating_mul(members.len() as u64).min(u64::from(u32::MAX));
         BlockCount::new(all as u32).expect("at least one block")
     };
     let limits = Limits {
@@ -338,23 +339,23 @@ impl<D: Device> Device for StripeLayer<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        let each = self.legs.iter().map(Device::abilities);
-        let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a leg");
-        // One leg's room is enough, and only one write of it is all or nothing.
-        Abilities { reserved: self.legs[0].abilities().reserved, ..all }
+        let each = self.members.iter().map(Device::abilities);
+        let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a member");
+        // One member's reserved area is enough, and only a write to one device is atomic.
+        Abilities { reserved: self.members[0].abilities().reserved, ..all }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match operation {
-            Request::Flush => self.done((0..self.legs.len()).map(|leg| (leg, Request::Flush))).await,
+    async fn execute(&self, request: Request) -> Outcome {
+        match request {
+            Request::Flush => self.done((0..self.members.len()).map(|member| (member, Request::Flush))).await,
             Request::Discard { extents } => self.discard(extents).await,
-            Request::Checksum { extent, checks } => self.digest(extent, checks).await,
+            Request::Checksum { extent, checks } => self.checksum(extent, checks).await,
             Request::ReadReserved { slot } | Request::WriteReserved { slot, .. }
                 if slot == ReservedArea::GroupLabel =>
             {
-                self.group_notes(operation).await
+                self.group_label_request(request).await
             }
-            Request::ReadReserved { .. } | Request::WriteReserved { .. } => self.legs[0].execute(operation).await,
+            Request::ReadReserved { .. } | Request::WriteReserved { .. } => self.members[0].execute(request).await,
             Request::Read { extent, .. }
             | Request::Write { extent, .. }
             | Request::Verify { extent, .. }
@@ -362,12 +363,12 @@ impl<D: Device> Device for StripeLayer<D> {
             | Request::BlockStatus { extent }
             | Request::Compare { extent, .. }
             | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. } => match (self.join.plan.only_run(extent), operation) {
-                (Some(run), operation) => self.one_run(operation, extent, run).await,
+            | Request::WriteUncorrectable { extent, .. } => match (self.merger.stripe_map.only_run(extent), request) {
+                (Some(run), request) => self.one_run(request, extent, run).await,
                 (None, Request::Write { data, durability, .. }) if self.writes_chunks() => {
                     self.write_chunks(extent, &data, durability).await
                 }
-                (None, operation) => self.blocks(operation, extent).await,
+                (None, request) => self.blocks(request, extent).await,
             },
         }
     }

@@ -1,23 +1,23 @@
-//! Whether devices are the members of one stripe, in their order; and labels for those of a new one.
+//! Checks that devices are the members of one stripe, in order; labels the members of a new one.
 //!
-//! A stripe is labelled when it is opened for the first time, while nothing is on it: all its members are blank then, also
-//! when a crash ended the labelling half-way. A device without a label among others that hold something is no half-labelled
-//! member but another device in its place, and is refused.
+//! The first open of a stripe labels it, while all its members are blank; they still are when a crash interrupts the labelling.
+//! A device without a label among others that hold data is therefore not a half-labelled member but another device in its
+//! place, and is refused.
 
 use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_blank};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
 
-use crate::label::{Label, LabelError, MOST_MEMBERS};
-use crate::merge::answered_wrongly;
+use crate::label::{Label, LabelError, MAX_MEMBERS};
+use crate::merge::unexpected_response;
 
-/// Why devices are not put together as a stripe. Members are counted from 0.
+/// Why devices are not assembled to a stripe. Members are counted from 0.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
+pub enum AssembleError {
     /// More devices than a label can count.
-    #[error("a labelled stripe has at most {MOST_MEMBERS} members")]
+    #[error("a labelled stripe has at most {MAX_MEMBERS} members")]
     Many,
-    /// A device without room for a label.
+    /// A device without a reserved area for a label.
     #[error(
         "member {0} has no room for the label of a stripe, which keeps the order of the members and the size of chunks"
     )]
@@ -25,18 +25,18 @@ pub enum Refusal {
     /// A device whose label is damaged.
     #[error("member {member}: {why}")]
     Label {
-        /// Which one.
+        /// Index of the member.
         member: usize,
-        /// What is wrong with it.
+        /// What is wrong with its label.
         why: LabelError,
     },
-    /// A device with the label of something else: of a mirror, or of a kind that is not known.
+    /// A device with the label of another kind of group, such as a mirror.
     #[error("member {0} has the label of another group: it is a member of a mirror")]
     OtherGroup(usize),
     /// A member of another stripe than the first labelled one.
     #[error("member {member} belongs to another stripe than member {first}")]
     Foreign {
-        /// Which one.
+        /// Index of the member.
         member: usize,
         /// The first one that is labelled.
         first: usize,
@@ -49,35 +49,35 @@ pub enum Refusal {
         /// Devices given.
         given: usize,
     },
-    /// The members in another order. One that is there twice is also one in the place of another.
+    /// The members in another order. A member given twice also stands in the place of another one.
     #[error("the members are in another order: those given are numbers {} of the stripe", numbers(.0))]
     Order(Vec<usize>),
     /// Chunks of another size.
-    #[error("the stripe has chunks of {there}, not of {asked}")]
+    #[error("the stripe has chunks of {actual}, not of {expected}")]
     Chunk {
         /// Bytes of its chunks.
-        there: ByteCount,
-        /// Bytes asked for.
-        asked: ByteCount,
+        actual: ByteCount,
+        /// Bytes that the caller expects.
+        expected: ByteCount,
     },
-    /// Together they are not as large as the stripe, or have blocks of another size.
-    #[error("the stripe has {there} blocks, and these devices make one of {made}")]
+    /// Devices that together have another capacity than the stripe, or another block size.
+    #[error("the stripe has {actual} blocks, and these devices make one of {made}")]
     Shape {
         /// Blocks of the stripe.
-        there: u64,
+        actual: u64,
         /// Blocks that these devices have together.
         made: u64,
     },
-    /// Devices without a label, some of which hold something.
-    #[error("no label says in which order members {} were striped, and they hold data", numbers(.0))]
+    /// Devices without a label, some of which hold data.
+    #[error("members {} have no label to tell their order, and hold data", numbers(.0))]
     Unlabelled(Vec<usize>),
     /// A device without a label in the place of a member.
-    #[error("member {0} has no label and the others do: it is another device than the one that was there")]
-    Stranger(usize),
+    #[error("member {0} has no label and the others do: it is another device in the place of a member")]
+    NoLabel(usize),
     /// A device that failed.
     #[error("member {member}: {why}")]
     Device {
-        /// Which one.
+        /// Index of the member.
         member: usize,
         /// Why.
         why: Error,
@@ -88,122 +88,126 @@ fn numbers(members: &[usize]) -> String {
     members.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// How members are put together.
+/// What the labels have to match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Assembly {
     /// Bytes of a chunk.
     pub chunk: ByteCount,
-    /// Blocks of the stripe that the members make.
+    /// Blocks of the stripe that the members form.
     pub capacity_blocks: u64,
-    /// The identity of the stripe, should it be a new one.
+    /// The identity that a new stripe gets.
     pub uuid: [u8; 16],
-    /// Whether labels may be written.
-    pub writable: bool,
+    /// True if labels may be written.
+    pub may_write: bool,
 }
 
-/// Checks that these devices are the members of one stripe in their order, and labels those of a new one. Those of an old
-/// one that is opened for writing get their labels once more, unchanged: that is how the host of a member that is served
-/// learns that its stripe has come for it.
+/// Checks that these devices are the members of one stripe in order, and labels the members of a new one. Rewrites the labels of
+/// an existing stripe that is opened for writing, unchanged: by that write, a server of a member learns that its stripe is open.
 ///
-/// Answers with the first member's label, if it has one now.
+/// Returns the first member's label, if it has one now.
 ///
 /// # Errors
-/// Why they are not; nothing was written then, unless a device failed.
-pub(crate) async fn assemble<D: Device>(members: &[D], assembly: &Assembly) -> Result<Option<Label>, Refusal> {
-    if members.len() > MOST_MEMBERS {
-        return Err(Refusal::Many);
+/// Why they do not match; nothing was written then, unless a device failed.
+pub(crate) async fn assemble<D: Device>(members: &[D], assembly: &Assembly) -> Result<Option<Label>, AssembleError> {
+    if members.len() > MAX_MEMBERS {
+        return Err(AssembleError::Many);
     }
-    let mut found = Vec::with_capacity(members.len());
+    let mut labels = Vec::with_capacity(members.len());
     for (member, device) in members.iter().enumerate() {
-        found.push(read(member, device).await?);
+        labels.push(read(member, device).await?);
     }
-    let first = found.iter().position(Option::is_some);
+    let first = labels.iter().position(Option::is_some);
     if let Some(first) = first {
-        judge(&found, first, assembly, members[0].geometry().block_size)?;
+        check_labels(&labels, first, assembly, members[0].geometry().block_size)?;
     }
-    if found.iter().any(Option::is_none) {
-        check_blank(members, &found).await?;
+    if labels.iter().any(Option::is_none) {
+        check_blank(members, &labels).await?;
     }
-    if !assembly.writable {
-        return Ok(found.swap_remove(0));
+    if !assembly.may_write {
+        return Ok(labels.swap_remove(0));
     }
-    let uuid = first.and_then(|first| found[first].as_ref()).map_or(assembly.uuid, |label| label.uuid);
+    let uuid = first.and_then(|first| labels[first].as_ref()).map_or(assembly.uuid, |label| label.uuid);
     let (chunk, capacity_blocks) = (assembly.chunk, assembly.capacity_blocks);
-    let mut of_first = None;
-    for (own, (device, found)) in members.iter().zip(found).enumerate() {
-        let (block_size, above) = (device.geometry().block_size, Vec::new());
-        let new = Label { uuid, members: members.len(), own, chunk, capacity_blocks, block_size, above };
-        let label = found.unwrap_or(new);
-        write(device, &label).await.map_err(|why| Refusal::Device { member: own, why })?;
-        of_first = of_first.or(Some(label));
+    let mut first_label = None;
+    for (own_index, (device, label)) in members.iter().zip(labels).enumerate() {
+        let (block_size, group_label) = (device.geometry().block_size, Vec::new());
+        let new = Label { uuid, members: members.len(), own_index, chunk, capacity_blocks, block_size, group_label };
+        let label = label.unwrap_or(new);
+        write(device, &label).await.map_err(|why| AssembleError::Device { member: own_index, why })?;
+        first_label = first_label.or(Some(label));
     }
-    Ok(of_first)
+    Ok(first_label)
 }
 
-/// What the label of a device says; nothing where it has none.
-async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, Refusal> {
+/// Reads the label of a device; `None` where it has none.
+async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, AssembleError> {
     if device.abilities().reserved != Ability::Native {
-        return Err(Refusal::NoRoom(member));
+        return Err(AssembleError::NoRoom(member));
     }
-    let bytes = match read_slot(device).await {
+    let bytes = match read_label_bytes(device).await {
         Ok(bytes) => bytes,
-        // A mirror keeps the slot for itself.
-        Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => return Err(Refusal::NoRoom(member)),
-        Err(why) => return Err(Refusal::Device { member, why }),
+        // A mirror uses the group label itself.
+        Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => return Err(AssembleError::NoRoom(member)),
+        Err(why) => return Err(AssembleError::Device { member, why }),
     };
     match Label::decode(&bytes) {
         Ok(None) if bytes.is_empty() => Ok(None),
-        Ok(None) => Err(Refusal::OtherGroup(member)),
+        Ok(None) => Err(AssembleError::OtherGroup(member)),
         Ok(label) => Ok(label),
-        Err(why) => Err(Refusal::Label { member, why }),
+        Err(why) => Err(AssembleError::Label { member, why }),
     }
 }
 
-/// What the slot of the label holds.
-pub(crate) async fn read_slot<D: Device>(device: &D) -> Result<Slice, Error> {
+/// Reads the bytes of the group label.
+pub(crate) async fn read_label_bytes<D: Device>(device: &D) -> Result<Slice, Error> {
     match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await? {
         Response::Reserved(bytes) => Ok(bytes),
-        _ => Err(answered_wrongly()),
+        _ => Err(unexpected_response()),
     }
 }
 
-/// Writes a label; durable in the end.
+/// Writes a label, durable once this returns.
 pub(crate) async fn write<D: Device>(device: &D, label: &Label) -> Result<(), Error> {
     let bytes = Slice::copy_from(&label.encode());
     device.execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes }).await.map(drop)
 }
 
-/// Whether the labels that are there fit each other, their places, and what is asked for.
-fn judge(found: &[Option<Label>], first: usize, assembly: &Assembly, block_size: BlockSize) -> Result<(), Refusal> {
-    let Some(known) = &found[first] else { return Ok(()) };
-    let labels = || found.iter().enumerate().filter_map(|(member, label)| Some((member, label.as_ref()?)));
-    if let Some((member, _)) = labels().find(|(_, label)| !label.agrees(known)) {
-        return Err(Refusal::Foreign { member, first });
+/// Checks the labels against each other, the order of the devices, and `assembly`.
+fn check_labels(
+    labels: &[Option<Label>],
+    first: usize,
+    assembly: &Assembly,
+    block_size: BlockSize,
+) -> Result<(), AssembleError> {
+    let Some(first_label) = &labels[first] else { return Ok(()) };
+    let labelled = || labels.iter().enumerate().filter_map(|(member, label)| Some((member, label.as_ref()?)));
+    if let Some((member, _)) = labelled().find(|(_, label)| !label.agrees(first_label)) {
+        return Err(AssembleError::Foreign { member, first });
     }
-    if known.members != found.len() {
-        return Err(Refusal::Count { members: known.members, given: found.len() });
+    if first_label.members != labels.len() {
+        return Err(AssembleError::Count { members: first_label.members, given: labels.len() });
     }
-    if labels().any(|(member, label)| label.own != member) {
-        return Err(Refusal::Order(labels().map(|(_, label)| label.own).collect()));
+    if labelled().any(|(member, label)| label.own_index != member) {
+        return Err(AssembleError::Order(labelled().map(|(_, label)| label.own_index).collect()));
     }
-    if known.chunk != assembly.chunk {
-        return Err(Refusal::Chunk { there: known.chunk, asked: assembly.chunk });
+    if first_label.chunk != assembly.chunk {
+        return Err(AssembleError::Chunk { actual: first_label.chunk, expected: assembly.chunk });
     }
-    if known.capacity_blocks != assembly.capacity_blocks || known.block_size != block_size {
-        return Err(Refusal::Shape { there: known.capacity_blocks, made: assembly.capacity_blocks });
+    if first_label.capacity_blocks != assembly.capacity_blocks || first_label.block_size != block_size {
+        return Err(AssembleError::Shape { actual: first_label.capacity_blocks, made: assembly.capacity_blocks });
     }
     Ok(())
 }
 
-/// Refuses devices without a label unless nothing is on any of them: then it is a new stripe, or one whose labelling a crash
-/// cut short.
-async fn check_blank<D: Device>(members: &[D], found: &[Option<Label>]) -> Result<(), Refusal> {
-    let unlabelled: Vec<usize> = (0..found.len()).filter(|member| found[*member].is_none()).collect();
+/// Refuses devices without a label unless all devices are blank: then it is a new stripe, or one whose labelling a crash
+/// interrupted.
+async fn check_blank<D: Device>(members: &[D], labels: &[Option<Label>]) -> Result<(), AssembleError> {
+    let unlabelled: Vec<usize> = (0..labels.len()).filter(|member| labels[*member].is_none()).collect();
     for (member, device) in members.iter().enumerate() {
-        let is_blank = is_blank(device).await.map_err(|why| Refusal::Device { member, why })?;
+        let is_blank = is_blank(device).await.map_err(|why| AssembleError::Device { member, why })?;
         match unlabelled.first() {
-            Some(stranger) if !is_blank && unlabelled.len() < found.len() => return Err(Refusal::Stranger(*stranger)),
-            _ if !is_blank => return Err(Refusal::Unlabelled(unlabelled)),
+            Some(first) if !is_blank && unlabelled.len() < labels.len() => return Err(AssembleError::NoLabel(*first)),
+            _ if !is_blank => return Err(AssembleError::Unlabelled(unlabelled)),
             _ => {}
         }
     }

@@ -21,21 +21,21 @@ use super::{StripeError, StripeLayer};
 
 const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 
-type Below = Rc<Gate<MemoryDevice>>;
+type Member = Rc<Gate<MemoryDevice>>;
 
-fn leg(blocks: u64, format: Option<PiFormat>) -> Below {
-    Rc::new(Gate::new("leg", MemoryDevice::new(BlockSize::B512, blocks, format)))
+fn member(blocks: u64, format: Option<PiFormat>) -> Member {
+    Rc::new(Gate::new("member", MemoryDevice::new(BlockSize::B512, blocks, format)))
 }
 
-/// A stripe of legs of 64 blocks each, in chunks of this many blocks.
-fn stripe(legs: usize, chunk_blocks: u64, format: Option<PiFormat>) -> (Gate<StripeLayer<Below>>, Vec<Below>) {
-    let legs: Vec<Below> = (0..legs).map(|_| leg(64, format)).collect();
-    let layer = StripeLayer::new(legs.clone(), ByteCount::new(chunk_blocks * 512)).unwrap();
-    (Gate::new("stripe", layer), legs)
+/// A stripe of members of 64 blocks each, in chunks of this many blocks.
+fn stripe(members: usize, chunk_blocks: u64, format: Option<PiFormat>) -> (Gate<StripeLayer<Member>>, Vec<Member>) {
+    let members: Vec<Member> = (0..members).map(|_| member(64, format)).collect();
+    let layer = StripeLayer::new(members.clone(), ByteCount::new(chunk_blocks * 512)).unwrap();
+    (Gate::new("stripe", layer), members)
 }
 
-fn run(device: &impl Device, operation: Request) -> Outcome {
-    device.execute(operation).now_or_never().expect("RAM never waits")
+fn run(device: &impl Device, request: Request) -> Outcome {
+    device.execute(request).now_or_never().expect("RAM never waits")
 }
 
 fn extent(start: u64, blocks: u64) -> Extent {
@@ -43,9 +43,9 @@ fn extent(start: u64, blocks: u64) -> Extent {
 }
 
 /// Blocks that each hold a byte of their own.
-fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, first_ref: u64) -> Sealed {
+fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, initial_ref_tag: u64) -> Sealed {
     let data: Vec<u8> = at.iter().flat_map(|lba| [seed.wrapping_add((lba.get() as u8).wrapping_mul(3)); 512]).collect();
-    let tags = Tags { app_tag: 3, storage_tag: 0, initial_ref_tag: first_ref };
+    let tags = Tags { app_tag: 3, storage_tag: 0, initial_ref_tag: initial_ref_tag };
     Sealed::seal(Slice::copy_from(&data), BlockSize::B512, format, &tags)
 }
 
@@ -64,16 +64,19 @@ fn read(device: &impl Device, at: Extent) -> Outcome {
 }
 
 #[test]
-fn legs_must_go_together() {
-    let plain = |blocks| leg(blocks, None);
-    let of = |legs: Vec<Below>, chunk| StripeLayer::new(legs, ByteCount::new(chunk)).err();
+fn members_must_fit_each_other() {
+    let plain = |blocks| member(blocks, None);
+    let of = |members: Vec<Member>, chunk| StripeLayer::new(members, ByteCount::new(chunk)).err();
     assert_eq!(of(vec![plain(64), plain(64)], 4096), None);
     assert_eq!(of(vec![plain(64)], 512), None);
-    assert_eq!(of(vec![], 4096), Some(StripeError::NoLeg));
-    let large = Rc::new(Gate::new("leg", MemoryDevice::new(BlockSize::B4096, 64, None)));
-    let sizes = StripeError::BlockSize { leg: 1, actual: BlockSize::B4096, first: BlockSize::B512 };
+    assert_eq!(of(vec![], 4096), Some(StripeError::NoMember));
+    let large = Rc::new(Gate::new("member", MemoryDevice::new(BlockSize::B4096, 64, None)));
+    let sizes = StripeError::BlockSize { member: 1, actual: BlockSize::B4096, first: BlockSize::B512 };
     assert_eq!(of(vec![plain(64), large], 4096), Some(sizes));
-    assert_eq!(of(vec![plain(64), plain(64), leg(64, Some(TYPE1))], 4096), Some(StripeError::Protection { leg: 2 }));
+    assert_eq!(
+        of(vec![plain(64), plain(64), member(64, Some(TYPE1))], 4096),
+        Some(StripeError::Protection { member: 2 })
+    );
     for chunk in [0, 100, 513, 1536] {
         let chunk = ByteCount::new(chunk);
         assert_eq!(
@@ -81,13 +84,14 @@ fn legs_must_go_together() {
             Some(StripeError::Chunk { chunk, size: BlockSize::B512 })
         );
     }
-    assert_eq!(of(vec![plain(64), plain(7)], 4096), Some(StripeError::Small { leg: 1 }));
+    assert_eq!(of(vec![plain(64), plain(7)], 4096), Some(StripeError::Small { member: 1 }));
     assert_eq!(of(vec![plain(u64::MAX >> 9), plain(u64::MAX >> 9)], 4096), Some(StripeError::Large));
 }
 
 #[test]
-fn the_smallest_leg_counts_in_whole_chunks() {
-    let layer = StripeLayer::new(vec![leg(64, None), leg(47, None), leg(100, None)], ByteCount::new(4096)).unwrap();
+fn the_smallest_member_counts_in_whole_chunks() {
+    let layer =
+        StripeLayer::new(vec![member(64, None), member(47, None), member(100, None)], ByteCount::new(4096)).unwrap();
     assert_eq!(layer.geometry().capacity_blocks, 3 * 40);
     let gate = Gate::new("stripe", layer);
     let past = read(&gate, extent(119, 2)).unwrap_err().into_kind();
@@ -95,57 +99,59 @@ fn the_smallest_leg_counts_in_whole_chunks() {
 }
 
 #[test]
-fn each_leg_verifies_by_itself() {
+fn each_member_verifies_by_itself() {
     for format in [None, Some(TYPE1)] {
-        let (gate, legs) = stripe(3, 4, format);
+        let (gate, members) = stripe(3, 4, format);
         write(&gate, extent(0, 192), 1);
-        for leg in &legs {
-            assert!(read(leg, extent(0, 64)).is_ok());
-            let checks = full(leg, extent(5, 50));
-            assert!(run(leg, Request::Verify { extent: extent(5, 50), checks }).is_ok());
+        for member in &members {
+            assert!(read(member, extent(0, 64)).is_ok());
+            let checks = full(member, extent(5, 50));
+            assert!(run(member, Request::Verify { extent: extent(5, 50), checks }).is_ok());
         }
-        write(&legs[1], extent(4, 4), 9);
-        assert!(read(&gate, extent(0, 192)).is_ok(), "what a leg got is good above");
+        write(&members[1], extent(4, 4), 9);
+        assert!(read(&gate, extent(0, 192)).is_ok(), "blocks written to a member verify on the stripe");
     }
 }
 
 #[test]
 fn writes_of_large_chunks_go_chunk_by_chunk_and_are_like_others() {
-    let legs: Vec<Below> = (0..2).map(|_| leg(256, Some(TYPE1))).collect();
-    let large = Gate::new("stripe", StripeLayer::new(legs.clone(), ByteCount::new(32 << 10)).unwrap());
+    let members: Vec<Member> = (0..2).map(|_| member(256, Some(TYPE1))).collect();
+    let large = Gate::new("stripe", StripeLayer::new(members.clone(), ByteCount::new(32 << 10)).unwrap());
     write(&large, extent(10, 400), 5);
     let Ok(Response::Data(data)) = read(&large, extent(10, 400)) else { panic!("what was written is good") };
     let wanted = sealed(Some(TYPE1), extent(10, 400), 5, 10);
     assert!(data.data()[..] == wanted.data()[..] && data.tags()[..] == wanted.tags()[..]);
-    let requests: u64 = legs.iter().map(|leg| leg.counters().requests(sealblock_block::RequestKind::Write)).sum();
+    let requests: u64 =
+        members.iter().map(|member| member.counters().requests(sealblock_block::RequestKind::Write)).sum();
     assert_eq!(requests, 7, "blocks 10 to 409 lie in seven chunks of 64");
-    assert!(legs.iter().all(|leg| read(leg, extent(0, 256)).is_ok()));
+    assert!(members.iter().all(|member| read(member, extent(0, 256)).is_ok()));
 }
 
 #[test]
-fn faults_of_all_legs_come_back_in_order_with_their_legs() {
-    let (gate, legs) = stripe(2, 4, Some(TYPE1));
+fn bad_blocks_of_all_members_are_reported_in_order_with_their_members() {
+    let (gate, members) = stripe(2, 4, Some(TYPE1));
     write(&gate, extent(0, 128), 7);
-    assert!(legs[1].device().damage(Lba::new(1), Corruption::Data { at: 0, mask: 1 }));
-    assert!(legs[0].device().damage(Lba::new(6), Corruption::Tag { at: 7, mask: 0x80 }));
-    assert!(legs[0].device().damage(Lba::new(0), Corruption::Data { at: 3, mask: 1 }));
+    assert!(members[1].device().damage(Lba::new(1), Corruption::Data { at: 0, mask: 1 }));
+    assert!(members[0].device().damage(Lba::new(6), Corruption::Tag { at: 7, mask: 0x80 }));
+    assert!(members[0].device().damage(Lba::new(0), Corruption::Data { at: 3, mask: 1 }));
     let (checks, at) = (full(&gate, extent(0, 128)), extent(0, 128));
-    for operation in [Request::Read { extent: at, checks }, Request::Verify { extent: at, checks }] {
-        let error = run(&gate, operation).unwrap_err();
-        assert_eq!(error.device_name(), Some("stripe"), "the hop whose blocks it names");
-        let faults = error.bad_blocks().unwrap().as_slice();
-        let found: Vec<_> = faults.iter().map(|fault| (fault.lba.get(), fault.cause, fault.member)).collect();
+    for request in [Request::Read { extent: at, checks }, Request::Verify { extent: at, checks }] {
+        let error = run(&gate, request).unwrap_err();
+        assert_eq!(error.device_name(), Some("stripe"), "the device whose blocks it names");
+        let bad_blocks = error.bad_blocks().unwrap().as_slice();
+        let found: Vec<_> =
+            bad_blocks.iter().map(|bad_block| (bad_block.lba.get(), bad_block.cause, bad_block.member)).collect();
         let (guard, tag) = (BadBlockCause::Tag(Field::Guard), BadBlockCause::Tag(Field::RefTag));
-        let on = |leg| MemberPath::NONE.within(leg);
+        let on = |member| MemberPath::NONE.within(member);
         assert_eq!(found, [(0, guard, on(0)), (5, guard, on(1)), (10, tag, on(0))]);
-        // Block 6 of the leg is block 10 here, and its tag is as wrong as it was.
-        assert_eq!((faults[2].expected, faults[2].actual), (Some(10), Some((6 ^ 0x80) + 4)));
+        // Block 6 of the member is block 10 of the stripe, and its tag is as wrong as it was.
+        assert_eq!((bad_blocks[2].expected, bad_blocks[2].actual), (Some(10), Some((6 ^ 0x80) + 4)));
     }
 }
 
 #[test]
 fn a_compare_names_the_first_block_that_differs() {
-    let (gate, legs) = stripe(3, 2, Some(TYPE1));
+    let (gate, members) = stripe(3, 2, Some(TYPE1));
     write(&gate, extent(0, 192), 7);
     let compare = || {
         let data = sealed(Some(TYPE1), extent(0, 192), 7, 0);
@@ -156,19 +162,19 @@ fn a_compare_names_the_first_block_that_differs() {
     write(&gate, extent(52, 1), 8);
     write(&gate, extent(151, 1), 8);
     assert_eq!(compare().unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(52) });
-    assert!(legs[1].device().damage(Lba::new(30), Corruption::Data { at: 0, mask: 1 }));
+    assert!(members[1].device().damage(Lba::new(30), Corruption::Data { at: 0, mask: 1 }));
     assert!(matches!(compare().unwrap_err().into_kind(), ErrorKind::Integrity(_)), "damage is no difference");
 }
 
 #[test]
-fn requests_of_the_limit_give_each_leg_its_own() {
+fn requests_of_the_limit_give_each_member_its_own_limit() {
     let limits = |transfer| Limits {
         max_transfer_blocks: BlockCount::new(transfer).unwrap(),
         max_verify_blocks: BlockCount::new(1000).unwrap(),
         max_zero_blocks: BlockCount::MAX,
     };
-    let legs = vec![Scripted::new(limits(100)), Scripted::new(limits(64))];
-    let layer = StripeLayer::new(legs, ByteCount::new(16 * 512)).unwrap();
+    let members = vec![Scripted::new(limits(100)), Scripted::new(limits(64))];
+    let layer = StripeLayer::new(members, ByteCount::new(16 * 512)).unwrap();
     let of = layer.geometry().limits;
     assert_eq!(
         (of.max_transfer_blocks.get(), of.max_verify_blocks.get(), of.max_zero_blocks),
@@ -176,15 +182,15 @@ fn requests_of_the_limit_give_each_leg_its_own() {
     );
     let small = vec![Scripted::new(limits(5)), Scripted::new(limits(64))];
     let layer = StripeLayer::new(small, ByteCount::new(16 * 512)).unwrap();
-    assert_eq!(layer.geometry().limits.max_transfer_blocks.get(), 32, "a chunk of each leg, which its gate cuts");
+    assert_eq!(layer.geometry().limits.max_transfer_blocks.get(), 32, "a chunk of each member, which its gate splits");
 }
 
-/// A device that answers only when all others were asked, and as it is told.
+/// A device whose requests complete only when all others have one, with a set result.
 #[derive(Clone)]
 struct Scripted {
     geometry: Geometry,
     abilities: Abilities,
-    asked: Rc<Cell<usize>>,
+    requested: Rc<Cell<usize>>,
     wanted: usize,
     fails: Option<ErrorKind>,
 }
@@ -192,12 +198,12 @@ struct Scripted {
 impl Scripted {
     fn new(limits: Limits) -> Scripted {
         let geometry = Geometry { block_size: BlockSize::B512, capacity_blocks: 1024, protection: None, limits };
-        Scripted { geometry, abilities: Abilities::COMPLETE, asked: Rc::default(), wanted: 0, fails: None }
+        Scripted { geometry, abilities: Abilities::COMPLETE, requested: Rc::default(), wanted: 0, fails: None }
     }
 
-    fn with(asked: &Rc<Cell<usize>>, wanted: usize, fails: Option<ErrorKind>) -> Scripted {
+    fn with(requested: &Rc<Cell<usize>>, wanted: usize, fails: Option<ErrorKind>) -> Scripted {
         let limits = Limits::new(BlockSize::B512, 1 << 20, 2048);
-        Scripted { asked: Rc::clone(asked), wanted, fails, ..Scripted::new(limits) }
+        Scripted { requested: Rc::clone(requested), wanted, fails, ..Scripted::new(limits) }
     }
 }
 
@@ -211,10 +217,10 @@ impl Device for Scripted {
     }
 
     async fn execute(&self, _operation: Request) -> Outcome {
-        self.asked.set(self.asked.get() + 1);
+        self.requested.set(self.requested.get() + 1);
         std::future::poll_fn(|cx| {
             cx.waker().wake_by_ref();
-            if self.asked.get() >= self.wanted { Poll::Ready(()) } else { Poll::Pending }
+            if self.requested.get() >= self.wanted { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
         self.fails.clone().map_or(Ok(Response::Done), |failure| Err(Error::from(failure)))
@@ -222,54 +228,54 @@ impl Device for Scripted {
 }
 
 #[test]
-fn all_legs_are_asked_before_any_has_answered() {
-    for operation in [
+fn all_members_get_their_request_before_any_responds() {
+    for request in [
         Request::Flush,
         Request::WriteZeroes { extent: extent(3, 40), may_unmap: true, durability: Durability::Volatile },
         Request::Discard { extents: vec![extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)] },
     ] {
-        let asked = Rc::new(Cell::new(0));
-        let legs = (0..4).map(|_| Scripted::with(&asked, 4, None)).collect();
-        let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
-        let mut future = std::pin::pin!(layer.execute(operation));
+        let requested = Rc::new(Cell::new(0));
+        let members = (0..4).map(|_| Scripted::with(&requested, 4, None)).collect();
+        let layer = StripeLayer::new(members, ByteCount::new(8 * 512)).unwrap();
+        let mut future = std::pin::pin!(layer.execute(request));
         let outcome = (0..4).find_map(|_| future.as_mut().now_or_never());
         assert!(matches!(outcome, Some(Ok(Response::Done))), "{outcome:?}");
-        assert_eq!(asked.get(), 4, "each leg once");
+        assert_eq!(requested.get(), 4, "each member once");
     }
 }
 
 #[test]
-fn what_is_not_about_blocks_outweighs_what_is() {
-    let asked = Rc::new(Cell::new(0));
+fn errors_of_a_device_outweigh_bad_blocks() {
+    let requested = Rc::new(Cell::new(0));
     let damaged = ErrorKind::Integrity(BadBlocks::new(vec![BadBlock::media(Lba::new(2))]).unwrap());
     let gone = ErrorKind::Unreachable { reason: "cut".to_owned() };
     let of = |first: Option<ErrorKind>, second: Option<ErrorKind>| {
-        let legs = vec![Scripted::with(&asked, 0, first), Scripted::with(&asked, 0, second)];
-        let layer = StripeLayer::new(legs, ByteCount::new(8 * 512)).unwrap();
+        let members = vec![Scripted::with(&requested, 0, first), Scripted::with(&requested, 0, second)];
+        let layer = StripeLayer::new(members, ByteCount::new(8 * 512)).unwrap();
         let verify = Request::Verify { extent: extent(0, 100), checks: Checks::NONE };
         run(&layer, verify).map(drop).map_err(Error::into_kind)
     };
     assert_eq!(of(None, None), Ok(()));
     assert_eq!(of(Some(damaged.clone()), Some(gone.clone())), Err(gone));
-    let at = |lba, leg| BadBlock { member: MemberPath::NONE.within(leg), ..BadBlock::media(Lba::new(lba)) };
+    let at = |lba, member| BadBlock { member: MemberPath::NONE.within(member), ..BadBlock::media(Lba::new(lba)) };
     let both = ErrorKind::Integrity(BadBlocks::new(vec![at(2, 0), at(10, 1)]).unwrap());
     assert_eq!(of(Some(damaged.clone()), Some(damaged)), Err(both));
 }
 
 #[test]
-fn a_stripe_can_what_all_its_legs_can() {
-    let asked = Rc::default();
+fn a_stripe_has_the_abilities_that_all_members_have() {
+    let requested = Rc::default();
     let of = |change: fn(&mut Abilities)| {
-        let mut legs = vec![Scripted::with(&asked, 0, None), Scripted::with(&asked, 0, None)];
-        change(&mut legs[1].abilities);
-        StripeLayer::new(legs, ByteCount::new(4096)).unwrap().abilities()
+        let mut members = vec![Scripted::with(&requested, 0, None), Scripted::with(&requested, 0, None)];
+        change(&mut members[1].abilities);
+        StripeLayer::new(members, ByteCount::new(4096)).unwrap().abilities()
     };
     assert_eq!(of(|_| ()), Abilities::COMPLETE);
-    let without = of(|leg| {
-        leg.verify = Ability::Emulated;
-        leg.discard = Ability::Absent;
-        leg.writable = false;
-        leg.unmap_zeroes = false;
+    let without = of(|member| {
+        member.verify = Ability::Emulated;
+        member.discard = Ability::Absent;
+        member.writable = false;
+        member.unmap_zeroes = false;
     });
     assert_eq!(
         (without.verify, without.discard, without.compare),
@@ -278,36 +284,36 @@ fn a_stripe_can_what_all_its_legs_can() {
     assert!(!without.writable && !without.unmap_zeroes);
 }
 
-/// What is made of an answer.
-type Twist = fn(Response) -> Response;
+/// A change of a response.
+type ResponseChange = fn(Response) -> Response;
 
-/// A leg that answers what it was not asked for.
-struct Liar {
-    leg: Below,
-    says: Twist,
+/// A member whose responses do not match its requests.
+struct UnexpectedResponses {
+    member: Member,
+    respond: ResponseChange,
 }
 
-impl Device for Liar {
+impl Device for UnexpectedResponses {
     fn geometry(&self) -> &Geometry {
-        self.leg.geometry()
+        self.member.geometry()
     }
 
     fn abilities(&self) -> Abilities {
-        self.leg.abilities()
+        self.member.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.leg.execute(operation).await.map(self.says)
+    async fn execute(&self, request: Request) -> Outcome {
+        self.member.execute(request).await.map(self.respond)
     }
 }
 
 #[test]
-fn answers_that_do_not_belong_to_the_request_are_refused() {
-    // What is made of the answer, and whether it still is one to a Read, and to an Allocation.
-    let lies: [(Twist, [bool; 2]); 5] = [
-        (|answer| answer, [true, true]),
+fn unexpected_responses_are_refused() {
+    // The change of the response, and whether the result still is a response to a Read, and to a BlockStatus.
+    let cases: [(ResponseChange, [bool; 2]); 5] = [
+        (|response| response, [true, true]),
         (
-            |answer| match answer {
+            |response| match response {
                 Response::Data(data) => Response::Data(data.slice(0, data.blocks() - 1)),
                 other => other,
             },
@@ -317,14 +323,14 @@ fn answers_that_do_not_belong_to_the_request_are_refused() {
         (|_| Response::Checksum(sealblock_block::Checksum::default()), [false, false]),
         (|_| Response::BlockStatus(Vec::new()), [false, false]),
     ];
-    for (says, is_true) in lies {
-        let legs = (0..2).map(|_| Liar { leg: leg(64, Some(TYPE1)), says }).collect();
-        let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
+    for (respond, is_true) in cases {
+        let members = (0..2).map(|_| UnexpectedResponses { member: member(64, Some(TYPE1)), respond }).collect();
+        let stripe = StripeLayer::new(members, ByteCount::new(4 * 512)).unwrap();
         // Within a chunk, and over two.
         for extent in [extent(1, 2), extent(0, 8)] {
-            let asked = [Request::Read { extent, checks: Checks::NONE }, Request::BlockStatus { extent }];
-            for (operation, is_true) in asked.into_iter().zip(is_true) {
-                let outcome = run(&stripe, operation);
+            let requested = [Request::Read { extent, checks: Checks::NONE }, Request::BlockStatus { extent }];
+            for (request, is_true) in requested.into_iter().zip(is_true) {
+                let outcome = run(&stripe, request);
                 assert_eq!(outcome.is_ok(), is_true, "{extent}: {outcome:?}");
                 if let Err(error) = outcome {
                     assert!(error.to_string().contains("does not belong"), "{error}");
@@ -335,29 +341,31 @@ fn answers_that_do_not_belong_to_the_request_are_refused() {
 }
 
 #[test]
-fn what_a_leg_could_not_check_is_told_with_the_leg_and_the_stripes_own_blocks() {
+fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     use sealblock_block::{Checksum, MemberPath, Unchecked, VerifyStats, WhyUnchecked};
-    // The second block of the leg is the second of its first chunk.
+    // The second block of the member is the second of its first chunk.
     const BELOW: Unchecked =
         Unchecked { first: Lba::new(1), last: Lba::new(4), leg: MemberPath::NONE, why: WhyUnchecked::Absent };
-    let says: Twist = |mut answer| {
+    let respond: ResponseChange = |mut response| {
         if let Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }) =
-            &mut answer
+            &mut response
         {
             coverage.add(BELOW);
         }
-        answer
+        response
     };
-    let legs =
-        vec![Liar { leg: leg(64, Some(TYPE1)), says: |answer| answer }, Liar { leg: leg(64, Some(TYPE1)), says }];
-    let stripe = StripeLayer::new(legs, ByteCount::new(4 * 512)).unwrap();
-    let told = |operation| match run(&stripe, operation) {
+    let members = vec![
+        UnexpectedResponses { member: member(64, Some(TYPE1)), respond: |response| response },
+        UnexpectedResponses { member: member(64, Some(TYPE1)), respond },
+    ];
+    let stripe = StripeLayer::new(members, ByteCount::new(4 * 512)).unwrap();
+    let told = |request| match run(&stripe, request) {
         Ok(Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. })) => {
             coverage
         }
         other => panic!("no check but {other:?}"),
     };
-    // Chunks of four blocks: blocks 1 to 4 of the second leg are blocks 5 to 7 and 12.
+    // Chunks of four blocks: blocks 1 to 4 of the second member are blocks 5 to 7 and 12.
     let due = Unchecked { first: Lba::new(5), last: Lba::new(12), leg: MemberPath::NONE.within(1), ..BELOW };
     for at in [extent(0, 32), extent(4, 4)] {
         let checks = Checks::full(TYPE1, at.start());
@@ -366,5 +374,5 @@ fn what_a_leg_could_not_check_is_told_with_the_leg_and_the_stripes_own_blocks() 
     }
     let within = extent(0, 4);
     let checks = Checks::full(TYPE1, within.start());
-    assert!(told(Request::Verify { extent: within, checks }).is_complete(), "the first leg knows of nothing");
+    assert!(told(Request::Verify { extent: within, checks }).is_complete(), "the first member checked every block");
 }

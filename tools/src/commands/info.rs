@@ -142,7 +142,7 @@ fn path_json(path: &PathStatus) -> Value {
         "live": path.is_live,
         "requests": path.requests,
         "failures": path.failures,
-        "trouble": path.trouble,
+        "trouble": path.last_error,
     })
 }
 
@@ -338,9 +338,9 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         lines.0.push_str(&MirrorStatus::of(&mirror.describe()).to_text());
     }
     for path in info.paths.iter().flat_map(PathMonitor::paths) {
-        let state = match &path.trouble {
+        let state = match &path.last_error {
             _ if path.is_live => "live".to_owned(),
-            Some(trouble) => format!("not live: {trouble}"),
+            Some(error) => format!("not live: {error}"),
             None => "not live".to_owned(),
         };
         lines.put("path", format!("{}: {state}, {} requests, {} failures", path.name, path.requests, path.failures));

@@ -61,7 +61,7 @@ impl Membership {
     fn of(bytes: &[u8]) -> Option<Membership> {
         match StripeLabel::decode(bytes) {
             Ok(Some(label)) => {
-                return Some(Membership::Stripe { uuid: label.uuid, own: label.own, members: label.members });
+                return Some(Membership::Stripe { uuid: label.uuid, own: label.own_index, members: label.members });
             }
             Ok(None) => {}
             Err(why) => return Some(Membership::Unknown(why.to_string())),

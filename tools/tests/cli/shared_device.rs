@@ -172,7 +172,7 @@ fn a_target_that_starts_again_below_several_paths_is_told_to_both_askers() {
         let source = DeviceOpener::new("path", move || async move { connect(address, 1).await.map(DynDevice::new) });
         let device = Some(source.open().await.unwrap());
         let patience = RetryPolicy { min_reprobe: Duration::from_millis(300), ..RetryPolicy::default() };
-        let way = PathConfig { source, settle: None, device };
+        let way = PathConfig { source, quiesce: None, device };
         let (layer, worker) = MultipathLayer::new(vec![way], RealTime, patience).unwrap();
         let worker = spawn(worker.run());
         let shared = SharedDevice::publish(Rc::new(Gate::new("paths", DynDevice::new(layer))));

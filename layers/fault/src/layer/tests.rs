@@ -13,7 +13,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::{Fault, FaultLayer, Rules};
 
-/// A clock on which every delay is over at once, and remembered.
+/// A clock whose delays end at once, and that records them.
 #[derive(Clone, Default)]
 struct Slept(Rc<RefCell<Vec<Duration>>>);
 
@@ -23,31 +23,31 @@ impl Clock for Slept {
     }
 }
 
-type Below = Rc<Gate<MemoryDevice>>;
-type Faulty = Gate<FaultLayer<Below, Slept>>;
+type Inner = Rc<Gate<MemoryDevice>>;
+type Faulty = Gate<FaultLayer<Inner, Slept>>;
 
 const TYPE1: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 const BLOCKS: u64 = 64;
 
-fn faulty_on(below: &Below, rules: &str) -> Faulty {
+fn faulty_on(inner: &Inner, rules: &str) -> Faulty {
     let rules: Rules = rules.parse().unwrap();
-    Gate::new("fault", FaultLayer::new(Rc::clone(below), rules, Slept::default()))
+    Gate::new("fault", FaultLayer::new(Rc::clone(inner), rules, Slept::default()))
 }
 
-fn faulty(format: Option<PiFormat>, rules: &str) -> (Faulty, Below) {
-    let below = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, BLOCKS, format)));
-    (faulty_on(&below, rules), below)
+fn faulty(format: Option<PiFormat>, rules: &str) -> (Faulty, Inner) {
+    let inner = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, BLOCKS, format)));
+    (faulty_on(&inner, rules), inner)
 }
 
-fn run(device: &impl Device, operation: Request) -> Outcome {
-    device.execute(operation).now_or_never().expect("RAM and this clock never wait")
+fn run(device: &impl Device, request: Request) -> Outcome {
+    device.execute(request).now_or_never().expect("RAM and this clock never wait")
 }
 
 fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn write_op(device: &impl Device, at: Extent, byte: u8) -> Request {
+fn write_request(device: &impl Device, at: Extent, byte: u8) -> Request {
     let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B512) as usize]);
     let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
     let data = Sealed::seal(data, BlockSize::B512, device.geometry().protection, &tags);
@@ -55,11 +55,11 @@ fn write_op(device: &impl Device, at: Extent, byte: u8) -> Request {
 }
 
 fn write(device: &impl Device, at: Extent, byte: u8) -> Outcome {
-    let operation = write_op(device, at, byte);
-    run(device, operation)
+    let request = write_request(device, at, byte);
+    run(device, request)
 }
 
-fn done(outcome: Outcome) {
+fn assert_done(outcome: Outcome) {
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
@@ -83,14 +83,14 @@ fn bytes(device: &impl Device) -> Vec<u8> {
     }
 }
 
-fn faults(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
+fn bad_blocks(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
     let error = outcome.expect_err("damage");
     error
         .bad_blocks()
         .expect("an integrity error")
         .as_slice()
         .iter()
-        .map(|fault| (fault.lba.get(), fault.cause))
+        .map(|bad_block| (bad_block.lba.get(), bad_block.cause))
         .collect()
 }
 
@@ -99,39 +99,39 @@ const REF_TAG: BadBlockCause = BadBlockCause::Tag(Field::RefTag);
 
 #[test]
 fn without_rules_for_it_a_request_goes_through() {
-    let (gate, below) = faulty(Some(TYPE1), "seed=1;read-error@60;lost-write@61");
-    done(write(&gate, extent(0, 60), 7));
+    let (gate, inner) = faulty(Some(TYPE1), "seed=1;read-error@60;lost-write@61");
+    assert_done(write(&gate, extent(0, 60), 7));
     assert!(read(&gate, extent(0, 60)).is_ok() && verify(&gate, extent(0, 60)).is_ok());
-    assert!(read(&below, extent(0, 60)).is_ok());
+    assert!(read(&inner, extent(0, 60)).is_ok());
     assert!(gate.device().counts().iter().all(|(_, count)| count == 0));
 }
 
 #[test]
 fn unreadable_blocks_are_named_and_their_neighbours_read() {
-    let (gate, below) = faulty(Some(TYPE1), "read-error@3;read-error@10..11");
-    done(write(&gate, extent(0, BLOCKS), 7));
+    let (gate, inner) = faulty(Some(TYPE1), "read-error@3;read-error@10..11");
+    assert_done(write(&gate, extent(0, BLOCKS), 7));
     let media = BadBlockCause::Media;
     for outcome in [read(&gate, extent(0, BLOCKS)), verify(&gate, extent(0, BLOCKS))] {
-        assert_eq!(faults(outcome), [(3, media), (10, media), (11, media)]);
+        assert_eq!(bad_blocks(outcome), [(3, media), (10, media), (11, media)]);
     }
     assert!(read(&gate, extent(4, 6)).is_ok());
-    assert!(read(&below, extent(0, BLOCKS)).is_ok(), "nothing is wrong below");
+    assert!(read(&inner, extent(0, BLOCKS)).is_ok(), "nothing is wrong below");
     assert_eq!(gate.device().counts().of(Fault::ReadError), 6);
 }
 
 #[test]
 fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
     let (gate, _) = faulty(Some(TYPE1), "flip@5");
-    done(write(&gate, extent(0, BLOCKS), 0));
-    assert_eq!(faults(read(&gate, extent(0, 8))), [(5, GUARD)]);
-    assert_eq!(faults(verify(&gate, extent(0, 8))), [(5, GUARD)]);
+    assert_done(write(&gate, extent(0, BLOCKS), 0));
+    assert_eq!(bad_blocks(read(&gate, extent(0, 8))), [(5, GUARD)]);
+    assert_eq!(bad_blocks(verify(&gate, extent(0, 8))), [(5, GUARD)]);
     assert!(read(&gate, extent(0, 5)).is_ok());
-    let data = write_op(&gate, extent(5, 1), 0);
+    let data = write_request(&gate, extent(5, 1), 0);
     let Request::Write { data, .. } = data else { unreachable!() };
-    assert_eq!(faults(run(&gate, Request::Compare { extent: extent(5, 1), data })), [(5, GUARD)]);
+    assert_eq!(bad_blocks(run(&gate, Request::Compare { extent: extent(5, 1), data })), [(5, GUARD)]);
 
     let (gate, _) = faulty(None, "flip@5");
-    done(write(&gate, extent(0, BLOCKS), 0));
+    assert_done(write(&gate, extent(0, BLOCKS), 0));
     let Ok(Response::Data(data)) = read(&gate, extent(4, 3)) else { panic!("without tags nothing is noticed") };
     let ones: Vec<u32> = data.data().chunks(512).map(|b| b.iter().map(|byte| byte.count_ones()).sum()).collect();
     assert_eq!(ones, [0, 1, 0]);
@@ -139,78 +139,78 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
 
 #[test]
 fn one_bad_block_never_hides_another() {
-    let below = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, BLOCKS, Some(TYPE1))));
-    done(write(&below, extent(0, BLOCKS), 7));
-    assert!(below.device().damage(Lba::new(2), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
-    let gate = faulty_on(&below, "flip@2..4;read-error@9");
-    let found = faults(read(&gate, extent(0, 16)));
+    let inner = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, BLOCKS, Some(TYPE1))));
+    assert_done(write(&inner, extent(0, BLOCKS), 7));
+    assert!(inner.device().damage(Lba::new(2), sealblock_media_memory::Corruption::Data { at: 0, mask: 1 }));
+    let gate = faulty_on(&inner, "flip@2..4;read-error@9");
+    let found = bad_blocks(read(&gate, extent(0, 16)));
     assert_eq!(found, [(2, GUARD), (3, GUARD), (4, GUARD), (9, BadBlockCause::Media)]);
 }
 
 #[test]
 fn flipped_writes_are_found_below() {
-    let (gate, below) = faulty(Some(TYPE1), "flip-write@5");
-    done(write(&gate, extent(0, 16), 7));
-    assert_eq!(faults(read(&below, extent(0, 16))), [(5, GUARD)]);
-    assert_eq!(faults(read(&gate, extent(0, 16))), [(5, GUARD)]);
+    let (gate, inner) = faulty(Some(TYPE1), "flip-write@5");
+    assert_done(write(&gate, extent(0, 16), 7));
+    assert_eq!(bad_blocks(read(&inner, extent(0, 16))), [(5, GUARD)]);
+    assert_eq!(bad_blocks(read(&gate, extent(0, 16))), [(5, GUARD)]);
     assert_eq!(gate.device().counts().of(Fault::FlipWrite), 1);
 }
 
 #[test]
 fn lost_writes_leave_old_blocks_that_verify() {
-    let (gate, below) = faulty(Some(TYPE1), "lost-write@5..6;lost-write@9");
-    done(write(&below, extent(0, 16), 1));
-    done(write(&gate, extent(0, 16), 2));
-    assert!(verify(&below, extent(0, 16)).is_ok());
-    assert_eq!(bytes(&below)[..16], [2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 2, 2, 2, 2, 2, 2]);
+    let (gate, inner) = faulty(Some(TYPE1), "lost-write@5..6;lost-write@9");
+    assert_done(write(&inner, extent(0, 16), 1));
+    assert_done(write(&gate, extent(0, 16), 2));
+    assert!(verify(&inner, extent(0, 16)).is_ok());
+    assert_eq!(bytes(&inner)[..16], [2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 2, 2, 2, 2, 2, 2]);
     let zero = Request::WriteZeroes { extent: extent(4, 4), may_unmap: true, durability: Durability::Volatile };
-    done(run(&gate, zero));
-    assert_eq!(bytes(&below)[3..9], [2, 0, 1, 1, 0, 2]);
+    assert_done(run(&gate, zero));
+    assert_eq!(bytes(&inner)[3..9], [2, 0, 1, 1, 0, 2]);
     assert_eq!(gate.device().counts().of(Fault::LostWrite), 3 + 2);
 }
 
 #[test]
-fn misdirected_writes_spoil_another_block_and_spare_their_own() {
-    let (gate, below) = faulty(Some(TYPE1), "seed=4;misdirected-write@5");
-    done(write(&below, extent(0, BLOCKS), 1));
-    done(write(&gate, extent(5, 1), 2));
-    let after = bytes(&below);
+fn misdirected_writes_overwrite_another_block_and_not_their_own() {
+    let (gate, inner) = faulty(Some(TYPE1), "seed=4;misdirected-write@5");
+    assert_done(write(&inner, extent(0, BLOCKS), 1));
+    assert_done(write(&gate, extent(5, 1), 2));
+    let after = bytes(&inner);
     assert_eq!(after[5], 1, "the block itself stays old");
     let hit = after.iter().position(|&byte| byte == 2).expect("written somewhere") as u64;
-    assert_eq!(faults(verify(&below, extent(0, BLOCKS))), [(hit, REF_TAG)], "the reference tag gives it away");
+    assert_eq!(bad_blocks(verify(&inner, extent(0, BLOCKS))), [(hit, REF_TAG)], "the reference tag shows it");
 }
 
 #[test]
 fn a_torn_write_ends_before_its_block() {
-    let (gate, below) = faulty(Some(TYPE1), "torn-write@5;torn-write@3;lost-write@1;lost-write@4");
-    done(write(&below, extent(0, 8), 1));
-    done(write(&gate, extent(0, 8), 2));
-    assert_eq!(bytes(&below)[..8], [2, 1, 2, 1, 1, 1, 1, 1]);
-    assert!(verify(&below, extent(0, 8)).is_ok());
+    let (gate, inner) = faulty(Some(TYPE1), "torn-write@5;torn-write@3;lost-write@1;lost-write@4");
+    assert_done(write(&inner, extent(0, 8), 1));
+    assert_done(write(&gate, extent(0, 8), 2));
+    assert_eq!(bytes(&inner)[..8], [2, 1, 2, 1, 1, 1, 1, 1]);
+    assert!(verify(&inner, extent(0, 8)).is_ok());
     let counts = gate.device().counts();
     assert_eq!((counts.of(Fault::TornWrite), counts.of(Fault::LostWrite)), (1, 1));
-    done(write(&gate, extent(6, 2), 2));
-    assert_eq!(bytes(&below)[6..8], [2, 2]);
+    assert_done(write(&gate, extent(6, 2), 2));
+    assert_eq!(bytes(&inner)[6..8], [2, 2]);
 }
 
 #[test]
 fn failed_writes_change_nothing() {
-    let (gate, below) = faulty(None, "write-error@5;no-space@20");
+    let (gate, inner) = faulty(None, "write-error@5;no-space@20");
     let failure = |outcome: Outcome| outcome.expect_err("a failure").into_kind();
     assert!(matches!(failure(write(&gate, extent(0, 8), 2)), ErrorKind::Media { .. }));
     assert!(matches!(failure(write(&gate, extent(20, 1), 2)), ErrorKind::NoSpace { .. }));
     let zero = Request::WriteZeroes { extent: extent(5, 1), may_unmap: true, durability: Durability::Volatile };
     assert!(matches!(failure(run(&gate, zero)), ErrorKind::Media { .. }));
-    assert!(bytes(&below).iter().all(|&byte| byte == 0));
-    done(write(&gate, extent(6, 14), 2));
+    assert!(bytes(&inner).iter().all(|&byte| byte == 0));
+    assert_done(write(&gate, extent(6, 14), 2));
 }
 
 #[test]
 fn flushes_fail_or_get_lost() {
     let flush = |rules| {
-        let (gate, below) = faulty(None, rules);
+        let (gate, inner) = faulty(None, rules);
         let outcome = run(&gate, Request::Flush);
-        (outcome.is_ok(), below.counters().requests(sealblock_block::RequestKind::Flush))
+        (outcome.is_ok(), inner.counters().requests(sealblock_block::RequestKind::Flush))
     };
     assert_eq!(flush("flip@3"), (true, 1));
     assert_eq!(flush("flush-error"), (false, 0));
@@ -220,29 +220,29 @@ fn flushes_fail_or_get_lost() {
 #[test]
 fn requests_wait_as_long_as_the_rules_say() {
     let clock = Slept::default();
-    let below = MemoryDevice::new(BlockSize::B512, BLOCKS, None);
+    let inner = MemoryDevice::new(BlockSize::B512, BLOCKS, None);
     let rules = "delay=10ms@0..9;delay=1ms@9..10".parse().unwrap();
-    let gate = Gate::new("fault", FaultLayer::new(below, rules, clock.clone()));
+    let gate = Gate::new("fault", FaultLayer::new(inner, rules, clock.clone()));
     for at in [extent(0, 1), extent(9, 1), extent(10, 1), extent(11, 1)] {
         assert!(read(&gate, at).is_ok());
     }
-    done(run(&gate, Request::Flush));
+    assert_done(run(&gate, Request::Flush));
     assert_eq!(*clock.0.borrow(), [10, 11, 1].map(Duration::from_millis));
 }
 
 #[test]
 fn the_same_seed_meets_the_same_faults() {
-    let story = |rules: &str| {
-        let (gate, below) = faulty(None, rules);
+    let history = |rules: &str| {
+        let (gate, inner) = faulty(None, rules);
         for round in 1..=20 {
-            done(write(&gate, extent(0, BLOCKS), round));
+            assert_done(write(&gate, extent(0, BLOCKS), round));
         }
         let unreadable = read(&gate, extent(0, BLOCKS)).err().map_or(0, |e| e.bad_blocks().unwrap().as_slice().len());
-        (bytes(&below), unreadable, gate.device().counts().iter().collect::<Vec<_>>())
+        (bytes(&inner), unreadable, gate.device().counts().iter().collect::<Vec<_>>())
     };
     let rules = |seed| format!("seed={seed};lost-write%20;misdirected-write%5;torn-write%0.5;read-error%30");
-    assert_eq!(story(&rules(1)), story(&rules(1)));
-    assert_ne!(story(&rules(1)), story(&rules(2)));
+    assert_eq!(history(&rules(1)), history(&rules(1)));
+    assert_ne!(history(&rules(1)), history(&rules(2)));
 }
 
 #[test]
@@ -252,12 +252,12 @@ fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
         run(device, Request::WriteUncorrectable { extent, durability: Durability::Volatile })
     };
     let media = |lba| (lba, BadBlockCause::Media);
-    let (device, below) = faulty(Some(TYPE1), "lost-write@3");
-    done(write(&below, extent(0, 8), 1));
-    done(spoil(&device));
-    assert_eq!(faults(verify(&device, extent(0, 8))), [media(2), media(4), media(5)]);
-    let (device, below) = faulty(Some(TYPE1), "write-error@3");
-    done(write(&below, extent(0, 8), 1));
+    let (device, inner) = faulty(Some(TYPE1), "lost-write@3");
+    assert_done(write(&inner, extent(0, 8), 1));
+    assert_done(spoil(&device));
+    assert_eq!(bad_blocks(verify(&device, extent(0, 8))), [media(2), media(4), media(5)]);
+    let (device, inner) = faulty(Some(TYPE1), "write-error@3");
+    assert_done(write(&inner, extent(0, 8), 1));
     assert!(matches!(spoil(&device).unwrap_err().into_kind(), ErrorKind::Media { .. }));
     assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
 }

@@ -13,7 +13,7 @@ use super::{Fault, FaultMedium};
 
 const SECTORS: u64 = 64;
 
-/// A clock on which every delay is over at once, and remembered.
+/// A clock whose delays end at once, and that records them.
 #[derive(Clone, Default)]
 struct Slept(Rc<RefCell<Vec<Duration>>>);
 
@@ -48,7 +48,7 @@ fn read(medium: &Faulty, first: u64, sectors: usize) -> Result<Vec<u8>, MediumEr
 
 /// The first byte of each of these sectors, as stored.
 fn stored(medium: &Faulty, first: u64, sectors: u64) -> Vec<u8> {
-    (first..first + sectors).map(|sector| medium.below().peek(sector * 512, 1)[0]).collect()
+    (first..first + sectors).map(|sector| medium.inner().peek(sector * 512, 1)[0]).collect()
 }
 
 #[test]
@@ -84,17 +84,17 @@ fn flips_are_read_or_stored() {
     write(&medium, 0, 16, 0).unwrap();
     let bytes = read(&medium, 4, 3).unwrap();
     assert_eq!((ones(&bytes[..512]), ones(&bytes[512..1024]), ones(&bytes[1024..])), (0, 1, 0));
-    assert_eq!(ones(&medium.below().peek(5 * 512, 512)), 0, "what is stored stays good");
-    assert_eq!(ones(&medium.below().peek(9 * 512, 512)), 1);
+    assert_eq!(ones(&medium.inner().peek(5 * 512, 512)), 0, "what is stored stays good");
+    assert_eq!(ones(&medium.inner().peek(9 * 512, 512)), 1);
     assert_eq!(read(&medium, 5, 1).unwrap(), bytes[512..1024], "the same bit each time");
 }
 
 #[test]
 fn a_torn_sector_is_new_in_front_and_old_behind() {
     let medium = faulty("seed=9;torn-write@5");
-    medium.below().poke(0, &[1; 16 * 512]);
+    medium.inner().poke(0, &[1; 16 * 512]);
     write(&medium, 4, 3, 2).unwrap();
-    let sector = medium.below().peek(5 * 512, 512);
+    let sector = medium.inner().peek(5 * 512, 512);
     let new = sector.iter().take_while(|&&byte| byte == 2).count();
     assert!((1..512).contains(&new), "{new} bytes are new");
     assert!(sector[new..].iter().all(|&byte| byte == 1));
@@ -105,7 +105,7 @@ fn a_torn_sector_is_new_in_front_and_old_behind() {
 #[test]
 fn lost_sectors_stay_old_and_misdirected_ones_hit_another() {
     let medium = faulty("seed=5;lost-write@5;lost-write@7;misdirected-write@6");
-    medium.below().poke(0, &[1; SECTORS as usize * 512]);
+    medium.inner().poke(0, &[1; SECTORS as usize * 512]);
     write(&medium, 4, 5, 2).unwrap();
     assert_eq!(stored(&medium, 5, 3).iter().filter(|&&byte| byte == 2).count() as u64 + outside(&medium), 1);
     let counts = medium.counts();
@@ -114,7 +114,7 @@ fn lost_sectors_stay_old_and_misdirected_ones_hit_another() {
     assert_eq!((stored(&medium, 4, 1), stored(&medium, 8, 1)), (vec![2], vec![2]));
 }
 
-/// New sectors that nobody wrote.
+/// Sectors outside the write that hold new data.
 fn outside(medium: &Faulty) -> u64 {
     let new = |first, sectors| stored(medium, first, sectors).iter().filter(|&&byte| byte == 2).count() as u64;
     new(0, 4) + new(9, SECTORS - 9)
@@ -132,7 +132,7 @@ fn syncs_fail_get_lost_and_wait() {
 }
 
 #[test]
-fn what_the_medium_below_refuses_is_left_to_it() {
+fn a_request_that_the_inner_medium_refuses_gets_no_fault() {
     let medium = faulty("torn-write;lost-write;misdirected-write;flip");
     assert_eq!(kind(write(&medium, SECTORS - 1, 2, 1)), Some(MediumErrorKind::PastEnd));
     assert_eq!(kind(read(&medium, SECTORS - 1, 2)), Some(MediumErrorKind::PastEnd));
@@ -143,14 +143,14 @@ fn what_the_medium_below_refuses_is_left_to_it() {
 
 #[test]
 fn the_same_seed_meets_the_same_faults() {
-    let story = |seed: u32| {
+    let history = |seed: u32| {
         let rules = format!("seed={seed};lost-write%20;misdirected-write%10;torn-write%10;flip-write%5");
         let medium = faulty(&rules);
         for round in 1..=20 {
             write(&medium, 0, SECTORS as usize, round).unwrap();
         }
-        medium.below().peek(0, SECTORS as usize * 512)
+        medium.inner().peek(0, SECTORS as usize * 512)
     };
-    assert!(story(1) == story(1));
-    assert!(story(1) != story(2));
+    assert!(history(1) == history(1));
+    assert!(history(1) != history(2));
 }

@@ -7,16 +7,16 @@ use super::*;
 /// One request. Positions and lengths are brought into the device.
 #[derive(Clone, Debug)]
 enum Step {
-    Write { at: u64, blocks: u64, seed: u8, first_ref: u64 },
-    Read { at: u64, blocks: u64, first_ref: u64 },
+    Write { at: u64, blocks: u64, seed: u8, initial_ref_tag: u64 },
+    Read { at: u64, blocks: u64, initial_ref_tag: u64 },
     Verify { at: u64, blocks: u64 },
-    Digest { at: u64, blocks: u64 },
-    Compare { at: u64, blocks: u64, seed: u8, spoiled: Option<u64> },
+    Checksum { at: u64, blocks: u64 },
+    Compare { at: u64, blocks: u64, seed: u8, poisoned: Option<u64> },
     Zero { at: u64, blocks: u64, may_unmap: bool },
     Discard { at: [(u64, u64); 3] },
-    Spoil { at: u64, blocks: u64 },
+    WriteUncorrectable { at: u64, blocks: u64 },
     Damage { at: u64, tag: bool },
-    Allocation { at: u64, blocks: u64 },
+    BlockStatus { at: u64, blocks: u64 },
     Flush,
 }
 
@@ -27,17 +27,17 @@ fn step() -> impl Strategy<Value = Step> {
     let tag = tag.prop_map(|tag| tag.unwrap_or(u64::MAX));
     prop_oneof![
         4 => (at, blocks.clone(), seed.clone(), tag.clone())
-            .prop_map(|(at, blocks, seed, first_ref)| Step::Write { at, blocks, seed, first_ref }),
-        4 => (at, blocks.clone(), tag).prop_map(|(at, blocks, first_ref)| Step::Read { at, blocks, first_ref }),
+            .prop_map(|(at, blocks, seed, initial_ref_tag)| Step::Write { at, blocks, seed, initial_ref_tag }),
+        4 => (at, blocks.clone(), tag).prop_map(|(at, blocks, initial_ref_tag)| Step::Read { at, blocks, initial_ref_tag }),
         2 => (at, blocks.clone()).prop_map(|(at, blocks)| Step::Verify { at, blocks }),
-        1 => (at, blocks.clone()).prop_map(|(at, blocks)| Step::Digest { at, blocks }),
+        1 => (at, blocks.clone()).prop_map(|(at, blocks)| Step::Checksum { at, blocks }),
         2 => (at, blocks.clone(), seed, proptest::option::of(any::<u64>()))
-            .prop_map(|(at, blocks, seed, spoiled)| Step::Compare { at, blocks, seed, spoiled }),
+            .prop_map(|(at, blocks, seed, poisoned)| Step::Compare { at, blocks, seed, poisoned }),
         1 => (at, blocks.clone(), any::<bool>()).prop_map(|(at, blocks, may_unmap)| Step::Zero { at, blocks, may_unmap }),
         1 => [(at, 1u64..20), (at, 1u64..20), (at, 1u64..20)].prop_map(|at| Step::Discard { at }),
-        1 => (at, 1u64..4).prop_map(|(at, blocks)| Step::Spoil { at, blocks }),
+        1 => (at, 1u64..4).prop_map(|(at, blocks)| Step::WriteUncorrectable { at, blocks }),
         1 => (at, any::<bool>()).prop_map(|(at, tag)| Step::Damage { at, tag }),
-        1 => (at, blocks).prop_map(|(at, blocks)| Step::Allocation { at, blocks }),
+        1 => (at, blocks).prop_map(|(at, blocks)| Step::BlockStatus { at, blocks }),
         1 => Just(Step::Flush),
     ]
 }
@@ -50,19 +50,19 @@ fn formats() -> impl Strategy<Value = Option<PiFormat>> {
     proptest::sample::select(formats.collect::<Vec<_>>())
 }
 
-/// The stripe, its legs, and the one device.
+/// The stripe, its members, and the one device.
 struct Pair {
-    stripe: Gate<StripeLayer<Below>>,
-    legs: Vec<Below>,
-    flat: Below,
+    stripe: Gate<StripeLayer<Member>>,
+    members: Vec<Member>,
+    flat: Member,
     chunk: u64,
 }
 
 impl Pair {
-    fn new(legs: usize, chunk_shift: u32, format: Option<PiFormat>) -> Pair {
-        let (stripe, legs) = stripe(legs, 1 << chunk_shift, format);
-        let flat = leg(stripe.geometry().capacity_blocks, format);
-        Pair { stripe, legs, flat, chunk: 1 << chunk_shift }
+    fn new(members: usize, chunk_shift: u32, format: Option<PiFormat>) -> Pair {
+        let (stripe, members) = stripe(members, 1 << chunk_shift, format);
+        let flat = member(stripe.geometry().capacity_blocks, format);
+        Pair { stripe, members, flat, chunk: 1 << chunk_shift }
     }
 
     fn extent(&self, at: u64, blocks: u64) -> Extent {
@@ -76,36 +76,39 @@ impl Pair {
         if may_choose && chosen != u64::MAX { chosen } else { at.start().get() }
     }
 
-    fn operation(&self, step: &Step) -> Option<Request> {
+    fn request(&self, step: &Step) -> Option<Request> {
         Some(match *step {
-            Step::Write { at, blocks, seed, first_ref } => {
+            Step::Write { at, blocks, seed, initial_ref_tag } => {
                 let extent = self.extent(at, blocks);
                 let format = self.flat.geometry().protection;
-                let data = sealed(format, extent, seed, self.tag(extent, first_ref));
+                let data = sealed(format, extent, seed, self.tag(extent, initial_ref_tag));
                 Request::Write { extent, data, durability: Durability::Volatile }
             }
-            Step::Read { at, blocks, first_ref } => {
+            Step::Read { at, blocks, initial_ref_tag } => {
                 let extent = self.extent(at, blocks);
-                let first_ref = Some(self.tag(extent, first_ref));
-                Request::Read { extent, checks: Checks { guard: true, initial_ref_tag: first_ref, ..Checks::NONE } }
+                let initial_ref_tag = Some(self.tag(extent, initial_ref_tag));
+                Request::Read {
+                    extent,
+                    checks: Checks { guard: true, initial_ref_tag: initial_ref_tag, ..Checks::NONE },
+                }
             }
             Step::Verify { at, blocks } => {
                 let extent = self.extent(at, blocks);
                 Request::Verify { extent, checks: full(&self.flat, extent) }
             }
-            Step::Digest { at, blocks } => {
+            Step::Checksum { at, blocks } => {
                 let extent = self.extent(at, blocks);
                 Request::Checksum { extent, checks: full(&self.flat, extent) }
             }
-            Step::Compare { at, blocks, seed, spoiled } => self.compare(self.extent(at, blocks), seed, spoiled),
+            Step::Compare { at, blocks, seed, poisoned } => self.compare(self.extent(at, blocks), seed, poisoned),
             Step::Zero { at, blocks, may_unmap } => self.zero(self.extent(at, blocks), may_unmap),
             Step::Discard { at } => {
                 Request::Discard { extents: at.iter().map(|(at, blocks)| self.extent(*at, *blocks)).collect() }
             }
-            Step::Spoil { at, blocks } => {
+            Step::WriteUncorrectable { at, blocks } => {
                 Request::WriteUncorrectable { extent: self.extent(at, blocks), durability: Durability::Volatile }
             }
-            Step::Allocation { at, blocks } => Request::BlockStatus { extent: self.extent(at, blocks) },
+            Step::BlockStatus { at, blocks } => Request::BlockStatus { extent: self.extent(at, blocks) },
             Step::Flush => Request::Flush,
             Step::Damage { at, tag } => {
                 self.damage(Lba::new(at % self.flat.geometry().capacity_blocks), tag);
@@ -115,70 +118,74 @@ impl Pair {
     }
 
     fn zero(&self, extent: Extent, may_unmap: bool) -> Request {
-        // In Type 3 a device chooses the tags of zeroes that it writes, and the legs have addresses of their own.
+        // In Type 3 a device chooses the tags of zeroes that it writes, and the members have addresses of their own.
         let format = self.flat.geometry().protection;
         let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
         Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile }
     }
 
-    fn compare(&self, extent: Extent, seed: u8, spoiled: Option<u64>) -> Request {
+    fn compare(&self, extent: Extent, seed: u8, poisoned: Option<u64>) -> Request {
         let data = sealed(self.flat.geometry().protection, extent, seed, extent.start().get());
-        let Some(spoiled) = spoiled else { return Request::Compare { extent, data } };
+        let Some(poisoned) = poisoned else { return Request::Compare { extent, data } };
         let mut bytes = data.data().to_vec();
-        let at = spoiled as usize % bytes.len();
+        let at = poisoned as usize % bytes.len();
         bytes[at] ^= 1;
         let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
         Request::Compare { extent, data }
     }
 
     fn place(&self, lba: Lba) -> (usize, Lba) {
-        let (chunk, legs) = (lba.get() / self.chunk, self.legs.len() as u64);
-        ((chunk % legs) as usize, Lba::new(chunk / legs * self.chunk + lba.get() % self.chunk))
+        let (chunk, members) = (lba.get() / self.chunk, self.members.len() as u64);
+        ((chunk % members) as usize, Lba::new(chunk / members * self.chunk + lba.get() % self.chunk))
     }
 
     /// Damages the same block on both, in a part that has no address.
     fn damage(&self, lba: Lba, tag: bool) {
         let what = if tag { Corruption::Tag { at: 0, mask: 1 } } else { Corruption::Data { at: 7, mask: 4 } };
-        let (leg, below) = self.place(lba);
+        let (member, below) = self.place(lba);
         // A device in RAM cannot damage what it has never stored, and both store in pieces of their own.
         let both = sealed(self.flat.geometry().protection, Extent::one(lba), 1, lba.get());
         let write =
             || Request::Write { extent: Extent::one(lba), data: both.clone(), durability: Durability::Volatile };
         assert!(run(&self.flat, write()).is_ok() && run(&self.stripe, write()).is_ok());
-        assert_eq!(self.flat.device().damage(lba, what), self.legs[leg].device().damage(below, what));
+        assert_eq!(self.flat.device().damage(lba, what), self.members[member].device().damage(below, what));
     }
 
-    /// Both must answer alike; faults of the stripe name the right leg besides.
-    fn check(&self, operation: Request) {
-        let asked = format!("{} of {:?}", operation.kind().name(), operation.extent());
-        let (stripe, flat) = (run(&self.stripe, operation.clone()), run(&self.flat, operation));
+    /// Checks that both outcomes are equal, and that bad blocks of the stripe name the right member.
+    fn check(&self, request: Request) {
+        let requested = format!("{} of {:?}", request.kind().name(), request.extent());
+        let (stripe, flat) = (run(&self.stripe, request.clone()), run(&self.flat, request));
         match (stripe, flat) {
             (Ok(Response::Data(a)), Ok(Response::Data(b))) => {
-                assert!(a.data()[..] == b.data()[..], "data of {asked}");
-                assert!(a.tags()[..] == b.tags()[..], "tags of {asked}");
+                assert!(a.data()[..] == b.data()[..], "data of {requested}");
+                assert!(a.tags()[..] == b.tags()[..], "tags of {requested}");
             }
-            (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => assert_eq!(a.crc64, b.crc64, "{asked}"),
+            (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => assert_eq!(a.crc64, b.crc64, "{requested}"),
             (Ok(Response::BlockStatus(a)), Ok(Response::BlockStatus(b))) => {
                 let blocks = |runs: &[sealblock_block::StatusRun]| {
                     runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>()
                 };
-                assert_eq!(blocks(&a), blocks(&b), "{asked}");
+                assert_eq!(blocks(&a), blocks(&b), "{requested}");
             }
-            (Ok(a), Ok(b)) => assert_eq!(format!("{a:?}"), format!("{b:?}"), "{asked}"),
-            (Err(a), Err(b)) => self.check_failures(a.into_kind(), b.into_kind(), &asked),
-            (a, b) => panic!("{asked}: {a:?} and {b:?}"),
+            (Ok(a), Ok(b)) => assert_eq!(format!("{a:?}"), format!("{b:?}"), "{requested}"),
+            (Err(a), Err(b)) => self.check_failures(a.into_kind(), b.into_kind(), &requested),
+            (a, b) => panic!("{requested}: {a:?} and {b:?}"),
         }
     }
 
-    fn check_failures(&self, stripe: ErrorKind, flat: ErrorKind, asked: &str) {
+    fn check_failures(&self, stripe: ErrorKind, flat: ErrorKind, requested: &str) {
         let (ErrorKind::Integrity(a), ErrorKind::Integrity(b)) = (&stripe, &flat) else {
-            return assert_eq!(stripe, flat, "{asked}");
+            return assert_eq!(stripe, flat, "{requested}");
         };
-        let without = |fault: &BadBlock| BadBlock { member: MemberPath::NONE, ..*fault };
-        let faults: Vec<BadBlock> = a.as_slice().iter().map(without).collect();
-        assert_eq!(faults, b.as_slice(), "{asked}");
-        for fault in a.as_slice() {
-            assert_eq!(fault.member.outermost(), Some((self.place(fault.lba).0, MemberPath::NONE)), "{asked}");
+        let without = |bad_block: &BadBlock| BadBlock { member: MemberPath::NONE, ..*bad_block };
+        let bad_blocks: Vec<BadBlock> = a.as_slice().iter().map(without).collect();
+        assert_eq!(bad_blocks, b.as_slice(), "{requested}");
+        for bad_block in a.as_slice() {
+            assert_eq!(
+                bad_block.member.outermost(),
+                Some((self.place(bad_block.lba).0, MemberPath::NONE)),
+                "{requested}"
+            );
         }
     }
 }
@@ -188,12 +195,12 @@ proptest! {
 
     #[test]
     fn a_stripe_is_like_one_device(
-        legs in 1usize..7, chunk_shift in 0u32..5, format in formats(), steps in proptest::collection::vec(step(), 1..40),
+        members in 1usize..7, chunk_shift in 0u32..5, format in formats(), steps in proptest::collection::vec(step(), 1..40),
     ) {
-        let pair = Pair::new(legs, chunk_shift, format);
+        let pair = Pair::new(members, chunk_shift, format);
         for step in &steps {
-            if let Some(operation) = pair.operation(step) {
-                pair.check(operation);
+            if let Some(request) = pair.request(step) {
+                pair.check(request);
             }
         }
         let whole = pair.extent(0, u64::from(u32::MAX));

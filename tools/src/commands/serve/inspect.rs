@@ -146,7 +146,7 @@ fn path(path: MultipathPathStatus) -> PathStatus {
     PathStatus {
         path: path.name,
         live: path.is_live,
-        trouble: path.trouble.filter(|_| !path.is_live),
+        trouble: path.last_error.filter(|_| !path.is_live),
         failures: path.failures,
     }
 }

@@ -175,7 +175,7 @@ pub(super) async fn open(
                 return Err(failure);
             }
         };
-        ways.push(PathConfig { source: path.source(), settle: path.settle(), device });
+        ways.push(PathConfig { source: path.source(), quiesce: path.settle(), device });
     }
     if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);
@@ -193,7 +193,7 @@ async fn join(
     match MultipathLayer::new(ways, ReactorClock, retry_policy(&paths, &info)) {
         Ok((device, worker)) => {
             drop(sealblock_runtime_reactor::spawn(worker.run()));
-            let info = TargetInfo { paths: Some(device.observer()), ..TargetInfo::over("multipath", info) };
+            let info = TargetInfo { paths: Some(device.monitor()), ..TargetInfo::over("multipath", info) };
             Ok(OpenTarget::new(target, device, info, vec![CloseHandle::Paths(Rc::new(paths))]))
         }
         Err(error) => {
@@ -217,7 +217,7 @@ fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
         request_timeout: usual.request_timeout.max(longest(|options| options.timeout) * 3),
         // A target with traffic based keep alive may need twice the keep-alive timeout to notice a lost host.
         quiesce_time: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
-        volatile: leaves.filter(is_volatile).count() > 0,
+        has_volatile_cache: leaves.filter(is_volatile).count() > 0,
         ..usual
     }
 }

@@ -1,7 +1,7 @@
 //! Opens stripes: checks by the labels that the members belong to one stripe, unless the target is `stripe-nolabel`.
 
 use futures_util::future::join_all;
-use sealblock_layers_stripe::{CHUNK, Refusal, StripeLayer};
+use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
 
 use super::super::{Access, OpenTarget, TargetInfo, Usage, close_all, open_for};
@@ -62,7 +62,7 @@ async fn all_or_none(members: Vec<Result<OpenTarget, CliError>>) -> Result<Vec<O
 }
 
 /// Why the members are not one stripe, with the target name that is.
-fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
+fn of_refusal(refusal: &AssembleError, target: &TargetName) -> CliError {
     let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
         return CliError::new(Cause::Unsuitable, "opening", refusal).on(target);
     };
@@ -70,19 +70,23 @@ fn of_refusal(refusal: &Refusal, target: &TargetName) -> CliError {
     let unlabelled =
         || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, members.clone()));
     let (cause, advice) = match refusal {
-        Refusal::Many | Refusal::NoRoom(_) | Refusal::Unlabelled(_) => (Cause::Refused, unlabelled()),
-        Refusal::Order(own) => match in_order(members, own) {
+        AssembleError::Many | AssembleError::NoRoom(_) | AssembleError::Unlabelled(_) => (Cause::Refused, unlabelled()),
+        AssembleError::Order(own) => match in_order(members, own) {
             Some(members) => (Cause::Refused, group(*chunk, true, members).to_string()),
             None => (Cause::Refused, "each member of the stripe once".to_owned()),
         },
-        Refusal::Chunk { there, .. } => (Cause::Refused, group(Some(*there), true, members.clone()).to_string()),
-        Refusal::Foreign { .. } | Refusal::OtherGroup(_) | Refusal::Stranger(_) => {
+        AssembleError::Chunk { actual, .. } => {
+            (Cause::Refused, group(Some(*actual), true, members.clone()).to_string())
+        }
+        AssembleError::Foreign { .. } | AssembleError::OtherGroup(_) | AssembleError::NoLabel(_) => {
             (Cause::Refused, "the members of one stripe".to_owned())
         }
-        Refusal::Count { members, .. } => (Cause::Refused, format!("all {members} members, in their order")),
-        Refusal::Shape { .. } => (Cause::Unsuitable, "the members as they were when they were striped".to_owned()),
-        Refusal::Label { .. } => (Cause::Damaged, unlabelled()),
-        Refusal::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
+        AssembleError::Count { members, .. } => (Cause::Refused, format!("all {members} members, in their order")),
+        AssembleError::Shape { .. } => {
+            (Cause::Unsuitable, "the members as they were when they were striped".to_owned())
+        }
+        AssembleError::Label { .. } => (Cause::Damaged, unlabelled()),
+        AssembleError::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
     };
     let named = members
         .iter()

@@ -39,7 +39,7 @@ fn marks_come_in_any_order_and_spaces_stand_between_rules() {
 }
 
 #[test]
-fn what_is_wrong_is_said() {
+fn errors_name_what_is_wrong() {
     let cases = [
         ("", RuleError::Empty),
         ("flip;;flip", RuleError::Empty),
@@ -101,18 +101,18 @@ fn any_rule() -> impl Strategy<Value = Rule> {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_the_same(seed: u64, rules in proptest::collection::vec(any_rule(), 0..8)) {
+    fn rules_survive_writing_and_reading(seed: u64, rules in proptest::collection::vec(any_rule(), 0..8)) {
         let rules = Rules { seed, rules };
         prop_assert_eq!(parse(&rules.to_string()), Ok(rules));
     }
 
     #[test]
-    fn no_text_makes_it_panic(text in ".{0,200}") {
+    fn no_text_causes_a_panic(text in ".{0,200}") {
         let _ = parse(&text);
     }
 
     #[test]
-    fn no_text_of_the_right_letters_makes_it_panic(text in "(flip|delay|seed|lost-write|[=@%;.]|[0-9]{1,21}|\\.\\.|ms|us|s|\u{e4}){0,20}") {
+    fn no_text_of_the_right_letters_causes_a_panic(text in "(flip|delay|seed|lost-write|[=@%;.]|[0-9]{1,21}|\\.\\.|ms|us|s|\u{e4}){0,20}") {
         if let Ok(rules) = parse(&text) {
             prop_assert_eq!(parse(&rules.to_string()), Ok(rules));
         }

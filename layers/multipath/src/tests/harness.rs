@@ -1,4 +1,4 @@
-//! Time that passes only when nothing else can happen, and paths that fail as they are told.
+//! A virtual clock that advances only when every task waits, and paths that fail as a test sets them.
 
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
@@ -18,14 +18,14 @@ use sealblock_units::{BlockSize, Extent};
 
 use crate::{MultipathLayer, PathConfig, RetryPolicy, Worker};
 
-/// The time.
+/// A virtual clock.
 #[derive(Clone, Default)]
-pub(super) struct Time(Rc<Hands>);
+pub(super) struct Time(Rc<TimeState>);
 
 #[derive(Default)]
-struct Hands {
+struct TimeState {
     now: Cell<Duration>,
-    alarms: RefCell<Vec<(Duration, Waker)>>,
+    timers: RefCell<Vec<(Duration, Waker)>>,
 }
 
 impl Clock for Time {
@@ -35,7 +35,7 @@ impl Clock for Time {
             if self.now() >= until {
                 return Poll::Ready(());
             }
-            self.0.alarms.borrow_mut().push((until, cx.waker().clone()));
+            self.0.timers.borrow_mut().push((until, cx.waker().clone()));
             Poll::Pending
         })
         .await;
@@ -47,13 +47,13 @@ impl Time {
         self.0.now.get()
     }
 
-    /// Goes on to the next alarm; tells whether there is one.
+    /// Advances to the next timer; false if there is none.
     fn pass(&self) -> bool {
-        let next = self.0.alarms.borrow().iter().map(|(until, _)| *until).min();
+        let next = self.0.timers.borrow().iter().map(|(until, _)| *until).min();
         if let Some(next) = next {
             self.0.now.set(next);
-            let (due, later) = self.0.alarms.take().into_iter().partition(|(until, _)| *until <= next);
-            self.0.alarms.replace(later);
+            let (due, later) = self.0.timers.take().into_iter().partition(|(until, _)| *until <= next);
+            self.0.timers.replace(later);
             let due: Vec<(Duration, Waker)> = due;
             due.into_iter().for_each(|(_, waker)| waker.wake());
         }
@@ -64,51 +64,57 @@ impl Time {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
     Works,
-    /// Answers that it cannot be reached, and cannot be opened.
+    /// Requests fail as unreachable, and it cannot be opened.
     Gone,
-    /// Answers that it cannot be reached, and can be opened.
+    /// Requests fail as unreachable, and it can be opened.
     Flaps,
-    /// Answers nothing, and cannot be opened.
+    /// Requests get no response, and it cannot be opened.
     Silent,
 }
 
 /// A path to the device.
 #[derive(Clone)]
-pub(super) struct Wire {
+pub(super) struct TestLink {
     pub(super) memory: Rc<Gate<MemoryDevice>>,
     pub(super) mode: Rc<Cell<Mode>>,
-    /// What it was asked while it was silent, and may deliver yet.
+    /// Requests that it took while it was silent, and may deliver late.
     pub(super) stuck: Rc<RefCell<Vec<Request>>>,
     pub(super) flushes: Rc<Cell<u32>>,
-    /// Answers of the device itself that were failures.
+    /// Requests that the device itself failed.
     pub(super) failed: Rc<Cell<u32>>,
 }
 
-impl Wire {
-    fn to(memory: &Rc<Gate<MemoryDevice>>) -> Wire {
+impl TestLink {
+    fn to(memory: &Rc<Gate<MemoryDevice>>) -> TestLink {
         let mode = Rc::new(Cell::new(Mode::Works));
-        Wire { memory: Rc::clone(memory), mode, stuck: Rc::default(), flushes: Rc::default(), failed: Rc::default() }
+        TestLink {
+            memory: Rc::clone(memory),
+            mode,
+            stuck: Rc::default(),
+            flushes: Rc::default(),
+            failed: Rc::default(),
+        }
     }
 
     pub(super) fn source(&self) -> DeviceOpener {
-        let wire = self.clone();
+        let link = self.clone();
         DeviceOpener::new("path", move || {
-            let wire = wire.clone();
+            let link = link.clone();
             async move {
-                match wire.mode.get() {
-                    Mode::Works | Mode::Flaps => Ok(DynDevice::new(wire)),
+                match link.mode.get() {
+                    Mode::Works | Mode::Flaps => Ok(DynDevice::new(link)),
                     Mode::Gone | Mode::Silent => Err(gone()),
                 }
             }
         })
     }
 
-    /// What was stuck arrives.
+    /// Delivers the stuck requests; returns how many there were.
     pub(super) fn deliver(&self) -> usize {
         let stuck = self.stuck.take();
         let count = stuck.len();
-        for operation in stuck {
-            self.memory.execute(operation).now_or_never().expect("RAM never waits").unwrap();
+        for request in stuck {
+            self.memory.execute(request).now_or_never().expect("RAM never waits").unwrap();
         }
         count
     }
@@ -118,7 +124,7 @@ fn gone() -> Error {
     ErrorKind::Unreachable { reason: "cut".to_owned() }.into()
 }
 
-impl Device for Wire {
+impl Device for TestLink {
     fn geometry(&self) -> &Geometry {
         self.memory.geometry()
     }
@@ -127,19 +133,19 @@ impl Device for Wire {
         self.memory.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
         match self.mode.get() {
             Mode::Works => {
-                if matches!(operation, Request::Flush) {
+                if matches!(request, Request::Flush) {
                     self.flushes.set(self.flushes.get() + 1);
                 }
-                let outcome = self.memory.execute(operation).await;
+                let outcome = self.memory.execute(request).await;
                 self.failed.set(self.failed.get() + u32::from(outcome.is_err()));
                 outcome
             }
             Mode::Gone | Mode::Flaps => Err(gone()),
             Mode::Silent => {
-                self.stuck.borrow_mut().push(operation);
+                self.stuck.borrow_mut().push(request);
                 std::future::pending().await
             }
         }
@@ -147,50 +153,54 @@ impl Device for Wire {
 }
 
 /// A device, paths to it, and the layer over them.
-pub(super) struct World {
+pub(super) struct Harness {
     pub(super) time: Time,
-    pub(super) wires: Vec<Wire>,
+    pub(super) links: Vec<TestLink>,
     pub(super) layer: Rc<MultipathLayer<Time>>,
     worker: RefCell<Pin<Box<dyn Future<Output = ()>>>>,
 }
 
-/// 5 s for an answer; asked after 40 s without a request; 11 s of quarantine.
-pub(super) const PATIENCE: RetryPolicy = RetryPolicy {
+/// 5 s for a request; a probe after 40 s without one; 11 s of quiesce time.
+pub(super) const POLICY: RetryPolicy = RetryPolicy {
     no_path_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_secs(5),
     max_path_failures: 8,
-    idle: Duration::from_secs(40),
+    idle_probe_interval: Duration::from_secs(40),
     min_reprobe: Duration::from_secs(1),
     max_reprobe: Duration::from_secs(10),
     quiesce_time: Duration::from_secs(11),
-    volatile: true,
+    has_volatile_cache: true,
 };
 
-impl World {
-    pub(super) fn new(paths: usize, patience: RetryPolicy) -> World {
-        World::with(paths, patience, |_, _| None)
+impl Harness {
+    pub(super) fn new(paths: usize, policy: RetryPolicy) -> Harness {
+        Harness::with(paths, policy, |_, _| None)
     }
 
-    /// A world whose paths have something to settle with.
-    pub(super) fn with(paths: usize, patience: RetryPolicy, settle: fn(usize, &Wire) -> Option<DeviceOpener>) -> World {
+    /// A harness whose paths can quiesce the target.
+    pub(super) fn with(
+        paths: usize,
+        policy: RetryPolicy,
+        quiesce: fn(usize, &TestLink) -> Option<DeviceOpener>,
+    ) -> Harness {
         let memory = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, 1000, None)));
-        let wires: Vec<Wire> = (0..paths).map(|_| Wire::to(&memory)).collect();
-        let way = |(path, wire): (usize, &Wire)| PathConfig {
-            source: wire.source(),
-            settle: settle(path, wire),
-            device: Some(DynDevice::new(wire.clone())),
+        let links: Vec<TestLink> = (0..paths).map(|_| TestLink::to(&memory)).collect();
+        let path_config = |(path, link): (usize, &TestLink)| PathConfig {
+            source: link.source(),
+            quiesce: quiesce(path, link),
+            device: Some(DynDevice::new(link.clone())),
         };
-        World::over(wires.iter().enumerate().map(way).collect(), wires.clone(), patience)
+        Harness::over(links.iter().enumerate().map(path_config).collect(), links.clone(), policy)
     }
 
-    pub(super) fn over(ways: Vec<PathConfig>, wires: Vec<Wire>, patience: RetryPolicy) -> World {
+    pub(super) fn over(paths: Vec<PathConfig>, links: Vec<TestLink>, policy: RetryPolicy) -> Harness {
         let time = Time::default();
-        let (layer, worker): (_, Worker<Time>) = MultipathLayer::new(ways, time.clone(), patience).unwrap();
-        World { time, wires, layer: Rc::new(layer), worker: RefCell::new(Box::pin(worker.run())) }
+        let (layer, worker): (_, Worker<Time>) = MultipathLayer::new(paths, time.clone(), policy).unwrap();
+        Harness { time, links, layer: Rc::new(layer), worker: RefCell::new(Box::pin(worker.run())) }
     }
 
-    /// Polls until nothing happens any more at this time.
-    fn settle<T>(&self, future: &mut Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    /// Polls until every task waits for time to pass.
+    fn run_until_idle<T>(&self, future: &mut Pin<&mut impl Future<Output = T>>) -> Option<T> {
         let mut cx = Context::from_waker(Waker::noop());
         for _ in 0..20 {
             let _ = self.worker.borrow_mut().as_mut().poll(&mut cx);
@@ -201,14 +211,14 @@ impl World {
         None
     }
 
-    /// Runs until the future has ended; says how long that took.
+    /// Runs until the future has ended; returns also how long that took.
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
         let (mut future, begin) = (pin!(future), self.time.now());
         loop {
-            if let Some(value) = self.settle(&mut future) {
+            if let Some(value) = self.run_until_idle(&mut future) {
                 return (value, self.time.now() - begin);
             }
-            assert!(self.time.pass(), "nothing will ever happen");
+            assert!(self.time.pass(), "a deadlock: no timer is set");
         }
     }
 
@@ -217,11 +227,11 @@ impl World {
     }
 
     pub(super) fn requests(&self) -> Vec<u64> {
-        self.layer.observer().paths().iter().map(|path| path.requests).collect()
+        self.layer.monitor().paths().iter().map(|path| path.requests).collect()
     }
 
     pub(super) fn live(&self) -> Vec<bool> {
-        self.layer.observer().paths().iter().map(|path| path.is_live).collect()
+        self.layer.monitor().paths().iter().map(|path| path.is_live).collect()
     }
 }
 
