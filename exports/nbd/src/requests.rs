@@ -91,7 +91,7 @@ impl Connection {
         let gives_parts = self.core.borrow().has_chunks();
         // The server does not know which connections belong to one client, and a Flush on any of them covers writes on
         // all (CAN_MULTI_CONN). So all connections of an export share one flush cursor name.
-        let flush_cursor = Arc::new(export.device.asker(&format!("nbd {}", export.name())));
+        let flush_cursor = Arc::new(export.device.flush_cursor(&format!("nbd {}", export.name())));
         *self.open_export.borrow_mut() = Some(Rc::new(OpenExport {
             device: export.device.attach_as(&flush_cursor),
             can_return_partial: gives_parts,

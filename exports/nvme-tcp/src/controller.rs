@@ -180,14 +180,14 @@ impl Controller {
     /// failed writes of that one.
     pub(crate) fn flush_cursor(&self, device: &SharedDevice) -> Arc<FlushCursor> {
         let mut flush_cursors = self.flush_cursors.lock();
-        if let Some(existing) = flush_cursors.iter().find(|flush_cursor| device.knows(flush_cursor)) {
+        if let Some(existing) = flush_cursors.iter().find(|flush_cursor| device.has_cursor(flush_cursor)) {
             return Arc::clone(existing);
         }
         // Drops cursors of removed namespaces.
         flush_cursors.retain(|flush_cursor| Arc::strong_count(flush_cursor) > 1);
         let hostid = u128::from_be_bytes(self.hostid);
         let host = self.host.as_ref().map_or("", Nqn::as_str);
-        let flush_cursor = Arc::new(device.asker(&format!("nvme {host} {hostid:032x}")));
+        let flush_cursor = Arc::new(device.flush_cursor(&format!("nvme {host} {hostid:032x}")));
         flush_cursors.push(Arc::clone(&flush_cursor));
         flush_cursor
     }

@@ -1,7 +1,7 @@
-//! What crossing from core to core costs: reads of one block from memory at home, across by this layer, and across by one
-//! call to the core for each.
+//! Measures the cost of crossing cores: reads of one block from memory on the owner core, across cores by this layer, and across
+//! cores by one call per read.
 //!
-//! Tells the time for each read and the CPU time of both cores; on a busy machine only the latter means something.
+//! Prints the time per read and the CPU time of both cores; on a busy machine only the latter is meaningful.
 //!
 //! `crossing [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
 
@@ -21,7 +21,7 @@ fn read() -> Request {
     Request::Read { extent: Extent::one(Lba::ZERO), checks: Checks::NONE }
 }
 
-/// Reads at this depth until the time is up; gives the number of reads.
+/// Reads at this depth until the time is up; returns the number of reads.
 async fn run(device: &impl Device, depth: usize, time: Duration) -> u64 {
     let end = Instant::now() + time;
     let counts = join_all((0..depth).map(|_| async {
@@ -35,13 +35,13 @@ async fn run(device: &impl Device, depth: usize, time: Duration) -> u64 {
     counts.await.iter().sum()
 }
 
-async fn by_calls(home: &CoreHandle, shared: &SharedDevice, depth: usize, time: Duration) -> u64 {
+async fn by_calls(owner: &CoreHandle, shared: &SharedDevice, depth: usize, time: Duration) -> u64 {
     let end = Instant::now() + time;
     let counts = join_all((0..depth).map(|_| async {
         let mut count = 0;
         while Instant::now() < end {
             let shared = shared.clone();
-            let outcome = home.call(move || async move { shared.attach().execute(read()).await }).await;
+            let outcome = owner.call(move || async move { shared.attach().execute(read()).await }).await;
             assert!(outcome.is_ok_and(|outcome| outcome.is_ok()));
             count += 1;
         }
@@ -70,23 +70,23 @@ fn show(what: &str, depth: usize, count: u64, time: Duration, cpu: Duration) {
 
 fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
     let cores = Cores::start(Placement::Count(2), Config { spin_us, ..Config::default() })?;
-    let (home, away) = (cores.handle(0).ok_or(CoreGone::Stopped)?, cores.handle(1).ok_or(CoreGone::Stopped)?);
+    let (owner, remote) = (cores.handle(0).ok_or(CoreGone::Stopped)?, cores.handle(1).ok_or(CoreGone::Stopped)?);
     println!("{:?}, spin {spin_us} us", cores.backend(0).map(ToString::to_string));
     let publish = || async {
         let memory = MemoryDevice::new(BlockSize::B512, 8, None);
         SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(memory))))
     };
-    let shared = run_on(&home, publish)?;
+    let shared = run_on(&owner, publish)?;
     for depth in [1, 8, 32] {
-        for (what, core) in [("at home", &home), ("across", &away)] {
+        for (what, core) in [("at home", &owner), ("across", &remote)] {
             let shared = shared.clone();
-            let before = cpu_times([&home, &away])?;
+            let before = cpu_times([&owner, &remote])?;
             let count = run_on(core, move || async move { run(&shared.attach(), depth, time).await })?;
-            show(what, depth, count, time, cpu_times([&home, &away])? - before);
+            show(what, depth, count, time, cpu_times([&owner, &remote])? - before);
         }
-        let (shared, core, before) = (shared.clone(), home.clone(), cpu_times([&home, &away])?);
-        let count = run_on(&away, move || async move { by_calls(&core, &shared, depth, time).await })?;
-        show("across, by calls", depth, count, time, cpu_times([&home, &away])? - before);
+        let (shared, core, before) = (shared.clone(), owner.clone(), cpu_times([&owner, &remote])?);
+        let count = run_on(&remote, move || async move { by_calls(&core, &shared, depth, time).await })?;
+        show("across, by calls", depth, count, time, cpu_times([&owner, &remote])? - before);
     }
     Ok(())
 }
@@ -100,7 +100,7 @@ where
     let (send, receive) = std::sync::mpsc::channel();
     core.post().send(move || {
         drop(sealblock_runtime_reactor::spawn(async move {
-            // The receiver waits as long as this runs.
+            // The receiver lives as long as this task.
             let _ = send.send(work().await);
         }));
     })?;

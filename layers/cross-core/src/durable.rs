@@ -1,11 +1,11 @@
-//! Requests under way at home whose success says that something is durable.
+//! Flushes and durable writes in flight on the owner core.
 //!
-//! A device tells of a failed flush once: of two that are under way at once one may fail and the other succeed, and the success
-//! may be seen first. So a flush that has succeeded is answered only when those that were under way beside it have ended, and
-//! whatever failed is recorded.
+//! A device reports a failed flush once. Of two flushes in flight one may fail and the other succeed, and the success may be
+//! seen first. So a successful flush completes only when those that were in flight beside it have ended and their failures are
+//! recorded.
 //!
-//! Invariant: a request that ends without an outcome, because it was dropped, is recorded as a failure: what it was told is
-//! not known.
+//! Invariant: a request that ends without an outcome, because its future was dropped, is recorded as a failure: its outcome
+//! is not known.
 
 use std::future::poll_fn;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,84 +14,84 @@ use std::task::{Poll, Waker};
 use sealblock_block::{Error, ErrorKind, FlushErrors, Outcome};
 
 #[derive(Default)]
-pub(crate) struct Durable(Mutex<State>);
+pub(crate) struct DurableRequests(Mutex<DurableState>);
 
 #[derive(Default)]
-struct State {
+struct DurableState {
     next: u64,
-    under_way: Vec<u64>,
-    waiting: Vec<Waker>,
+    in_flight: Vec<u64>,
+    waiters: Vec<Waker>,
 }
 
-/// A request under way.
-pub(crate) struct Flight<'a> {
-    of: &'a Durable,
+/// A request in flight; dropping it records a failure.
+pub(crate) struct InFlightGuard<'a> {
+    requests: &'a DurableRequests,
     errors: &'a FlushErrors,
-    number: u64,
-    is_judged: bool,
+    id: u64,
+    is_completed: bool,
 }
 
-impl Durable {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl DurableRequests {
+    fn lock(&self) -> MutexGuard<'_, DurableState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether none is under way.
+    /// True if none is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.lock().under_way.is_empty()
+        self.lock().in_flight.is_empty()
     }
 
-    /// One begins.
-    pub(crate) fn begin<'a>(&'a self, errors: &'a FlushErrors) -> Flight<'a> {
+    /// Adds a request.
+    pub(crate) fn start<'a>(&'a self, errors: &'a FlushErrors) -> InFlightGuard<'a> {
         let mut state = self.lock();
-        let number = state.next;
+        let id = state.next;
         state.next += 1;
-        state.under_way.push(number);
-        Flight { of: self, errors, number, is_judged: false }
+        state.in_flight.push(id);
+        InFlightGuard { requests: self, errors, id, is_completed: false }
     }
 
-    /// Waits until those have ended that are under way now.
-    pub(crate) async fn settle(&self) {
+    /// Waits until every request that is in flight now has ended.
+    pub(crate) async fn wait_for_earlier(&self) {
         let end = self.lock().next;
         poll_fn(|cx| {
             let mut state = self.lock();
-            if state.under_way.iter().all(|number| *number >= end) {
+            if state.in_flight.iter().all(|id| *id >= end) {
                 return Poll::Ready(());
             }
-            state.waiting.push(cx.waker().clone());
+            state.waiters.push(cx.waker().clone());
             Poll::Pending
         })
         .await;
     }
 }
 
-impl Flight<'_> {
-    /// It was answered so: a failure that others are to be told of is recorded.
-    pub(crate) fn end(mut self, outcome: &Outcome) {
-        self.is_judged = true;
+impl InFlightGuard<'_> {
+    /// Ends the request with its outcome; records a failure that other clients have to learn of.
+    pub(crate) fn complete(mut self, outcome: &Outcome) {
+        self.is_completed = true;
         if let Err(error) = outcome
-            && may_have_lost(error)
+            && may_have_lost_writes(error)
         {
             self.errors.record(error);
         }
     }
 }
 
-impl Drop for Flight<'_> {
+impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
-        if !self.is_judged {
-            self.errors.record(&given_up());
+        if !self.is_completed {
+            self.errors.record(&dropped_error());
         }
-        let mut state = self.of.lock();
-        state.under_way.retain(|number| *number != self.number);
-        let waiting = std::mem::take(&mut state.waiting);
+        let mut state = self.requests.lock();
+        state.in_flight.retain(|id| *id != self.id);
+        let waiters = std::mem::take(&mut state.waiters);
         drop(state);
-        waiting.into_iter().for_each(Waker::wake);
+        waiters.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Whether a failure of what was to be durable may have taken other writes with it. What was refused has done nothing.
-fn may_have_lost(error: &Error) -> bool {
+/// True if this failure of a durable request may have lost other clients' writes. A request that was refused has lost nothing.
+fn may_have_lost_writes(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Media { .. }
         | ErrorKind::Unreachable { .. }
@@ -106,7 +106,6 @@ fn may_have_lost(error: &Error) -> bool {
 }
 
 #[cold]
-fn given_up() -> Error {
-    ErrorKind::Media { reason: "a durable request was given up half-way, so its outcome is not known".to_owned() }
-        .into()
+fn dropped_error() -> Error {
+    ErrorKind::Media { reason: "a durable request was dropped half-way, so its outcome is not known".to_owned() }.into()
 }

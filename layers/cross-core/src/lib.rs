@@ -1,37 +1,35 @@
 //! A device of one core, used from others.
 //!
-//! A device and everything below it belong to the core that opened them. [`SharedDevice::publish`] makes a handle there that may
-//! travel; [`SharedDevice::attach`] turns it into a [`sealblock_block::Device`] of the core that calls it. At home that is the
-//! device itself, without a hop. Elsewhere requests and answers cross between the two cores in batches.
+//! A device and all its inner devices belong to the core that opened them, their *owner*. [`SharedDevice::publish`] makes a handle
+//! there that is `Send`; [`SharedDevice::attach`] makes it a [`sealblock_block::Device`] of the calling core. On the owner core that
+//! is the device itself. From any other core, requests and replies cross between the two cores in batches.
 //!
 //! Invariants:
-//! - A request that was handed over is carried out once and answered once, whether or not the caller still waits.
-//! - Requests of one core are begun in the order in which they were handed over, but for those that wait while it is quiesced.
-//! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may take its place, as one that has another size: requests
-//!   wait, fail for no reason of that, and whoever is to be told of a failed flush still is.
-//! - A home that stops, and work that panics, answer [`sealblock_block::ErrorKind::Unreachable`]; nobody waits for ever.
+//! - A request that was handed over is executed once and gets one reply, whether or not the caller still waits.
+//! - Requests of one core start in the order in which they were handed over, except those that wait while the device is quiesced.
+//! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize: requests wait and
+//!   do not fail because of that, and clients still learn of failed flushes.
+//! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`]; no caller
+//!   waits forever.
 //!
-//! Shape: one `link::Link` for each core and device, shared by all attachments there. It has a mailbox for each direction.
-//! Whoever puts something into a mailbox whose reader has gone to sleep wakes it; while the reader is busy, things gather and
-//! are taken together. A reactor that is awake, or spins, is woken without a system call. A mailbox is locked for one
-//! push or swap, so two cores meet there for some nanoseconds at most. Beyond this the number of requests in flight is
-//! that of the callers, which exports limit.
+//! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a reader that
+//! sleeps; while the reader is busy, items gather, and it takes them together. A reactor that is awake, or polls busily, is
+//! woken without a system call. A mailbox is locked for one push or swap, so two cores contend for some nanoseconds at most. The number
+//! of requests in flight is that of the callers, which exports limit.
 //!
-//! The gate stands at home, in front of the device, so an attachment needs none of its own.
+//! The gate is on the owner core, in front of the device, so an attachment needs none.
 
-mod call_table;
+mod channel;
+mod device_slot;
 mod durable;
-mod link;
 mod mailbox;
 #[cfg(test)]
 mod mailbox_tests;
-mod owner;
-mod place;
 mod shared;
-/// What [`mailbox`] is made of; a model checker puts its own in their place.
+/// The locks of [`mailbox`]; `tests/mailbox.rs` replaces them with those of a model checker.
 mod sync {
     pub(crate) use std::sync::{Mutex, MutexGuard};
 }
 
-pub use place::Quiesced;
-pub use shared::{Attached, CrossCoreRequest, Locked, Observer, SharedDevice};
+pub use device_slot::Quiesced;
+pub use shared::{Attached, Locked, Observer, RequestInfo, SharedDevice};

@@ -1,16 +1,16 @@
-//! Where one core leaves things for another.
+//! A queue from one core to another.
 //!
-//! Invariant: a reader that finds nothing leaves its waker, and whoever comes next takes it, so nothing stays unnoticed and
-//! a busy reader is not woken.
+//! Invariant: a reader that finds the queue empty leaves its waker, and the next push takes it. So no item is missed, and a busy
+//! reader is not woken.
 
 use std::sync::PoisonError;
 use std::task::{Context, Poll, Waker};
 
 use crate::sync::{Mutex, MutexGuard};
 
-pub(crate) struct Mailbox<T>(Mutex<State<T>>);
+pub(crate) struct Mailbox<T>(Mutex<MailboxState<T>>);
 
-struct State<T> {
+struct MailboxState<T> {
     items: Vec<T>,
     reader: Option<Waker>,
     is_closed: bool,
@@ -18,15 +18,15 @@ struct State<T> {
 
 impl<T> Mailbox<T> {
     pub(crate) fn new() -> Mailbox<T> {
-        Mailbox(Mutex::new(State { items: Vec::new(), reader: None, is_closed: false }))
+        Mailbox(Mutex::new(MailboxState { items: Vec::new(), reader: None, is_closed: false }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState<T>> {
         // Only moves happen under the lock, so a panic leaves nothing half done.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves an item, or gives it back when the mailbox is closed.
+    /// Appends an item; returns it as the error when the mailbox is closed.
     pub(crate) fn push(&self, item: T) -> Result<(), T> {
         let mut state = self.lock();
         if state.is_closed {
@@ -41,7 +41,7 @@ impl<T> Mailbox<T> {
         Ok(())
     }
 
-    /// Exchanges what is there for `into`, which is empty. `false` when the mailbox is closed and nothing is left.
+    /// Swaps the queued items with `into`, which is empty. False when the mailbox is closed and empty.
     pub(crate) fn poll_take(&self, cx: &mut Context<'_>, into: &mut Vec<T>) -> Poll<bool> {
         debug_assert!(into.is_empty(), "what was taken before is done");
         let mut state = self.lock();
@@ -58,7 +58,7 @@ impl<T> Mailbox<T> {
         Poll::Pending
     }
 
-    /// Takes nothing more; what is there stays for the reader.
+    /// Accepts no further items; the reader still gets the queued ones.
     pub(crate) fn finish(&self) {
         let mut state = self.lock();
         state.is_closed = true;
@@ -69,7 +69,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Takes nothing more, and gives what is there.
+    /// Accepts no further items; returns the queued ones.
     pub(crate) fn close(&self) -> Vec<T> {
         let mut state = self.lock();
         state.is_closed = true;

@@ -1,4 +1,4 @@
-//! Devices as handles that travel, and what they become on a core.
+//! Handles of devices for all cores, and attachments of one core.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
@@ -12,118 +12,117 @@ use sealblock_block::{
 use sealblock_runtime_reactor::CoreLocal;
 use sealblock_units::Extent;
 
-use crate::durable::Durable;
-use crate::link::Link;
-use crate::place::{Place, Quiesced};
+use crate::channel::Link;
+use crate::device_slot::{DeviceSlot, Quiesced};
+use crate::durable::DurableRequests;
 
 thread_local! {
-    /// The links of the reactors on this thread. Those that nobody uses any more are cleared when a new one is opened.
+    /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
     static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A device that lives on one core, as a handle for all of them. Clones are for the same device, which is given up on its core
-/// when the last handle and the last attachment have gone, or when its core ends.
+/// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
+/// device when the last handle and the last attachment are dropped, or when the core stops.
 ///
-/// What a handle says of the device's geometry is what it was when the handle was made. Who changes it, as
-/// [`Quiesced::replace`] does, gets a handle that says the new one, and hands it on.
+/// A handle shows the device's geometry as of when the handle was made. [`Quiesced::replace`] returns a handle with the new one.
 #[derive(Clone)]
-pub struct SharedDevice(Arc<View>);
+pub struct SharedDevice(Arc<DeviceView>);
 
-/// Who is told how requests end.
+/// Receives the results of clients' requests.
 pub trait Observer: Send + Sync {
-    /// A request of this client succeeded, on whichever core. In the way of every request, so it must cost next to nothing.
-    fn succeeded(&self, _client: &str, _request: CrossCoreRequest) {}
+    /// A request of this client succeeded, on any core. It is called for every request, so it must be cheap.
+    fn succeeded(&self, _client: &str, _info: RequestInfo) {}
 
-    /// A request of this client failed, on whichever core. Called before the client has its answer, so it must not wait.
-    fn failed(&self, client: &str, request: CrossCoreRequest, error: &Error);
+    /// A request of this client failed, on any core. It is called before the client gets its response, so it must not block.
+    fn failed(&self, client: &str, info: RequestInfo, error: &Error);
 }
 
-/// What a request was, for those who are told how it ended.
+/// What an [`Observer`] learns of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CrossCoreRequest {
-    /// What it asked for.
+pub struct RequestInfo {
+    /// Its kind.
     pub kind: RequestKind,
-    /// The blocks, where it is about one extent.
+    /// Its blocks, where it concerns one extent.
     pub extent: Option<Extent>,
 }
 
-impl CrossCoreRequest {
-    fn of(operation: &Request) -> CrossCoreRequest {
-        let discarded = match operation {
+impl RequestInfo {
+    fn of(request: &Request) -> RequestInfo {
+        let discarded = match request {
             Request::Discard { extents } if extents.len() == 1 => extents.first().copied(),
             _ => None,
         };
-        CrossCoreRequest { kind: operation.kind(), extent: operation.extent().or(discarded) }
+        RequestInfo { kind: request.kind(), extent: request.extent().or(discarded) }
     }
 }
 
-/// The device as it was at some time.
-struct View {
+/// The geometry and abilities of a device as of some moment.
+struct DeviceView {
     geometry: Geometry,
     abilities: Abilities,
     device: Arc<SharedDeviceState>,
 }
 
-/// What stays the same, whatever stands in the device's place.
+/// The state that stays when the device is replaced.
 struct SharedDeviceState {
-    homed: CoreLocal<Place>,
+    slot: CoreLocal<DeviceSlot>,
     name: Box<str>,
     flush_errors: Arc<FlushErrors>,
-    durable: Durable,
-    ranges: RangeLock,
+    durable: DurableRequests,
+    range_lock: RangeLock,
     observer: OnceLock<Box<dyn Observer>>,
 }
 
 impl SharedDevice {
-    /// Publishes a device of this core. Its geometry and abilities are taken now and are to stay, unless it is replaced.
+    /// Publishes a device of this core. Its geometry and abilities are read now and must not change, unless it is replaced.
     ///
     /// # Panics
     /// Outside a reactor.
     pub fn publish(device: Rc<Gate<DynDevice>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
-        let (flush_errors, durable, ranges) = (Arc::default(), Durable::default(), RangeLock::default());
-        let homed = CoreLocal::new(Place::new(device));
+        let (flush_errors, durable, range_lock) = (Arc::default(), DurableRequests::default(), RangeLock::default());
+        let slot = CoreLocal::new(DeviceSlot::new(device));
         let device =
-            Arc::new(SharedDeviceState { homed, name, flush_errors, durable, ranges, observer: OnceLock::new() });
-        SharedDevice(Arc::new(View { geometry, abilities, device }))
+            Arc::new(SharedDeviceState { slot, name, flush_errors, durable, range_lock, observer: OnceLock::new() });
+        SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
-    /// A handle for the same device, with what `gate` says of itself.
-    pub(crate) fn seen_anew(&self, gate: &Gate<DynDevice>) -> SharedDevice {
+    /// A handle of the same device that shows the geometry and abilities of `gate`.
+    pub(crate) fn with_view_of(&self, gate: &Gate<DynDevice>) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
-        SharedDevice(Arc::new(View { geometry, abilities, device }))
+        SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
-    /// Has this be told from now on how requests of clients end ([`SharedDevice::asker`]); of others, whoever asks tells himself.
-    /// The first one stays.
+    /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on; requests of other attachments are
+    /// not reported. The first observer stays.
     pub fn observe(&self, observer: impl Observer + 'static) {
-        // A second one is a fault of the caller that costs lines and no data.
+        // A second observer is a bug of the caller that costs log lines and no data.
         let _ = self.0.device.observer.set(Box::new(observer));
     }
 
-    /// Whether both are for one device, whatever they say of its geometry.
+    /// True if both are handles of one device, whichever geometry they show.
     pub fn is_same(&self, other: &SharedDevice) -> bool {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
 
-    /// Lets no further request begin, on whichever core it is made, until what comes back is dropped; requests wait meanwhile.
-    /// `None` away from the device's own core, and while somebody else has it quiesced.
+    /// Keeps further requests, from any core, waiting until the result is dropped. `None` on other cores than the owner, and while
+    /// the device is quiesced already.
     pub fn quiesce(&self) -> Option<Quiesced> {
-        Quiesced::begin(self.clone(), self.homed().get()?)
+        Quiesced::start(self.clone(), self.slot().get()?)
     }
 
-    /// What stands in its place now; on its own core only, and while it is not empty.
+    /// The device now; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
-        self.homed().get()?.gate()
+        self.slot().get()?.gate()
     }
 
     pub(crate) fn record_lost(&self, error: &Error) {
         self.0.device.flush_errors.record(error);
     }
 
-    /// The device as one of the current core: the device itself at home, a way there elsewhere. Never waits; a home
-    /// that has stopped shows in the outcome of requests ([`sealblock_block::ErrorKind::Unreachable`]). Whoever uses it is
-    /// an asker of its own: it is told, once, of flushes of others that failed after it had written.
+    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits; if the owner core has
+    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment has its own flush cursor: it learns,
+    /// once, of other clients' flushes that failed after it had written.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -131,78 +130,80 @@ impl SharedDevice {
         self.attach_as(&Arc::new(self.0.device.flush_errors.alone()))
     }
 
-    /// The same for an asker that may have several attachments, on several cores: [`SharedDevice::asker`].
+    /// Attaches the current core with the flush cursor of a client that may have several attachments, on several cores; see
+    /// [`SharedDevice::flush_cursor`].
     ///
     /// # Panics
     /// Outside a reactor.
-    pub fn attach_as(&self, asker: &Arc<FlushCursor>) -> Attached {
-        debug_assert!(self.knows(asker), "an asker of this device");
-        let way = match self.homed().get() {
-            Some(place) => Way::Here(place),
-            None => Way::There(self.link()),
+    pub fn attach_as(&self, cursor: &Arc<FlushCursor>) -> Attached {
+        debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
+        let route = match self.slot().get() {
+            Some(slot) => Route::Local(slot),
+            None => Route::Remote(self.link()),
         };
-        Attached { device: self.clone(), way, asker: Arc::clone(asker) }
+        Attached { device: self.clone(), route, cursor: Arc::clone(cursor) }
     }
 
-    /// A new asker among those of `client`, who take each other's writes and flushes for their own.
-    pub fn asker(&self, client: &str) -> FlushCursor {
+    /// A new flush cursor of `client`. All cursors of a client count as one writer.
+    pub fn flush_cursor(&self, client: &str) -> FlushCursor {
         self.0.device.flush_errors.join(client)
     }
 
-    /// Whether this is an asker of this device.
-    pub fn knows(&self, asker: &FlushCursor) -> bool {
-        asker.is_of(&self.0.device.flush_errors)
+    /// True if this is a flush cursor of this device.
+    pub fn has_cursor(&self, cursor: &FlushCursor) -> bool {
+        cursor.is_of(&self.0.device.flush_errors)
     }
 
-    /// Carries a request out at home, when nobody has the blocks locked that it changes; whoever asks may have done so itself. A
-    /// failure that others are to be told of is known before this returns.
-    pub(crate) async fn carry_out(&self, place: &Place, operation: Request, is_locked: bool) -> Outcome {
-        let _range = match operation.changed().filter(|_| !is_locked) {
-            Some(blocks) => Some(self.0.device.ranges.lock_shared(blocks).await),
+    /// Executes a request on the owner core, once no other client has the blocks locked that it changes. The caller may have locked
+    /// them itself (`is_locked`). A failure that other clients have to learn of is recorded before this returns.
+    pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, is_locked: bool) -> Outcome {
+        let _range = match request.changed().filter(|_| !is_locked) {
+            Some(blocks) => Some(self.0.device.range_lock.lock_shared(blocks).await),
             None => None,
         };
-        // Counted as durable only when it has entered: who has entered waits for such.
-        let entered = place.enter().await.map_err(|error| error.with_device(self.name()))?;
+        // Counted as durable only when it has entered: a flush that has entered waits for the durable requests before it, and one
+        // that waits here for the quiesce to end would keep it from draining.
+        let entered = slot.enter().await.map_err(|error| error.with_device(self.name()))?;
         let gate = entered.gate();
-        if !operation.is_durable() {
-            return gate.execute(operation).await;
+        if !request.is_durable() {
+            return gate.execute(request).await;
         }
-        let is_flush = matches!(operation, Request::Flush);
-        let flight = self.0.device.durable.begin(&self.0.device.flush_errors);
-        let outcome = gate.execute(operation).await;
-        flight.end(&outcome);
+        let is_flush = matches!(request, Request::Flush);
+        let guard = self.0.device.durable.start(&self.0.device.flush_errors);
+        let outcome = gate.execute(request).await;
+        guard.complete(&outcome);
         if is_flush && outcome.is_ok() {
-            self.0.device.durable.settle().await;
+            self.0.device.durable.wait_for_earlier().await;
         }
         outcome
     }
 
-    /// The same, if there is nothing to wait for.
-    fn carry_out_at_once(&self, place: &Place, operation: &Request) -> Option<Outcome> {
-        let _range = match operation.changed() {
-            Some(_) => Some(self.0.device.ranges.try_lock_shared()?),
+    /// Executes a request on the owner core if that needs no waiting.
+    fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
+        let _range = match request.changed() {
+            Some(_) => Some(self.0.device.range_lock.try_lock_shared()?),
             None => None,
         };
-        let entered = place.try_enter()?;
+        let entered = slot.try_enter()?;
         let gate = entered.gate();
-        if !operation.is_durable() {
-            return gate.try_execute(operation);
+        if !request.is_durable() {
+            return gate.try_execute(request);
         }
         if !self.0.device.durable.is_idle() {
             return None;
         }
-        let outcome = gate.try_execute(operation)?;
-        self.0.device.durable.begin(&self.0.device.flush_errors).end(&outcome);
+        let outcome = gate.try_execute(request)?;
+        self.0.device.durable.start(&self.0.device.flush_errors).complete(&outcome);
         Some(outcome)
     }
 
-    /// The link from this core, shared with whoever is attached already.
+    /// The link from this core, which all its attachments share.
     fn link(&self) -> Rc<Link> {
-        let known = LINKS.with_borrow(|links| {
+        let existing = LINKS.with_borrow(|links| {
             let mut open = links.iter().filter_map(Weak::upgrade);
-            open.find(|link| link.device.is_same(self) && link.here.is_here())
+            open.find(|link| link.device.is_same(self) && link.core.is_here())
         });
-        known.unwrap_or_else(|| {
+        existing.unwrap_or_else(|| {
             let link = Rc::new(Link::open(self));
             LINKS.with_borrow_mut(|links| {
                 links.retain(|link| link.strong_count() > 0);
@@ -212,12 +213,12 @@ impl SharedDevice {
         })
     }
 
-    /// Its shape, as seen in front of its gate.
+    /// Its geometry in front of its gate.
     pub fn geometry(&self) -> &Geometry {
         &self.0.geometry
     }
 
-    /// What it can do, as seen in front of its gate.
+    /// Its abilities in front of its gate.
     pub fn abilities(&self) -> Abilities {
         self.0.abilities
     }
@@ -227,87 +228,86 @@ impl SharedDevice {
         &self.0.device.name
     }
 
-    pub(crate) fn homed(&self) -> &CoreLocal<Place> {
-        &self.0.device.homed
+    pub(crate) fn slot(&self) -> &CoreLocal<DeviceSlot> {
+        &self.0.device.slot
     }
 }
 
 impl std::fmt::Debug for SharedDevice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SharedDevice").field("name", &self.name()).field("homed", &self.0.device.homed).finish()
+        f.debug_struct("SharedDevice").field("name", &self.name()).field("slot", &self.0.device.slot).finish()
     }
 }
 
-/// A device as the current core uses it; see [`SharedDevice::attach`]. Requests of one core are begun in the order of their
-/// first poll. A request whose future is dropped is carried out at home all the same, or, at home itself, ends as the
-/// device has it.
+/// The device on the current core; see [`SharedDevice::attach`]. Requests of one core start in the order of their first poll. A
+/// request from another core is executed even if its future is dropped; on the owner core the device decides.
 #[derive(Clone)]
 pub struct Attached {
     device: SharedDevice,
-    way: Way,
-    asker: Arc<FlushCursor>,
+    route: Route,
+    cursor: Arc<FlushCursor>,
 }
 
 #[derive(Clone)]
-enum Way {
-    Here(Rc<Place>),
-    There(Rc<Link>),
+enum Route {
+    Local(Rc<DeviceSlot>),
+    Remote(Rc<Link>),
 }
 
 impl Attached {
-    /// Whether the device lives on this core, so that requests cross nothing.
-    pub fn is_home(&self) -> bool {
-        matches!(self.way, Way::Here(_))
+    /// True if this core owns the device, so that requests stay on it.
+    pub fn is_local(&self) -> bool {
+        matches!(self.route, Route::Local(_))
     }
 
-    /// Waits until nobody else changes these blocks, whoever it is and on whichever core, and keeps others from it for as long as
-    /// what comes back lives. Reads go on.
+    /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result is dropped.
+    /// Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.0.device.ranges.lock(extent.start().get()..=extent.last().get()).await;
+        let range = self.device.0.device.range_lock.lock(extent.start().get()..=extent.last().get()).await;
         Locked { attached: self, extent, _range: range }
     }
 
-    async fn ask(&self, operation: Request, is_locked: bool) -> Outcome {
-        match &self.way {
-            Way::Here(place) => self.device.carry_out(place, operation, is_locked).await,
-            Way::There(link) => link.call(operation, is_locked).await,
+    async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
+        match &self.route {
+            Route::Local(slot) => self.device.execute(slot, request, is_locked).await,
+            Route::Remote(link) => link.call(request, is_locked).await,
         }
     }
 
-    async fn carry_out(&self, operation: Request, is_locked: bool) -> Outcome {
-        let request = CrossCoreRequest::of(&operation);
-        let outcome = self.carry_out_counted(operation, is_locked).await;
-        self.tell(request, &outcome);
+    async fn execute_reported(&self, request: Request, is_locked: bool) -> Outcome {
+        let info = RequestInfo::of(&request);
+        let outcome = self.execute_tracked(request, is_locked).await;
+        self.report(info, &outcome);
         outcome
     }
 
-    fn tell(&self, request: CrossCoreRequest, outcome: &Outcome) {
-        if let (Some(client), Some(observer)) = (self.asker.client(), self.device.0.device.observer.get()) {
+    fn report(&self, info: RequestInfo, outcome: &Outcome) {
+        if let (Some(client), Some(observer)) = (self.cursor.client(), self.device.0.device.observer.get()) {
             match outcome {
-                Ok(_) => observer.succeeded(client, request),
-                Err(error) => observer.failed(client, request, error),
+                Ok(_) => observer.succeeded(client, info),
+                Err(error) => observer.failed(client, info, error),
             }
         }
     }
 
-    async fn carry_out_counted(&self, operation: Request, is_locked: bool) -> Outcome {
-        if matches!(operation, Request::Flush) {
-            let flush = self.asker.begin_flush();
-            return flush.end(self.ask(operation, is_locked).await);
+    async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
+        if matches!(request, Request::Flush) {
+            let flush = self.cursor.begin_flush();
+            return flush.end(self.dispatch(request, is_locked).await);
         }
-        if !operation.is_volatile() {
-            return self.ask(operation, is_locked).await;
+        if !request.is_volatile() {
+            return self.dispatch(request, is_locked).await;
         }
-        let mark = self.asker.begin_write();
-        let outcome = self.ask(operation, is_locked).await;
+        let mark = self.cursor.begin_write();
+        let outcome = self.dispatch(request, is_locked).await;
         if outcome.is_ok() {
-            self.asker.wrote(mark);
+            self.cursor.wrote(mark);
         }
         outcome
     }
 }
 
-/// Blocks that nobody else changes; see [`Attached::lock`].
+/// Blocks that are locked against changes; see [`Attached::lock`].
 pub struct Locked<'a> {
     attached: &'a Attached,
     extent: Extent,
@@ -315,12 +315,16 @@ pub struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Carries a request out that changes no other blocks. To be waited for: one that is given up goes on without the lock.
-    pub async fn execute(&self, operation: Request) -> Outcome {
+    /// Executes a request that changes no other blocks. The caller has to await it: if its future is dropped, it may continue
+    /// without the lock.
+    pub async fn execute(&self, request: Request) -> Outcome {
         let locked = self.extent.start().get()..=self.extent.last().get();
         let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
-        debug_assert!(operation.changed().as_ref().is_none_or(is_within), "others are not locked");
-        self.attached.carry_out(operation, true).await
+        debug_assert!(
+            request.changed().as_ref().is_none_or(is_within),
+            "the request changes blocks that are not locked"
+        );
+        self.attached.execute_reported(request, true).await
     }
 }
 
@@ -330,39 +334,39 @@ impl Device for Attached {
     }
 
     fn abilities(&self) -> Abilities {
-        match &self.way {
-            // They may change with what a layer is made of.
-            Way::Here(place) => place.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
-            Way::There(_) => self.device.abilities(),
+        match &self.route {
+            // The abilities of a layer may change with its members.
+            Route::Local(slot) => slot.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
+            Route::Remote(_) => self.device.abilities(),
         }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.carry_out(operation, false).await
+    async fn execute(&self, request: Request) -> Outcome {
+        self.execute_reported(request, false).await
     }
 
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        let outcome = self.at_once_counted(operation)?;
-        self.tell(CrossCoreRequest::of(operation), &outcome);
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let outcome = self.try_execute_tracked(request)?;
+        self.report(RequestInfo::of(request), &outcome);
         Some(outcome)
     }
 }
 
 impl Attached {
-    fn at_once_counted(&self, operation: &Request) -> Option<Outcome> {
-        let Way::Here(place) = &self.way else { return None };
-        let ask = || self.device.carry_out_at_once(place, operation);
-        if matches!(operation, Request::Flush) {
-            let flush = self.asker.begin_flush();
-            return ask().map(|outcome| flush.end(outcome));
+    fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
+        let Route::Local(slot) = &self.route else { return None };
+        let dispatch = || self.device.try_execute(slot, request);
+        if matches!(request, Request::Flush) {
+            let flush = self.cursor.begin_flush();
+            return dispatch().map(|outcome| flush.end(outcome));
         }
-        if !operation.is_volatile() {
-            return ask();
+        if !request.is_volatile() {
+            return dispatch();
         }
-        let mark = self.asker.begin_write();
-        ask().inspect(|outcome| {
+        let mark = self.cursor.begin_write();
+        dispatch().inspect(|outcome| {
             if outcome.is_ok() {
-                self.asker.wrote(mark);
+                self.cursor.wrote(mark);
             }
         })
     }

@@ -16,10 +16,10 @@ use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placem
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 256;
-const LATE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Runs a test on two cores, on every backend that is to be had here.
-fn each(test: impl Fn(Cores)) {
+/// Runs a test on two cores, on every available backend.
+fn on_each_backend(test: impl Fn(Cores)) {
     let small = Config { pool_arena_bytes: 1 << 20, ..Config::default() };
     let mut all = vec![Config { runtime: BackendChoice::Syscalls, ..small.clone() }];
     let uring = Config { runtime: BackendChoice::Uring, ..small };
@@ -31,7 +31,7 @@ fn each(test: impl Fn(Cores)) {
     }
 }
 
-/// Runs a future of the core's own making, and gives what it gives.
+/// Runs a future that the core makes, and returns its output.
 fn on<F: Future<Output = T> + 'static, T: Send + 'static>(
     core: &CoreHandle,
     work: impl FnOnce() -> F + Send + 'static,
@@ -42,7 +42,7 @@ fn on<F: Future<Output = T> + 'static, T: Send + 'static>(
         drop(spawn(async move { drop(send.send(work.await)) }));
     };
     core.post().send(task).expect("the core runs");
-    receive.recv_timeout(LATE).expect("the work does not panic and ends")
+    receive.recv_timeout(TIMEOUT).expect("the work does not panic and ends")
 }
 
 fn extent(start: u64, blocks: u64) -> Extent {
@@ -73,92 +73,92 @@ fn memory() -> MemoryDevice {
     MemoryDevice::new(BlockSize::B512, BLOCKS, None)
 }
 
-/// Notes the order of writes, and waits, panics or never ends where it is told to.
-struct Odd {
-    below: MemoryDevice,
-    begun: RefCell<Vec<u64>>,
+/// Records the order of writes, and waits, panics or never completes at certain blocks.
+struct OrderedDevice {
+    inner: MemoryDevice,
+    started: RefCell<Vec<u64>>,
     done: Cell<u64>,
 }
 
-/// Blocks with a meaning for [`Odd`].
+/// Blocks with a special result for [`OrderedDevice`].
 const PANICS: u64 = 200;
 const NEVER: u64 = 201;
 
-impl Odd {
-    fn new() -> Rc<Odd> {
-        Rc::new(Odd { below: memory(), begun: RefCell::default(), done: Cell::new(0) })
+impl OrderedDevice {
+    fn new() -> Rc<OrderedDevice> {
+        Rc::new(OrderedDevice { inner: memory(), started: RefCell::default(), done: Cell::new(0) })
     }
 }
 
-impl Device for Odd {
+impl Device for OrderedDevice {
     fn geometry(&self) -> &Geometry {
-        self.below.geometry()
+        self.inner.geometry()
     }
 
     fn abilities(&self) -> Abilities {
-        self.below.abilities()
+        self.inner.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        let start = operation.extent().map_or(0, |extent| extent.start().get());
-        self.begun.borrow_mut().push(start);
+    async fn execute(&self, request: Request) -> Outcome {
+        let start = request.extent().map_or(0, |extent| extent.start().get());
+        self.started.borrow_mut().push(start);
         match start {
             PANICS => panic!("a device that fails badly"),
             NEVER => std::future::pending().await,
-            // Later ones overtake.
+            // Later requests overtake.
             _ => join_all((0..start % 5).map(|_| yield_now())).await,
         };
-        let outcome = self.below.execute(operation).await;
+        let outcome = self.inner.execute(request).await;
         self.done.set(self.done.get() + 1);
         outcome
     }
 }
 
 thread_local! {
-    static ODD: RefCell<Option<Rc<Odd>>> = const { RefCell::new(None) };
+    static ORDERED_DEVICE: RefCell<Option<Rc<OrderedDevice>>> = const { RefCell::new(None) };
 }
 
-/// Publishes an odd device that its core can look at.
-fn publish_odd(home: &CoreHandle) -> SharedDevice {
-    on(home, || async {
-        let odd = Odd::new();
-        ODD.set(Some(Rc::clone(&odd)));
-        publish(odd)
+/// Publishes a device that its core can also inspect.
+fn publish_ordered(owner: &CoreHandle) -> SharedDevice {
+    on(owner, || async {
+        let device = OrderedDevice::new();
+        ORDERED_DEVICE.set(Some(Rc::clone(&device)));
+        publish(device)
     })
 }
 
 #[test]
-fn at_home_there_is_no_hop_and_elsewhere_data_crosses() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = on(&home, || async { publish(memory()) });
+fn requests_stay_on_the_owner_core_and_cross_from_others() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = on(&owner, || async { publish(memory()) });
         assert_eq!((shared.geometry().capacity_blocks, shared.name()), (BLOCKS, "shared"));
         let here = shared.clone();
-        on(&home, move || async move {
+        on(&owner, move || async move {
             let device = here.attach();
-            assert!(device.is_home());
+            assert!(device.is_local());
             device.execute(write(1, 7)).await.unwrap();
         });
         let there = shared.clone();
-        on(&away, move || async move {
+        on(&remote, move || async move {
             let device = there.attach();
-            assert!(!device.is_home());
+            assert!(!device.is_local());
             assert_eq!(device.geometry(), there.geometry());
             assert_eq!(byte(device.execute(read(1)).await), 7);
             device.execute(write(1, 9)).await.unwrap();
             let outside = device.execute(read(BLOCKS)).await.unwrap_err();
             assert!(matches!(outside.kind(), ErrorKind::Range { .. }));
         });
-        assert_eq!(on(&home, move || async move { byte(shared.attach().execute(read(1)).await) }), 9);
-        assert_eq!(cores.shutdown(LATE).aborted_tasks, 0, "nothing is left open");
+        assert_eq!(on(&owner, move || async move { byte(shared.attach().execute(read(1)).await) }), 9);
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0, "no task is left");
     });
 }
 
 #[test]
-fn blocks_that_are_locked_are_changed_by_nobody_else_on_any_core() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = on(&home, || async { publish(memory()) });
+fn locked_blocks_are_not_changed_by_other_clients_on_any_core() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = on(&owner, || async { publish(memory()) });
         let count = |core: &CoreHandle| {
             let device = shared.clone();
             let (send, receive) = std::sync::mpsc::channel();
@@ -178,19 +178,19 @@ fn blocks_that_are_locked_are_changed_by_nobody_else_on_any_core() {
             core.post().send(move || drop(spawn(async move { task(device).await }))).expect("the core runs");
             receive
         };
-        for counting in [count(&home), count(&away), count(&away)] {
-            counting.recv_timeout(LATE).expect("nobody waits for ever");
+        for counting in [count(&owner), count(&remote), count(&remote)] {
+            counting.recv_timeout(TIMEOUT).expect("no caller waits forever");
         }
-        assert_eq!(on(&away, move || async move { byte(shared.attach().execute(read(1)).await) }), 150);
+        assert_eq!(on(&remote, move || async move { byte(shared.attach().execute(read(1)).await) }), 150);
     });
 }
 
 #[test]
-fn many_are_in_flight_and_each_gets_its_own_answer() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = publish_odd(&home);
-        on(&away, move || async move {
+fn each_of_many_requests_in_flight_gets_its_own_reply() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = publish_ordered(&owner);
+        on(&remote, move || async move {
             let device = shared.attach();
             for round in 0..20_u8 {
                 let written = join_all((0..100).map(|i| device.execute(write(i, round ^ i as u8)))).await;
@@ -200,22 +200,24 @@ fn many_are_in_flight_and_each_gets_its_own_answer() {
                 assert_eq!(bytes, (0..100).map(|i| round ^ i).collect::<Vec<u8>>());
             }
         });
-        let begun = on(&home, || async { ODD.with_borrow(|odd| odd.as_ref().unwrap().begun.borrow().clone()) });
+        let started = on(&owner, || async {
+            ORDERED_DEVICE.with_borrow(|device| device.as_ref().unwrap().started.borrow().clone())
+        });
         let once: Vec<u64> = (0..100).collect();
-        assert!(begun.len() == 4000 && begun.chunks(100).all(|chunk| chunk == once), "begun in order");
+        assert!(started.len() == 4000 && started.chunks(100).all(|chunk| chunk == once), "begun in order");
     });
 }
 
 #[test]
-fn a_caller_that_goes_loses_and_doubles_nothing() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = publish_odd(&home);
-        on(&away, move || async move {
+fn a_dropped_future_neither_loses_nor_repeats_its_request() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = publish_ordered(&owner);
+        on(&remote, move || async move {
             let device = shared.attach();
             for i in 0..50 {
                 let mut call = Box::pin(device.execute(write(i, 3)));
-                // Handed over with the first poll, and given up before, with or after the answer.
+                // Handed over with the first poll, and dropped before, with or after the reply.
                 assert!(futures_util::poll!(call.as_mut()).is_pending());
                 for _ in 0..i % 7 {
                     yield_now().await;
@@ -223,29 +225,29 @@ fn a_caller_that_goes_loses_and_doubles_nothing() {
                 drop(call);
             }
             drop(device.execute(write(60, 3)));
-            // A new request in a slot of old ones gets its own answer.
-            assert_eq!(byte(device.execute(read(60)).await), 0, "what was never polled was never begun");
+            // A new request in a reused slot gets its own reply.
+            assert_eq!(byte(device.execute(read(60)).await), 0, "a future that was never polled never starts");
             device.execute(Request::Flush).await.unwrap();
         });
         let done = move || async {
-            let odd = ODD.with_borrow(|odd| Rc::clone(odd.as_ref().unwrap()));
-            while odd.done.get() < 52 {
+            let device = ORDERED_DEVICE.with_borrow(|device| Rc::clone(device.as_ref().unwrap()));
+            while device.done.get() < 52 {
                 yield_now().await;
             }
-            (0..50).all(|i| odd.begun.borrow().iter().filter(|&&begun| begun == i).count() >= 1)
-                && odd.begun.borrow().len() == 52
+            (0..50).all(|i| device.started.borrow().iter().filter(|&&started| started == i).count() >= 1)
+                && device.started.borrow().len() == 52
         };
-        assert!(on(&home, done));
-        assert_eq!(cores.shutdown(LATE).aborted_tasks, 0);
+        assert!(on(&owner, done));
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
     });
 }
 
 #[test]
 fn attachments_of_a_core_share_a_link_that_ends_with_the_last() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = on(&home, || async { publish(memory()) });
-        on(&away, move || async move {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = on(&owner, || async { publish(memory()) });
+        on(&remote, move || async move {
             for _ in 0..3 {
                 let many: Vec<_> = (0..10).map(|_| shared.attach()).collect();
                 for device in &many {
@@ -256,7 +258,7 @@ fn attachments_of_a_core_share_a_link_that_ends_with_the_last() {
                 assert_eq!(byte(last.execute(read(0)).await), 1);
             }
         });
-        assert_eq!(cores.shutdown(LATE).aborted_tasks, 0);
+        assert_eq!(cores.shutdown(TIMEOUT).aborted_tasks, 0);
     });
 }
 
@@ -267,11 +269,11 @@ fn assert_unreachable(outcome: Outcome) {
 }
 
 #[test]
-fn work_that_panics_fails_alone() {
-    each(|cores| {
-        let (home, away) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
-        let shared = publish_odd(&home);
-        on(&away, move || async move {
+fn a_request_that_panics_fails_alone() {
+    on_each_backend(|cores| {
+        let (owner, remote) = (cores.handle(0).unwrap(), cores.handle(1).unwrap());
+        let shared = publish_ordered(&owner);
+        on(&remote, move || async move {
             let device = shared.attach();
             assert_unreachable(device.execute(write(PANICS, 1)).await);
             device.execute(write(4, 5)).await.unwrap();
@@ -281,12 +283,12 @@ fn work_that_panics_fails_alone() {
 }
 
 #[test]
-fn a_home_that_stops_answers_all_the_same() {
-    each(|there| {
-        let Some(away) = there.handle(1) else { panic!("there are two cores") };
+fn requests_fail_when_the_owner_core_stops() {
+    on_each_backend(|there| {
+        let Some(remote) = there.handle(1) else { panic!("there are two cores") };
         let homes = Cores::start(Placement::Count(1), Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
-        let shared = publish_odd(&homes.handle(0).unwrap());
-        let (begun, is_begun) = std::sync::mpsc::channel();
+        let shared = publish_ordered(&homes.handle(0).unwrap());
+        let (started, is_started) = std::sync::mpsc::channel();
         let (send, receive) = std::sync::mpsc::channel();
         let device = shared.clone();
         let work = move || {
@@ -295,9 +297,9 @@ fn a_home_that_stops_answers_all_the_same() {
                 device.execute(write(1, 1)).await.unwrap();
                 let mut calls = join_all((0..4).map(|_| device.execute(write(NEVER, 1))));
                 assert!(futures_util::poll!(&mut calls).is_pending());
-                begun.send(()).unwrap();
+                started.send(()).unwrap();
                 calls.await.into_iter().for_each(assert_unreachable);
-                // Afterwards, on the old way and on a new one.
+                // Afterwards, on the old link and on a new one.
                 assert_unreachable(device.execute(read(1)).await);
                 drop(device);
                 let again = shared.attach();
@@ -305,9 +307,9 @@ fn a_home_that_stops_answers_all_the_same() {
                 send.send(()).unwrap();
             }));
         };
-        away.post().send(work).unwrap();
-        is_begun.recv_timeout(LATE).unwrap();
+        remote.post().send(work).unwrap();
+        is_started.recv_timeout(TIMEOUT).unwrap();
         homes.shutdown(Duration::from_millis(1));
-        receive.recv_timeout(LATE).expect("nobody waits for ever");
+        receive.recv_timeout(TIMEOUT).expect("no caller waits forever");
     });
 }

@@ -1,4 +1,4 @@
-//! Who is told of a flush that failed, whoever asked for it and on whichever core.
+//! Every client that had written learns of a failed flush, whichever client sent it and on whichever core.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -18,17 +18,17 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
-/// What the next requests that are to be durable come to, from the back: when they may end, and whether they succeed.
+/// The results of the next durable requests, from the back: when they may end, and whether they succeed.
 type Plans = Rc<RefCell<Vec<(Rc<Cell<bool>>, bool)>>>;
 
 /// RAM whose flushes and durable writes fail as planned.
-struct Planned(MemoryDevice, Plans);
+struct PlannedDevice(MemoryDevice, Plans);
 
 fn failed() -> Error {
     ErrorKind::Media { reason: "planned".to_owned() }.into()
 }
 
-impl Device for Planned {
+impl Device for PlannedDevice {
     fn geometry(&self) -> &Geometry {
         self.0.geometry()
     }
@@ -37,31 +37,31 @@ impl Device for Planned {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        let plan = if operation.is_durable() { self.1.borrow_mut().pop() } else { None };
-        if let Some((may_end, is_well)) = plan {
+    async fn execute(&self, request: Request) -> Outcome {
+        let plan = if request.is_durable() { self.1.borrow_mut().pop() } else { None };
+        if let Some((may_end, succeeds)) = plan {
             poll_fn(|cx| {
                 cx.waker().wake_by_ref();
                 if may_end.get() { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
-            if !is_well {
+            if !succeeds {
                 return Err(failed());
             }
         }
-        self.0.execute(operation).await
+        self.0.execute(request).await
     }
 }
 
 fn planned() -> (SharedDevice, Plans) {
     let plans = Plans::default();
-    let device = Planned(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&plans));
+    let device = PlannedDevice(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&plans));
     (SharedDevice::publish(Rc::new(Gate::new("planned", DynDevice::new(device)))), plans)
 }
 
-fn plan(plans: &Plans, is_well: bool) -> Rc<Cell<bool>> {
+fn plan(plans: &Plans, succeeds: bool) -> Rc<Cell<bool>> {
     let may_end = Rc::new(Cell::new(false));
-    plans.borrow_mut().insert(0, (Rc::clone(&may_end), is_well));
+    plans.borrow_mut().insert(0, (Rc::clone(&may_end), succeeds));
     may_end
 }
 
@@ -84,11 +84,11 @@ fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
 }
 
 #[test]
-fn every_asker_that_had_written_is_told_once() {
+fn every_client_that_had_written_learns_of_a_failed_flush_once() {
     run(|| async {
         let (shared, plans) = planned();
         let [one, two, idle] = [(); 3].map(|()| shared.attach());
-        let [left, right] = [(); 2].map(|()| shared.attach_as(&Arc::new(shared.asker("client"))));
+        let [left, right] = [(); 2].map(|()| shared.attach_as(&Arc::new(shared.flush_cursor("client"))));
         for device in [&one, &two, &left] {
             write(device, Durability::Volatile).await.unwrap();
         }
@@ -101,14 +101,14 @@ fn every_asker_that_had_written_is_told_once() {
 }
 
 #[test]
-fn a_durable_write_that_fails_is_told_to_those_who_had_written() {
+fn clients_that_had_written_learn_of_a_failed_durable_write() {
     run(|| async {
         let (shared, plans) = planned();
         let [one, two] = [(); 2].map(|()| shared.attach());
         write(&two, Durability::Volatile).await.unwrap();
         fail_next(&plans);
         assert!(write(&one, Durability::ForceUnitAccess).await.is_err());
-        assert!(flushes(&one).await, "it knows, and had nothing else unflushed");
+        assert!(flushes(&one).await, "the client knows, and had nothing else unflushed");
         assert!(!flushes(&two).await && flushes(&two).await);
     });
 }
@@ -123,7 +123,7 @@ fn a_flush_that_succeeds_beside_one_that_fails_waits_for_it() {
         let (mut fails, mut succeeds) = (pin!(flushes(&one)), pin!(flushes(&two)));
         for turn in 0..10 {
             let ended = poll_fn(|cx| Poll::Ready((poll(&mut fails, cx), poll(&mut succeeds, cx)))).await;
-            assert_eq!(ended, (None, None), "what the other one is told counts for both");
+            assert_eq!(ended, (None, None), "the outcome of the other flush counts for both");
             quick.set(turn >= 3);
             yield_now().await;
         }
@@ -141,7 +141,7 @@ fn poll<F: Future<Output = bool>>(future: &mut Pin<&mut F>, cx: &mut Context<'_>
 }
 
 #[test]
-fn a_flush_that_is_given_up_is_told_of_as_a_failure() {
+fn a_dropped_flush_is_reported_as_a_failure() {
     run(|| async {
         let (shared, plans) = planned();
         let [one, two] = [(); 2].map(|()| shared.attach());
@@ -157,36 +157,36 @@ fn a_flush_that_is_given_up_is_told_of_as_a_failure() {
     });
 }
 
-/// Has a core make something.
+/// Runs a future on a core.
 fn on<T: Send + 'static, F: Future<Output = T>>(core: &CoreHandle, work: impl FnOnce() -> F + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     let begin = move || drop(spawn(async move { drop(send.send(work().await)) }));
     core.post().send(begin).expect("the core runs");
-    receive.recv_timeout(Duration::from_secs(30)).expect("the core answers")
+    receive.recv_timeout(Duration::from_secs(30)).expect("the core responds")
 }
 
 #[test]
-fn an_asker_is_the_same_on_every_core_and_others_are_told_there() {
+fn a_flush_cursor_is_the_same_on_every_core() {
     let cores = Cores::start(Placement::Count(3), Config { pool_arena_bytes: 4 << 20, ..Config::default() }).unwrap();
-    let [home, near, far] = [0, 1, 2].map(|core| cores.handle(core).unwrap());
-    let shared = on(&home, || async {
+    let [owner, near, far] = [0, 1, 2].map(|core| cores.handle(core).unwrap());
+    let shared = on(&owner, || async {
         let (shared, plans) = planned();
         fail_next(&plans);
         shared
     });
-    let [one, other] = ["one", "other"].map(|client| Arc::new(shared.asker(client)));
-    let writes = |core: &CoreHandle, asker: &Arc<FlushCursor>| {
-        let (shared, asker) = (shared.clone(), Arc::clone(asker));
-        on(core, move || async move { write(&shared.attach_as(&asker), Durability::Volatile).await.is_ok() })
+    let [one, other] = ["one", "other"].map(|client| Arc::new(shared.flush_cursor(client)));
+    let writes = |core: &CoreHandle, cursor: &Arc<FlushCursor>| {
+        let (shared, cursor) = (shared.clone(), Arc::clone(cursor));
+        on(core, move || async move { write(&shared.attach_as(&cursor), Durability::Volatile).await.is_ok() })
     };
-    let flush_on = |core: &CoreHandle, asker: &Arc<FlushCursor>| {
-        let (shared, asker) = (shared.clone(), Arc::clone(asker));
-        on(core, move || async move { flushes(&shared.attach_as(&asker)).await })
+    let flush_on = |core: &CoreHandle, cursor: &Arc<FlushCursor>| {
+        let (shared, cursor) = (shared.clone(), Arc::clone(cursor));
+        on(core, move || async move { flushes(&shared.attach_as(&cursor)).await })
     };
     assert!(writes(&near, &one) && writes(&far, &other));
-    assert!(!flush_on(&far, &one), "it fails at home");
-    assert!(flush_on(&near, &one) && flush_on(&home, &one), "told once, whichever core asks");
-    assert!(!flush_on(&home, &other) && flush_on(&far, &other));
+    assert!(!flush_on(&far, &one), "it fails on the owner core");
+    assert!(flush_on(&near, &one) && flush_on(&owner, &one), "reported once, on whichever core");
+    assert!(!flush_on(&owner, &other) && flush_on(&far, &other));
     drop((one, other, shared));
     cores.shutdown(Duration::from_secs(30));
 }

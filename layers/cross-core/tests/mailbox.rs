@@ -1,4 +1,4 @@
-//! The mailbox between cores under random interleavings of its senders and its reader.
+//! The mailbox between cores, under random interleavings of its senders and its reader.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -8,13 +8,13 @@ use shuttle::future::block_on;
 use shuttle::sync::Mutex;
 use shuttle::{check_random, thread};
 
-/// The model's locks in place of the machine's, for the file that is included below.
+/// The model checker's locks, for the file that is included below.
 mod sync {
     pub use shuttle::sync::{Mutex, MutexGuard};
 }
 
 #[path = "../src/mailbox.rs"]
-#[allow(dead_code, reason = "emptying a mailbox at once is not part of the model")]
+#[allow(dead_code, reason = "`close` is not part of the model")]
 mod mailbox;
 
 use mailbox::Mailbox;
@@ -23,7 +23,7 @@ const SENDERS: u32 = 3;
 const ITEMS: u32 = 3;
 const INTERLEAVINGS: usize = 20_000;
 
-/// Takes all until the mailbox is finished. An item that wakes no reader is a deadlock, which fails.
+/// Takes all items until the mailbox is finished. A push that wakes no waiting reader is a deadlock, which fails the test.
 async fn take_all(mailbox: &Mailbox<u32>) -> Vec<u32> {
     let mut all = Vec::new();
     loop {
@@ -66,7 +66,7 @@ fn every_item_is_taken_once_and_in_the_order_of_its_sender() {
     );
 }
 
-/// A mailbox whose reader leaves its waker after it has looked, not under the same lock.
+/// A mailbox whose reader leaves its waker after it has found the queue empty, not under the same lock.
 struct RegistersLate {
     mailbox: Mailbox<u32>,
     reader: Mutex<Option<Waker>>,
@@ -74,7 +74,7 @@ struct RegistersLate {
 
 #[test]
 #[should_panic(expected = "deadlock")]
-fn a_reader_that_leaves_its_waker_after_it_has_looked_is_caught() {
+fn a_reader_that_leaves_its_waker_too_late_is_detected() {
     check_random(
         || {
             let late = Arc::new(RegistersLate { mailbox: Mailbox::new(), reader: Mutex::new(None) });

@@ -1,4 +1,4 @@
-//! A device that is quiesced, and another that takes its place while it is used.
+//! A device that is quiesced, and replaced while clients use it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,45 +17,45 @@ use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 64;
 
-/// So many of the first blocks of a memory, which answers writes only when it may.
-struct Part {
-    below: Rc<MemoryDevice>,
+/// The first blocks of a memory device, whose writes complete only while they may.
+struct PartDevice {
+    inner: Rc<MemoryDevice>,
     geometry: Geometry,
     may_write: Rc<Cell<bool>>,
 }
 
-impl Device for Part {
+impl Device for PartDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     fn abilities(&self) -> Abilities {
-        self.below.abilities()
+        self.inner.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        while matches!(operation, Request::Write { .. }) && !self.may_write.get() {
+    async fn execute(&self, request: Request) -> Outcome {
+        while matches!(request, Request::Write { .. }) && !self.may_write.get() {
             yield_now().await;
         }
-        self.below.execute(operation).await
+        self.inner.execute(request).await
     }
 }
 
-struct Rig {
+struct Harness {
     memory: Rc<MemoryDevice>,
     may_write: Rc<Cell<bool>>,
 }
 
-impl Rig {
-    fn new() -> Rig {
+impl Harness {
+    fn new() -> Harness {
         let memory = Rc::new(MemoryDevice::new(BlockSize::B512, BLOCKS, None));
-        Rig { memory, may_write: Rc::new(Cell::new(true)) }
+        Harness { memory, may_write: Rc::new(Cell::new(true)) }
     }
 
-    fn part(&self, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
+    fn device(&self, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
         let geometry = Geometry { capacity_blocks, ..self.memory.geometry().clone() };
-        let (below, may_write) = (Rc::clone(&self.memory), Rc::clone(&self.may_write));
-        Rc::new(Gate::new("part", DynDevice::new(Part { below, geometry, may_write })))
+        let (inner, may_write) = (Rc::clone(&self.memory), Rc::clone(&self.may_write));
+        Rc::new(Gate::new("part", DynDevice::new(PartDevice { inner, geometry, may_write })))
     }
 }
 
@@ -80,39 +80,39 @@ async fn byte(device: &Attached, start: u64) -> u8 {
     data.data()[0]
 }
 
-/// Lets everything go on that can.
-async fn settle() {
+/// Runs every task until it waits.
+async fn run_until_idle() {
     for _ in 0..50 {
         yield_now().await;
     }
 }
 
 #[test]
-fn requests_wait_and_go_on_with_the_device_that_took_the_place() {
+fn waiting_requests_go_to_the_device_that_replaced_the_first() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(8));
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(8));
         let device = shared.attach();
-        rig.may_write.set(false);
+        harness.may_write.set(false);
         let begin = |at, value| {
             let device = device.clone();
             spawn(async move { device.execute(write(at, value, Durability::Volatile)).await })
         };
-        let under_way = begin(1, 1);
-        settle().await;
-        let quiesced = shared.quiesce().expect("nobody else has it");
+        let in_flight = begin(1, 1);
+        run_until_idle().await;
+        let quiesced = shared.quiesce().expect("it is not quiesced yet");
         assert!(shared.quiesce().is_none(), "one at a time");
         let waiting = [begin(2, 2), begin(12, 3)];
         let read = Request::Read { extent: extent(1, 1), checks: Checks::NONE };
         assert!(device.try_execute(&read).is_none(), "not in place either");
-        settle().await;
-        assert_eq!(quiesced.under_way(), 1);
-        rig.may_write.set(true);
+        run_until_idle().await;
+        assert_eq!(quiesced.in_flight(), 1);
+        harness.may_write.set(true);
         quiesced.drained().await;
-        under_way.await.unwrap().unwrap();
-        let larger = quiesced.replace(rig.part(16));
-        settle().await;
-        assert_eq!(quiesced.under_way(), 0, "what waits goes on waiting");
+        in_flight.await.unwrap().unwrap();
+        let larger = quiesced.replace(harness.device(16));
+        run_until_idle().await;
+        assert_eq!(quiesced.in_flight(), 0, "waiting requests still wait");
         drop(quiesced);
         for done in join_all(waiting).await {
             done.unwrap().expect("the larger device has room for it");
@@ -121,28 +121,28 @@ fn requests_wait_and_go_on_with_the_device_that_took_the_place() {
         assert_eq!((shared.geometry().capacity_blocks, larger.geometry().capacity_blocks), (8, 16));
         assert_eq!(device.geometry().capacity_blocks, 8, "an attachment sees what it saw");
         assert_eq!(byte(&larger.attach(), 12).await, 3);
-        assert!(shared.is_same(&larger) && !shared.is_same(&SharedDevice::publish(rig.part(8))));
+        assert!(shared.is_same(&larger) && !shared.is_same(&SharedDevice::publish(harness.device(8))));
     });
 }
 
 #[test]
-fn what_lies_past_the_end_of_a_smaller_device_is_refused_for_all() {
+fn blocks_past_the_end_of_a_smaller_device_are_refused_for_all() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(16));
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(16));
         let before = shared.attach();
         before.execute(write(12, 1, Durability::Volatile)).await.unwrap();
         let quiesced = shared.quiesce().unwrap();
         quiesced.drained().await;
-        let smaller = quiesced.replace(rig.part(8));
+        let smaller = quiesced.replace(harness.device(8));
         drop(quiesced);
         for device in [before, smaller.attach()] {
-            for operation in [
+            for request in [
                 write(12, 2, Durability::Volatile),
                 Request::Read { extent: extent(7, 2), checks: Checks::NONE },
                 Request::Discard { extents: vec![extent(8, 1)] },
             ] {
-                let failure = device.execute(operation).await.unwrap_err().into_kind();
+                let failure = device.execute(request).await.unwrap_err().into_kind();
                 assert!(matches!(failure, ErrorKind::Range { .. }), "{failure}");
             }
             assert_eq!(byte(&device, 7).await, 0);
@@ -151,18 +151,18 @@ fn what_lies_past_the_end_of_a_smaller_device_is_refused_for_all() {
 }
 
 #[test]
-fn a_place_that_was_emptied_says_why_and_nobody_hangs() {
+fn requests_to_an_unavailable_device_fail_with_the_reason() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(8));
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(8));
         let device = shared.attach();
         let quiesced = shared.quiesce().unwrap();
         let waiting = {
             let device = device.clone();
             spawn(async move { device.execute(Request::Flush).await })
         };
-        settle().await;
-        quiesced.empty("it could not be opened again".to_owned());
+        run_until_idle().await;
+        quiesced.set_unavailable("it could not be opened again".to_owned());
         drop(quiesced);
         for outcome in [waiting.await.unwrap(), device.execute(write(0, 1, Durability::Volatile)).await] {
             let error = outcome.unwrap_err();
@@ -176,14 +176,14 @@ fn a_place_that_was_emptied_says_why_and_nobody_hangs() {
 }
 
 #[test]
-fn who_holds_a_range_alone_and_who_waits_for_it_do_not_hold_up_the_end_of_requests() {
+fn a_range_lock_and_its_waiters_do_not_hold_up_draining() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(8));
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(8));
         let (one, other) = (shared.attach(), shared.attach());
         let locked = one.lock(extent(0, 2)).await;
         let waits = spawn(async move { other.execute(write(1, 7, Durability::ForceUnitAccess)).await });
-        settle().await;
+        run_until_idle().await;
         let quiesced = shared.quiesce().unwrap();
         quiesced.drained().await;
         drop(quiesced);
@@ -195,25 +195,25 @@ fn who_holds_a_range_alone_and_who_waits_for_it_do_not_hold_up_the_end_of_reques
 }
 
 #[test]
-fn a_flush_that_has_begun_ends_although_another_waits_to_begin() {
+fn a_started_flush_completes_although_another_waits_to_start() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(8));
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(8));
         let device = shared.attach();
-        rig.may_write.set(false);
-        let begin = |operation| {
+        harness.may_write.set(false);
+        let begin = |request| {
             let device = device.clone();
-            spawn(async move { device.execute(operation).await })
+            spawn(async move { device.execute(request).await })
         };
         let durable = begin(write(0, 1, Durability::ForceUnitAccess));
-        settle().await;
+        run_until_idle().await;
         let flush = begin(Request::Flush);
-        settle().await;
+        run_until_idle().await;
         let quiesced = shared.quiesce().unwrap();
         let late = begin(Request::Flush);
-        settle().await;
-        assert_eq!(quiesced.under_way(), 2, "the late one has not begun");
-        rig.may_write.set(true);
+        run_until_idle().await;
+        assert_eq!(quiesced.in_flight(), 2, "the late one has not started");
+        harness.may_write.set(true);
         quiesced.drained().await;
         assert!(durable.await.unwrap().is_ok() && flush.await.unwrap().is_ok());
         drop(quiesced);
@@ -222,36 +222,39 @@ fn a_flush_that_has_begun_ends_although_another_waits_to_begin() {
 }
 
 #[test]
-fn who_wrote_before_the_place_changed_is_told_of_what_was_lost() {
+fn clients_that_wrote_before_a_replacement_learn_of_lost_writes() {
     run(|| async {
-        let rig = Rig::new();
-        let shared = SharedDevice::publish(rig.part(8));
-        let (wrote, looked) = (Arc::new(shared.asker("one")), Arc::new(shared.asker("other")));
-        let writer = shared.attach_as(&wrote);
+        let harness = Harness::new();
+        let shared = SharedDevice::publish(harness.device(8));
+        let (writer_cursor, reader) = (Arc::new(shared.flush_cursor("one")), Arc::new(shared.flush_cursor("other")));
+        let writer = shared.attach_as(&writer_cursor);
         writer.execute(write(0, 1, Durability::Volatile)).await.unwrap();
         let quiesced = shared.quiesce().unwrap();
-        quiesced.lost_writes(&ErrorKind::Media { reason: "the log could not be written".to_owned() }.into());
-        let larger = quiesced.replace(rig.part(16));
+        quiesced.record_lost_writes(&ErrorKind::Media { reason: "the log could not be written".to_owned() }.into());
+        let larger = quiesced.replace(harness.device(16));
         drop(quiesced);
-        assert!(larger.knows(&wrote), "the same asker, whichever handle it came from");
-        let error = larger.attach_as(&wrote).execute(Request::Flush).await.unwrap_err();
+        assert!(larger.has_cursor(&writer_cursor), "the same cursor, whichever handle made it");
+        let error = larger.attach_as(&writer_cursor).execute(Request::Flush).await.unwrap_err();
         assert!(error.to_string().contains("the log could not be written"), "{error}");
-        assert!(writer.execute(Request::Flush).await.is_ok(), "told once");
-        assert!(larger.attach_as(&looked).execute(Request::Flush).await.is_ok(), "who had written nothing is not told");
+        assert!(writer.execute(Request::Flush).await.is_ok(), "reported once");
+        assert!(
+            larger.attach_as(&reader).execute(Request::Flush).await.is_ok(),
+            "a client that wrote nothing gets no error"
+        );
     });
 }
 
 #[test]
-fn a_core_that_is_not_the_home_cannot_quiesce() {
-    let rig = Rig::new();
+fn only_the_owner_core_can_quiesce() {
+    let harness = Harness::new();
     let config = Config { pool_arena_bytes: 1 << 20, ..Config::default() };
-    let home = Reactor::new(config.clone()).unwrap();
-    let shared = home.block_on(async { SharedDevice::publish(rig.part(8)) });
+    let owner = Reactor::new(config.clone()).unwrap();
+    let shared = owner.block_on(async { SharedDevice::publish(harness.device(8)) });
     std::thread::spawn(move || {
         let there = Reactor::new(config).unwrap();
         there.block_on(async { assert!(shared.quiesce().is_none()) });
     })
     .join()
     .unwrap();
-    drop(home);
+    drop(owner);
 }

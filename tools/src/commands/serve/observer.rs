@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
-use sealblock_layers_cross_core::{CrossCoreRequest, Observer};
+use sealblock_layers_cross_core::{Observer, RequestInfo};
 use sealblock_runtime_reactor::now;
 use sealblock_units::Extent;
 
@@ -60,7 +60,7 @@ impl RequestObserver {
         }
     }
 
-    fn log_damage(&self, client: &str, request: CrossCoreRequest, faults: &[BadBlock]) {
+    fn log_damage(&self, client: &str, request: RequestInfo, faults: &[BadBlock]) {
         for run in bad_runs(&self.unreported(client, faults)) {
             let (target, by) = (self.target.to_string(), by(client));
             let (blocks, field, during) = (blocks(run.first, run.last), run.fault.cause.as_str(), request.kind.name());
@@ -86,14 +86,14 @@ impl RequestObserver {
 }
 
 impl Observer for RequestObserver {
-    fn succeeded(&self, client: &str, request: CrossCoreRequest) {
+    fn succeeded(&self, client: &str, request: RequestInfo) {
         if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
             self.ties.damage.succeeded(request.kind, extent);
         }
         self.ties.failing.succeeded(request.kind);
     }
 
-    fn failed(&self, client: &str, request: CrossCoreRequest, error: &Error) {
+    fn failed(&self, client: &str, request: RequestInfo, error: &Error) {
         let (target, by, during) = (self.target.to_string(), by(client), request.kind.name());
         let blocks = request.extent.map(to_text);
         match error.kind() {

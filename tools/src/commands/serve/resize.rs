@@ -145,11 +145,11 @@ impl LocalDevice {
     ) -> ResizeResult {
         let ResizableVolume { volume, capacity_blocks } = chosen;
         // Requests see this reason only after an unforeseen failure between here and the end.
-        quiesced.empty("its size was being changed".to_owned());
+        quiesced.set_unavailable("its size was being changed".to_owned());
         self.scrub_task.release();
         drop(self.closer.take());
         let medium = Rc::clone(volume.medium());
-        let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.lost_writes(error));
+        let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.record_lost_writes(error));
         let let_go = let_go(volume).await;
         tracing::debug!("{}: closed {:?} after requests began to wait", self.target, now() - since);
         let done = match (closed.map_err(|error| of_block("closing it", &error)), let_go) {
@@ -182,7 +182,7 @@ impl LocalDevice {
     fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
         let why = format!("it could not be opened anew after its size was to be changed: {why}");
         tracing::error!("{}: {why}", self.target);
-        quiesced.empty(why.clone());
+        quiesced.set_unavailable(why.clone());
         self.scrub_task.lose();
         let failure = CliError::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
         ResizeResult { device: None, result: Err(failure) }
@@ -223,7 +223,7 @@ async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), CliError>
     let busy = || CliError::new(Cause::Refused, DOING, "another request is changing it");
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
-        let why = format!("{} requests under way did not end within {} s", quiesced.under_way(), DRAIN.as_secs());
+        let why = format!("{} requests under way did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
         return Err(CliError::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
     }
     Ok((quiesced, since))

@@ -93,7 +93,7 @@ impl Served {
         let resized = on(&self.cores.handle(0).unwrap(), move || {
             let part = OffsetLayer::new(protected.get().unwrap(), Lba::ZERO, bytes / BLOCK).unwrap();
             let quiesced = shared.quiesce().expect("nobody else resizes it");
-            assert_eq!(quiesced.under_way(), 0, "what was asked is answered");
+            assert_eq!(quiesced.in_flight(), 0, "what was asked is answered");
             quiesced.replace(Rc::new(Gate::new("part", DynDevice::new(part))))
         });
         self.server.resize_export(export, resized).unwrap();

@@ -1,0 +1,287 @@
+//! The channel between a caller's core and the owner core of a device: a mailbox each way, the calls that wait at one end, and the
+//! execution of requests at the other end.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use sealblock_block::{Error, ErrorKind, Outcome, Request};
+use sealblock_runtime_reactor::{CoreAddress, JoinHandle, spawn};
+
+use crate::device_slot::DeviceSlot;
+use crate::mailbox::Mailbox;
+use crate::shared::SharedDevice;
+
+/// A request on its way to the owner core.
+pub(crate) struct CrossCoreRequest {
+    /// The caller's slot in its [`CallTable`].
+    pub(crate) call: u32,
+    pub(crate) request: Request,
+    /// True if the caller has locked the blocks that the request changes.
+    pub(crate) is_locked: bool,
+}
+
+/// The outcome of a call, on its way back.
+pub(crate) struct CrossCoreReply {
+    pub(crate) call: u32,
+    pub(crate) outcome: Outcome,
+}
+
+/// The two directions of a link.
+pub(crate) struct Channels {
+    pub(crate) requests: Mailbox<CrossCoreRequest>,
+    pub(crate) replies: Mailbox<CrossCoreReply>,
+}
+
+/// The caller's end: one per core and device, open as long as an attachment on this core exists.
+pub(crate) struct Link {
+    pub(crate) device: SharedDevice,
+    /// The core of the callers.
+    pub(crate) core: CoreAddress,
+    channels: Arc<Channels>,
+    calls: Rc<RefCell<CallTable>>,
+    reader: JoinHandle<()>,
+}
+
+impl Link {
+    pub(crate) fn open(device: &SharedDevice) -> Link {
+        let channels = Arc::new(Channels { requests: Mailbox::new(), replies: Mailbox::new() });
+        let calls = Rc::new(RefCell::new(CallTable::default()));
+        serve(device, &channels);
+        let reader = spawn(complete_calls(Arc::clone(&channels), Rc::clone(&calls)));
+        Link { device: device.clone(), core: CoreAddress::here(), channels, calls, reader }
+    }
+
+    pub(crate) async fn call(&self, request: Request, is_locked: bool) -> Outcome {
+        let call = self.calls.borrow_mut().take();
+        let future = CallFuture::new(&self.calls, call);
+        if self.channels.requests.push(CrossCoreRequest { call, request, is_locked }).is_err() {
+            complete(&self.calls, call, Err(unreachable(self.device.name())));
+        }
+        future.await
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // The owner core executes the requests that it has; no caller on this core waits for them any more.
+        self.channels.requests.finish();
+        let late_replies = self.channels.replies.close();
+        self.reader.abort();
+        drop(late_replies);
+    }
+}
+
+/// Completes calls as replies arrive. Yields to the other tasks of this core after each batch.
+async fn complete_calls(channels: Arc<Channels>, calls: Rc<RefCell<CallTable>>) {
+    let mut batch = Vec::new();
+    poll_fn(|cx| match channels.replies.poll_take(cx, &mut batch) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(false) => Poll::Ready(()),
+        Poll::Ready(true) => {
+            for CrossCoreReply { call, outcome } in batch.drain(..) {
+                complete(&calls, call, outcome);
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// The error of a request that the owner core cannot execute any more.
+pub(crate) fn unreachable(device: &str) -> Error {
+    let reason = "its core has stopped, or its work panicked".to_owned();
+    Error::from(ErrorKind::Unreachable { reason }).with_device(device)
+}
+
+enum CallSlot {
+    Free,
+    Waiting(Option<Waker>),
+    Completed(Outcome),
+    /// The caller dropped its future before the reply arrived.
+    Abandoned,
+}
+
+/// The calls of one core that wait for a reply.
+///
+/// Invariant: a slot is reused only after its reply has arrived, so a reply never reaches another request's caller.
+#[derive(Default)]
+pub(crate) struct CallTable {
+    slots: Vec<CallSlot>,
+    free: Vec<u32>,
+}
+
+impl CallTable {
+    pub(crate) fn take(&mut self) -> u32 {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(CallSlot::Free);
+            self.slots.len() as u32 - 1
+        });
+        self.slots[index as usize] = CallSlot::Waiting(None);
+        index
+    }
+
+    fn replace(&mut self, index: u32, slot: CallSlot) -> CallSlot {
+        if matches!(slot, CallSlot::Free) {
+            self.free.push(index);
+        }
+        std::mem::replace(&mut self.slots[index as usize], slot)
+    }
+}
+
+/// Completes a call with the outcome from its reply, and wakes the caller.
+pub(crate) fn complete(calls: &RefCell<CallTable>, index: u32, outcome: Outcome) {
+    let mut table = calls.borrow_mut();
+    let is_awaited = matches!(table.slots[index as usize], CallSlot::Waiting(_));
+    let (before, unwanted) = match is_awaited {
+        true => (table.replace(index, CallSlot::Completed(outcome)), None),
+        false => (table.replace(index, CallSlot::Free), Some(outcome)),
+    };
+    drop(table);
+    drop(unwanted);
+    if let CallSlot::Waiting(Some(waker)) = before {
+        waker.wake();
+    }
+}
+
+/// Resolves to the outcome of a call.
+pub(crate) struct CallFuture {
+    calls: Rc<RefCell<CallTable>>,
+    /// `None` once it was polled to its end.
+    index: Option<u32>,
+}
+
+impl CallFuture {
+    pub(crate) fn new(calls: &Rc<RefCell<CallTable>>, index: u32) -> CallFuture {
+        CallFuture { calls: Rc::clone(calls), index: Some(index) }
+    }
+}
+
+impl Future for CallFuture {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let index = self.index.expect("a future that has ended is not polled");
+        let mut calls = self.calls.borrow_mut();
+        if matches!(calls.slots[index as usize], CallSlot::Completed(_)) {
+            let slot = calls.replace(index, CallSlot::Free);
+            drop(calls);
+            self.index = None;
+            let CallSlot::Completed(outcome) = slot else { unreachable!("checked above") };
+            return Poll::Ready(outcome);
+        }
+        let previous = calls.replace(index, CallSlot::Waiting(Some(cx.waker().clone())));
+        drop(calls);
+        drop(previous);
+        Poll::Pending
+    }
+}
+
+impl Drop for CallFuture {
+    fn drop(&mut self) {
+        let Some(index) = self.index else { return };
+        let mut calls = self.calls.borrow_mut();
+        let is_answered = matches!(calls.slots[index as usize], CallSlot::Completed(_));
+        let before = calls.replace(index, if is_answered { CallSlot::Free } else { CallSlot::Abandoned });
+        drop(calls);
+        drop(before);
+    }
+}
+
+/// Has the owner core serve the link's requests. If that core has stopped, the link closes and every call fails as unreachable.
+fn serve(device: &SharedDevice, channels: &Arc<Channels>) {
+    let end = OwnerEnd { device: device.clone(), channels: Arc::clone(channels) };
+    let owner = device.slot().home();
+    let start = move || {
+        if let Some(slot) = end.device.slot().get() {
+            drop(spawn(start_requests(end, slot)));
+        }
+    };
+    // A core that has stopped drops the task, and the owner's end of the link with it.
+    let _ = owner.send(start);
+}
+
+/// The owner's end of a link. When it is dropped, requests that were not started fail as unreachable.
+struct OwnerEnd {
+    device: SharedDevice,
+    channels: Arc<Channels>,
+}
+
+impl OwnerEnd {
+    fn responder(&self, call: u32) -> Responder {
+        Responder { device: self.device.clone(), channels: Arc::clone(&self.channels), call: Some(call) }
+    }
+}
+
+impl Drop for OwnerEnd {
+    fn drop(&mut self) {
+        for CrossCoreRequest { call, request, .. } in self.channels.requests.close() {
+            drop(request);
+            drop(self.responder(call));
+        }
+    }
+}
+
+/// Replies to one request. When dropped before it has, it replies that the device is unreachable.
+struct Responder {
+    device: SharedDevice,
+    channels: Arc<Channels>,
+    call: Option<u32>,
+}
+
+impl Responder {
+    fn complete(mut self, outcome: Outcome) {
+        self.reply(outcome);
+    }
+
+    fn reply(&mut self, outcome: Outcome) {
+        if let Some(call) = self.call.take() {
+            // A closed mailbox means that no caller on the other core waits any more.
+            let _ = self.channels.replies.push(CrossCoreReply { call, outcome });
+        }
+    }
+}
+
+impl Drop for Responder {
+    fn drop(&mut self) {
+        if self.call.is_some() {
+            let outcome = Err(unreachable(self.device.name()));
+            self.reply(outcome);
+        }
+    }
+}
+
+/// Starts requests as they arrive, until the callers' core closes the link. Yields to the other tasks of this core after each batch.
+async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
+    let mut batch = Vec::new();
+    poll_fn(|cx| match end.channels.requests.poll_take(cx, &mut batch) {
+        Poll::Pending => Poll::Pending,
+        Poll::Ready(false) => Poll::Ready(()),
+        Poll::Ready(true) => {
+            for CrossCoreRequest { call, request, is_locked } in batch.drain(..) {
+                start(&slot, end.responder(call), (request, is_locked), cx);
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await
+}
+
+/// Starts a request. One that completes at its first poll, as in memory, needs no task; another one continues in its own task.
+fn start(slot: &Rc<DeviceSlot>, responder: Responder, (request, is_locked): (Request, bool), cx: &mut Context<'_>) {
+    let slot = Rc::clone(slot);
+    let mut execution = Box::pin(async move {
+        let outcome = responder.device.execute(&slot, request, is_locked).await;
+        responder.complete(outcome);
+    });
+    // A panic ends this request alone: `execution` is dropped with all it holds, the responder among it.
+    if let Ok(Poll::Pending) = catch_unwind(AssertUnwindSafe(|| execution.as_mut().poll(cx))) {
+        drop(spawn(execution));
+    }
+}
