@@ -1,8 +1,8 @@
-//! What a block may hold, given what was done to it.
+//! The content that a block may hold, by the history of its changes.
 //!
-//! A change may still be there unless another change is settled that was begun after this one was answered. Changes
-//! that were under way at the same time have no order between them. After a kill, a change is settled when it was
-//! answered before a flush began that was answered too, or when it was answered and had forced unit access.
+//! A change may be the content unless a durable change started after it had completed. Changes in flight at the same time have no
+//! order. After a kill, a change is durable if it completed before a flush started that completed too, or if it completed and had
+//! forced unit access.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -15,32 +15,32 @@ use crate::report::{Change, Event};
 /// A moment: the number of events before it.
 type Moment = usize;
 
-struct Step {
+struct ChangeRecord {
     change: Change,
-    begun: Moment,
+    started: Moment,
     done: Option<Moment>,
-    settled: bool,
+    is_durable: bool,
     fua: bool,
 }
 
-/// Everything that happened to a volume since its content was known.
+/// Every event on a volume since its content was known.
 #[derive(Default)]
 pub struct History {
-    steps: Vec<Step>,
+    changes: Vec<ChangeRecord>,
     by_request: HashMap<u64, usize>,
     flushes: HashMap<u64, Moment>,
     by_block: HashMap<Lba, Vec<usize>>,
     now: Moment,
 }
 
-/// A block that holds what it must not.
+/// A block with content that it must not hold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailureReport {
     /// The block.
     pub lba: Lba,
-    /// What it holds.
+    /// The content found.
     pub found: Content,
-    /// What it might hold.
+    /// The contents that are permitted.
     pub permitted: Vec<Content>,
 }
 
@@ -51,30 +51,30 @@ impl fmt::Display for FailureReport {
 }
 
 impl History {
-    /// Takes the next event over.
-    pub fn note(&mut self, event: Event) {
+    /// Adds the next event.
+    pub fn record(&mut self, event: Event) {
         self.now += 1;
         match event {
             Event::Ready => {}
-            Event::Begin { request, extent, change, fua } => {
-                let index = self.steps.len();
-                self.steps.push(Step { change, begun: self.now, done: None, settled: false, fua });
-                self.by_request.insert(request, index);
+            Event::Begin { request_id, extent, change, fua } => {
+                let index = self.changes.len();
+                self.changes.push(ChangeRecord { change, started: self.now, done: None, is_durable: false, fua });
+                self.by_request.insert(request_id, index);
                 extent.iter().for_each(|lba| self.by_block.entry(lba).or_default().push(index));
             }
-            Event::Done { request } => {
-                if let Some(step) = self.by_request.get(&request).map(|index| &mut self.steps[*index]) {
-                    step.done = Some(self.now);
-                    step.settled |= step.fua;
+            Event::Done { request_id } => {
+                if let Some(record) = self.by_request.get(&request_id).map(|index| &mut self.changes[*index]) {
+                    record.done = Some(self.now);
+                    record.is_durable |= record.fua;
                 }
             }
-            Event::FlushBegin { request } => {
-                self.flushes.insert(request, self.now);
+            Event::FlushBegin { request_id } => {
+                self.flushes.insert(request_id, self.now);
             }
-            Event::FlushDone { request } => {
-                if let Some(begun) = self.flushes.remove(&request) {
-                    let covered = |step: &&mut Step| step.done.is_some_and(|done| done < begun);
-                    self.steps.iter_mut().filter(covered).for_each(|step| step.settled = true);
+            Event::FlushDone { request_id } => {
+                if let Some(started) = self.flushes.remove(&request_id) {
+                    let covered = |record: &&mut ChangeRecord| record.done.is_some_and(|done| done < started);
+                    self.changes.iter_mut().filter(covered).for_each(|record| record.is_durable = true);
                 }
             }
         }
@@ -85,39 +85,40 @@ impl History {
         self.now
     }
 
-    /// How many changes there were, and how many of them are settled.
+    /// The number of changes, and how many of them are durable.
     pub fn counts(&self) -> (usize, usize) {
-        (self.steps.len(), self.steps.iter().filter(|step| step.settled).count())
+        (self.changes.len(), self.changes.iter().filter(|record| record.is_durable).count())
     }
 
-    /// Judges what a block holds after a kill, when it held `before` at the start.
+    /// Checks the content of a block after a kill, when it held `before` at the start.
     ///
     /// # Errors
     /// A [`FailureReport`] when it may not hold that.
-    pub fn judge(&self, lba: Lba, before: Content, found: Content) -> Result<(), FailureReport> {
-        self.judge_by(lba, before, found, |step| step.settled)
+    pub fn check(&self, lba: Lba, before: Content, found: Content) -> Result<(), FailureReport> {
+        self.check_by(lba, before, found, |record| record.is_durable)
     }
 
-    /// Judges what a read returned that was begun at `moment`: there, a change is settled as soon as it is answered.
+    /// Checks the result of a read that started at `moment`. For a read, a change counts as soon as it has completed.
     ///
     /// # Errors
     /// A [`FailureReport`] when the block could not hold that.
-    pub fn judge_read(&self, lba: Lba, found: Content, moment: Moment) -> Result<(), FailureReport> {
-        self.judge_by(lba, Content::Zeroes, found, |step| step.done.is_some_and(|done| done <= moment))
+    pub fn check_read(&self, lba: Lba, found: Content, moment: Moment) -> Result<(), FailureReport> {
+        self.check_by(lba, Content::Zeroes, found, |record| record.done.is_some_and(|done| done <= moment))
     }
 
-    fn judge_by(
+    fn check_by(
         &self,
         lba: Lba,
         before: Content,
         found: Content,
-        settled: impl Fn(&Step) -> bool,
+        is_durable: impl Fn(&ChangeRecord) -> bool,
     ) -> Result<(), FailureReport> {
-        let steps = || self.by_block.get(&lba).into_iter().flatten().map(|index| &self.steps[*index]);
-        let floor = steps().filter(|step| settled(step)).map(|step| step.begun).max();
-        let possible = steps().filter(|step| floor.is_none_or(|floor| step.done.is_none_or(|done| done > floor)));
-        let mut permitted: Vec<_> = possible
-            .map(|step| match step.change {
+        let changes = || self.by_block.get(&lba).into_iter().flatten().map(|index| &self.changes[*index]);
+        let floor = changes().filter(|record| is_durable(record)).map(|record| record.started).max();
+        let candidates =
+            changes().filter(|record| floor.is_none_or(|floor| record.done.is_none_or(|done| done > floor)));
+        let mut permitted: Vec<_> = candidates
+            .map(|record| match record.change {
                 Change::Write(version) => Content::Written(version),
                 Change::Zero => Content::Zeroes,
             })
@@ -139,13 +140,13 @@ mod tests {
 
     const BLOCK: Lba = Lba::new(5);
 
-    fn begin(request: u64, change: Change, fua: bool) -> Event {
-        Event::Begin { request, extent: Extent::from_raw(4, 3).unwrap(), change, fua }
+    fn begin(request_id: u64, change: Change, fua: bool) -> Event {
+        Event::Begin { request_id, extent: Extent::from_raw(4, 3).unwrap(), change, fua }
     }
 
     fn history(events: &[Event]) -> History {
         let mut history = History::default();
-        events.iter().for_each(|event| history.note(*event));
+        events.iter().for_each(|event| history.record(*event));
         history
     }
 
@@ -153,66 +154,70 @@ mod tests {
     fn permitted(events: &[Event]) -> Vec<u64> {
         let history = history(events);
         let content = |version| if version == 0 { Content::Zeroes } else { Content::Written(version) };
-        (0..4).filter(|version| history.judge(BLOCK, Content::Zeroes, content(*version)).is_ok()).collect()
+        (0..4).filter(|version| history.check(BLOCK, Content::Zeroes, content(*version)).is_ok()).collect()
     }
 
     fn first() -> [Event; 2] {
-        [begin(1, Change::Write(1), false), Event::Done { request: 1 }]
+        [begin(1, Change::Write(1), false), Event::Done { request_id: 1 }]
     }
 
-    const FLUSH: [Event; 2] = [Event::FlushBegin { request: 9 }, Event::FlushDone { request: 9 }];
+    const FLUSH: [Event; 2] = [Event::FlushBegin { request_id: 9 }, Event::FlushDone { request_id: 9 }];
 
     #[test]
-    fn a_flushed_write_that_is_lost_is_complained_about() {
+    fn a_lost_flushed_write_is_reported() {
         let flushed = history(&[first(), FLUSH].concat());
-        assert_eq!(flushed.judge(BLOCK, Content::Zeroes, Content::Written(1)), Ok(()));
-        let lost = flushed.judge(BLOCK, Content::Zeroes, Content::Zeroes).unwrap_err();
+        assert_eq!(flushed.check(BLOCK, Content::Zeroes, Content::Written(1)), Ok(()));
+        let lost = flushed.check(BLOCK, Content::Zeroes, Content::Zeroes).unwrap_err();
         assert_eq!((lost.lba, lost.found, lost.permitted), (BLOCK, Content::Zeroes, vec![Content::Written(1)]));
         // A neighbour that was never written must still be as it was.
-        assert_eq!(flushed.judge(Lba::new(7), Content::Written(3), Content::Written(3)), Ok(()));
-        assert!(flushed.judge(Lba::new(7), Content::Written(3), Content::Written(1)).is_err());
+        assert_eq!(flushed.check(Lba::new(7), Content::Written(3), Content::Written(3)), Ok(()));
+        assert!(flushed.check(Lba::new(7), Content::Written(3), Content::Written(1)).is_err());
     }
 
     #[test]
-    fn what_was_not_flushed_may_be_there_or_not() {
+    fn an_unflushed_change_may_be_there_or_not() {
         assert_eq!(permitted(&first()), [0, 1]);
         assert_eq!(permitted(&first()[..1]), [0, 1]);
-        assert_eq!(permitted(&[first()[0], FLUSH[0], first()[1], FLUSH[1]]), [0, 1], "answered after the flush began");
-        assert_eq!(permitted(&[first()[0], first()[1], FLUSH[0]]), [0, 1], "the flush was not answered");
+        assert_eq!(
+            permitted(&[first()[0], FLUSH[0], first()[1], FLUSH[1]]),
+            [0, 1],
+            "completed after the flush started"
+        );
+        assert_eq!(permitted(&[first()[0], first()[1], FLUSH[0]]), [0, 1], "the flush did not complete");
     }
 
     #[test]
-    fn forced_unit_access_is_durable_when_it_is_answered() {
+    fn forced_unit_access_is_durable_when_it_completes() {
         let write = begin(2, Change::Write(2), true);
         assert_eq!(permitted(&[first()[0], first()[1], write]), [0, 1, 2]);
-        assert_eq!(permitted(&[first()[0], first()[1], write, Event::Done { request: 2 }]), [2]);
+        assert_eq!(permitted(&[first()[0], first()[1], write, Event::Done { request_id: 2 }]), [2]);
     }
 
     #[test]
     fn changes_at_the_same_time_have_no_order() {
-        let (second, done) = (begin(2, Change::Write(2), false), Event::Done { request: 2 });
+        let (second, done) = (begin(2, Change::Write(2), false), Event::Done { request_id: 2 });
         assert_eq!(permitted(&[first()[0], second, first()[1], done, FLUSH[0], FLUSH[1]]), [1, 2]);
         assert_eq!(permitted(&[first()[0], first()[1], second, done, FLUSH[0], FLUSH[1]]), [2]);
         let zero = begin(3, Change::Zero, false);
-        let flushed_then_zeroed = [first()[0], first()[1], FLUSH[0], FLUSH[1], zero, Event::Done { request: 3 }];
+        let flushed_then_zeroed = [first()[0], first()[1], FLUSH[0], FLUSH[1], zero, Event::Done { request_id: 3 }];
         assert_eq!(permitted(&flushed_then_zeroed), [0, 1]);
     }
 
     #[test]
     fn a_torn_block_is_never_permitted() {
-        assert!(history(&first()).judge(BLOCK, Content::Zeroes, Content::Foreign).is_err());
+        assert!(history(&first()).check(BLOCK, Content::Zeroes, Content::Foreign).is_err());
     }
 
     #[test]
-    fn a_read_sees_what_was_answered_before_it_began() {
+    fn a_read_sees_changes_that_completed_before_it_started() {
         let mut history = history(&first());
         let began = history.now();
-        history.note(begin(2, Change::Write(2), false));
-        assert!(history.judge_read(BLOCK, Content::Written(1), began).is_ok());
-        assert!(history.judge_read(BLOCK, Content::Written(2), began).is_ok());
-        assert!(history.judge_read(BLOCK, Content::Zeroes, began).is_err());
-        history.note(Event::Done { request: 2 });
-        assert!(history.judge_read(BLOCK, Content::Written(1), began).is_ok());
-        assert!(history.judge_read(BLOCK, Content::Written(1), history.now()).is_err());
+        history.record(begin(2, Change::Write(2), false));
+        assert!(history.check_read(BLOCK, Content::Written(1), began).is_ok());
+        assert!(history.check_read(BLOCK, Content::Written(2), began).is_ok());
+        assert!(history.check_read(BLOCK, Content::Zeroes, began).is_err());
+        history.record(Event::Done { request_id: 2 });
+        assert!(history.check_read(BLOCK, Content::Written(1), began).is_ok());
+        assert!(history.check_read(BLOCK, Content::Written(1), history.now()).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! Rounds without end, for longer runs than the tests make; and the worker that they kill.
+//! Runs more rounds than the tests do; is also the worker that they kill.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use sealblock_crash::rounds::{Plan, mutation, run};
 use sealblock_crash::worker;
 use sealblock_media_volume::Mutation;
 
-/// Kills a process that works on a volume, again and again, and looks whether anything was lost.
+/// Kills a process that writes a volume, again and again, and checks every block.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -16,13 +16,13 @@ struct Arguments {
     /// How often.
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// What everything is drawn from.
+    /// The seed of every draw.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Where the volumes are made; a temporary folder unless given.
     #[arg(long)]
     dir: Option<PathBuf>,
-    /// A fault to put into the volume's work: skip-sync, late-tags, reuse-early or trust-log.
+    /// A mutation of the volume: skip-sync, late-tags, reuse-early or trust-log.
     #[arg(long, default_value = "none", value_parser = mutation)]
     mutation: Mutation,
 }
@@ -47,13 +47,13 @@ fn main() -> Result<()> {
     }
     let folder = match &arguments.dir {
         Some(folder) => folder.clone(),
-        // Kept, so that a failure can be looked at; removed below when all went well.
+        // Kept for analysis if a round fails; removed below otherwise.
         None => tempfile::tempdir().context("making a folder")?.keep(),
     };
     let program = std::env::current_exe().context("finding this program")?;
     let plan = Plan { program, folder, rounds: arguments.rounds, seed: arguments.seed, mutation: arguments.mutation };
-    let seen = run(&plan)?;
-    println!("seed {}, {} rounds: nothing lost; {seen:?}", plan.seed, plan.rounds);
+    let totals = run(&plan)?;
+    println!("seed {}, {} rounds: nothing lost; {totals:?}", plan.seed, plan.rounds);
     if arguments.dir.is_none() {
         std::fs::remove_dir_all(&plan.folder).context("removing the volumes")?;
     }

@@ -1,4 +1,4 @@
-//! The process that is killed: several tasks that change the same few blocks, and tell before and after.
+//! The process that is killed: several tasks that change the same few blocks, and report each change before and after.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -16,36 +16,35 @@ use sealblock_media_volume::{Mutation, OpenOptions};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
-use crate::draw::Draw;
-use crate::pattern::{self, Version};
+use crate::pattern::{self, Draw, Version};
 use crate::report::{Change, Event};
 
-/// Tasks at work at once.
+/// Concurrent tasks.
 const TASKS: u64 = 6;
-/// Most blocks of one change.
+/// Maximum blocks of one change.
 const BLOCKS_MAX: u64 = 8;
-/// Blocks that most changes fall into, so that they overlap.
+/// Most changes concern these first blocks, so that they overlap.
 const CROWDED_BLOCKS: u64 = 48;
-/// Changes of one task; then the worker ends by itself, since nobody seems to kill it.
+/// Changes of one task; then the worker ends by itself, in case no parent kills it.
 const CHANGES_MAX: u64 = 100_000;
 
-/// What the tasks share.
+/// The state that the tasks share.
 struct Worker {
     gate: Gate<Rc<FileVolume>>,
     round: u64,
     requests: Cell<u64>,
 }
 
-/// Works on the volume until it is killed. `round` makes the versions of this worker its own; `mutation` is a fault put
-/// into the volume's work on purpose.
+/// Changes the volume until it is killed. `round` makes the versions of this worker unique; `mutation` is a defect injected
+/// into the volume.
 ///
 /// # Errors
-/// When the volume cannot be opened, or a request fails: a volume that nobody damaged must carry out every one.
+/// When the volume cannot be opened or a request fails, which must not happen on an undamaged volume.
 pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()> {
     on_reactor(async {
         let volume = open(path, mutation).await.map_err(|failure| failure.on(path.display()))?;
         let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
-        worker.tell(Event::Ready);
+        worker.report(Event::Ready);
         try_join_all((0..TASKS).map(|task| worker.work(Draw::new(seed, round * TASKS + task)))).await?;
         volume.close().await.map_err(|error| of_block("closing", &error))
     })
@@ -64,15 +63,15 @@ async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, CliErro
 }
 
 impl Worker {
-    /// Writes a line in one piece. Standard output that is gone means that the parent is, and its worker with it.
-    fn tell(&self, event: Event) {
+    /// Writes a line in one piece. If standard output is closed, the parent has ended, and the worker exits.
+    fn report(&self, event: Event) {
         let mut output = io::stdout().lock();
         if write!(output, "{event}").and_then(|()| output.flush()).is_err() {
             std::process::exit(1);
         }
     }
 
-    fn number(&self) -> u64 {
+    fn next_request_id(&self) -> u64 {
         self.requests.set(self.requests.get() + 1);
         self.requests.get()
     }
@@ -91,18 +90,18 @@ impl Worker {
     }
 
     async fn flush(&self) -> Result<(), CliError> {
-        let request = self.number();
-        self.tell(Event::FlushBegin { request });
+        let request_id = self.next_request_id();
+        self.report(Event::FlushBegin { request_id });
         self.gate.execute(Request::Flush).await.map_err(|error| of_block("flushing", &error))?;
-        self.tell(Event::FlushDone { request });
+        self.report(Event::FlushDone { request_id });
         Ok(())
     }
 
     async fn zero(&self, draw: &mut Draw) -> Result<(), CliError> {
         let extent = self.extent(draw);
         let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
-        let operation = Request::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
-        self.change(extent, Change::Zero, durability, operation).await
+        let request = Request::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
+        self.change(extent, Change::Zero, durability, request).await
     }
 
     async fn discard(&self, draw: &mut Draw) -> Result<(), CliError> {
@@ -114,8 +113,8 @@ impl Worker {
         let extent = self.extent(draw);
         let version = self.round << 32 | (self.requests.get() + 1);
         let data = sealed(self.gate.geometry(), extent, version);
-        let operation = Request::Write { extent, data, durability };
-        self.change(extent, Change::Write(version), durability, operation).await
+        let request = Request::Write { extent, data, durability };
+        self.change(extent, Change::Write(version), durability, request).await
     }
 
     async fn change(
@@ -123,17 +122,17 @@ impl Worker {
         extent: Extent,
         change: Change,
         durability: Durability,
-        operation: Request,
+        request: Request,
     ) -> Result<(), CliError> {
-        let request = self.number();
-        self.tell(Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess });
-        let doing = format!("request {request}, {:?} of {extent}", operation.kind());
-        self.gate.execute(operation).await.map_err(|error| of_block(doing, &error))?;
-        self.tell(Event::Done { request });
+        let request_id = self.next_request_id();
+        self.report(Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess });
+        let doing = format!("request {request_id}, {:?} of {extent}", request.kind());
+        self.gate.execute(request).await.map_err(|error| of_block(doing, &error))?;
+        self.report(Event::Done { request_id });
         Ok(())
     }
 
-    /// Where the next change goes: mostly where the others go too.
+    /// Draws the blocks of the next change, mostly among the crowded ones.
     fn extent(&self, draw: &mut Draw) -> Extent {
         let capacity = self.gate.geometry().capacity_blocks;
         let blocks = 1 + draw.below(BLOCKS_MAX);

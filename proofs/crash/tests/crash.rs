@@ -16,20 +16,20 @@ fn plan(folder: &Path, rounds: u64, mutation: Mutation) -> Plan {
 }
 
 #[test]
-fn nothing_that_was_flushed_is_lost_in_200_kills() {
+fn no_flushed_change_is_lost_in_200_kills() {
     let folder = tempfile::tempdir().unwrap();
-    let seen = run(&plan(folder.path(), 200, Mutation::None)).unwrap_or_else(|error| {
+    let totals = run(&plan(folder.path(), 200, Mutation::None)).unwrap_or_else(|error| {
         panic!("{error:?}\nthe volume is kept in {}", folder.keep().display());
     });
-    println!("{seen:?}");
+    println!("{totals:?}");
     // A loop that kills before anything happens shows nothing.
-    assert!(seen.changes > 2000 && seen.settled > 500, "{seen:?}");
-    assert!(seen.changes > seen.settled, "some changes were under way when the worker was killed: {seen:?}");
+    assert!(totals.changes > 2000 && totals.durable > 500, "{totals:?}");
+    assert!(totals.changes > totals.durable, "some changes were in flight when the worker was killed: {totals:?}");
 }
 
-/// The twin: a volume that answers flushes before the tags are durable is caught.
+/// The twin: a volume that completes flushes before the tags are durable is detected.
 #[test]
-fn flushes_that_are_answered_too_early_are_noticed() {
+fn flushes_that_complete_too_early_are_detected() {
     let folder = tempfile::tempdir().unwrap();
     let error = run(&plan(folder.path(), 100, Mutation::LateTags)).expect_err("the fault shows within 100 rounds");
     assert!(format!("{error:?}").contains("and may hold"), "{error:?}");

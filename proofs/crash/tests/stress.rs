@@ -12,9 +12,8 @@ use futures_util::future::join_all;
 use sealblock::stack::{Access, OpenTarget, data_of, open};
 use sealblock::target::TargetName;
 use sealblock_block::{Device, Durability, Request};
-use sealblock_crash::draw::Draw;
 use sealblock_crash::history::History;
-use sealblock_crash::pattern::recognise;
+use sealblock_crash::pattern::{Draw, recognise};
 use sealblock_crash::report::{Change, Event};
 use sealblock_crash::worker::sealed;
 use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement};
@@ -37,57 +36,61 @@ fn volume() -> Rc<OpenTarget> {
     VOLUME.with_borrow(|volume| volume.clone().expect("this core owns the volume"))
 }
 
-/// Changes blocks; what it does is noted before and after.
-async fn change(history: Shared, request: u64, extent: Extent, change: Change, durability: Durability) {
-    let opened = volume();
-    let operation = match change {
+/// Changes blocks; records the change before and after.
+async fn change(history: Shared, request_id: u64, extent: Extent, change: Change, durability: Durability) {
+    let open_volume = volume();
+    let request = match change {
         Change::Write(version) => {
-            Request::Write { extent, data: sealed(opened.gate.geometry(), extent, version), durability }
+            Request::Write { extent, data: sealed(open_volume.gate.geometry(), extent, version), durability }
         }
-        Change::Zero => Request::WriteZeroes { extent, may_unmap: request.is_multiple_of(2), durability },
+        Change::Zero => Request::WriteZeroes { extent, may_unmap: request_id.is_multiple_of(2), durability },
     };
-    let begin = Event::Begin { request, extent, change, fua: durability == Durability::ForceUnitAccess };
-    history.lock().unwrap().note(begin);
-    opened.gate.execute(operation).await.expect("changes succeed");
-    history.lock().unwrap().note(Event::Done { request });
+    let begin = Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess };
+    history.lock().unwrap().record(begin);
+    open_volume.gate.execute(request).await.expect("changes succeed");
+    history.lock().unwrap().record(Event::Done { request_id });
 }
 
-/// Reads blocks: each is whole, and not older than what was answered before.
+/// Reads blocks: each is whole, and not older than changes that completed before.
 async fn read(history: Shared, extent: Extent) {
-    let opened = volume();
-    let began = history.lock().unwrap().now();
-    let data = data_of(opened.read(extent).await.expect("reads of what others write succeed"));
-    let size = opened.gate.geometry().block_size.bytes();
+    let open_volume = volume();
+    let started = history.lock().unwrap().now();
+    let data = data_of(open_volume.read(extent).await.expect("reads of what others write succeed"));
+    let size = open_volume.gate.geometry().block_size.bytes();
     let history = history.lock().unwrap();
     for (lba, block) in extent.iter().zip(data.chunks(size)) {
-        history.judge_read(lba, recognise(block, lba), began).unwrap_or_else(|complaint| panic!("{complaint}"));
+        history.check_read(lba, recognise(block, lba), started).unwrap_or_else(|report| panic!("{report}"));
     }
 }
 
 async fn verify(extent: Extent) {
-    let opened = volume();
-    let checks = opened.checks(extent);
-    opened.gate.execute(Request::Verify { extent, checks }).await.expect("verifies of what others write are clean");
+    let open_volume = volume();
+    let checks = open_volume.checks(extent);
+    open_volume
+        .gate
+        .execute(Request::Verify { extent, checks })
+        .await
+        .expect("verifies of what others write are clean");
 }
 
 async fn flush() {
     volume().flush().await.expect("flushes succeed");
 }
 
-/// One task on some core: draws requests and has the owner carry them out.
+/// One task on some core: draws requests and has the owner core execute them.
 async fn work(owner: CoreHandle, history: Shared, seed: u64, task: u64) {
     let mut draw = Draw::new(seed, task);
     for index in 0..REQUESTS_PER_TASK {
-        let request = task * REQUESTS_PER_TASK + index + 1;
+        let request_id = task * REQUESTS_PER_TASK + index + 1;
         let blocks = 1 + draw.below(8);
         let extent = Extent::from_raw(draw.below(BLOCKS - blocks + 1), blocks).unwrap();
         let (kind, history) = (draw.below(16), history.clone());
-        let write = Change::Write(request);
+        let write = Change::Write(request_id);
         match kind {
             0 => owner.call(flush).await,
-            1 => owner.call(move || change(history, request, extent, Change::Zero, Durability::Volatile)).await,
-            2 => owner.call(move || change(history, request, extent, write, Durability::ForceUnitAccess)).await,
-            3..9 => owner.call(move || change(history, request, extent, write, Durability::Volatile)).await,
+            1 => owner.call(move || change(history, request_id, extent, Change::Zero, Durability::Volatile)).await,
+            2 => owner.call(move || change(history, request_id, extent, write, Durability::ForceUnitAccess)).await,
+            3..9 => owner.call(move || change(history, request_id, extent, write, Durability::Volatile)).await,
             9..11 => owner.call(move || verify(extent)).await,
             _ => owner.call(move || read(history, extent)).await,
         }
@@ -95,18 +98,18 @@ async fn work(owner: CoreHandle, history: Shared, seed: u64, task: u64) {
     }
 }
 
-fn stress(runtime: BackendChoice, shape: &str) {
+fn stress(runtime: BackendChoice, options: &str) {
     let seed = u64::from(std::process::id());
-    println!("seed {seed}, {runtime:?}, {shape}");
+    println!("seed {seed}, {runtime:?}, {options}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("v");
-    run(&format!("create VOLUME --size 1MiB {shape}"), &path);
+    run(&format!("create VOLUME --size 1MiB {options}"), &path);
     let cores = Cores::start(Placement::Count(CORES), Config { runtime, ..Config::default() }).unwrap();
     let owner = cores.handle(0).unwrap();
     let target = TargetName::File(path.clone());
     block_on(owner.call(move || async move {
-        let opened = open(&target, Access::Write).await.unwrap();
-        VOLUME.set(Some(Rc::new(opened)));
+        let open_volume = open(&target, Access::Write).await.unwrap();
+        VOLUME.set(Some(Rc::new(open_volume)));
     }))
     .unwrap();
 
@@ -124,8 +127,8 @@ fn stress(runtime: BackendChoice, shape: &str) {
         flush().await;
         verify(Extent::from_raw(0, 256).unwrap()).await;
         read(history_at_the_end, Extent::from_raw(0, BLOCKS).unwrap()).await;
-        let opened = VOLUME.take().and_then(Rc::into_inner).expect("nobody else uses the volume any more");
-        opened.close(Ok(())).await.unwrap();
+        let open_volume = VOLUME.take().and_then(Rc::into_inner).expect("no task uses the volume any more");
+        open_volume.close(Ok(())).await.unwrap();
     }))
     .unwrap();
     let stopped = cores.shutdown(Duration::from_secs(10));
@@ -144,7 +147,7 @@ fn run(arguments: &str, path: &std::path::Path) {
 }
 
 #[test]
-fn many_cores_on_few_blocks_with_whatever_runtime_there_is() {
+fn many_cores_on_few_blocks_with_the_default_runtime() {
     stress(BackendChoice::Auto, "--guard crc64 --block-size 4096");
     stress(BackendChoice::Auto, "--guard crc16 --block-size 512");
 }
