@@ -1,8 +1,8 @@
-//! What each side may be told, and the limits that bound its memory.
+//! Configuration of each side, and the limits that bound its memory.
 //!
 //! A connection holds at most: one staging buffer, `max_commands` entries, `max_bytes_in_flight` and another staging
-//! buffer's worth of write data (target only), the buffers its caller gave it, and an output entry for each command and R2T. None of it grows with what a peer
-//! sends.
+//! buffer's worth of write data (target only), the buffers of its caller, and an output entry for each command and R2T. None
+//! of it grows with what a peer sends.
 
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -13,10 +13,10 @@ use sealblock_runtime_memory::Pool;
 
 use crate::crcs::BlockLayout;
 
-/// In-capsule data that every controller takes for Fabrics and Admin commands, in bytes (NVMe/TCP 3.3.1).
+/// In-capsule data that every controller accepts for Fabrics and Admin commands, in bytes (NVMe/TCP 3.3.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
 
-/// Says how the data of a command with in-capsule data is cut into blocks, if its guards are wanted.
+/// Returns the block layout of a command's in-capsule data, or `None` if its block CRCs are not wanted.
 #[derive(Clone)]
 pub struct LayoutOf(Arc<LayoutFn>);
 
@@ -28,7 +28,7 @@ impl LayoutOf {
         LayoutOf(Arc::new(layout_of))
     }
 
-    /// The shape of this command's data.
+    /// The layout of this command's data.
     pub(crate) fn of(&self, command: &Command) -> Option<BlockLayout> {
         (self.0)(command)
     }
@@ -40,39 +40,39 @@ impl fmt::Debug for LayoutOf {
     }
 }
 
-/// How a target's side of a connection behaves.
+/// Configuration of a target's side of a connection.
 #[derive(Clone, Debug)]
 pub struct TargetConfig {
-    /// Where staging, headers and in-capsule data come from.
+    /// The pool for staging, headers and in-capsule data.
     pub pool: Pool,
     /// Length of the staging buffer, in bytes.
     pub staging_bytes: usize,
     /// Payloads of which at least this many bytes are missing are received in place, not copied from staging.
     pub direct_bytes: usize,
-    /// Whether header digests are used when the host asks for them.
+    /// True to use header digests if the host requests them.
     pub header_digest: bool,
-    /// Whether data digests are used when the host asks for them.
+    /// True to use data digests if the host requests them.
     pub data_digest: bool,
     /// CPDA: alignment of data sent to the target, in dwords, 0's based, at most 31. Linux hosts refuse any but 0.
     pub cpda: u8,
     /// MAXH2CDATA, in bytes; rounded down to dwords, at least 4096.
     pub max_h2c_data_bytes: u32,
-    /// The most bytes asked for by one R2T; rounded down to dwords, at least 4.
+    /// Maximum bytes requested by one R2T; rounded down to dwords, at least 4.
     pub max_r2t_bytes: u32,
-    /// The most R2Ts outstanding for a command, if the host takes as many.
+    /// Maximum R2Ts outstanding for a command, cut to the host's MAXR2T.
     pub max_r2ts: NonZeroU32,
-    /// The most data bytes in a C2HData PDU; rounded down to dwords, at least 4. Longer data takes several, which
+    /// Maximum data bytes in a C2HData PDU; rounded down to dwords, at least 4. Longer data takes several, which
     /// alternate with those of other commands.
     pub max_c2h_data_bytes: u32,
-    /// The most in-capsule data, in bytes: 8192, or what IOCCSZ allows.
+    /// Maximum in-capsule data, in bytes: 8192, or as IOCCSZ allows.
     pub max_in_capsule_bytes: u32,
     /// Commands in flight, from the capsule's arrival until its response has been handed to `transmit`. Hosts have at
     /// most a queue's entries less one; a host with more violates the protocol.
     pub max_commands: NonZeroU16,
-    /// Write data of commands in flight, in bytes, in capsules and accepted. Data in capsules may exceed it by what one
-    /// staging buffer brings; then no more is received until responses have left.
+    /// Write data of commands in flight, in bytes, in capsules and fetched. Data in capsules may exceed it by one staging
+    /// buffer; then no more is received until responses have left.
     pub max_bytes_in_flight: usize,
-    /// For guards of in-capsule data from the pass that checks the data digest.
+    /// Block layout of in-capsule data: the pass that checks the data digest then yields the block CRCs too.
     pub layout_of: Option<LayoutOf>,
 }
 
@@ -98,26 +98,26 @@ impl TargetConfig {
     }
 }
 
-/// How a host's side of a connection behaves.
+/// Configuration of a host's side of a connection.
 #[derive(Clone, Debug)]
 pub struct HostConfig {
-    /// Where staging and headers come from.
+    /// The pool for staging and headers.
     pub pool: Pool,
     /// Length of the staging buffer, in bytes.
     pub staging_bytes: usize,
     /// Payloads of which at least this many bytes are missing are received in place, not copied from staging.
     pub direct_bytes: usize,
-    /// Whether header digests are asked for.
+    /// True to request header digests.
     pub header_digest: bool,
-    /// Whether data digests are asked for.
+    /// True to request data digests.
     pub data_digest: bool,
     /// HPDA: alignment of data sent to the host, in dwords, 0's based, at most 31.
     pub hpda: u8,
     /// R2Ts that a target may have outstanding for a command (MAXR2T plus 1).
     pub max_r2ts: NonZeroU32,
-    /// The most data bytes sent in a capsule: 8192 on an admin queue; on an I/O queue what IOCCSZ says, 0 for none.
+    /// Maximum data bytes sent in a capsule: 8192 on an admin queue; on an I/O queue as IOCCSZ says, 0 for none.
     pub max_in_capsule_bytes: u32,
-    /// The most data bytes in an H2CData PDU, if MAXH2CDATA does not say less; rounded down to dwords, at least 4.
+    /// Maximum data bytes in an H2CData PDU, cut to MAXH2CDATA; rounded down to dwords, at least 4.
     pub max_h2c_data_bytes: u32,
     /// Commands in flight.
     pub max_commands: NonZeroU16,
@@ -141,7 +141,7 @@ impl HostConfig {
     }
 }
 
-/// What both sides agreed on.
+/// What both sides negotiated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Negotiated {
     /// PDU headers carry digests.
@@ -154,7 +154,7 @@ pub struct Negotiated {
     pub controller_alignment_bytes: u8,
     /// MAXH2CDATA in bytes.
     pub max_h2c_data_bytes: u32,
-    /// R2Ts that may be outstanding for a command: what the host takes, and, seen from the target, wants to use.
+    /// R2Ts that may be outstanding for a command: the host's maximum; at the target, cut to its own.
     pub max_r2ts: u32,
 }
 

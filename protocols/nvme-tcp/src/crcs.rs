@@ -1,10 +1,10 @@
 //! Data digests and block guards from one pass over the data.
 //!
-//! A data digest is the CRC-32C of the data of one PDU; a 32-bit guard is the CRC-32C of the data of one block. Where
-//! both are wanted, the data is summed once, cut at the edges of blocks and of PDUs, and the CRCs of the cuts are
-//! joined into both. Blocks that several PDUs share are no exception.
+//! A data digest is the CRC-32C of the data of one PDU; a 32-bit guard is the CRC-32C of the data of one block. If both are
+//! wanted, each part between two edges of blocks or PDUs is checksummed once, and the CRCs of the parts are combined into
+//! both, also for a block that several PDUs share.
 //!
-//! Invariant: every byte given to [`CrcAccumulator::update`] is summed exactly once, and counted.
+//! Invariant: every byte given to [`CrcAccumulator::update`] is checksummed exactly once, and counted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,9 +13,9 @@ use sealblock_integrity::combine::{self, Combiner, Crc32c};
 use sealblock_integrity::guard;
 use smallvec::SmallVec;
 
-/// How the data of a command is cut into blocks: so many bytes of data, then so many of metadata, and again.
+/// The block layout of a command's data: alternating bytes of data and metadata.
 ///
-/// Make it once for a format and share it: it holds the tables that join the CRCs of its parts.
+/// Create it once for a format and share it: it holds the tables that combine CRCs.
 #[derive(Clone)]
 pub struct BlockLayout(Arc<Tables>);
 
@@ -35,12 +35,12 @@ impl BlockLayout {
         (data_bytes >= 512).then(|| BlockLayout(Arc::new(tables)))
     }
 
-    /// Bytes of data in a block: what a guard covers.
+    /// Bytes of data in a block, which a guard covers.
     pub fn data_bytes(&self) -> usize {
         self.0.data_bytes
     }
 
-    /// Bytes of metadata behind each block's data.
+    /// Bytes of metadata after each block's data.
     pub fn metadata_bytes(&self) -> usize {
         self.0.metadata_bytes
     }
@@ -50,7 +50,7 @@ impl BlockLayout {
         self.0.data_bytes + self.0.metadata_bytes
     }
 
-    /// The CRC-32C of what has `crc`, followed by `part_bytes` bytes that have `part`.
+    /// The CRC-32C of bytes with `crc` followed by `part_bytes` bytes with `part`.
     fn join(&self, crc: u32, part: u32, part_bytes: usize) -> u32 {
         match part_bytes {
             0 => crc,
@@ -70,36 +70,36 @@ impl fmt::Debug for BlockLayout {
 /// The CRC-32C of each block's data, in order: with the 32-bit guard format, the guards.
 #[derive(Clone, Debug)]
 pub struct BlockCrcs {
-    /// How the data is cut.
+    /// The layout of the data.
     pub layout: BlockLayout,
     /// One CRC-32C for each block's data; metadata is not covered.
     pub guards: SmallVec<[u32; 4]>,
 }
 
 impl BlockCrcs {
-    /// The bytes that these sums stand for.
+    /// Bytes that these CRCs cover, with metadata between them.
     pub fn len_bytes(&self) -> usize {
         self.guards.len() * self.layout.stride_bytes()
     }
 }
 
-/// Appends `bytes` to `crc`, quickly when there is nothing yet to append to.
+/// Appends `bytes` to `crc`; faster for the first bytes.
 pub(crate) fn append(crc: u32, before_bytes: usize, bytes: &[u8]) -> u32 {
     if before_bytes == 0 { guard::crc32c(bytes) } else { guard::crc32c_append(crc, bytes) }
 }
 
-/// Sums arriving data once, for the digests of its PDUs and the guards of its blocks.
+/// Computes the digests of PDUs and the CRCs of blocks in one pass over arriving data.
 #[derive(Debug)]
 pub(crate) struct CrcAccumulator {
     layout: Option<BlockLayout>,
     guards: SmallVec<[u32; 4]>,
     /// Bytes since the start of the block.
     at: usize,
-    /// CRC and length of what came since the last edge, of a part of a block or of a PDU.
+    /// CRC and length of the data since the last edge of a block or PDU.
     cut: (u32, usize),
-    /// CRC and length of the part of the block's data that came in earlier PDUs.
+    /// CRC and length of the part of the block's data from earlier PDUs.
     head: (u32, usize),
-    /// CRC and length of what came since the start of the PDU, up to the last edge.
+    /// CRC and length of the PDU's data up to the last edge.
     pdu: (u32, usize),
 }
 
@@ -108,10 +108,10 @@ impl CrcAccumulator {
         CrcAccumulator { layout, guards: SmallVec::new(), at: 0, cut: (0, 0), head: (0, 0), pdu: (0, 0) }
     }
 
-    /// Sums the next bytes; `summed` counts them.
+    /// Adds the next bytes; `checksummed` counts them.
     pub(crate) fn update(&mut self, mut bytes: &[u8], checksummed: &mut u64) {
         *checksummed += bytes.len() as u64;
-        // The shape is put aside, not cloned: a clone is two atomic operations.
+        // Take the layout instead of cloning it: a clone costs two atomic operations.
         let Some(layout) = self.layout.take() else {
             self.pdu = (append(self.pdu.0, self.pdu.1, bytes), self.pdu.1 + bytes.len());
             return;
@@ -129,7 +129,7 @@ impl CrcAccumulator {
         self.layout = Some(layout);
     }
 
-    /// Ends the PDU, and gives the CRC-32C of its data.
+    /// Ends the PDU; returns the CRC-32C of its data.
     pub(crate) fn end_pdu(&mut self) -> u32 {
         if let Some(layout) = self.layout.take() {
             self.close_cut(&layout);
@@ -138,7 +138,7 @@ impl CrcAccumulator {
         std::mem::take(&mut self.pdu).0
     }
 
-    /// The guards, if blocks were asked for and the data ended with a block.
+    /// The block CRCs, if a layout was given and the data ended with a block.
     pub(crate) fn finish(self) -> Option<BlockCrcs> {
         let layout = self.layout.filter(|_| self.at == 0)?;
         Some(BlockCrcs { layout, guards: self.guards })
@@ -162,13 +162,13 @@ impl CrcAccumulator {
     }
 }
 
-/// Joins, but for nothing before, which needs no join.
+/// Combines two CRCs; nothing before needs no combination.
 fn join(layout: &BlockLayout, before: (u32, usize), crc: u32, len: usize) -> u32 {
     if before.1 == 0 { crc } else { layout.join(before.0, crc, len) }
 }
 
-/// The CRC-32C of bytes `from..to` of data whose sums are known, `read` giving the pieces of a range that must be
-/// summed after all: metadata, and blocks of which only a part is wanted.
+/// The CRC-32C of bytes `from..to` of data with known block CRCs. `read` returns the pieces of a range without a known CRC:
+/// metadata, and blocks that are in the range only in part.
 pub(crate) fn digest_of(
     crcs: &BlockCrcs,
     (from, to): (usize, usize),
@@ -233,9 +233,9 @@ mod tests {
             prop_assert_eq!(accumulator.finish().unwrap().guards.to_vec(), guards);
         }
 
-        /// Known sums give the digest of any range; only metadata and cut blocks are read.
+        /// Known CRCs give the digest of any range; only metadata and cut blocks are read.
         #[test]
-        fn known_sums_give_the_digest_of_any_range(
+        fn known_crcs_give_the_digest_of_any_range(
             metadata_bytes in prop::sample::select(vec![0_usize, 8, 16]),
             cut in any::<(prop::sample::Index, prop::sample::Index)>(),
         ) {

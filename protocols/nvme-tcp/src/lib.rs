@@ -1,7 +1,7 @@
 //! NVMe/TCP without sockets: a target's and a host's side of a connection, bytes in and events out.
 //!
-//! After the NVM Express TCP Transport Specification, revision 1.0. [`Target`] and [`Host`] each are one connection,
-//! that is, one queue. Neither reads a clock or does I/O: whoever drives them moves buffers to and from a socket.
+//! Implements the NVM Express TCP Transport Specification, revision 1.0. [`Target`] and [`Host`] are each one connection,
+//! that is, one queue. Neither reads a clock or does I/O: the caller moves buffers to and from a socket.
 //!
 //! ```text
 //! receive_buffer() -> Buffer -> socket -> received(Buffer, n) -> next_event()
@@ -10,13 +10,12 @@
 //!
 //! Invariants:
 //! - No input panics, and none makes a side hold more memory than its configuration allows.
-//! - Whatever the specification calls a fatal transport error of the peer ends the connection with the termination
-//!   request that the specification names; see [`Violation`].
-//! - Data lands in the memory of its command, copied at most once, and is summed at most once; data on its way out is
+//! - Every fatal transport error of the peer ends the connection with the termination request that the specification
+//!   names; see [`Violation`].
+//! - Received data is copied at most once into the memory of its command, and checksummed at most once; data to be sent is
 //!   never copied.
 //!
-//! Shape: the two sides share the bytes ([`pdu`]), the way in, the way out and the sums; they differ in the phases, one
-//! file each.
+//! The two sides share the bytes ([`pdu`]), input, output and CRCs; each has its own state and data transfer.
 
 pub mod config;
 mod crcs;
@@ -40,7 +39,7 @@ pub use violation::{Closed, FatalErrorStatus, Violation};
 
 use zerocopy::FromBytes;
 
-/// What a termination request from the peer says. Its data, the header that offended, is not waited for.
+/// The reason in a termination request of the peer. Its data, the offending header, is not waited for.
 fn terminated(header: &[u8]) -> Closed {
     let request = pdu::TermReq::ref_from_bytes(header).expect("the header of a termination request has its length");
     match request.is_well_formed() {

@@ -1,7 +1,7 @@
-//! Output as a gather list: headers and digests in a block of memory, data where it lies.
+//! Output as a gather list: headers and digests are copied into a buffer, data is never copied.
 //!
-//! Headers that follow one another without data between them, such as a run of responses, become one slice. A block serves
-//! until it is used up, so that in the long run a list costs neither an allocation nor a look into the pool.
+//! Headers that follow one another without data between them, such as a run of responses, become one slice. A buffer serves
+//! until it is used up, so a typical list needs neither an allocation nor a buffer of the pool.
 
 use sealblock_integrity::guard;
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -11,15 +11,15 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::crcs::{BlockCrcs, append, digest_of};
 use crate::pdu::{DIGEST_BYTES, MAX_HEADER_BYTES, PduRules, PduType};
 
-/// Bytes for headers taken at once; they serve several calls, so that a call seldom takes any.
+/// Bytes of one buffer for headers; it serves several calls.
 const BLOCK_BYTES: usize = 16 << 10;
-/// The most that one PDU takes of the block: a header padded to 128 bytes, or a header of 128, twice a digest, and the
-/// data of a termination request.
+/// Maximum bytes of the buffer that one PDU needs: a header padded to 128 bytes, or a header of 128, twice a digest, and
+/// the data of a termination request.
 const MAX_PDU_HEADER_BYTES: usize = 2 * MAX_HEADER_BYTES + 2 * DIGEST_BYTES + 24;
 
-/// How much one call of `transmit` hands out.
+/// Bounds on the output of one call of `transmit`.
 ///
-/// Whole PDUs are handed out, so a call ends with the first PDU that reaches a bound and may exceed it by that PDU.
+/// A call returns whole PDUs: it ends with the first PDU that reaches a bound, and may exceed the bound by that PDU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TransmitLimit {
     /// Bytes.
@@ -35,22 +35,22 @@ impl Default for TransmitLimit {
     }
 }
 
-/// Memory for headers, kept from call to call: what is used is cut off its front.
+/// Buffer for headers, kept from call to call; used bytes are split off its front.
 #[derive(Default)]
 pub(crate) struct Headers(Buffer);
 
-/// The output of one call, as it grows.
+/// The output of one call of `transmit`.
 pub(crate) struct Gather<'a> {
     out: &'a mut Vec<Slice>,
     pool: &'a Pool,
     headers: &'a mut Buffer,
-    /// Bytes at the front of `headers` that are written and not in `out` yet.
+    /// Bytes at the front of `headers` that are not in `out` yet.
     used: usize,
     bytes: usize,
-    /// Slices in `out` that are not of this call.
+    /// Slices in `out` before this call.
     before: usize,
     limit: TransmitLimit,
-    /// Payload bytes that had to be summed for digests.
+    /// Payload bytes that were read to compute digests.
     pub(crate) checksummed: &'a mut u64,
 }
 
@@ -65,7 +65,7 @@ impl<'a> Gather<'a> {
         Gather { out, pool, headers: &mut headers.0, used: 0, bytes: 0, before, limit, checksummed }
     }
 
-    /// Whether one more PDU may be added. If so, there is memory for its headers.
+    /// True if one more PDU may be added; its headers then have room in the buffer.
     pub(crate) fn has_room(&mut self) -> bool {
         if self.bytes >= self.limit.bytes || self.out.len() - self.before >= self.limit.slices {
             return false;
@@ -77,7 +77,7 @@ impl<'a> Gather<'a> {
         true
     }
 
-    /// Adds a PDU that is all header.
+    /// Adds a PDU without data.
     pub(crate) fn header(&mut self, rules: &PduRules, kind: PduType, header: &(impl IntoBytes + Immutable)) {
         self.put(header.as_bytes());
         if rules.header_digest && kind.has_digests() {
@@ -93,8 +93,8 @@ impl<'a> Gather<'a> {
         self.bytes += bytes.len();
     }
 
-    /// Adds a PDU with bytes `from..to` of `payload`, which are those its header announces. All bytes of a payload at once are
-    /// taken out of it, and leave it empty.
+    /// Adds a PDU with bytes `from..to` of `payload`, as its header announces. All bytes at once are moved out of the payload,
+    /// which is then empty.
     pub(crate) fn with_data(
         &mut self,
         rules: &PduRules,
@@ -118,7 +118,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Puts the headers written so far behind what is in the list.
+    /// Appends the headers written so far to the list.
     fn end_headers(&mut self) {
         if self.used > 0 {
             self.out.push(self.headers.split_to(self.used).freeze());
@@ -126,7 +126,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Completes the list, and says how many bytes it has got.
+    /// Completes the list; returns the bytes of this call.
     pub(crate) fn finish(mut self) -> usize {
         self.end_headers();
         self.bytes
@@ -142,18 +142,18 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// The slices one after the other.
+    /// A payload of these slices, in order.
     pub fn new(slices: impl IntoIterator<Item = Slice>) -> Payload {
         let slices: SmallVec<[Slice; 2]> = slices.into_iter().filter(|slice| !slice.is_empty()).collect();
         let len_bytes = slices.iter().map(|slice| slice.len()).sum();
         Payload { slices, len_bytes, crcs: None }
     }
 
-    /// The same data with sums that are known already: data digests are then joined from them, and the blocks are not
-    /// read again. Sums of another length than the data are ignored.
+    /// The same data with known block CRCs: data digests are combined from them, and the blocks are not read again. CRCs of
+    /// another length than the data are ignored.
     ///
-    /// The sums must be right, or the peer sees a wrong data digest; so a caller that verified the guards has, with the
-    /// digest, vouched for the same bytes from end to end.
+    /// The CRCs must be correct, or the peer sees a wrong data digest. So if the caller verified the guards, the digest
+    /// protects the same bytes from end to end.
     pub fn with_crcs(mut self, crcs: BlockCrcs) -> Payload {
         self.crcs = Some(crcs).filter(|crcs| crcs.len_bytes() == self.len_bytes);
         self
@@ -164,7 +164,7 @@ impl Payload {
         self.len_bytes
     }
 
-    /// All slices; the payload is empty then.
+    /// Moves all slices out of the payload.
     pub(crate) fn take(&mut self) -> impl Iterator<Item = Slice> + '_ {
         self.len_bytes = 0;
         self.slices.drain(..)
@@ -175,8 +175,8 @@ impl Payload {
         &self.slices
     }
 
-    /// How much data, at most `max_bytes`, the PDU that starts at `from` takes when `left_bytes` are to be sent: up to
-    /// the edge of a block where that is possible, because the digest is then made of known sums alone.
+    /// Data bytes, at most `max_bytes`, of the PDU that starts at `from` when `left_bytes` are to be sent. Ends at the edge
+    /// of a block if possible: the digest then needs only known CRCs.
     pub(crate) fn cut_bytes(&self, from: usize, left_bytes: usize, max_bytes: usize) -> usize {
         if left_bytes <= max_bytes {
             return left_bytes;
@@ -184,11 +184,11 @@ impl Payload {
         let Some(crcs) = &self.crcs else { return max_bytes };
         let stride = crcs.layout.stride_bytes();
         let end = (from + max_bytes) / stride * stride;
-        // The wire wants dwords, and a stride need not be one.
+        // DATAL is a number of dwords (NVMe/TCP 3.6.2.8), and a stride need not be.
         if end > from && (end - from).is_multiple_of(4) { end - from } else { max_bytes }
     }
 
-    /// The CRC-32C of bytes `from..to`; `summed` counts those that had to be read for it.
+    /// The CRC-32C of bytes `from..to`; `checksummed` counts the bytes that were read for it.
     pub(crate) fn digest(&self, from: usize, to: usize, checksummed: &mut u64) -> u32 {
         if let Some(crcs) = &self.crcs {
             return digest_of(
@@ -204,7 +204,7 @@ impl Payload {
         crc.0
     }
 
-    /// Calls `see` with each slice and the part of it that lies in `from..to`.
+    /// Calls `see` with each slice and the range of it that is in `from..to`.
     pub(crate) fn each(&self, from: usize, to: usize, mut see: impl FnMut(&Slice, usize, usize)) {
         let mut start = 0;
         for slice in &self.slices {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_of_another_length_are_not_believed() {
+    fn crcs_of_another_length_are_ignored() {
         let layout = BlockLayout::new(512, 0).unwrap();
         let crcs = |n| BlockCrcs { layout: layout.clone(), guards: std::iter::repeat_n(0, n).collect() };
         let data = || Payload::from(Slice::copy_from(&[1; 1024]));

@@ -1,12 +1,12 @@
-//! How bytes come in: into a staging buffer, or straight into the memory of the command they belong to.
+//! Receives bytes into a staging buffer, or directly into the memory of their command.
 //!
 //! An asynchronous receive owns its buffer until the kernel is done with it, so the buffer is chosen before the bytes
-//! are known. Headers and short data arrive in the staging buffer and data is copied from there. Once the header of a
-//! long payload has been read, the next buffer handed out is the part of the command's own memory that is still empty,
-//! no longer than the payload, so its bytes are never copied.
+//! are known. Headers and short data arrive in the staging buffer, and data is copied from there. Once the header of a
+//! long payload has been read, the next buffer is the empty part of the command's own memory, no longer than the payload,
+//! so its bytes are never copied.
 //!
-//! Invariants: at most one buffer is out; nothing stays in the staging buffer between two calls; a byte of a payload is
-//! written only below the length that the side granted, which the side has checked before.
+//! Invariants: at most one buffer is lent; nothing stays in the staging buffer between two calls; a byte of a payload is
+//! written only below the length that the side granted and has checked before.
 
 use sealblock_integrity::guard;
 use sealblock_runtime_memory::{Buffer, Pool};
@@ -16,10 +16,10 @@ use crate::crcs::{BlockCrcs, BlockLayout, CrcAccumulator};
 use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, PduRules, PduType};
 use crate::violation::{Closed, Violation};
 
-/// Staging is cut to this while a long payload is on its way, so that little of it lands there and has to be copied.
+/// Staging is cut to this while a long payload is expected, so that little of it has to be copied.
 const SHORT_STAGING_BYTES: usize = 4096;
 
-/// Memory that the data of one command fills.
+/// Memory of one command's data that is arriving.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buffer: Buffer,
@@ -29,7 +29,7 @@ pub(crate) struct Fill {
 }
 
 impl Fill {
-    /// Memory to be filled from its start; summed only when data digests are there to be checked.
+    /// Fills memory from its start; computes CRCs only if data digests are in use.
     pub(crate) fn new(buffer: Buffer, data_digest: bool, layout: Option<BlockLayout>) -> Fill {
         Fill { buffer, filled: 0, crcs: data_digest.then(|| CrcAccumulator::new(layout)), is_damaged: false }
     }
@@ -38,14 +38,14 @@ impl Fill {
         self.is_damaged
     }
 
-    /// The bytes that came, and the sums of their blocks unless some were damaged.
+    /// The received bytes, and their block CRCs unless a data digest was wrong.
     pub(crate) fn finish(mut self) -> (Buffer, Option<BlockCrcs>) {
         self.buffer.truncate(self.filled);
         let accumulator = self.crcs.filter(|_| !self.is_damaged);
         (self.buffer, accumulator.and_then(CrcAccumulator::finish))
     }
 
-    /// Notes that `len` more bytes are in place.
+    /// Counts `len` more bytes that are in place.
     fn advance(&mut self, len: usize, counters: &mut ReceiveCounters) {
         let to = self.filled + len;
         if let Some(accumulator) = &mut self.crcs {
@@ -61,7 +61,7 @@ impl Fill {
         self.advance(bytes.len(), counters);
     }
 
-    /// Ends a PDU whose data has this digest, or else is damaged.
+    /// Ends a PDU; marks the data as damaged unless it has this digest.
     fn check(&mut self, digest: u32) {
         self.is_damaged |= self.crcs.as_mut().is_some_and(|accumulator| accumulator.end_pdu() != digest);
     }
@@ -70,9 +70,9 @@ impl Fill {
 /// Where the data of one PDU goes.
 #[derive(Debug)]
 pub(crate) struct Sink {
-    /// The command, in the terms of the side.
+    /// The token of the command.
     pub(crate) token: u32,
-    /// Its memory; without any, the data is thrown away.
+    /// Its memory; `None` discards the data.
     pub(crate) fill: Option<Fill>,
 }
 
@@ -83,37 +83,37 @@ impl Sink {
     }
 }
 
-/// What the target and the host do differently with what comes in.
+/// What target and host do differently with received PDUs.
 pub(crate) trait Side {
-    /// The rules that the next PDU has to keep.
+    /// The rules for the next PDU.
     fn rules(&self) -> PduRules;
-    /// A header came; says in `sink`, which discards, where the data goes that `frame` announces. In place, because a sink is
-    /// large and most headers announce no data.
+    /// Handles a header; sets in `sink`, which discards, the memory of the data that `frame` announces. In place, because a
+    /// sink is large and most headers announce no data.
     fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed>;
-    /// The data of that PDU came. Not called for PDUs without data.
+    /// Handles the data of that PDU. Not called for PDUs without data.
     fn payload(&mut self, sink: Sink);
-    /// Whether a long payload may follow the next header.
+    /// True if a long payload may follow the next header.
     fn awaits_long_payload(&self) -> bool;
 }
 
-/// What came in so far.
+/// What was received so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReceiveCounters {
-    /// Bytes of command data that came, wherever they landed first.
+    /// Received bytes of command data.
     pub payload_bytes: u64,
-    /// Of those, bytes that landed in staging and were copied.
+    /// Of those, bytes that were copied from staging.
     pub payload_bytes_copied: u64,
-    /// Of those, bytes that were summed. Equal to `payload_bytes` with data digests on: each byte once.
+    /// Of those, bytes that a CRC was computed over. Equal to `payload_bytes` with data digests: each byte once.
     pub payload_bytes_checksummed: u64,
 }
 
 enum LentBuffer {
     Nothing,
-    /// The staging buffer is out; this is what was cut off it.
+    /// The staging buffer is lent, without `rest`.
     Staging {
         rest: Buffer,
     },
-    /// The memory of a command is out; this is what lies behind the payload.
+    /// The memory of a command is lent, without `tail` after the payload.
     Direct {
         tail: Buffer,
     },
@@ -169,18 +169,18 @@ impl Receiver {
         self.counters
     }
 
-    /// The header that is being read, as far as it came, without its digest.
+    /// The received part of the current header, without its digest.
     pub(crate) fn offending_header(&self) -> &[u8] {
         let whole = self.kind.map_or(CommonHeader::BYTES, PduType::header_bytes);
         &self.header[..self.have.min(whole)]
     }
 
-    /// Whether no data is expected before the next header.
+    /// True if no data is expected before the next header.
     pub(crate) fn is_at_header(&self) -> bool {
         matches!(self.phase, ReceivePhase::Header)
     }
 
-    /// The buffer for the next receive; `None` while one is out.
+    /// Lends the buffer for the next receive; `None` while one is lent.
     pub(crate) fn lend(&mut self, side: &impl Side) -> Option<Buffer> {
         if !matches!(self.lent, LentBuffer::Nothing) {
             return None;
@@ -200,7 +200,7 @@ impl Receiver {
         Some(staging)
     }
 
-    /// Takes the buffer back, `len` bytes of which are new, and reads them.
+    /// Takes the lent buffer back and reads its first `len` bytes.
     pub(crate) fn take_back(&mut self, buffer: Buffer, len: usize, side: &mut impl Side) -> Result<(), Closed> {
         assert!(len <= buffer.len(), "{len} bytes received in a buffer of {}", buffer.len());
         match std::mem::replace(&mut self.lent, LentBuffer::Nothing) {

@@ -1,7 +1,7 @@
-//! The commands in flight of a connection, by a token for the caller and a 16-bit tag for the wire.
+//! The commands in flight of a connection, by a token for the caller and a 16-bit tag for the wire; and a set of tags.
 //!
-//! Invariants: never more entries than the limit; a token or tag of an entry that is gone finds nothing, until its
-//! generation comes round again (65,536 uses of one place for tokens; fewer for tags, by the bits left of 16).
+//! Invariants: never more entries than the limit; the token or tag of a removed entry finds nothing until its generation
+//! wraps around (after 65,536 uses of one index for tokens; fewer for tags, by the bits left of 16).
 
 use std::num::NonZeroU16;
 
@@ -15,7 +15,7 @@ pub(crate) struct Slab<T> {
     entries: Vec<SlabEntry<T>>,
     free: Vec<u16>,
     limit: NonZeroU16,
-    /// Bits of a tag that say which place; the others are of the generation.
+    /// Bits of a tag that hold the index; the others hold the generation.
     index_bits: u32,
 }
 
@@ -25,17 +25,17 @@ impl<T> Slab<T> {
         Slab { entries: Vec::new(), free: Vec::new(), limit, index_bits }
     }
 
-    /// How many there are.
+    /// Number of values.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.free.len()
     }
 
-    /// The token of the next value, or `None` at the limit.
+    /// Inserts a value; returns its token, or `None` at the limit.
     pub(crate) fn insert(&mut self, value: T) -> Option<u32> {
         self.insert_with(|| value)
     }
 
-    /// The same for a large value, made where it is kept.
+    /// The same for a large value, constructed in place.
     #[inline]
     pub(crate) fn insert_with(&mut self, make: impl FnOnce() -> T) -> Option<u32> {
         let index = match self.free.pop() {
@@ -67,7 +67,7 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Drops a value where it lies, after a last look at it.
+    /// Drops a value in place; returns what `look` reads of it before.
     pub(crate) fn release<R>(&mut self, token: u32, look: impl FnOnce(&T) -> R) -> Option<R> {
         let entry = self.occupied(token)?;
         let seen = entry.value.as_ref().map(look);
@@ -76,7 +76,7 @@ impl<T> Slab<T> {
         seen
     }
 
-    /// The entry of a value that is about to go.
+    /// The entry of a value that is removed; its generation advances.
     fn occupied(&mut self, token: u32) -> Option<&mut SlabEntry<T>> {
         let entry = self.entries.get_mut(usize::from(token as u16))?;
         if entry.value.is_none() || entry.generation != (token >> 16) as u16 {
@@ -91,7 +91,7 @@ impl<T> Slab<T> {
         self.tag_of(token as u16, (token >> 16) as u16)
     }
 
-    /// The place that a tag names, below the limit for every tag that was given out.
+    /// The index in a tag; below the limit for every tag of this slab.
     pub(crate) fn place(&self, tag: u16) -> usize {
         usize::from((u32::from(tag) & ((1 << self.index_bits) - 1)) as u16)
     }
@@ -104,7 +104,7 @@ impl<T> Slab<T> {
         (self.tag_of(index, entry.generation) == tag).then_some(token)
     }
 
-    /// Forgets all values and their places.
+    /// Removes all values.
     pub(crate) fn clear(&mut self) {
         self.entries.clear();
         self.free.clear();
@@ -121,12 +121,12 @@ impl<T> Slab<T> {
     }
 }
 
-/// One bit for each number: 8 KiB, allocated with the first.
+/// A set of 16-bit numbers, one bit each: 8 KiB, allocated with the first.
 #[derive(Default)]
 pub(crate) struct TagSet(Option<Box<[u64; 1024]>>);
 
 impl TagSet {
-    /// Adds `tag`; `false` if it was there.
+    /// Inserts `tag`; false if it was present.
     pub(crate) fn insert(&mut self, tag: u16) -> bool {
         let words = self.0.get_or_insert_with(|| Box::new([0; 1024]));
         let (word, bit) = (&mut words[usize::from(tag >> 6)], 1 << (tag & 63));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_holds_and_places_are_used_again() {
+    fn the_limit_holds_and_indexes_are_reused() {
         for limit in [1, 2, 3, 64, u16::MAX] {
             let mut slab = slab(limit);
             let tokens: Vec<u32> = (0..limit).map(|_| slab.insert(1).unwrap()).collect();
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_is_not_found() {
+    fn a_removed_value_is_not_found() {
         let mut slab = slab(4);
         let old = slab.insert(1).unwrap();
         let tag = slab.tag(old);

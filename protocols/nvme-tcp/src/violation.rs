@@ -1,8 +1,7 @@
-//! What a peer did wrong, and how the termination request names it.
+//! Protocol violations of a peer, and their status in the termination request.
 //!
-//! A violation is found by one side and told to the other in a termination request, after which the connection is
-//! dead. It is a type of its own, apart from the errors of commands, so that no command can be failed with it by
-//! mistake.
+//! The side that finds a violation sends a termination request and ends the connection. A violation is a type of its own,
+//! apart from the errors of commands, so that no command can fail with it by mistake.
 
 /// Fatal Error Status (FES) of a termination request (NVMe/TCP 3.6.2.4 and 3.6.2.5).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -10,13 +9,13 @@
 pub enum FatalErrorStatus {
     /// 01h: a field of a PDU header is invalid; the information is the offset of the field in bytes.
     InvalidHeaderField = 0x01,
-    /// 02h: a PDU came that may not come now.
+    /// 02h: a PDU that is not allowed in this state.
     SequenceError = 0x02,
     /// 03h: a header digest is wrong; the information is the digest received.
     HeaderDigest = 0x03,
     /// 04h: a transfer leaves the range it belongs to.
     DataOutOfRange = 0x04,
-    /// 05h: more data than MAXH2CDATA (told by a target), or more R2Ts than MAXR2T (told by a host).
+    /// 05h: more data than MAXH2CDATA (sent by a target), or more R2Ts than MAXR2T (sent by a host).
     LimitExceeded = 0x05,
     /// 06h: a parameter is not supported; the information is the offset of the field in bytes.
     UnsupportedParameter = 0x06,
@@ -36,7 +35,7 @@ pub mod clause {
     pub const C2H: &str = "3.3.2.1 Controller to Host Command Data Buffer Transfers";
     /// R2T and H2CData.
     pub const H2C: &str = "3.3.2.2 Host to Controller Command Data Buffer Transfers";
-    /// What to do about a wrong digest.
+    /// Handling of a wrong digest.
     pub const DIGEST_ERRORS: &str = "3.5 Error Handling Model, Digest Error handling";
     /// The common header.
     pub const COMMON_HEADER: &str = "3.6.2.1 PDU Common Header";
@@ -103,13 +102,13 @@ impl Violation {
     }
 }
 
-/// Why a connection is over.
+/// Why a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Closed {
     /// The peer violated the protocol; a termination request goes out (it is the last output).
     #[error("the peer violated the protocol: {0}")]
     Violated(#[from] Violation),
-    /// The peer sent a termination request: in its eyes this side violated the protocol.
+    /// The peer sent a termination request: it reports a violation by this side.
     #[error("the peer ended the connection with fatal error status {fes:#06x}, information {fei:#x}")]
     Terminated {
         /// The Fatal Error Status as it came.

@@ -1,10 +1,9 @@
 //! The host's side of a connection.
 //!
-//! One file per phase: `connect` until ICResp, `submit` for commands that leave, `write` and `read` for their data,
-//! `complete` for their ends, `output` for the PDUs. `state` is what they share.
+//! `state` has the setup of the connection and the life of a command, `transfer` its data and the PDUs to send.
 //!
-//! The way of a command: [`Host::submit`] gives it its identifier, [`Event::Completed`] ends it. There is nothing to do
-//! in between. Commands still in flight when the connection closes never complete; the submitter knows which they are.
+//! [`Host::submit`] assigns a command its identifier, [`Event::Completed`] ends it. Commands in flight when the connection
+//! closes never complete; the submitter knows which they are.
 
 mod state;
 mod transfer;
@@ -21,7 +20,7 @@ use crate::target::Counters;
 use crate::violation::Closed;
 use state::HostState;
 
-/// Names a command in flight; its number is the CID on the wire.
+/// Identifier of a command in flight: the CID on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Cid(pub u16);
 
@@ -31,51 +30,51 @@ pub enum HostData {
     /// None.
     #[default]
     None,
-    /// Goes to the controller, in the capsule if it fits.
+    /// Data to the controller, in the capsule if it fits.
     Write(Payload),
-    /// Comes from the controller.
+    /// Data from the controller.
     Read {
-        /// Where it goes; as long as the data asked for.
+        /// Its memory; as long as the requested data.
         buffer: Buffer,
-        /// With a shape, and data digests on, the CRC-32C of each block comes with the data.
+        /// With a layout and data digests, the CRC-32C of each block is returned with the data.
         layout: Option<BlockLayout>,
     },
 }
 
-/// What happened.
+/// Events of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// The connection is set up; commands may be submitted.
+    /// The connection is established; commands may be submitted.
     Established(Negotiated),
-    /// A command came to its end.
+    /// A command completed.
     Completed {
-        /// Which.
+        /// The command.
         cid: Cid,
-        /// How. If its data was damaged on the way, a successful status has become Transient Transport Error
-        /// (NVMe/TCP 3.5, "Digest Error handling"). A completion without a response is made up, with SQHD 0.
+        /// Its completion. If a data digest was wrong, a successful status becomes Transient Transport Error (NVMe/TCP 3.5,
+        /// "Digest Error handling"). A command that ends with the SUCCESS flag gets a completion with SQHD 0.
         completion: Completion,
         /// The data of a command that reads.
         data: Option<ReadData>,
     },
-    /// The connection is over; a termination request may be left to transmit.
+    /// The connection ended; a termination request may be left to transmit.
     Closed(Closed),
 }
 
-/// Data that came from the controller.
+/// Data from the controller.
 #[derive(Debug)]
 pub struct ReadData {
-    /// The bytes that came: shorter than the buffer submitted if the controller sent less.
+    /// The received bytes; shorter than the submitted buffer if the controller sent less.
     pub buffer: Buffer,
-    /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
+    /// The CRC-32C of each block, if a layout was given, data digests are in use and the data is whole blocks.
     pub crcs: Option<BlockCrcs>,
-    /// A data digest was wrong: the bytes are not to be used.
+    /// True if a data digest was wrong: the bytes must not be used.
     pub is_damaged: bool,
 }
 
 /// Why a command was not submitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SubmitError {
-    /// The connection is not set up yet, or closed.
+    /// The connection is not established yet, or closed.
     #[error("the connection is not open for commands")]
     NotEstablished,
     /// [`HostConfig::max_commands`] are in flight.
@@ -93,22 +92,22 @@ pub struct Host {
 }
 
 impl Host {
-    /// A connection whose first output is the request to set it up.
+    /// A connection whose first output is ICReq.
     pub fn new(config: HostConfig) -> Host {
         let receiver = Receiver::new(config.pool.clone(), config.staging_bytes, config.direct_bytes);
         Host { receiver, state: HostState::new(config) }
     }
 
-    /// The buffer for the next receive from the socket. `None` while one is out, and once the connection is closed.
+    /// The buffer for the next receive from the socket. `None` while one is lent, and once the connection is closed.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
         self.state.is_open().then(|| self.receiver.lend(&self.state)).flatten()
     }
 
     /// Takes back the buffer of [`Host::receive_buffer`], whose first `len` bytes are new (0 is allowed), and
-    /// processes them. The end of the stream is the caller's to notice.
+    /// processes them. The caller detects the end of the stream.
     ///
     /// # Panics
-    /// When the buffer is not the one handed out, whole, or is shorter than `len`.
+    /// If it is not the lent buffer, whole, or is shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         if !self.state.is_open() {
             return;
@@ -118,44 +117,44 @@ impl Host {
         }
     }
 
-    /// The next thing that happened, in order.
+    /// The next event, in order.
     pub fn next_event(&mut self) -> Option<Event> {
         self.state.events.pop_front()
     }
 
-    /// Whether [`Host::transmit`] has something to hand out.
+    /// True if [`Host::transmit`] has output.
     pub fn has_output(&self) -> bool {
         !self.state.output.is_empty()
     }
 
-    /// Appends what is to be sent next to `out`, in order, and says how many bytes it has. Whatever is handed out must
-    /// be sent before what the next call hands out.
+    /// Appends the next output to `out`, in order; returns its bytes. The caller sends it before the output of the next
+    /// call.
     pub fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
         self.state.transmit(out, limit)
     }
 
-    /// Ends the connection: commands and outputs are forgotten.
+    /// Ends the connection; drops commands and output.
     pub fn close(&mut self) {
         self.state.fail(Closed::Local, &[]);
     }
 
-    /// Why the connection is over, if it is.
+    /// Why the connection ended, if it did.
     pub fn closed(&self) -> Option<Closed> {
         self.state.closed
     }
 
-    /// What was agreed on; `None` before [`Event::Established`]. A host that insists on a digest looks here.
+    /// What was negotiated; `None` before [`Event::Established`]. A host that requires a digest checks it here.
     pub fn negotiated(&self) -> Option<Negotiated> {
         self.state.negotiated
     }
 
-    /// Changes [`HostConfig::max_in_capsule_bytes`], when Identify tells IOCCSZ.
+    /// Changes [`HostConfig::max_in_capsule_bytes`], once Identify Controller returns IOCCSZ.
     pub fn set_max_in_capsule_bytes(&mut self, bytes: u32) {
         self.state.config.max_in_capsule_bytes = bytes;
     }
 
-    /// The place of a command in flight: a number below [`HostConfig::max_commands`] that no other one has. Whoever keeps
-    /// something for each command in flight finds it without a search.
+    /// Index of a command in flight: below [`HostConfig::max_commands`] and unique, so that a caller can keep a table of its
+    /// commands.
     pub fn place(&self, cid: Cid) -> usize {
         self.state.commands.place(cid.0)
     }
@@ -170,7 +169,7 @@ impl Host {
         self.state.commands.len()
     }
 
-    /// What went through so far.
+    /// What was transferred so far.
     pub fn counters(&self) -> Counters {
         Counters { received: self.receiver.counters(), ..self.state.counters }
     }

@@ -1,4 +1,5 @@
-//! What the phases of a host share: the commands in flight, what is to be told and what is to be sent.
+//! State of a host's connection: its setup (NVMe/TCP 3.1), and commands from submission (3.3.1, 3.3.2) to completion
+//! (3.3.2.1, 3.6.2.7).
 
 use std::collections::VecDeque;
 
@@ -26,7 +27,7 @@ pub(super) struct HostState {
     pub(super) commands: Slab<CommandState>,
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
-    /// Reads on their way that are long enough to be received in place.
+    /// Reads in flight that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
     pub(super) headers: Headers,
@@ -35,14 +36,14 @@ pub(super) struct HostState {
 /// A command in flight.
 pub(super) struct CommandState {
     pub(super) command: Command,
-    /// Whether the capsule has been handed out.
+    /// True once the capsule was output.
     pub(super) is_sent: bool,
     pub(super) data: TransferData,
 }
 
 pub(super) enum TransferData {
     None,
-    /// All of it goes in the capsule.
+    /// All data goes in the capsule.
     InCapsule(Payload),
     Write(WriteTransfer),
     Read(ReadTransfer),
@@ -52,11 +53,11 @@ pub(super) struct WriteTransfer {
     pub(super) payload: Payload,
     /// End of the last R2T's range.
     pub(super) solicited: u32,
-    /// Ranges of R2Ts that are not wholly handed out, in order.
+    /// Ranges of R2Ts that are not fully output, in order.
     pub(super) r2t_ranges: SmallVec<[R2tRange; 1]>,
 }
 
-/// What is left of the range of one R2T.
+/// The rest of the range of one R2T.
 pub(super) struct R2tRange {
     pub(super) ttag: u16,
     pub(super) from: u32,
@@ -67,7 +68,7 @@ pub(super) struct ReadTransfer {
     /// The memory; `None` while a PDU fills it.
     pub(super) fill: Option<Fill>,
     pub(super) len_bytes: u32,
-    /// Bytes that came, or are announced by the header of the PDU that is coming.
+    /// Bytes that were received, or that the header of the current PDU announces.
     pub(super) received: u32,
     pub(super) is_last: bool,
     pub(super) is_success: bool,
@@ -100,7 +101,7 @@ impl HostState {
         }
     }
 
-    /// The request that sets the connection up.
+    /// The ICReq of this host.
     pub(super) fn request(&self) -> IcReq {
         IcReq::new(self.config.hpda, self.requested_digests(), self.config.max_r2ts.get() - 1)
     }
@@ -114,7 +115,7 @@ impl HostState {
         self.closed.is_none()
     }
 
-    /// Ends the connection. A violation is told to the controller, with the header that was being read.
+    /// Ends the connection. Reports a violation to the controller, with the offending header.
     pub(super) fn fail(&mut self, closed: Closed, header: &[u8]) {
         if !self.is_open() {
             return;
@@ -192,12 +193,12 @@ impl Host {
     /// transport descriptor of length 0, as Linux sends it.
     ///
     /// # Errors
-    /// As [`SubmitError`] says; the data is dropped then, so a caller that wants to try again keeps a handle on it.
+    /// See [`SubmitError`]; the data is dropped, so a caller that retries keeps a handle on it.
     pub fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
         self.state.submit(command, data)
     }
 
-    /// Whether one more command may be submitted now.
+    /// True if one more command may be submitted now.
     pub fn can_submit(&self) -> bool {
         let max = usize::from(self.state.config.max_commands.get());
         self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < max
@@ -270,7 +271,7 @@ impl HostState {
         Ok(())
     }
 
-    /// Ends a command. Data that it was asked for and has not sent yet is not sent any more.
+    /// Completes a command. Data that R2Ts request and that was not sent yet is never sent.
     pub(super) fn complete(&mut self, token: u32, mut completion: Completion) {
         let Some(entry) = self.commands.remove(token) else { return };
         let cid = entry.command.cid.get();

@@ -1,4 +1,5 @@
-//! R2Ts that arrive for the data of writes (NVMe/TCP 3.3.2.2).
+//! Data of commands: R2Ts for writes (NVMe/TCP 3.3.2.2), C2HData of reads (3.3.2.1), and the PDUs to send: ICReq,
+//! CapsuleCmd, H2CData, H2CTermReq.
 
 use sealblock_protocols_nvme::{Completion, Status};
 use sealblock_runtime_memory::Slice;
@@ -73,7 +74,7 @@ impl HostState {
         Ok(())
     }
 
-    /// The data of a PDU is there.
+    /// Handles the end of a PDU's data.
     pub(super) fn read_data(&mut self, sink: Sink) {
         let Some(entry) = self.commands.get_mut(sink.token) else { return };
         let TransferData::Read(read) = &mut entry.data else { return };
@@ -123,8 +124,8 @@ impl HostState {
         }
     }
 
-    /// The next H2CData of a command. What is left waits behind the other commands' output. Nothing, if the command
-    /// has been completed in the meantime.
+    /// Outputs the next H2CData of a command; the rest queues after the output of other commands. Nothing if the command
+    /// has completed in the meantime.
     fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(entry) = self.commands.get_mut(token) else { return };
         let TransferData::Write(write) = &mut entry.data else { return };

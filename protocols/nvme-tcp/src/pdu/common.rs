@@ -1,4 +1,4 @@
-//! The common header, and what follows from it: where digests, padding and data of a PDU stand.
+//! The common header, and the positions of digests, padding and data of a PDU.
 
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -87,7 +87,7 @@ impl PduType {
         matches!(self, PduType::H2CTermReq | PduType::C2HTermReq)
     }
 
-    /// Whether digests protect it where they are agreed on. The PDUs that open and end a connection never have any.
+    /// True if negotiated digests protect it. The PDUs that open and end a connection never have any.
     pub const fn has_digests(self) -> bool {
         !matches!(self, PduType::IcReq | PduType::IcResp) && !self.is_termination()
     }
@@ -132,7 +132,7 @@ impl CommonHeader {
     }
 }
 
-/// What was agreed on for the PDUs of one direction.
+/// What was negotiated for the PDUs of one direction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PduRules {
     /// The direction.
@@ -146,7 +146,7 @@ pub struct PduRules {
 }
 
 impl PduRules {
-    /// The rules before anything is agreed on.
+    /// The rules before the negotiation.
     pub const fn initial(direction: Direction) -> PduRules {
         PduRules { direction, header_digest: false, data_digest: false, alignment_bytes: 4 }
     }
@@ -195,7 +195,7 @@ pub fn begin(header: &CommonHeader, rules: &PduRules) -> Result<PduType, Violati
     Ok(kind)
 }
 
-/// Checks flags, PDO and PLEN against the rules, and says what follows the header. The header digest must have been
+/// Checks flags, PDO and PLEN against the rules; returns what follows the header. The header digest must have been
 /// checked before.
 pub fn frame(header: &CommonHeader, kind: PduType, rules: &PduRules) -> Result<Frame, Violation> {
     let has_header_digest = header.flags & flags::HEADER_DIGEST != 0;
@@ -226,7 +226,7 @@ fn data_frame(header: &CommonHeader, kind: PduType, rules: &PduRules, plen_bytes
     };
     let has_data_digest = header.flags & flags::DATA_DIGEST != 0;
     if kind == PduType::CapsuleCmd && plen_bytes == head_bytes {
-        // A capsule without data has no data offset and no data digest to speak of; hosts fill in what they like.
+        // A capsule without data needs no PDO and no data digest; hosts set these fields arbitrarily.
         if has_data_digest && !rules.data_digest {
             return Err(Violation::field(1, clause::DIGESTS, "DDGSTF is set but data digests were not agreed on"));
         }

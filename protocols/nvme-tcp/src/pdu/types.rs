@@ -1,4 +1,4 @@
-//! H2CData, C2HData and R2T: parts of a Command Data Buffer, and the request for one.
+//! The headers of each PDU type (NVMe/TCP 3.6.2).
 
 use sealblock_protocols_nvme::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
@@ -36,7 +36,7 @@ transfer_header!(
     /// Host to Controller Data (NVMe/TCP 3.6.2.8).
     H2CData,
     ttag,
-    "Bytes 11:10: TTAG, the tag of the R2T that is answered.",
+    "Bytes 11:10: TTAG, the tag of the R2T.",
     datao,
     "Bytes 15:12: DATAO, offset in the Command Data Buffer, in bytes.",
     datal,
@@ -60,7 +60,7 @@ transfer_header!(
     r2to,
     "Bytes 15:12: R2TO, offset in the Command Data Buffer, in bytes.",
     r2tl,
-    "Bytes 19:16: R2TL, bytes asked for."
+    "Bytes 19:16: R2TL, requested bytes."
 );
 
 /// Offset of CCCID from the start of the PDU, in bytes.
@@ -72,7 +72,7 @@ pub(crate) const OFFSET_AT: u32 = 12;
 /// Offset of DATAL and R2TL.
 pub(crate) const LENGTH_AT: u32 = 16;
 
-/// Checks what one PDU by itself tells about a range: dwords throughout, and not empty.
+/// Checks that a range is whole dwords and not empty.
 fn check_range(offset: u32, length: u32, clause: &'static str) -> Result<(), Violation> {
     if !offset.is_multiple_of(4) {
         return Err(Violation::field(OFFSET_AT, clause, "the data offset is not a number of dwords"));
@@ -232,7 +232,7 @@ pub struct IcReq {
     pub pfv: U16,
     /// Byte 10: HPDA, alignment of data sent to the host, dwords, 0's based.
     pub hpda: u8,
-    /// Byte 11: DGST, the digests the host asks for.
+    /// Byte 11: DGST, the digests that the host requests.
     pub digests: u8,
     /// Bytes 15:12: MAXR2T, R2Ts that may be outstanding for a command, 0's based.
     pub maxr2t: U32,
@@ -247,7 +247,7 @@ impl IcReq {
         IcReq { common, pfv: U16::ZERO, hpda, digests, maxr2t: U32::new(maxr2t), reserved: [0; 112] }
     }
 
-    /// Refuses versions and alignments that there are not.
+    /// Refuses unknown versions and alignments.
     pub fn check(&self) -> Result<(), Violation> {
         if self.pfv.get() != 0 {
             return Err(Violation::unsupported(8, clause::ICREQ, "a PDU format version other than 0"));
@@ -285,7 +285,7 @@ impl IcResp {
         IcResp { common, pfv: U16::ZERO, cpda, digests, maxh2cdata_bytes, reserved: [0; 112] }
     }
 
-    /// Refuses what there is not, and digests that were not among those `requested`.
+    /// Refuses unknown versions, alignments and lengths, and digests that were not `requested`.
     pub fn check(&self, requested: u8) -> Result<(), Violation> {
         if self.pfv.get() != 0 {
             return Err(Violation::unsupported(8, clause::ICRESP, "a PDU format version other than 0"));
@@ -326,21 +326,20 @@ pub struct TermReq {
 }
 
 impl TermReq {
-    /// The request that tells the peer of `violation`, followed by `data_bytes` bytes of the offending header, at most
-    /// 128.
+    /// The request that reports `violation`, followed by `data_bytes` bytes of the offending header, at most 128.
     pub fn new(direction: Direction, violation: &Violation, data_bytes: usize) -> TermReq {
         let kind = match direction {
             Direction::ToController => PduType::H2CTermReq,
             Direction::ToHost => PduType::C2HTermReq,
         };
         let mut common = CommonHeader::new(kind, &PduRules::initial(direction), 0, data_bytes as u32);
-        // PDO is reserved here, though there are data.
+        // PDO is reserved here, although data follows.
         common.pdo = 0;
         let (fes, fei) = (U16::new(violation.fes as u16), U32::new(violation.fei));
         TermReq { common, fes, fei, reserved: [0; 10] }
     }
 
-    /// Whether the length is one that a receiver may read at all (NVMe/TCP 3.5).
+    /// True if the length is one that a receiver may read (NVMe/TCP 3.5).
     pub fn is_well_formed(&self) -> bool {
         (24..=MAX_TERM_PLEN_BYTES).contains(&self.common.plen.get())
     }

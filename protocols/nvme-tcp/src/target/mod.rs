@@ -21,25 +21,25 @@ use crate::receive::{ReceiveCounters, Receiver};
 use crate::violation::Closed;
 use state::TargetState;
 
-/// Names a command in flight on one connection.
+/// Identifies a command in flight on one connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Token(u32);
 
 impl Token {
-    /// The command's place among those in flight: below [`TargetConfig::max_commands`], and no other's meanwhile.
+    /// Index of the command: below [`TargetConfig::max_commands`], and unique among those in flight.
     pub fn place(self) -> usize {
         usize::from(self.0 as u16)
     }
 }
 
-/// What happened.
+/// Events of a connection.
 #[derive(Debug)]
 pub enum Event {
-    /// The connection is set up; capsules may come.
+    /// The connection is established; capsules may arrive.
     Established(Negotiated),
-    /// A command came. It is to be answered with exactly one completion.
+    /// A command arrived. The export completes it exactly once.
     Command {
-        /// Its name from here on.
+        /// Its token.
         token: Token,
         /// The submission queue entry.
         command: Command,
@@ -53,25 +53,25 @@ pub enum Event {
         /// The data, or why there is none.
         data: Result<Received, DataError>,
     },
-    /// The connection is over. Commands in flight are forgotten; a termination request may be left to transmit.
+    /// The connection ended. Commands in flight are dropped; a termination request may be left to transmit.
     Closed(Closed),
 }
 
-/// Data that came from the host, complete and, with data digests on, checked.
+/// Data from the host, complete and, with data digests, checked.
 #[derive(Debug)]
 pub struct Received {
     /// The data.
     pub buffer: Buffer,
-    /// The CRC-32C of each of its blocks, where a shape was given, data digests are on and the data is whole blocks.
+    /// The CRC-32C of each block, if a layout was given, data digests are in use and the data is whole blocks.
     pub crcs: Option<BlockCrcs>,
 }
 
-/// What a capsule says of its command's data.
+/// The data of a command, by its capsule.
 #[derive(Debug)]
 pub enum CommandData {
-    /// There is none.
+    /// The command has no data.
     None,
-    /// It came in the capsule.
+    /// The data was in the capsule.
     InCapsule(Received),
     /// A Command Data Buffer of the host: fetched with [`Target::accept_data`] if the command writes, filled with
     /// [`Target::send_data`] if it reads, left alone otherwise.
@@ -79,20 +79,20 @@ pub enum CommandData {
         /// Its length in bytes, not 0.
         len_bytes: u32,
     },
-    /// The command is to be failed with [`DataError::status_code`].
+    /// The data is invalid: fail the command with [`DataError::status_code`].
     Unusable(DataError),
 }
 
-/// Why the data of a command is not to be had.
+/// Why the data of a command is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DataError {
     /// A data digest is wrong (NVMe/TCP 3.5, "Digest Error handling").
     #[error("the data digest does not fit the data")]
     Digest,
-    /// The data pointer is none of this transport.
+    /// The data pointer is not one of this transport.
     #[error(transparent)]
     Sgl(SglError),
-    /// The descriptor's offset is not 0, the only one there is with ICDOFF = 0.
+    /// The descriptor's offset is not 0, as ICDOFF = 0 requires.
     #[error("the data starts behind the start of the capsule's data")]
     Offset,
     /// The descriptor's length is not that of the capsule's data.
@@ -101,7 +101,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// The status that the command is to be failed with.
+    /// The status to fail the command with.
     pub const fn status_code(self) -> StatusCode {
         match self {
             DataError::Digest => StatusCode::TRANSIENT_TRANSPORT_ERROR,
@@ -112,13 +112,13 @@ impl DataError {
     }
 }
 
-/// Why a call of the export was refused; the connection is as it was before.
+/// Why a call of the export was refused; the connection is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
     /// No command in flight has this token; after the connection closed, none has any.
     #[error("no command in flight has this token")]
     UnknownToken,
-    /// The command has been answered, has no data to fetch, or is fetching it now.
+    /// The command was completed, has no data to fetch, or is fetching it.
     #[error("the command is not in a state for this call")]
     WrongState,
     /// The length is not that of the host's buffer, exceeds what is left of it, or is no number of dwords.
@@ -126,57 +126,57 @@ pub enum CallError {
     Length {
         /// The length offered.
         len_bytes: usize,
-        /// What the host's buffer has left.
+        /// Bytes left in the host's buffer.
         room_bytes: usize,
     },
-    /// [`TargetConfig::max_bytes_in_flight`] leaves no room; try again when other commands have been answered.
+    /// [`TargetConfig::max_bytes_in_flight`] leaves no room; retry when other commands have completed.
     #[error("the data exceeds the bytes allowed in flight")]
     OverLimit,
 }
 
-/// What went through a connection so far.
+/// What a connection transferred so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
-    /// What came in.
+    /// Received bytes.
     pub received: ReceiveCounters,
-    /// Bytes of command data handed out to be sent.
+    /// Bytes of command data that were output.
     pub payload_bytes_sent: u64,
-    /// Of those, bytes that had to be read for a data digest; the rest came with sums, or digests are off.
+    /// Of those, bytes that were read to compute a data digest; the others had known CRCs, or no digest.
     pub payload_bytes_sent_checksummed: u64,
 }
 
-/// A target's side of one connection: bytes in, events out, and the other way round.
+/// A target's side of one connection: commands out, completions in.
 pub struct Target {
     receiver: Receiver,
     state: TargetState,
 }
 
 impl Target {
-    /// A connection on which nothing has happened yet.
+    /// A connection that was just accepted.
     pub fn new(config: TargetConfig) -> Target {
         let receiver = Receiver::new(config.pool.clone(), config.staging_bytes, config.direct_bytes);
         Target { receiver, state: TargetState::new(config) }
     }
 
-    /// The buffer for the next receive from the socket. `None` while one is out, once the connection is closed, and while
-    /// commands with in-capsule data hold [`TargetConfig::max_bytes_in_flight`]: ask again when [`Target::transmit`] has
-    /// handed out their responses.
+    /// The buffer for the next receive from the socket. `None` while one is lent, once the connection is closed, and while
+    /// commands with in-capsule data hold [`TargetConfig::max_bytes_in_flight`]: call again when [`Target::transmit`] has
+    /// output their responses.
     pub fn receive_buffer(&mut self) -> Option<Buffer> {
         let is_full = self.state.capsule_bytes >= self.state.config.max_bytes_in_flight && self.may_pause();
         (self.state.is_open() && !is_full).then(|| self.receiver.lend(&self.state)).flatten()
     }
 
-    /// Whether receiving may pause until a response has left: some command has all its in-capsule data, and no data is
-    /// expected that another one waits for.
+    /// True if receiving may pause until a response has left: some command has all its in-capsule data, and no command
+    /// waits for more.
     pub fn may_pause(&self) -> bool {
         self.receiver.is_at_header() && self.state.capsule_bytes > 0
     }
 
     /// Takes back the buffer of [`Target::receive_buffer`], whose first `len` bytes are new (0 is allowed), and
-    /// processes them. The end of the stream is the caller's to notice.
+    /// processes them. The caller detects the end of the stream.
     ///
     /// # Panics
-    /// When the buffer is not the one handed out, whole, or is shorter than `len`.
+    /// If it is not the lent buffer, whole, or is shorter than `len`.
     pub fn received(&mut self, buffer: Buffer, len: usize) {
         if !self.state.is_open() {
             return;
@@ -186,45 +186,45 @@ impl Target {
         }
     }
 
-    /// The next thing that happened, in order.
+    /// The next event, in order.
     pub fn next_event(&mut self) -> Option<Event> {
         self.state.events.pop_front()
     }
 
-    /// Whether [`Target::transmit`] has something to hand out.
+    /// True if [`Target::transmit`] has output.
     pub fn has_output(&self) -> bool {
         !self.state.output.is_empty()
     }
 
-    /// Appends what is to be sent next to `out`, in order, and says how many bytes it has. Whatever is handed out must
-    /// be sent before what the next call hands out.
+    /// Appends the next output to `out`, in order; returns its bytes. The caller sends it before the output of the next
+    /// call.
     pub fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
         self.state.transmit(out, limit)
     }
 
-    /// Ends the connection: commands and outputs are forgotten.
+    /// Ends the connection; drops commands and output.
     pub fn close(&mut self) {
         self.state.fail(Closed::Local, &[]);
     }
 
-    /// Why the connection is over, if it is. Then nothing is received any more, and it is to be shut down once
-    /// [`Target::has_output`] says that the termination request is gone.
+    /// Why the connection ended, if it did. Nothing is received any more; shut the socket down once [`Target::has_output`]
+    /// is false.
     pub fn closed(&self) -> Option<Closed> {
         self.state.closed
     }
 
-    /// What was agreed on; `None` before [`Event::Established`].
+    /// What was negotiated; `None` before [`Event::Established`].
     pub fn negotiated(&self) -> Option<Negotiated> {
         self.state.negotiated
     }
 
-    /// Whether successful reads end with the SUCCESS flag in place of a response. Allowed only if the host disabled
-    /// submission queue flow control in Connect; off at first.
+    /// Sets whether successful reads end with the SUCCESS flag in place of a response. Allowed only if the host disabled
+    /// submission queue flow control in Connect; off by default.
     pub fn set_success_flag(&mut self, on: bool) {
         self.state.success_flag = on;
     }
 
-    /// Changes [`TargetConfig::max_in_capsule_bytes`], when Connect tells what queue this is.
+    /// Changes [`TargetConfig::max_in_capsule_bytes`], once Connect names the queue.
     pub fn set_max_in_capsule_bytes(&mut self, bytes: u32) {
         self.state.config.max_in_capsule_bytes = bytes;
     }
@@ -239,12 +239,12 @@ impl Target {
         self.state.bytes_in_flight
     }
 
-    /// Bytes of command data handed out to be sent so far.
+    /// Bytes of command data that were output so far.
     pub fn payload_bytes_sent(&self) -> u64 {
         self.state.counters.payload_bytes_sent
     }
 
-    /// What went through so far.
+    /// What was transferred so far.
     pub fn counters(&self) -> Counters {
         Counters { received: self.receiver.counters(), ..self.state.counters }
     }

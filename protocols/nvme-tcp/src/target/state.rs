@@ -1,4 +1,5 @@
-//! What the phases of a target share: the commands in flight, what is to be told and what is to be sent.
+//! State of a target's connection: its setup (NVMe/TCP 3.1), and commands that arrive, with or without data in their
+//! capsule (3.3.1, 3.6.2.6).
 
 use std::collections::VecDeque;
 
@@ -24,32 +25,32 @@ pub(super) struct TargetState {
     pub(super) closed: Option<Closed>,
     pub(super) success_flag: bool,
     pub(super) commands: Slab<CommandState>,
-    /// By the place of their command, as far as there was one there.
+    /// By the index of their command.
     pub(super) transfers: Vec<Transfer>,
     /// Command identifiers of the commands in flight.
     pub(super) cids: TagSet,
     pub(super) events: VecDeque<Event>,
     pub(super) output: VecDeque<Output>,
     pub(super) bytes_in_flight: usize,
-    /// Of those, bytes that came in capsules.
+    /// Of those, bytes in capsules.
     pub(super) capsule_bytes: usize,
-    /// Transfers on their way that are long enough to be received in place.
+    /// Transfers in flight that are long enough to be received in place.
     pub(super) long_transfers: usize,
     pub(super) counters: Counters,
     pub(super) headers: Headers,
 }
 
-/// A command in flight. What only few commands have lies elsewhere: a slot is written and dropped for each of them.
+/// A command in flight. Kept small, because it is written and dropped for each command; see [`Transfer`].
 pub(super) struct CommandState {
     pub(super) cid: u16,
     /// Length of the host's Command Data Buffer, 0 if there is none.
     pub(super) len_bytes: u32,
-    /// What this command holds of `bytes_in_flight`.
+    /// This command's share of `bytes_in_flight`.
     pub(super) held_bytes: usize,
-    /// The export may never answer it.
+    /// True if the export may leave it uncompleted (Asynchronous Event Request).
     pub(super) may_stay_unanswered: bool,
     pub(super) stage: CommandStage,
-    /// Data to send, in order; `queued_bytes` of it were given so far.
+    /// Data to send, in order; `queued_bytes` of it were queued so far.
     pub(super) sends: SmallVec<[OutgoingData; 1]>,
     pub(super) queued_bytes: u32,
     pub(super) sent_bytes: u32,
@@ -59,7 +60,7 @@ pub(super) struct CommandState {
 pub(super) enum CommandStage {
     /// In-capsule data of this command is arriving.
     Capsule(Command),
-    /// The export has the command, and may fetch its data if `fetched` says it has not.
+    /// The export has the command, and may fetch its data unless `fetched`.
     Received { fetched: bool },
     /// Data is being fetched; `State::transfers` has the transfer.
     Fetching,
@@ -67,16 +68,16 @@ pub(super) enum CommandStage {
     Completed,
 }
 
-/// Data on its way from the host.
+/// Data of a write that is being fetched.
 #[derive(Default)]
 pub(super) struct Transfer {
     /// The memory; `None` while a PDU fills it.
     pub(super) fill: Option<Fill>,
-    /// Bytes that came, or are announced by the header of the PDU that is coming.
+    /// Bytes that were received, or that the header of the current PDU announces.
     pub(super) received: u32,
-    /// Bytes that R2Ts handed out asked for.
+    /// Bytes that R2Ts requested which were output.
     pub(super) solicited: u32,
-    /// Bytes that R2Ts handed out or waiting in the output ask for.
+    /// Bytes that R2Ts requested which were output or queued.
     pub(super) queued: u32,
     pub(super) is_long: bool,
 }
@@ -124,7 +125,7 @@ impl TargetState {
         self.closed.is_none()
     }
 
-    /// Ends the connection. A violation is told to the host, with the header that was being read.
+    /// Ends the connection. Reports a violation to the host, with the offending header.
     pub(super) fn fail(&mut self, closed: Closed, header: &[u8]) {
         if !self.is_open() {
             return;
@@ -142,13 +143,13 @@ impl TargetState {
         self.events.push_back(Event::Closed(closed));
     }
 
-    /// Forgets a command whose response is on its way.
+    /// Removes a command whose response was output.
     pub(super) fn release(&mut self, token: u32) {
         let freed = self.commands.release(token, |entry| (entry.cid, entry.held_bytes, entry.len_bytes));
         if let Some((cid, held_bytes, len_bytes)) = freed {
             self.cids.remove(cid);
             self.bytes_in_flight -= held_bytes;
-            // Only data that is fetched has a buffer of the host behind it.
+            // A command without a host's buffer had its data in the capsule.
             self.capsule_bytes -= if len_bytes == 0 { held_bytes } else { 0 };
         }
     }
@@ -263,7 +264,7 @@ impl TargetState {
         Ok(())
     }
 
-    /// What the data pointer says, held against what the capsule has.
+    /// The command's data by its data pointer, checked against the capsule.
     fn capsule_data_of(&self, command: &Command, frame: &Frame) -> Result<CommandData, Violation> {
         let unusable = |error| Ok(CommandData::Unusable(error));
         match command.data() {
@@ -284,7 +285,7 @@ impl TargetState {
         }
     }
 
-    /// Forgets a kept command with this CID, if there is one.
+    /// Removes a command with this CID that may stay uncompleted. True if there was one.
     fn forget_unanswered(&mut self, cid: u16) -> bool {
         let mut all = self.commands.tokens();
         let kept = all.find(|&token| self.commands.get(token).is_some_and(|s| s.may_stay_unanswered && s.cid == cid));
@@ -299,7 +300,7 @@ impl TargetState {
         self.bytes_in_flight.saturating_add(bytes) <= self.config.max_bytes_in_flight
     }
 
-    /// Tells of the command, now or when its in-capsule data has come.
+    /// Reports the command, now or once its in-capsule data has arrived.
     fn deliver(&mut self, token: u32, command: Command, data: CommandData, (frame, sink): (&Frame, &mut Sink)) {
         let entry = self.commands.get_mut(token).expect("the caller has just made the entry");
         match data {
@@ -321,7 +322,7 @@ impl TargetState {
         }
     }
 
-    /// The in-capsule data is there.
+    /// Reports a command whose in-capsule data has arrived.
     pub(super) fn capsule_data(&mut self, sink: Sink, command: Command) {
         let (Some(entry), Some(fill)) = (self.commands.get_mut(sink.token), sink.fill) else { return };
         entry.stage = CommandStage::Received { fetched: true };

@@ -1,8 +1,9 @@
-//! The data of writes: R2Ts ask for it, H2CData brings it (NVMe/TCP 3.3.2.2).
+//! Data and completions of commands: R2T requests the data of a write, H2CData transfers it (NVMe/TCP 3.3.2.2), C2HData
+//! transfers the data of a read (3.3.2.1); and the PDUs to send.
 //!
 //! Invariants: a command's data comes from its start to its end without gaps; R2Ts cut it into equal ranges, the last
-//! one shorter, so which R2T a PDU answers follows from its offset; all R2Ts of a command have the same tag, since a
-//! host answers them in order.
+//! one shorter, so the offset of a PDU determines its R2T; all R2Ts of a command have the same tag, since a host responds
+//! in order.
 
 use sealblock_protocols_nvme::Completion;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -67,7 +68,7 @@ impl TargetState {
         let max = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
         let range_bytes = self.config.max_r2t_bytes;
         let Some((entry, transfer)) = self.transfer(token) else { return };
-        // A range that has partly come is still outstanding, so the count starts at the range's start.
+        // A range of which a part has arrived is still outstanding, so count from its start.
         let done = transfer.received / range_bytes;
         let mut new_r2ts = 0;
         while transfer.queued < entry.len_bytes && transfer.queued.div_ceil(range_bytes) - done < max {
@@ -77,7 +78,7 @@ impl TargetState {
         self.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(new_r2ts));
     }
 
-    /// The data of a PDU is there.
+    /// Handles the end of a PDU's data.
     pub(super) fn transfer_data(&mut self, token: u32) {
         let Some((entry, transfer)) = self.transfer(token) else { return };
         if entry.completion.is_some() {
@@ -97,8 +98,8 @@ impl TargetState {
         }
     }
 
-    /// Answers a command that was completed while its data was on the way, once all data has come that was asked for:
-    /// the host may have sent it before it sees the response, and data for an unknown tag would be a fatal error.
+    /// Responds to a command that completed while its data was being fetched, once all requested data has arrived: the host
+    /// may have sent it before it sees the response, and data for an unknown tag would be a fatal error.
     pub(super) fn drain(&mut self, token: u32) {
         let Some((entry, transfer)) = self.transfer(token) else { return };
         if transfer.received == transfer.solicited && transfer.fill.is_some() {
@@ -112,11 +113,11 @@ impl TargetState {
 
 impl Target {
     /// Fetches the data of a command with [`CommandData::Transport`](super::CommandData::Transport) into `buffer`,
-    /// which is as long as the host's. R2Ts go out, and [`Event::DataReady`](super::Event::DataReady) brings the
-    /// buffer back. With `shape`, and data digests on, it brings the CRC-32C of each block as well.
+    /// which is as long as the host's. Sends R2Ts; [`Event::DataReady`](super::Event::DataReady) returns the buffer, with the
+    /// CRC-32C of each block if there is a `layout` and data digests are in use.
     ///
     /// # Errors
-    /// Refuses, and gives the buffer back, as [`CallError`] says.
+    /// See [`CallError`]; returns the buffer.
     pub fn fetch_data(
         &mut self,
         token: Token,
@@ -130,11 +131,11 @@ impl Target {
         Ok(())
     }
 
-    /// Sends data of a command that reads; may be called again for what follows, until `completion` is given. With a
-    /// successful completion that returns nothing else, and [`Target::set_success_flag`], no response is needed.
+    /// Sends data of a command that reads; may be called again for the following data, until `completion` is given. With
+    /// [`Target::set_success_flag`], a successful completion that returns nothing else needs no response.
     ///
     /// # Errors
-    /// As [`CallError`] says: more data than the host has room for, no whole dwords, or a command already answered.
+    /// See [`CallError`]: more data than the host's buffer has room for, no whole dwords, or a completed command.
     pub fn send_data(
         &mut self,
         token: Token,
@@ -144,9 +145,8 @@ impl Target {
         self.state.send(token, data.into(), completion)
     }
 
-    /// Says that a command may stay unanswered as long as the connection, as an Asynchronous Event Request may. If the host
-    /// uses its identifier for another command meanwhile, it has forgotten this one, and so does the connection: SPDK's
-    /// hosts do that when they take leave.
+    /// Allows a command to stay uncompleted as long as the connection, as an Asynchronous Event Request may. If the host
+    /// reuses its CID for another command, the connection drops this one: SPDK's hosts do that when they disconnect.
     pub fn allow_unanswered(&mut self, token: Token) {
         if let Some(entry) = self.state.commands.get_mut(token.0) {
             entry.may_stay_unanswered =
@@ -154,11 +154,11 @@ impl Target {
         }
     }
 
-    /// Answers a command, at any stage. The completion's CID is set to that of the command. If data is being fetched,
-    /// no more is asked for, what comes is thrown away, and the response follows it.
+    /// Completes a command, at any stage; sets the completion's CID. If data is being fetched, no further R2T is sent,
+    /// arriving data is discarded, and the response follows it.
     ///
     /// # Errors
-    /// For a token that is not in flight, or a command that has been answered.
+    /// For a token that is not in flight, or a completed command.
     pub fn respond(&mut self, token: Token, completion: Completion) -> Result<(), CallError> {
         self.state.respond(token, completion)
     }
@@ -230,7 +230,7 @@ impl TargetState {
             self.drain(token);
         } else {
             entry.stage = CommandStage::Completed;
-            // Data that is still to be sent is followed by the response, or makes it needless.
+            // The response follows the data that is still to be sent, or its SUCCESS flag replaces the response.
             if entry.sends.is_empty() {
                 self.output.push_back(Output::Response(token));
             }
@@ -264,7 +264,7 @@ impl TargetState {
         bytes
     }
 
-    /// The R2T for the next range; none any more if the command was answered in the meantime.
+    /// Outputs the R2T for the next range; nothing if the command completed in the meantime.
     fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
         let tag = self.commands.tag(token);
         let max_bytes = self.config.max_r2t_bytes;
@@ -280,7 +280,7 @@ impl TargetState {
         gather.header(&self.outgoing, PduType::R2T, &request);
     }
 
-    /// The next C2HData of a command. What is left waits behind the other commands' output.
+    /// Outputs the next C2HData of a command; the rest queues after the output of other commands.
     fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(entry) = self.commands.get_mut(token) else { return };
         let is_only = entry.sends.len() == 1;
