@@ -49,7 +49,7 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
 }
 
 #[test]
-fn a_member_that_was_written_by_force_is_brought_up_to_date_and_never_read_before() {
+fn a_member_that_was_written_by_force_is_resynced_and_never_read_before() {
     for command in ["zero a --range 0 --force-leg", "copy v a --force-leg", "discard a --force-leg --yes"] {
         let (place, data) = mirrored();
         let forced = place.run(command);
@@ -63,7 +63,7 @@ fn a_member_that_was_written_by_force_is_brought_up_to_date_and_never_read_befor
 }
 
 #[test]
-fn a_member_that_was_taken_out_is_nobodys() {
+fn a_removed_member_is_a_device_by_itself() {
     let (place, data) = mirrored();
     place.run("mirror remove mirror:a,b b").succeeds();
     place.run("zero b --yes").succeeds();

@@ -169,7 +169,7 @@ fn zero_leaves_zeroes_in_its_range_and_nowhere_else() {
 }
 
 #[test]
-fn zero_and_discard_mend_damaged_blocks() {
+fn zero_and_discard_repair_damaged_blocks() {
     let place = Place::new();
     place.volume("--size 1MiB", &noise(7, 1 << 20));
     for (lba, kind) in [(3, "data"), (4, "ref-tag"), (5, "lost-write"), (6, "guard")] {

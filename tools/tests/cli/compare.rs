@@ -35,7 +35,7 @@ fn equal_volumes_on_two_servers_are_compared_without_moving_data() {
         let report = compared(&place, &both, 0);
         assert_eq!((moved(&report), &report["bytes_compared"]), (0, &(16 * MIB).into()), "{options}");
     }
-    // What is here is summed here, whether it has a sum of its own or is read for it.
+    // Local checksums are computed here, by the device or after reading.
     let report = compared(&place, &format!("data {}", one.target("a")), 0);
     assert_eq!((moved(&report), &report["equal"]), (0, &true.into()));
     let here = compared(&place, "data data", 0);

@@ -122,7 +122,7 @@ fn a_socket_may_be_elsewhere_or_nowhere() {
 }
 
 #[test]
-fn garbage_is_refused_and_disturbs_nobody() {
+fn garbage_is_refused_and_disturbs_no_other_client() {
     let place = Place::new();
     let server = Server::start(&place, "mem:1MiB");
     let socket = sockets(&place).remove(0);

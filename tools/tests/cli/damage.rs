@@ -29,8 +29,8 @@ fn findings(place: &Place, status: i32) -> BTreeMap<u64, Value> {
     by_block
 }
 
-/// One volume: written, verified, damaged in every way, found, read around, mended.
-fn damage_and_mend(place: &Place, options: &str, block_bytes: usize) {
+/// One volume: written, verified, damaged in every way, found, read around, repaired.
+fn damage_and_repair(place: &Place, options: &str, block_bytes: usize) {
     let blocks = (1 << 20) / block_bytes as u64;
     let data = noise(1, 1 << 20);
     place.volume(&format!("--size 2MiB {options}"), &data);
@@ -55,7 +55,7 @@ fn damage_and_mend(place: &Place, options: &str, block_bytes: usize) {
     }
     read_around(place, &data, block_bytes, &harmed.keys().copied().collect::<Vec<_>>());
 
-    // Writing the blocks anew is what mends them.
+    // Rewriting the blocks repairs them.
     place.run("copy data v").succeeds();
     assert!(findings(place, 0).is_empty(), "{options}: rewritten blocks are clean");
     assert_eq!(place.blocks("v", 0, blocks - 1), data);
@@ -80,7 +80,7 @@ fn all_types(guard: &str, block_bytes: usize) {
     // Both runtimes, and no need for all of it twice.
     for (protection, runtime) in [(1, "auto"), (2, "syscalls"), (3, "syscalls")] {
         let place = Place::with_runtime(runtime);
-        damage_and_mend(
+        damage_and_repair(
             &place,
             &format!("--guard {guard} --type {protection} --block-size {block_bytes}"),
             block_bytes,

@@ -5,15 +5,15 @@ use crate::common::{Place, noise};
 
 /// A stripe of two volumes of 8 MiB with this content.
 fn striped(place: &Place, data: &[u8]) {
-    for leg in ["a", "b"] {
-        place.run(&format!("create {leg} --size 8MiB --guard crc16")).succeeds();
+    for member in ["a", "b"] {
+        place.run(&format!("create {member} --size 8MiB --guard crc16")).succeeds();
     }
     place.write("data", data);
     place.run("copy data stripe:a,b").succeeds();
 }
 
 #[test]
-fn a_stripe_is_one_device_and_its_legs_are_devices() {
+fn a_stripe_is_one_device_and_its_members_are_devices() {
     let (place, data) = (Place::new(), noise(3, 16 << 20));
     striped(&place, &data);
     assert!(place.blocks("stripe:a,b", 0, 4095) == data);
@@ -57,7 +57,7 @@ fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
 }
 
 #[test]
-fn legs_without_labels_are_a_stripe_only_where_that_is_said() {
+fn members_without_labels_are_a_stripe_only_by_stripe_nolabel() {
     let (place, data) = (Place::new(), noise(4, 1 << 20));
     for name in ["a", "b"] {
         place.run(&format!("create {name} --size 1MiB")).succeeds();
@@ -113,7 +113,7 @@ fn a_mirror_of_stripes_keeps_both_kinds_of_labels() {
 }
 
 #[test]
-fn damage_of_a_stripe_names_the_leg() {
+fn damage_of_a_stripe_names_the_member() {
     let place = Place::new();
     striped(&place, &noise(3, 16 << 20));
     place.run("corrupt b --lba 2 --kind data").succeeds();
@@ -132,7 +132,7 @@ fn damage_of_a_stripe_names_the_leg() {
 }
 
 #[test]
-fn legs_that_do_not_go_together_are_refused() {
+fn members_of_different_stripes_are_refused() {
     let place = Place::new();
     place.run("create a --size 8MiB --guard crc16").succeeds();
     place.run("create b --size 8MiB --guard crc64").succeeds();
@@ -172,7 +172,7 @@ fn paths_to_one_namespace_are_one_device() {
     let paths: Vec<_> = info["paths"].as_array().unwrap().iter().map(|path| path["live"].clone()).collect();
     assert_eq!((paths, info["members"].as_array().unwrap().len()), (vec![true.into(), true.into()], 2));
     assert_eq!(info["protection"]["guard"], "crc32c");
-    // Nobody listens on the other address: one path is enough.
+    // The other address has no listener: one path is enough.
     let half = format!("multipath:{other},{v}");
     let verified = place.run(&format!("verify {half} --json")).succeeds().json();
     assert_eq!((&verified["offloaded"], &verified["bytes_transferred"]), (&true.into(), &0.into()));

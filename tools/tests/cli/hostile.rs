@@ -297,7 +297,7 @@ fn a_full_disk_in_the_middle_of_a_write_loses_nothing() {
             let mut command = Command::new("sh");
             command.args(["-c", &script, env!("CARGO_BIN_EXE_sealblock")]).current_dir(place.path(""));
             answer(&mut command).fails(3, &["v"]);
-            // The third superblock lies behind the limit and misses writes; that is told until it can be written again.
+            // The third superblock lies behind the limit and misses writes; that is reported until it can be written again.
             let verified = place.run("verify v");
             assert!(verified.ends_with(4).stderr.contains("it missed"), "{}", verified.stderr);
             let now = place.run("copy v -").succeeds().stdout.clone();

@@ -1,4 +1,4 @@
-//! Findings are told while the work goes on, and Ctrl-C tells the rest and where to go on.
+//! Findings are printed while the work goes on; after Ctrl-C the rest and where to resume.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -255,7 +255,7 @@ fn waiting_for_a_scrub_tells_what_it_meets() {
     assert!(text.contains("v: idle") && text.contains("4096 blocks, 2 bad"), "{text}");
     let report = place.run("scrub start v --wait --json").ends_with(1).json();
     assert_eq!((&report["state"], &report["runs"][1]["bad"]), (&"idle".into(), &2.into()));
-    // Without a run under way there is nothing to wait for.
+    // Without a run there is nothing to wait for.
     place.run("scrub status v --watch").ends_with(1).says(&["v: idle"]);
 
     let answer = place.run("scrub start v --rate 1MiB/s --json");

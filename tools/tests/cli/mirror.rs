@@ -1,4 +1,4 @@
-//! Mirrors: legs that go away and come back, are added and taken out, and what is refused.
+//! Mirrors: replicas that go offline and return, are added and removed, and what is refused.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use crate::common::server::Server;
 use crate::common::{Answer, Place, answer_of, noise};
 
 #[test]
-fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
+fn a_replica_that_was_offline_is_resynced_and_not_read_before() {
     let place = Place::with_runtime("syscalls");
     let mut data = filled(&place, 4096);
     let away = |name: &str, back: bool| {
@@ -36,7 +36,7 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
     place.run("copy mirror:b,a out").succeeds();
     assert!(place.read("out") == data, "a stale leg was read");
 
-    // Whoever opens it to write brings the leg up to date; a server stays long enough.
+    // An open for writing starts a resync; a server stays long enough for it.
     let server = Server::start(&place, "--log info mirror:a,b");
     let since = Instant::now();
     thread::sleep(Duration::from_secs(1));
@@ -50,7 +50,7 @@ fn a_leg_that_was_gone_gets_what_it_missed_and_is_not_read_before() {
 }
 
 #[test]
-fn legs_that_were_written_apart_are_refused() {
+fn replicas_that_were_written_apart_are_refused() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 512);
     let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
@@ -62,14 +62,14 @@ fn legs_that_were_written_apart_are_refused() {
     rename("a.away", "a");
     place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each replica by itself"]);
     place.run("verify mirror:a,b").fails(3, &["split brain"]);
-    // One of them is given up, and a new leg takes its place.
+    // One of them is discarded, and a new replica takes its place.
     rename("b", "b.away");
     place.run("create n --size 2MiB").succeeds();
     place.run("mirror replace mirror:a,b b n").succeeds().says(&["n: in sync"]);
     place.run("compare a n").succeeds();
     rename("n", "b");
     place.run("verify mirror:a,b").succeeds();
-    // A new volume in the place of a leg is not used until it is made one.
+    // A new volume in the place of a replica is not used until it is added.
     place.run("create b --size 2MiB --force").succeeds();
     place.run("copy data b").succeeds();
     let without = place.run("copy mirror:a,b out");
@@ -82,7 +82,7 @@ fn legs_that_were_written_apart_are_refused() {
 }
 
 #[test]
-fn legs_are_added_replaced_and_taken_out() {
+fn replicas_are_added_replaced_and_removed() {
     let place = Place::with_runtime("syscalls");
     let data = filled(&place, 1024);
     for name in ["c", "d", "small"] {
@@ -109,7 +109,7 @@ fn legs_are_added_replaced_and_taken_out() {
 }
 
 #[test]
-fn a_leg_is_replaced_while_the_mirror_is_in_use() {
+fn a_replica_is_replaced_while_the_mirror_is_in_use() {
     let place = Place::new();
     filled(&place, 2048);
     place.run(&format!("create c --size {}", 2048 * BLOCK)).succeeds();
@@ -119,7 +119,7 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
     place.run("mirror status mirror:a,b").succeeds().says(&["a: in sync", "b: in sync"]);
     place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: in sync", "c: in sync"]);
     place.run("mirror remove mirror:a,b x").fails(2, &["no replica x"]);
-    // What a new leg is called is meant where it is typed, and not where the server is.
+    // The name of a new replica is relative to the folder of the command, not of the server.
     fs::create_dir(place.path("elsewhere")).unwrap();
     place.run(&format!("create elsewhere/c --size {}", 2048 * BLOCK)).succeeds();
     let mut command = place.command("mirror add mirror:a,b c");
@@ -135,7 +135,7 @@ fn a_leg_is_replaced_while_the_mirror_is_in_use() {
 /// Copies this into a target, over and over, until told to stop; what became of the copies does not matter.
 fn load(place: &Place, target: &str, file: &str) -> Child {
     let script = format!("while \"$0\" copy {file} {target} 2>/dev/null; do :; done");
-    // A group of its own, so that the copy under way ends with the shell.
+    // A group of its own, so that the running copy ends with the shell.
     let mut shell = std::process::Command::new("sh");
     shell.process_group(0);
     shell.args(["-c", &script, env!("CARGO_BIN_EXE_sealblock")]).current_dir(place.path(""));
@@ -149,7 +149,7 @@ fn end(mut child: Child) {
 }
 
 #[test]
-fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
+fn a_remote_replica_that_is_killed_under_load_is_resynced() {
     let place = Place::new();
     filled(&place, 4096);
     let back = Server::start(&place, "--protection shown --as-member b");
@@ -183,7 +183,7 @@ fn a_leg_away_that_is_killed_under_load_comes_back_with_what_it_missed() {
 }
 
 #[test]
-fn a_mirror_that_is_killed_at_any_moment_has_legs_alike_afterwards() {
+fn a_mirror_that_is_killed_at_any_time_has_identical_replicas_afterwards() {
     let place = Place::new();
     filled(&place, 2048);
     for round in 0..6 {
@@ -199,7 +199,7 @@ fn a_mirror_that_is_killed_at_any_moment_has_legs_alike_afterwards() {
         place.run(&format!("zero {} --range 0..0", server.target("mirror"))).succeeds();
         server.kill();
         end(writer);
-        // What may differ is not damage, and nobody calls it clean before it is made alike.
+        // Regions that may differ are no damage, and not clean before they are reconciled.
         verify(&place, "mirror:a,b", 4);
         place.run("verify mirror:a,b --repair").succeeds();
         verify(&place, "mirror:a,b", 0);
@@ -208,7 +208,7 @@ fn a_mirror_that_is_killed_at_any_moment_has_legs_alike_afterwards() {
 }
 
 #[test]
-fn serving_a_leg_beside_its_mirror_is_refused() {
+fn serving_a_replica_beside_its_mirror_is_refused() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 512);
     let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:a,b a"));
@@ -235,7 +235,7 @@ fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
     assert!(place.blocks("f2", 0, 255) == data && place.blocks("mirror:f1,f2", 0, 255) == data);
     verify(&place, "mirror:f1,f2", 0);
     place.run("mirror create f1 f3").fails(3, &["label of replica", "--force"]);
-    // Several that hold data: somebody has to say which one counts, and that the other one may be replaced.
+    // Several that hold data: `--from` has to name the one that counts, and `--force` permits to replace the other.
     place.write("e", &noise(22, 256 * BLOCK));
     for name in ["g1", "g2"] {
         place.run("create NAME --size 1MiB".replace("NAME", name).as_str()).succeeds();
@@ -247,7 +247,7 @@ fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
     place.run("mirror create g1 g2 --from g2").fails(3, &["g1 holds data", "--force"]);
     place.run("mirror create g1 g2 --from g1 --force").succeeds();
     assert!(place.blocks("g2", 0, 255) == data);
-    // A plain volume becomes the first leg of a mirror.
+    // A plain volume becomes the first replica of a mirror.
     place.run("create h --size 1MiB").succeeds();
     place.run("copy d h").succeeds();
     place.run("mirror add h f3").succeeds().says(&["mirror:h,f3"]);
@@ -275,7 +275,7 @@ fn devices_that_are_not_alike_are_refused_with_what_differs() {
     place.run("mirror create a b").succeeds();
 }
 
-/// A leg with other seals, or none, would have what it reads sealed anew on the others, rot included.
+/// Data of a replica with other seals, or none, would be resealed on the others, bit rot included.
 #[test]
 fn blank_devices_that_are_not_alike_take_nothing_together() {
     let place = Place::with_runtime("syscalls");
@@ -333,7 +333,7 @@ fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_i
         filled(&place, 512);
         let second = if first == "a" { "b" } else { "a" };
         let file = |name: &str| place.path(name);
-        // An image of one leg, put back after both were written to again.
+        // An image of one replica, put back after both were written to again.
         std::fs::copy(file(first), file("older")).unwrap();
         for round in 0..5 {
             place.write("piece", &noise(30 + round, 8 * BLOCK));
@@ -354,7 +354,7 @@ fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_i
         }
         assert!(place.blocks(first, 100, 107) == noise(40, 8 * BLOCK));
         assert!(place.blocks(second, 200, 207) == noise(41, 8 * BLOCK));
-        // The one to be given up is replaced on purpose.
+        // The one to discard is replaced on purpose.
         std::fs::rename(file(second), file("given.up")).unwrap();
         place.run(&format!("create {second} --size 2MiB")).succeeds();
         place.run(&format!("mirror replace mirror:a,b {second}")).succeeds();
@@ -363,7 +363,7 @@ fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_i
 }
 
 #[test]
-fn an_older_image_that_was_not_written_to_is_only_brought_up_to_date() {
+fn an_older_image_that_was_not_written_to_is_only_resynced() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 512);
     std::fs::copy(place.path("a"), place.path("older")).unwrap();
@@ -380,13 +380,13 @@ fn an_older_image_that_was_not_written_to_is_only_brought_up_to_date() {
 }
 
 #[test]
-fn a_leg_that_was_taken_out_opens_neither_alone_nor_with_an_outdated_one() {
+fn a_removed_replica_opens_neither_alone_nor_with_an_out_of_sync_one() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 512);
     place.run("create c --size 2MiB").succeeds();
     place.run("mirror add mirror:a,b c").succeeds();
     let rename = |from: &str, to: &str| std::fs::rename(place.path(from), place.path(to)).unwrap();
-    // The second leg does not know what comes next.
+    // The second replica does not know what comes next.
     rename("b", "b.away");
     place.run("zero mirror:a,b,c --range 0..7").succeeds();
     place.run("mirror remove mirror:a,b,c c").succeeds();

@@ -1,4 +1,4 @@
-//! Damage on the legs of mirrors: what heals, what is lost, and what each exit status says of it.
+//! Damage on replicas: what is repaired, what is lost, and the exit status.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -26,13 +26,13 @@ fn corrupt(place: &Place, volume: &str, lbas: impl IntoIterator<Item = u64>) {
     }
 }
 
-/// Block, leg and whether it was repaired.
+/// Block, replica and whether it was repaired.
 fn errors(report: &Value) -> Vec<(u64, String, bool)> {
     let errors = report["errors"].as_array().unwrap().iter();
     errors
         .map(|error| {
-            let leg = error["member"].as_str().unwrap_or_default().to_owned();
-            (error["lba"].as_u64().unwrap(), leg, error["repaired"].as_bool().unwrap())
+            let replica = error["member"].as_str().unwrap_or_default().to_owned();
+            (error["lba"].as_u64().unwrap(), replica, error["repaired"].as_bool().unwrap())
         })
         .collect()
 }
@@ -42,7 +42,7 @@ fn lbas(report: &Value) -> BTreeSet<u64> {
 }
 
 #[test]
-fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_healed() {
+fn a_thousand_damaged_blocks_on_each_replica_one_of_them_remote_are_read_and_repaired() {
     let place = Place::with_runtime("syscalls");
     let data = filled(&place, 8192);
     let damaged = draw(5, 2000, 8192);
@@ -57,7 +57,7 @@ fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_heale
     let mirror = format!("mirror:a,{b}");
     assert_eq!(lbas(&verify(&place, &b, 1)), on_b.iter().copied().collect());
 
-    // Nothing is healed by somebody who only reads; every block is right all the same.
+    // An open for reading repairs nothing; every block is right all the same.
     place.run(&format!("copy {mirror} out")).succeeds();
     assert!(place.read("out") == data);
 
@@ -65,8 +65,8 @@ fn a_thousand_damaged_blocks_on_each_leg_one_of_them_away_are_answered_and_heale
     let found = errors(&repaired);
     assert_eq!(found.len(), 2000);
     assert!(found.iter().all(|(_, _, repaired)| *repaired));
-    let legs: BTreeSet<u64> = found.iter().filter(|(_, leg, _)| leg == "a").map(|(lba, ..)| *lba).collect();
-    assert_eq!(legs, on_a.iter().copied().collect());
+    let replicas: BTreeSet<u64> = found.iter().filter(|(_, replica, _)| replica == "a").map(|(lba, ..)| *lba).collect();
+    assert_eq!(replicas, on_a.iter().copied().collect());
     verify(&place, "a", 0);
     verify(&place, &b, 0);
     let clean = verify(&place, &mirror, 0);
@@ -90,7 +90,7 @@ fn assert_reads_but(place: &Place, data: &[u8], lost: &[u64]) {
     }
 }
 
-/// Whether a block of 8192 lies in one of a hundred regions of 64 KiB, of 16 blocks each, that a leg lacks.
+/// Whether a block of 8192 lies in one of a hundred regions of 64 KiB, of 16 blocks each, that a replica lacks.
 fn is_stale(lba: u64) -> bool {
     lba % 80 < 16 && lba < 8000
 }
@@ -100,7 +100,7 @@ fn is_written(lba: u64) -> bool {
     is_stale(lba) && lba % 80 == 3
 }
 
-/// A thousand blocks to be damaged on one leg, a thousand others on the other one, and fifty on both.
+/// A thousand blocks to be damaged on one replica, a thousand others on the other one, and fifty on both.
 fn draw_damage() -> [Vec<u64>; 3] {
     let mix = |lba: &u64| lba.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(20) & 0xFFFF_FFFF;
     let (mut both, mut others): (Vec<u64>, Vec<u64>) = (Vec::new(), Vec::new());
@@ -111,7 +111,7 @@ fn draw_damage() -> [Vec<u64>; 3] {
     [others[..1000].to_vec(), others[1000..2000].to_vec(), both]
 }
 
-/// Two legs, of which the second, `b.away`, lacks a hundred regions, with this damage; and what they should hold.
+/// Two replicas, of which the second, `b.away`, lacks a hundred regions, with this damage; and what they should hold.
 fn damaged_and_stale(place: &Place, [on_a, on_b, both]: &[Vec<u64>; 3]) -> Vec<u8> {
     let mut data = filled(place, 8192);
     verify(place, "mirror:a,b", 0);
@@ -148,7 +148,7 @@ fn rename(place: &Place, from: &str, to: &str) {
 }
 
 #[test]
-fn damage_on_both_legs_beside_a_hundred_stale_regions_ends_as_the_exit_status_says() {
+fn damage_on_both_replicas_beside_a_hundred_stale_regions_ends_as_the_exit_status_says() {
     let place = Place::with_runtime("syscalls");
     let damage = draw_damage();
     let data = damaged_and_stale(&place, &damage);
@@ -158,9 +158,13 @@ fn damage_on_both_legs_beside_a_hundred_stale_regions_ends_as_the_exit_status_sa
     rename(&place, "b.away", "b");
     let repaired = verify(&place, "mirror:a,b --repair", 1);
     let lasting = |report: &Value| -> BTreeSet<(u64, String)> {
-        errors(report).into_iter().filter(|(_, _, repaired)| !repaired).map(|(lba, leg, _)| (lba, leg)).collect()
+        errors(report)
+            .into_iter()
+            .filter(|(_, _, repaired)| !repaired)
+            .map(|(lba, replica, _)| (lba, replica))
+            .collect()
     };
-    let lost: BTreeSet<_> = both.iter().flat_map(|lba| ["a", "b"].map(|leg| (*lba, leg.to_owned()))).collect();
+    let lost: BTreeSet<_> = both.iter().flat_map(|lba| ["a", "b"].map(|replica| (*lba, replica.to_owned()))).collect();
     assert_eq!(lasting(&repaired), lost);
     assert_eq!(lasting(&verify(&place, "mirror:a,b", 1)), lost, "and nothing else is left");
     assert_reads_but(&place, &data, both);
@@ -176,7 +180,7 @@ fn damage_on_both_legs_beside_a_hundred_stale_regions_ends_as_the_exit_status_sa
 }
 
 #[test]
-fn blocks_damaged_on_both_legs_are_lost_and_stay_so() {
+fn blocks_damaged_on_both_replicas_are_lost_and_stay_so() {
     let place = Place::with_runtime("syscalls");
     let data = filled(&place, 512);
     corrupt(&place, "a", [3, 100, 200]);
@@ -195,7 +199,7 @@ fn blocks_damaged_on_both_legs_are_lost_and_stay_so() {
 }
 
 #[test]
-fn a_lost_write_is_healed_where_generations_are_known_and_a_conflict_where_not() {
+fn a_lost_write_is_repaired_where_generations_are_known_and_a_conflict_where_not() {
     let place = Place::with_runtime("syscalls");
     let data = filled(&place, 512);
     place.run("corrupt b --lba 7 --kind lost-write").succeeds();

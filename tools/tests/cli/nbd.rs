@@ -1,4 +1,4 @@
-//! Every command against an NBD server of our own, and one of somebody else.
+//! Every command against our own NBD server, and a foreign one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;

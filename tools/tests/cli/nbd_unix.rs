@@ -160,13 +160,13 @@ fn a_client_connects_again_when_its_server_is_back() {
     place.volume("--size 1MiB", &noise(1, 1 << 20));
     let serve = || Server::start(&place, "v --nbd-socket s");
     let server = serve();
-    let leg = at(&place, "s", "v");
-    let mut slow = place.start(&format!("verify {leg} --rate 256KiB/s --json"));
+    let member = at(&place, "s", "v");
+    let mut slow = place.start(&format!("verify {member} --rate 256KiB/s --json"));
     std::thread::sleep(std::time::Duration::from_millis(500));
     server.kill();
     let server = serve();
     assert!(slow.try_wait().unwrap().is_none());
-    // It connects again to whoever listens there now.
+    // It reconnects to the process that listens there now.
     let verified = answer_of(slow);
     assert_eq!(verified.succeeds().json()["blocks_verified"], 256);
     server.stop().is_clean();

@@ -18,7 +18,7 @@ use wires::Wires;
 
 const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:2f3c5a90-58f1-4d1c-9a0c-3b8d6b3e7a11";
 /// The test below, which is started once more as the host.
-const TEST: &str = "paths::requests_go_on_while_wires_are_cut_and_mended";
+const TEST: &str = "paths::requests_go_on_while_wires_are_cut_and_repaired";
 /// Far more than anything here takes.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -87,8 +87,8 @@ fn is_live(report: &Value, path: usize) -> bool {
     report["paths"][path]["live"] == true
 }
 
-/// Cuts one wire, sees the other path do the work, mends the wire, and sees the path come back.
-fn cut_and_mend(host: &mut Host, wires: &Wires, path: usize) {
+/// Cuts one wire, sees the other path do the work, repairs the wire, and sees the path come back.
+fn cut_and_repair(host: &mut Host, wires: &Wires, path: usize) {
     let other = 1 - path;
     wires.cut(path);
     let (noticed, until_noticed) = host.until("the cut", |report| !is_live(report, path));
@@ -101,7 +101,7 @@ fn cut_and_mend(host: &mut Host, wires: &Wires, path: usize) {
 }
 
 #[test]
-fn requests_go_on_while_wires_are_cut_and_mended() {
+fn requests_go_on_while_wires_are_cut_and_repaired() {
     if let Ok(target) = std::env::var(load::TARGET) {
         return load::run(&target);
     }
@@ -120,8 +120,8 @@ fn requests_go_on_while_wires_are_cut_and_mended() {
     };
     let mut host = Host::start(&wires, &format!("multipath:{},{}", path(0), path(1)));
     host.until("both paths", |report| requests(report, 0) > 200 && requests(report, 1) > 200);
-    cut_and_mend(&mut host, &wires, 0);
-    cut_and_mend(&mut host, &wires, 1);
+    cut_and_repair(&mut host, &wires, 0);
+    cut_and_repair(&mut host, &wires, 1);
     let last = host.end();
     let seconds = |name: &str| last[name].as_f64().unwrap();
     let (pause, longest) = (seconds("longest_pause_s"), seconds("longest_request_s"));

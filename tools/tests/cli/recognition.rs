@@ -1,4 +1,4 @@
-//! What lies at a path: a volume, what is left of one, or bytes that nobody sealed. No command takes one for another.
+//! What lies at a path: a volume, what is left of one, or bytes without seals. No command takes one for another.
 
 use crate::common::{Answer, Place, SUPERBLOCK_OFFSETS, noise};
 

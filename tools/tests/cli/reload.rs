@@ -158,7 +158,7 @@ fn discovery_names_the_address_that_is_advertised() {
     server.stop().is_clean();
 }
 
-/// A configuration of a mirror, and a server of it whose leg b was replaced by c while a host was there.
+/// A configuration of a mirror, and a server of it whose replica b was replaced by c while a host was there.
 fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
     crate::common::mirror::filled(place, 256);
     place.run("create c --size 1MiB").succeeds();
@@ -170,7 +170,7 @@ fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
 }
 
 #[test]
-fn a_mirror_whose_leg_was_replaced_stays_when_its_name_follows() {
+fn a_mirror_whose_replica_was_replaced_stays_when_its_name_follows() {
     let place = Place::new();
     let (mut server, of) = replaced(&place);
     let uuid = server.ready["subsystems"][0]["namespaces"][0]["uuid"].clone();
@@ -207,7 +207,7 @@ fn a_mirror_whose_leg_was_replaced_stays_when_its_name_follows() {
 }
 
 #[test]
-fn a_configuration_that_has_the_old_leg_is_told_what_differs() {
+fn a_configuration_with_the_old_replica_is_refused_with_the_difference() {
     let place = Place::new();
     let (mut server, of) = replaced(&place);
     // Everything else of it counts.

@@ -1,4 +1,4 @@
-//! `sealblock resize` of volumes that nobody serves.
+//! `sealblock resize` of volumes that no server has open.
 
 use crate::common::{Place, noise};
 

@@ -247,12 +247,12 @@ fn a_scrub_under_way_goes_on_to_the_new_end() {
     assert_eq!(after["rate"], 4 << 20);
     place.run("scrub pause v").succeeds();
     place.run("resize v --size 64MiB").succeeds();
-    // The piece that was under way when it was paused has ended by now.
+    // The piece in flight at the pause has ended by now.
     let paused = status();
     assert_eq!((&paused["state"], &paused["blocks"]), (&"paused".into(), &16384.into()));
     assert!(paused["position"].as_u64() >= after["position"].as_u64(), "{after} {paused}");
     server.stop().is_clean();
-    // And when nobody serves it.
+    // And when no server has it open.
     place.run("resize v --size 96MiB").succeeds();
     let kept = status();
     assert_eq!((&kept["position"], &kept["blocks"]), (&paused["position"], &24576.into()));
@@ -279,7 +279,7 @@ fn a_server_that_dies_beside_an_order_leaves_a_volume_with_all_that_was_flushed(
         server.kill();
         drop(crate::common::answer_of(order));
         assert!(place.blocks("v", 0, 255) == data, "after {rest} ms");
-        // Between the old end and the new one there is no third superblock, nor second copies of the annex where it shrinks.
+        // Between the old end and the new one there is no third superblock, nor second copies of the reserved area where it shrinks.
         let answer = place.run("verify v --json");
         let report = answer.json();
         assert_eq!((&report["errors"], &report["unchecked"]), (&serde_json::json!([]), &serde_json::json!([])));

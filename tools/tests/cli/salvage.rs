@@ -151,7 +151,7 @@ fn whoever_types_it_is_asked_before_a_whole_device_loses_what_it_holds() {
     place.volume("--size 1MiB", &data);
     place.run("create other --size 1MiB").succeeds();
     for command in ["zero other", "discard other", "zero other --no-unmap --json"] {
-        // Nobody sits at what is no terminal.
+        // Without a terminal there is no question.
         place.run(command).succeeds();
     }
     if !has("script") {

@@ -59,7 +59,7 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
     let finished = server.event();
     assert_eq!((&finished["event"], &finished["result"]), (&"scrub_finished".into(), &"finished".into()));
     assert_eq!((&finished["target"], counts(&finished)), (&"v".into(), [4096, 3, 0, 3]));
-    // Nobody has read or verified anything over NVMe.
+    // No host has read or verified anything over NVMe.
     assert_eq!(known_bad(server.address(), "v"), [(7, 2), (4095, 1)]);
 
     let after = place.run("scrub status v --json").ends_with(1).json();
@@ -85,26 +85,30 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
 }
 
 #[test]
-fn what_is_bad_on_one_leg_of_a_mirror_is_repaired_and_known_no_more() {
+fn a_bad_block_on_one_replica_is_repaired_and_no_longer_listed() {
     let (place, data) = (Place::new(), noise(2, 4 << 20));
-    for leg in ["a", "b"] {
-        place.run(&format!("create {leg} --size 16MiB")).succeeds();
+    for replica in ["a", "b"] {
+        place.run(&format!("create {replica} --size 16MiB")).succeeds();
     }
     place.write("data", &data);
     place.run("copy data mirror:a,b").succeeds();
-    for (leg, lba, kind) in [("a", 7, "data"), ("b", 7, "guard"), ("a", 30, "data"), ("b", 900, "guard")] {
-        place.run(&format!("corrupt {leg} --lba {lba} --kind {kind}")).succeeds();
+    for (replica, lba, kind) in [("a", 7, "data"), ("b", 7, "guard"), ("a", 30, "data"), ("b", 900, "guard")] {
+        place.run(&format!("corrupt {replica} --lba {lba} --kind {kind}")).succeeds();
     }
     let mut server = Server::start(&place, "mirror:a,b");
     place.run("scrub start mirror:a,b").succeeds();
     assert_eq!(server.event()["event"], "scrub_started");
-    // Block 7 is bad on both legs.
+    // Block 7 is bad on both replicas.
     assert_eq!(counts(&server.event()), [4096, 3, 2, 1]);
     assert_eq!(known_bad(server.address(), "mirror"), [(7, 1)]);
     server.stop().is_clean();
-    for leg in ["a", "b"] {
-        let report = place.run(&format!("verify {leg} --json")).ends_with(1).json();
-        assert_eq!((report["errors"].as_array().unwrap().len(), &report["errors"][0]["lba"]), (1, &7.into()), "{leg}");
+    for replica in ["a", "b"] {
+        let report = place.run(&format!("verify {replica} --json")).ends_with(1).json();
+        assert_eq!(
+            (report["errors"].as_array().unwrap().len(), &report["errors"][0]["lba"]),
+            (1, &7.into()),
+            "{replica}"
+        );
     }
 }
 
@@ -249,7 +253,7 @@ fn a_state_that_is_damaged_is_begun_anew_and_one_of_a_later_version_is_left_alon
     place.run("scrub start v").succeeds();
     while server.event()["event"] != "scrub_finished" {}
     server.stop().is_clean();
-    // The annex has a checksum of its own; damage there is damage of the volume's, and nothing is kept then.
+    // The reserved area has a checksum; damage there is damage of the volume, and no state is saved then.
     let tail = std::fs::metadata(place.path("v")).unwrap().len() - (64 << 10);
     for copy in [24 << 10, 56 << 10, tail + (20 << 10), tail + (48 << 10)] {
         place.poke("v", copy + 70, b"damage");

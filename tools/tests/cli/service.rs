@@ -80,7 +80,7 @@ fn sockets_of_a_service_manager_are_served_and_outlive_the_server() {
         server.stop().is_clean();
         assert_eq!(place.read("errors"), b"", "nothing is wrong");
     }
-    // The socket is the manager's, and what came while nobody served is answered by the next server.
+    // The socket is the manager's, and what came while no server ran is answered by the next server.
     let waiting = place.start(&format!("verify {nvme_uri}"));
     let server = serve("serve --json --config c.toml");
     crate::common::answer_of(waiting).succeeds();

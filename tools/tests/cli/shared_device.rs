@@ -1,4 +1,4 @@
-//! One device behind several exports: who is told of a flush that fails, and who waits for blocks that are locked.
+//! One device behind several exports: which clients see a failed flush, and who waits for blocks that are locked.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -163,7 +163,7 @@ impl Clock for RealTime {
 /// Several paths to a target, as a device that two exports share: when the target starts again, the writes before are in doubt,
 /// which the paths tell once.
 #[test]
-fn a_target_that_starts_again_below_several_paths_is_told_to_both_askers() {
+fn a_target_restart_under_several_paths_is_reported_to_both_clients() {
     run(|| async {
         let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, None));
         let publish = || SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&memory)))));

@@ -1,4 +1,4 @@
-//! Blocks that every copy in sync has lost: what a leg that was away still has of them.
+//! Blocks that every in-sync replica has lost: the copies of a replica that was offline.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn beside_damage(guard: &str) -> (Place, Vec<u8>) {
     (place, data)
 }
 
-/// Waits until both legs are up to date.
+/// Waits until both replicas are in sync.
 fn until_current(place: &Place) {
     let until = Instant::now() + Duration::from_secs(60);
     let is_current = |status: &Value| {
@@ -37,7 +37,7 @@ fn until_current(place: &Place) {
         replicas.iter().all(|replica| replica["state"] == "in_sync")
     };
     while !is_current(&status(place)) {
-        assert!(Instant::now() < until, "the leg is not brought up to date");
+        assert!(Instant::now() < until, "the replica is not resynced");
         thread::sleep(Duration::from_millis(100));
     }
 }
@@ -46,7 +46,7 @@ fn status(place: &Place) -> Value {
     serde_json::from_str(&place.run("mirror status mirror:a,b --json").text()).unwrap()
 }
 
-/// Block, field, and leg.
+/// Block, field, and replica.
 fn errors(report: &Value) -> Vec<(u64, String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let errors = report["errors"].as_array().unwrap().iter();
@@ -54,14 +54,14 @@ fn errors(report: &Value) -> Vec<(u64, String, String)> {
 }
 
 #[test]
-fn a_copy_that_the_stored_guard_proves_current_heals_the_leg_that_lost_it() {
+fn a_copy_that_the_stored_guard_proves_current_repairs_the_replica_that_lost_it() {
     for guard in ["crc32c", "crc64"] {
         let (place, data) = beside_damage(guard);
         let report = place.run("verify mirror:a,b --repair --json").succeeds().json();
         assert_eq!(errors(&report), []);
-        for leg in ["a", "b"] {
-            assert!(place.blocks(leg, 5, 5) == data[5 * BLOCK..6 * BLOCK], "{guard}: {leg}");
-            assert!(place.blocks(leg, 1, 1) == [0; BLOCK], "{guard}: {leg}");
+        for replica in ["a", "b"] {
+            assert!(place.blocks(replica, 5, 5) == data[5 * BLOCK..6 * BLOCK], "{guard}: {replica}");
+            assert!(place.blocks(replica, 1, 1) == [0; BLOCK], "{guard}: {replica}");
         }
     }
 }
@@ -87,14 +87,14 @@ fn an_older_copy_is_kept_reported_with_its_place_and_taken_only_on_demand() {
             place.run("verify mirror:a,b --repair --accept-stale b").succeeds();
         }
         assert_eq!(errors(&place.run("verify mirror:a,b --json").succeeds().json()), []);
-        for leg in ["a", "b"] {
-            assert!(place.blocks(leg, 5, 5) == whole, "{leg}");
+        for replica in ["a", "b"] {
+            assert!(place.blocks(replica, 5, 5) == whole, "{replica}");
         }
     }
 }
 
 #[test]
-fn older_copies_are_taken_only_from_legs_of_a_mirror() {
+fn older_copies_are_accepted_only_from_replicas_of_a_mirror() {
     let (place, _) = beside_damage("crc16");
     place.run("verify mirror:a,b --accept-stale b").fails(2, &["--repair"]);
     place.run("verify a --repair --accept-stale a").fails(2, &["no mirror"]);

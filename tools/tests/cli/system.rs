@@ -105,7 +105,7 @@ fn a_full_disk(place: &Place, mount: &Mount) {
     let full = place.run(&format!("copy old {v}"));
     assert!(full.status == 0 || full.status == 3, "{}", full.stderr);
     place.run(&format!("verify {v}")).succeeds();
-    // Whether blocks can be given up there depends on what the log holds; nothing else is lost either way.
+    // Whether blocks can be deallocated there depends on what the log holds; nothing else is lost either way.
     let discarded = place.run(&format!("discard {v} --range 256..1000"));
     if discarded.status != 0 {
         discarded.fails(3, &[&v, "o space left"]);

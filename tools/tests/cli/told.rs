@@ -1,4 +1,4 @@
-//! What a server tells its operator on standard error.
+//! What a server logs on standard error.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn nbd_address(server: &Server) -> String {
     server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
 }
 
-/// Waits for what comes true by itself.
+/// Waits for a condition.
 #[track_caller]
 fn until(mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
@@ -142,21 +142,21 @@ fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
 }
 
 #[test]
-fn a_leg_that_is_lost_is_told_once_and_so_is_its_return() {
+fn a_lost_replica_is_logged_once_and_so_is_its_return() {
     let place = Place::new();
     mirror::filled(&place, 64);
-    let leg = Server::start(&place, "--protection shown --as-member b");
-    let (address, b) = (leg.address().to_owned(), leg.target("b"));
+    let member = Server::start(&place, "--protection shown --as-member b");
+    let (address, b) = (member.address().to_owned(), member.target("b"));
     let server = Server::start(&place, &format!("mirror:a,{b}?{LONG}"));
     let (status, target) = (format!("status {}", server.pid()), server.target("mirror"));
-    leg.kill();
+    member.kill();
     place.write("piece", &noise(2, 4096));
     place.run(&format!("copy piece offset:5..5,{target}")).succeeds();
     until(|| place.run(&status).status == 4);
-    let leg = Server::start_at(&place, &format!("--listen {address} --protection shown --as-member b"));
+    let member = Server::start_at(&place, &format!("--listen {address} --protection shown --as-member b"));
     until(|| place.run(&status).status == 0);
     let ended = server.stop();
-    leg.stop().is_clean();
+    member.stop().is_clean();
     for message in ["replica failed, mirror degraded", "connection lost", "is optimal again: all members are in sync"] {
         let told: Vec<_> = ended.stderr.lines().filter(|line| line.contains(message)).collect();
         assert_eq!(told.len(), 1, "{message}: {}", ended.stderr);

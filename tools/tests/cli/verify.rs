@@ -59,7 +59,7 @@ fn a_mirror_without_a_member_is_incomplete_and_damage_counts_more() {
 }
 
 #[test]
-fn a_member_that_is_out_of_sync_is_brought_up_to_date_before_a_repair() {
+fn a_member_that_is_out_of_sync_is_resynced_before_a_repair() {
     let place = Place::with_runtime("syscalls");
     mirrored(&place);
     rename(&place, "b", "b.away");

@@ -25,7 +25,7 @@ pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 /// Bytes of one superblock.
 pub const SUPERBLOCK_BYTES: u64 = 512;
 
-/// Where control sockets of a place's servers are, apart from those of everybody else.
+/// Where control sockets of a place's servers are, apart from those of other servers.
 pub const RUNTIME_FOLDER: &str = "runtime-folder";
 
 /// A folder to work in. Names of files in it are used as targets, since every command is run there.
@@ -98,7 +98,7 @@ impl Place {
         fs::read(self.path(name)).unwrap()
     }
 
-    /// Overwrites bytes inside a file behind everybody's back.
+    /// Overwrites bytes inside a file behind the back of every process.
     pub fn poke(&self, name: &str, offset: u64, bytes: &[u8]) {
         let mut file = File::options().write(true).open(self.path(name)).unwrap();
         file.seek(SeekFrom::Start(offset)).unwrap();
@@ -239,7 +239,7 @@ pub fn has(program: impl AsRef<OsStr>) -> bool {
     Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Says that a test was not carried out, and why, where everybody sees it.
+/// Says that a test was not carried out, and why, also without `--nocapture`.
 pub fn skipped(why: &str) {
     println!("skipped: {why}");
     // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.

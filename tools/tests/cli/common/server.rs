@@ -1,4 +1,4 @@
-//! `sealblock serve` as a test has it: started, told apart by its port, and gone in the end.
+//! `sealblock serve` as a test has it: started, identified by its port, and stopped at the end.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -117,7 +117,7 @@ impl Server {
 }
 
 impl Ended {
-    /// What it told its operator, line by line: each is one JSON object, since the server was asked for JSON.
+    /// Its log lines: each is one JSON object, since the server runs with `--json`.
     #[track_caller]
     pub fn told(&self) -> Vec<Value> {
         let parse = |line: &str| serde_json::from_str(line).unwrap_or_else(|error| panic!("'{line}': {error}"));

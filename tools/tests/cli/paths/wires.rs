@@ -51,7 +51,7 @@ impl Wires {
         format!("10.77.{wire}.2:4420")
     }
 
-    /// From now on nothing arrives, and nobody is told.
+    /// From now on packets are dropped silently.
     pub fn cut(&self, wire: usize) {
         ip(&format!("-n {} link set server{wire} nomaster", self.middle)).unwrap();
     }
