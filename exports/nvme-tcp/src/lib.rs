@@ -16,48 +16,16 @@
 //! read, and locks that only admin commands and queues that connect or disconnect take. A device stays on the core that
 //! opened it, and each queue attaches to it once (`queue_context.rs`).
 
-mod admin;
-mod async_events;
-mod check;
-mod command_error;
-mod commands;
-mod connect;
-mod connected_hosts;
+mod command;
 mod connection;
-mod controller;
-mod damage;
-mod damage_list;
-mod discovery;
-mod dispatch;
-mod events;
-mod features;
-mod handover;
-mod identify;
-mod io;
-mod kept;
-mod limits;
-mod log_rate_limit;
-mod logs;
-mod member;
-mod namespace;
-mod parts;
-mod properties;
+mod model;
 mod reconfigure;
-mod registry;
-mod shutdown;
-mod signal;
-mod slots;
-mod state;
-mod subsystem;
-mod sums;
 mod target;
 
-pub use connected_hosts::ConnectedHost;
-pub use damage::{DamageHandle, DamageRun, DamageSummary};
-pub use damage_list::MAX_BAD_BLOCKS;
-pub use limits::Limits;
-pub use namespace::{Namespace, PiVisibility};
-pub use state::NamespaceState;
-pub use subsystem::{Hosts, MAX_NSID, SetupError, Subsystem};
-pub use sums::ChecksumStats;
-pub use target::Target;
+pub use model::checksums::ChecksumStats;
+pub use model::damage::{DamageHandle, DamageRun, DamageSummary};
+pub use model::damage_list::MAX_BAD_BLOCKS;
+pub use model::limits::Limits;
+pub use model::namespace::{MAX_NSID, Namespace, NamespaceState, PiVisibility, SetupError};
+pub use model::subsystem::{Hosts, Subsystem};
+pub use target::{ConnectedHost, Target};

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::nqn::Nqn;
 
-use crate::controller::Controller;
-use crate::namespace::Namespace;
-use crate::subsystem::{Hosts, SetupError, Subsystem};
+use crate::model::controller::Controller;
+use crate::model::namespace::{Namespace, SetupError};
+use crate::model::subsystem::{Hosts, Subsystem};
 use crate::target::Target;
 
 impl Target {

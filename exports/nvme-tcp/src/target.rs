@@ -9,12 +9,13 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
-use crate::connection::Connection;
-use crate::limits::Limits;
-use crate::registry::{Permit, ServingCore, TargetState};
-use crate::signal::{ControlSignal, Signals};
-use crate::subsystem::{SetupError, Subsystem};
-use crate::sums::ChecksumStats;
+use crate::connection::task::Connection;
+use crate::model::checksums::ChecksumStats;
+use crate::model::limits::Limits;
+use crate::model::namespace::SetupError;
+use crate::model::registry::{Permit, ServingCore, TargetState};
+use crate::model::subsystem::Subsystem;
+use crate::model::sync::{ControlSignal, Signals};
 
 /// Time between two checks of a stopping target for remaining connections.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -155,5 +156,41 @@ impl Target {
         while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
             sleep(DRAIN_POLL_INTERVAL).await;
         }
+    }
+}
+
+/// A host that is connected to a subsystem.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ConnectedHost {
+    /// Its NQN; `None` if Connect carried none.
+    pub host: Option<Nqn>,
+    /// The address of its admin queue.
+    pub from: String,
+    /// The subsystem.
+    pub subsystem: Nqn,
+    /// Its controller identifier.
+    pub controller: u16,
+    /// Number of connected I/O queues.
+    pub io_queues: usize,
+    /// Time since its admin queue connected.
+    pub connected: Duration,
+}
+
+impl Target {
+    /// The hosts that are connected now, in the order of their controllers. Leaves out hosts of the discovery
+    /// subsystem.
+    pub fn connected_hosts(&self) -> Vec<ConnectedHost> {
+        let controllers = self.0.controllers();
+        let users = controllers.iter().filter(|controller| !controller.is_discovery);
+        users
+            .map(|controller| ConnectedHost {
+                host: controller.host.clone(),
+                from: controller.from.clone(),
+                subsystem: controller.subsystem.nqn.clone(),
+                controller: controller.id,
+                io_queues: controller.io_queues.lock().values().filter(|queue| Weak::strong_count(queue) > 0).count(),
+                connected: now().saturating_duration_since(controller.connected_at),
+            })
+            .collect()
     }
 }

@@ -1,0 +1,132 @@
+//! Copy: source ranges to one destination within a namespace, as reads and writes of bounded size.
+//!
+//! Reads are checked as PRINFOR says, and completely on a plain namespace. Unless PRACT of PRINFOW makes new tags, a
+//! block keeps its guard and its application and storage tags; only the reference tag becomes that of the destination.
+//! No guard is computed from data that was read, so damage in an unchecked block stays detectable.
+
+use sealblock_block::{BadBlock, BadBlocks, Device, Durability, Request, RequestKind, Response};
+use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
+use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
+use sealblock_protocols_nvme::{Count8, StatusCode};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+
+use crate::command::queue_context::NamespaceHandle;
+use crate::command::queue_context::execute;
+use crate::command::reply::Reply;
+use crate::model::command_error::CommandError;
+
+/// The maximum data of one Copy, in bytes.
+const COPY_BYTES: u64 = 64 << 20;
+/// Bytes of data that it holds at a time.
+const PIECE_BYTES: u64 = 1 << 20;
+/// MSRC: source ranges of one Copy.
+const RANGES: u16 = 128;
+
+/// The limits of one Copy on a namespace with this block size.
+pub(crate) fn limits(size: BlockSize) -> CopyLimits {
+    let total = COPY_BYTES >> size.shift();
+    CopyLimits {
+        range_blocks: total.min(u64::from(u16::MAX)) as u16,
+        total_blocks: total as u32,
+        ranges: Count8::saturating(RANGES),
+    }
+}
+
+/// Executes Copy. The result of a failed one is the first source range that was not copied.
+pub(crate) async fn copy(
+    namespace: &NamespaceHandle,
+    args: &CopyCommand,
+    list: &[u8],
+    durability: Durability,
+) -> Result<Reply, CommandError> {
+    let geometry = namespace.device.geometry();
+    let (destination, ranges) = args.parse(list, geometry.capacity_blocks, &limits(geometry.block_size))?;
+    args.write.validate(namespace.format(), destination.start())?;
+    for range in &ranges {
+        range.protection.validate(namespace.format(), range.extent.start())?;
+        if range.extent.overlaps(destination) {
+            return Err(StatusCode::OVERLAPPING_IO_RANGE.status().with_dnr(true).into());
+        }
+    }
+    let mut to = destination.start().get();
+    for (i, range) in ranges.iter().enumerate() {
+        let failed = |error: CommandError| CommandError { result: i as u64, ..error };
+        copy_range(namespace, args, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
+        to += range.extent.len();
+    }
+    Ok(Reply::Done(0))
+}
+
+/// Copies one source range to the blocks from `to` on, `done` blocks after the start of the destination.
+async fn copy_range(
+    namespace: &NamespaceHandle,
+    args: &CopyCommand,
+    range: &CopyRange,
+    to: u64,
+    done: u64,
+    durability: Durability,
+) -> Result<(), CommandError> {
+    let geometry = namespace.device.geometry();
+    let piece_blocks = BlockCount::new((PIECE_BYTES >> geometry.block_size.shift()) as u32).unwrap_or(BlockCount::ONE);
+    let source = range.extent;
+    let checks = namespace.checks_of(&range.protection, source.start());
+    for piece in source.split_aligned(piece_blocks) {
+        let first = piece.start().get() - source.start().get();
+        let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
+        let Response::Data(read) = execute(namespace, Request::Read { extent: piece, checks }).await? else {
+            return Err(StatusCode::INTERNAL_ERROR.into());
+        };
+        let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
+        let data = resealed(namespace, args, &read, at, done + first, checks.guard)?;
+        execute(namespace, Request::Write { extent: at, data, durability }).await?;
+    }
+    Ok(())
+}
+
+/// Returns the blocks that were read as they are written, `offset` blocks after the start of the destination.
+fn resealed(
+    namespace: &NamespaceHandle,
+    args: &CopyCommand,
+    read: &Sealed,
+    at: Extent,
+    offset: u64,
+    guard: bool,
+) -> Result<Sealed, CommandError> {
+    let Some(stored) = namespace.device.geometry().protection else { return Ok(read.clone()) };
+    let shown = namespace.format();
+    let initial_ref_tag = destination_ref(stored, shown.is_some().then_some(args), at.start(), offset);
+    if let Some(format) = shown.filter(|_| args.write.pract) {
+        let tags = args.write.tags(format);
+        let initial_ref_tag = initial_ref_tag.unwrap_or(tags.initial_ref_tag);
+        return Ok(Sealed::seal(read.data().clone(), read.size(), Some(stored), &Tags { initial_ref_tag, ..tags }));
+    }
+    let tags =
+        RebaseTags { initial_ref_tag: initial_ref_tag.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
+    let mut moved = Buffer::zeroed(read.tags().len());
+    rebase(stored, stored, read.size(), read.data(), read.tags(), &mut moved, &Checks::NONE, &tags, &mut |_| {});
+    let moved = Unverified::new(read.data().clone(), moved.freeze(), read.size(), Some(stored))
+        .map_err(|_| StatusCode::INTERNAL_ERROR)?;
+    let checks = match shown {
+        Some(format) => args.write.checks(format, format.storage_tag_mask()).advance(offset, format),
+        None => Checks { guard, ..Checks::NONE },
+    };
+    // The read has checked the guard, or was asked not to.
+    moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
+        let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
+        CommandError::of_error(
+            &BadBlocks::new(bad_blocks).expect("a failed check names a block").into(),
+            RequestKind::Write,
+        )
+    })
+}
+
+/// Returns the reference tag of the first block of a piece: its address in Type 1 and on plain namespaces, the value of
+/// the command in Type 2, and that of the source (`None`) in Type 3.
+fn destination_ref(stored: PiFormat, args: Option<&CopyCommand>, at: Lba, offset: u64) -> Option<u64> {
+    match (stored.protection(), args) {
+        (ProtectionType::Type3, _) => None,
+        (ProtectionType::Type2, Some(args)) => Some(stored.reference_tag(args.write.reference_tag(stored), offset)),
+        (ProtectionType::Type1 | ProtectionType::Type2, _) => Some(stored.reference_tag(at.get(), 0)),
+    }
+}

@@ -1,0 +1,396 @@
+//! I/O commands: checked before their data is fetched, translated to requests in one place, and executed by the
+//! namespace's device.
+
+use std::rc::Rc;
+
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, RequestKind, Response};
+use sealblock_integrity::Sealed;
+use sealblock_layers_cross_core::Locked;
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
+use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+use smallvec::{SmallVec, smallvec};
+
+use crate::command::copy;
+use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record, record_checked};
+use crate::command::reply::Reply;
+use crate::model::command_error::CommandError;
+use crate::model::damage_list::RequestSummary;
+use crate::model::limits::{Limits, WRITE_ZEROES_BYTES};
+use crate::model::namespace::{NO_TAGS, Namespace};
+
+/// A command whose 64 bytes are valid.
+pub(crate) struct IoRequest {
+    io: IoCommand,
+    /// One namespace, or all of them for a Flush with NSID FFFFFFFFh.
+    namespaces: SmallVec<[Rc<NamespaceHandle>; 1]>,
+    queue: Rc<QueueContext>,
+    /// The CRCs of the blocks of its data, if they were computed for a data digest.
+    crcs: Option<BlockCrcs>,
+}
+
+/// What is left to do of a command.
+pub(crate) enum RemainingWork {
+    /// All of it, with its data. Commands of several requests stay in this state.
+    All(Buffer),
+    /// To execute its request.
+    Request(Request),
+}
+
+/// Data that a command transfers, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TransferLengths {
+    /// Data from the host, in the capsule or to be fetched.
+    pub(crate) from_host_bytes: u64,
+    /// The host's buffer for data from the controller.
+    pub(crate) to_host_bytes: u64,
+}
+
+impl IoRequest {
+    pub(crate) fn prepare(
+        queue: &Rc<QueueContext>,
+        limits: &Limits,
+        command: &Command,
+        lengths: TransferLengths,
+    ) -> Result<IoRequest, CommandError> {
+        let io = IoCommand::decode(command)?;
+        match (command.fuse(), io) {
+            (Fuse::Normal, _) | (Fuse::First, IoCommand::Compare(_)) | (Fuse::Second, IoCommand::Write(_)) => {}
+            _ => return Err(Invalid::field("FUSE", 0, 8).into()),
+        }
+        let handles = queue.namespaces();
+        let all = &handles.namespaces;
+        let namespaces: SmallVec<[Rc<NamespaceHandle>; 1]> = match (command.nsid.get(), io) {
+            (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
+            (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
+        };
+        if let [namespace] = namespaces.as_slice() {
+            check(namespace, limits, &io, command, lengths)?;
+        }
+        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None })
+    }
+
+    /// Bytes that a Read transfers to the host.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        match (&self.io, self.namespaces.first()) {
+            (IoCommand::Read(blocks), Some(namespace)) => namespace.wire_bytes(blocks),
+            _ => 0,
+        }
+    }
+
+    /// The namespace and blocks of a Compare.
+    pub(crate) fn compared_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
+        match &self.io {
+            IoCommand::Compare(blocks) => Some((self.namespaces.first()?, blocks.extent)),
+            _ => None,
+        }
+    }
+
+    /// The namespace and blocks that a command writes. Does not decode lists of ranges.
+    pub(crate) fn written_extent(&self) -> Option<(&Rc<NamespaceHandle>, Extent)> {
+        match &self.io {
+            IoCommand::Write(blocks) => Some((self.namespaces.first()?, blocks.extent)),
+            IoCommand::WriteZeroes(zeroes) => Some((self.namespaces.first()?, zeroes.blocks.extent)),
+            IoCommand::WriteUncorrectable(extent) => Some((self.namespaces.first()?, *extent)),
+            _ => None,
+        }
+    }
+
+    /// Sets the CRCs of the blocks of its data, which were computed on receipt.
+    pub(crate) fn set_crcs(&mut self, crcs: BlockCrcs) {
+        self.crcs = Some(crcs);
+    }
+
+    /// How its data divides into blocks, if their CRCs are of use.
+    pub(crate) fn block_layout(&self) -> Option<BlockLayout> {
+        match (&self.io, self.namespaces.first()) {
+            (IoCommand::Write(blocks) | IoCommand::Compare(blocks), Some(namespace)) => namespace.block_layout(blocks),
+            _ => None,
+        }
+    }
+
+    /// Executes the command now if its device need not wait; otherwise returns what is left to do.
+    pub(crate) fn try_execute(&self, data: Buffer) -> Result<Result<Reply, CommandError>, RemainingWork> {
+        let Some(namespace) = self.namespaces.first() else { return Err(RemainingWork::All(data)) };
+        let request = match self.translate(namespace, data) {
+            Ok(RemainingWork::Request(request)) => request,
+            Ok(steps) => return Err(steps),
+            Err(error) => return Ok(self.finish(namespace, Err(error))),
+        };
+        match namespace.device.try_execute(&request) {
+            None => Err(RemainingWork::Request(request)),
+            Some(outcome) => {
+                let summary = RequestSummary::of(&request, namespace.device.geometry());
+                if summary.needs_own_check(&outcome) {
+                    // Executed again, it fails again, and [`record_checked`] can then run the device's own check.
+                    return Err(RemainingWork::Request(request));
+                }
+                let outcome = record(namespace, &summary, outcome);
+                Ok(self.finish(namespace, outcome.and_then(|response| self.reply(namespace, response))))
+            }
+        }
+    }
+
+    /// Executes the command.
+    pub(crate) async fn execute(&self, work: RemainingWork) -> Result<Reply, CommandError> {
+        self.execute_with_lock(work, None).await
+    }
+
+    /// Executes the command; one request may run under a caller's lock of the blocks that it changes.
+    pub(crate) async fn execute_with_lock(
+        &self,
+        work: RemainingWork,
+        locked: Option<&Locked<'_>>,
+    ) -> Result<Reply, CommandError> {
+        let Some(namespace) = self.namespaces.first() else { return Ok(Reply::Done(0)) };
+        let work = match work {
+            RemainingWork::All(data) => self.translate(namespace, data),
+            begun => Ok(begun),
+        };
+        let outcome = match work {
+            Ok(RemainingWork::Request(request)) => {
+                let summary = RequestSummary::of(&request, namespace.device.geometry());
+                let outcome = match locked {
+                    Some(locked) => locked.execute(request).await,
+                    None => namespace.device.execute(request).await,
+                };
+                record_checked(namespace, &summary, outcome).await.and_then(|response| self.reply(namespace, response))
+            }
+            Ok(RemainingWork::All(data)) => self.execute_steps(namespace, data).await,
+            Err(error) => Err(error),
+        };
+        self.finish(namespace, outcome)
+    }
+
+    /// Translates the command to a request, with the data of a Write sealed or checked. A command of several requests
+    /// stays as it is.
+    fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
+        let checksums = &self.queue.traffic.checksums;
+        Ok(RemainingWork::Request(match self.io {
+            IoCommand::Read(blocks) => {
+                checksums.stored_bytes_checked.add(namespace.checked_bytes(&blocks));
+                Request::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
+            }
+            IoCommand::Write(blocks) => {
+                let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.crcs.as_ref())?);
+                checksums.guard_bytes_summed.add(namespace.guard_bytes(&blocks, self.crcs.as_ref()));
+                Request::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
+            }
+            IoCommand::WriteZeroes(zeroes) => Request::WriteZeroes {
+                extent: zeroes.blocks.extent,
+                may_unmap: zeroes.deallocate,
+                durability: self.durability(zeroes.blocks.force_unit_access),
+            },
+            IoCommand::Verify(blocks) => Request::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
+            IoCommand::Checksum(blocks) => {
+                Request::Checksum { extent: blocks.extent, checks: namespace.checks(&blocks) }
+            }
+            IoCommand::WriteUncorrectable(extent) => {
+                Request::WriteUncorrectable { extent, durability: self.durability(false) }
+            }
+            IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
+                return Ok(RemainingWork::All(data));
+            }
+        }))
+    }
+
+    /// Returns the reply to the host for a response to the request of [`IoRequest::translate`].
+    fn reply(&self, namespace: &NamespaceHandle, response: Response) -> Result<Reply, CommandError> {
+        match (&self.io, response) {
+            (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
+            (IoCommand::Checksum(_), Response::Checksum(checksum)) => Ok(Reply::Done(checksum.crc64)),
+            // Foreign hosts ignore dword 0 of a Verify.
+            (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
+            (IoCommand::Read(_) | IoCommand::Checksum(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
+            _ => Ok(Reply::Done(0)),
+        }
+    }
+
+    /// Executes a command of several requests.
+    async fn execute_steps(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<Reply, CommandError> {
+        match self.io {
+            IoCommand::Flush => self.flush().await,
+            IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.crcs.as_ref()).await,
+            IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
+            IoCommand::Copy(args) => copy::copy(namespace, &args, &data, self.durability(args.force_unit_access)).await,
+            IoCommand::Read(_)
+            | IoCommand::Write(_)
+            | IoCommand::WriteZeroes(_)
+            | IoCommand::Verify(_)
+            | IoCommand::Checksum(_)
+            | IoCommand::WriteUncorrectable(_) => Err(StatusCode::INTERNAL_ERROR.into()),
+        }
+    }
+
+    /// Counts the command, and sets the first block of a failed one.
+    fn finish(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
+        self.count(namespace, &outcome);
+        outcome.map_err(|error| match extent(&self.io) {
+            Some(extent) => error.or_at(extent.start()),
+            None => error,
+        })
+    }
+
+    async fn flush(&self) -> Result<Reply, CommandError> {
+        for namespace in &self.namespaces {
+            execute(namespace, Request::Flush).await?;
+        }
+        Ok(Reply::Done(0))
+    }
+
+    /// With the write cache disabled, every write is durable before it completes.
+    fn durability(&self, force_unit_access: bool) -> Durability {
+        match force_unit_access || !self.queue.write_cache.get() {
+            true => Durability::ForceUnitAccess,
+            false => Durability::Volatile,
+        }
+    }
+
+    fn count(&self, namespace: &Namespace, outcome: &Result<Reply, CommandError>) {
+        let traffic = &self.queue.traffic;
+        let bytes = extent(&self.io).map_or(0, |extent| namespace.data_bytes(extent));
+        match (&self.io, outcome) {
+            (IoCommand::Read(_) | IoCommand::Compare(_) | IoCommand::Verify(_) | IoCommand::Checksum(_), Ok(_)) => {
+                traffic.reads.add(1);
+                traffic.read_bytes.add(bytes);
+            }
+            (IoCommand::Write(_), Ok(_)) => {
+                traffic.writes.add(1);
+                traffic.written_bytes.add(bytes);
+            }
+            (_, Err(error)) if error.is_damage() => traffic.media_errors.add(1),
+            _ => {}
+        }
+    }
+}
+
+/// The blocks of a command with one extent.
+fn extent(io: &IoCommand) -> Option<Extent> {
+    match io {
+        IoCommand::Write(blocks)
+        | IoCommand::Read(blocks)
+        | IoCommand::Compare(blocks)
+        | IoCommand::Verify(blocks)
+        | IoCommand::Checksum(blocks) => Some(blocks.extent),
+        IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
+        IoCommand::WriteUncorrectable(extent) => Some(*extent),
+        IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,
+    }
+}
+
+/// Executes Compare. The device compares plain blocks; protected ones are read, so that tags are compared as well.
+async fn compare(
+    namespace: &NamespaceHandle,
+    blocks: BlockCommand,
+    data: Buffer,
+    crcs: Option<&BlockCrcs>,
+) -> Result<Reply, CommandError> {
+    let extent = blocks.extent;
+    let size = namespace.device.geometry().block_size;
+    let Some(format) = namespace.format() else {
+        let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
+        return execute(namespace, Request::Compare { extent, data }).await.map(|_| Reply::Done(0));
+    };
+    let checks = namespace.checks(&blocks);
+    // With PRACT the data has no tags, and tags are not compared.
+    let wanted = match blocks.protection.pract {
+        true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
+        false => namespace.verify_wire(&blocks, &data, crcs, &checks)?,
+    };
+    let Response::Data(stored) = execute(namespace, Request::Read { extent, checks }).await? else {
+        return Err(StatusCode::INTERNAL_ERROR.into());
+    };
+    let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
+    let ((data, tags), (stored_data, stored_tags)) = (units(&wanted), units(&stored));
+    let compares_tags = !blocks.protection.pract;
+    if data[..] == stored_data[..] && (!compares_tags || tags[..] == stored_tags[..]) {
+        return Ok(Reply::Done(0));
+    }
+    let (size, tuple) = (size.bytes(), format.tuple_bytes());
+    let differs = |i: usize| {
+        data[i * size..][..size] != stored_data[i * size..][..size]
+            || compares_tags && tags[i * tuple..][..tuple] != stored_tags[i * tuple..][..tuple]
+    };
+    let first = extent.iter().enumerate().find(|(i, _)| differs(*i));
+    let lba = first.map_or(extent.start(), |(_, lba)| lba);
+    Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare))
+}
+
+/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error.
+async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, CommandError> {
+    let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
+    let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
+    let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();
+    let geometry = namespace.device.geometry();
+    for extent in &extents {
+        geometry.check(*extent).map_err(|error| CommandError::of_error(&error, RequestKind::Discard))?;
+    }
+    let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
+    if is_asked && namespace.device.abilities().discard != Ability::Absent {
+        execute(namespace, Request::Discard { extents: extents.clone() }).await?;
+        extents.into_iter().for_each(|extent| namespace.state.damage_list.clear(extent));
+    }
+    Ok(Reply::Done(0))
+}
+
+/// The maximum length of a list of ranges, in bytes: 256 of the longest ranges.
+const LIST_BYTES: u64 = 256 * 40;
+
+/// Fails a command that cannot be executed. Verify and other commands without data may have any length.
+pub(crate) fn check(
+    namespace: &Namespace,
+    limits: &Limits,
+    io: &IoCommand,
+    command: &Command,
+    lengths: TransferLengths,
+) -> Result<(), CommandError> {
+    io.validate(namespace.device.geometry().capacity_blocks, namespace.format())?;
+    has_operation(namespace, io, command)?;
+    let is_too_long = |extent, max_bytes| namespace.data_bytes(extent) > max_bytes;
+    let too_long = Invalid::field("NLB", 12, 0);
+    match io {
+        IoCommand::Read(blocks) | IoCommand::Write(blocks) | IoCommand::Compare(blocks) => {
+            if is_too_long(blocks.extent, u64::from(limits.transfer_bytes)) {
+                return Err(too_long.into());
+            }
+            let got_bytes =
+                if matches!(io, IoCommand::Read(_)) { lengths.to_host_bytes } else { lengths.from_host_bytes };
+            same(namespace.wire_bytes(blocks), got_bytes)
+        }
+        IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Err(Invalid::field("NSZ", 12, 23).into()),
+        IoCommand::WriteZeroes(zeroes) if is_too_long(zeroes.blocks.extent, WRITE_ZEROES_BYTES) => Err(too_long.into()),
+        IoCommand::DatasetManagement(dsm) => match lengths.from_host_bytes {
+            got_bytes if got_bytes < dsm.data_bytes() as u64 || got_bytes > 4096 => {
+                same(dsm.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::Copy(copy) => match lengths.from_host_bytes {
+            got_bytes if got_bytes < copy.data_bytes() as u64 || got_bytes > LIST_BYTES => {
+                same(copy.data_bytes() as u64, got_bytes)
+            }
+            _ => Ok(()),
+        },
+        IoCommand::Flush
+        | IoCommand::Verify(_)
+        | IoCommand::Checksum(_)
+        | IoCommand::WriteZeroes(_)
+        | IoCommand::WriteUncorrectable(_) => Ok(()),
+    }
+}
+
+/// Fails commands that the device does not support.
+fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), CommandError> {
+    let ability = match io {
+        IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,
+        IoCommand::Checksum(_) => namespace.device.abilities().checksum,
+        _ => return Ok(()),
+    };
+    if ability == Ability::Absent { Err(Invalid::Opcode(command.opcode).into()) } else { Ok(()) }
+}
+
+fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), CommandError> {
+    if needed_bytes == got_bytes { Ok(()) } else { Err(Invalid::DataLength { needed_bytes, got_bytes }.into()) }
+}

@@ -1,0 +1,145 @@
+//! An I/O queue's reference to its controller and to its devices, on the queue's own core.
+//!
+//! Invariant: the controller counts these references, and each lives as long as its connection or one of its commands.
+//! When the count is zero, nothing of the controller touches any block any more.
+//!
+//! Shape: through this, commands reach devices, flags and counters without an atomic count, a lock or a lookup in
+//! anything that cores share.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Deref;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sealblock_block::{Device, Outcome, Request, Response};
+use sealblock_layers_cross_core::Attached;
+
+use crate::model::command_error::CommandError;
+use crate::model::controller::Controller;
+use crate::model::damage_list::RequestSummary;
+use crate::model::namespace::Namespace;
+use crate::model::subsystem::QueueCounters;
+
+pub(crate) struct QueueContext {
+    controller: Arc<Controller>,
+    /// What went through this queue. Only this core counts.
+    pub(crate) traffic: Arc<QueueCounters>,
+    handles: RefCell<Rc<NamespaceHandles>>,
+}
+
+/// The namespaces of a subsystem after so many changes.
+pub(crate) struct NamespaceHandles {
+    changes: u64,
+    pub(crate) namespaces: BTreeMap<u32, Rc<NamespaceHandle>>,
+}
+
+/// A namespace whose device is attached to this core.
+pub(crate) struct NamespaceHandle {
+    pub(crate) device: Attached,
+    namespace: Arc<Namespace>,
+}
+
+impl NamespaceHandle {
+    /// Attaches the namespace's device to this core for a controller.
+    pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> NamespaceHandle {
+        let flush_cursor = controller.flush_cursor(&namespace.device);
+        NamespaceHandle { device: namespace.device.attach_as(&flush_cursor), namespace: Arc::clone(namespace) }
+    }
+}
+
+impl Deref for NamespaceHandle {
+    type Target = Namespace;
+
+    fn deref(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+impl Deref for QueueContext {
+    type Target = Controller;
+
+    fn deref(&self) -> &Controller {
+        &self.controller
+    }
+}
+
+impl NamespaceHandles {
+    /// Attaches the current namespaces. Those in `previous` stay attached.
+    fn now(controller: &Controller, previous: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
+        let (changes, namespaces) = controller.subsystem.snapshot();
+        let handle_of = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
+            let existing = previous.and_then(|handles| handles.namespaces.get(nsid));
+            let existing = existing.filter(|handle| Arc::ptr_eq(&handle.namespace, namespace)).cloned();
+            let attach = || Rc::new(NamespaceHandle::new(namespace, controller));
+            (*nsid, existing.unwrap_or_else(attach))
+        };
+        Rc::new(NamespaceHandles { changes, namespaces: namespaces.iter().map(handle_of).collect() })
+    }
+}
+
+impl QueueContext {
+    /// Makes the context of a queue that [`Controller::add_io_queue`] has counted already.
+    pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
+        let traffic = controller.subsystem.start_counting();
+        let handles = RefCell::new(NamespaceHandles::now(&controller, None));
+        Rc::new(QueueContext { controller, traffic, handles: handles })
+    }
+
+    /// The controller, which all cores share.
+    pub(crate) fn controller(&self) -> &Arc<Controller> {
+        &self.controller
+    }
+
+    /// The namespaces, attached to this core.
+    pub(crate) fn namespaces(&self) -> Rc<NamespaceHandles> {
+        let handles = Rc::clone(&self.handles.borrow());
+        if handles.changes == self.controller.subsystem.changes() {
+            return handles;
+        }
+        let now = NamespaceHandles::now(&self.controller, Some(&handles));
+        self.handles.replace(Rc::clone(&now));
+        now
+    }
+}
+
+impl Drop for QueueContext {
+    fn drop(&mut self) {
+        self.controller.subsystem.stop_counting(&self.traffic);
+        self.controller.release_queue_ref();
+    }
+}
+
+/// Executes a request, and updates the damage list.
+pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Result<Response, CommandError> {
+    let geometry = namespace.device.geometry();
+    let summary = RequestSummary::of(&request, geometry);
+    let outcome = namespace.device.execute(request).await;
+    record_checked(namespace, &summary, outcome).await
+}
+
+/// Updates the damage list with the outcome of a request. If only the host's expected tags may differ, runs the
+/// device's own check first.
+pub(crate) async fn record_checked(
+    namespace: &NamespaceHandle,
+    summary: &RequestSummary,
+    outcome: Outcome,
+) -> Result<Response, CommandError> {
+    let Some(extent) = summary.extent.filter(|_| summary.needs_own_check(&outcome)) else {
+        return record(namespace, summary, outcome);
+    };
+    let (own, check) = RequestSummary::of_check(extent, namespace.device.geometry());
+    let found = namespace.device.execute(check).await;
+    namespace.state.record(&own, &found);
+    outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
+}
+
+/// Updates the damage list with the outcome of a request.
+pub(crate) fn record(
+    namespace: &NamespaceHandle,
+    summary: &RequestSummary,
+    outcome: Outcome,
+) -> Result<Response, CommandError> {
+    namespace.state.record(summary, &outcome);
+    outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
+}

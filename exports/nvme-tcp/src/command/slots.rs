@@ -1,0 +1,223 @@
+//! The slots in which commands wait for their devices: futures that are reused.
+//!
+//! A slot's future takes a command from its handoff, executes it, puts the result back, and waits for the next. A
+//! device that completes at once yields the result from the first poll; otherwise the slot stays busy, and the
+//! connection's task polls it after its waker was used.
+//!
+//! Invariants: a slot is free, or busy with one command. A busy slot is dropped only with the reactor, because a
+//! request that a device has started must complete. In the long run a command allocates nothing here.
+//!
+//! Shape: each slot has one waker for its lifetime, which marks the slot in a bitmap and wakes the connection's task,
+//! so that the completion of one of many commands costs one poll. No slot is borrowed while it is polled.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, Wake, Waker};
+
+use sealblock_protocols_nvme::Command;
+use sealblock_protocols_nvme_tcp::target::Token;
+
+use crate::command::io::{IoRequest, RemainingWork};
+use crate::command::reply::Reply;
+use crate::model::command_error::CommandError;
+
+/// The result of a command.
+pub(crate) struct CommandResult {
+    pub(crate) token: Token,
+    pub(crate) command: Command,
+    /// Bytes that it transfers to the host on success.
+    pub(crate) read_bytes: u64,
+    pub(crate) outcome: Result<Reply, CommandError>,
+}
+
+/// Passes a command to a slot's future, and its result back.
+#[derive(Default)]
+struct CompletionHandoff {
+    work: Cell<Option<(IoRequest, RemainingWork)>>,
+    outcome: Cell<Option<Result<Reply, CommandError>>>,
+}
+
+impl CompletionHandoff {
+    async fn serve(self: Rc<Self>) {
+        loop {
+            let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
+            let (request, work) = work.await;
+            let outcome = request.execute(work).await;
+            self.outcome.set(Some(outcome));
+        }
+    }
+}
+
+struct Slot {
+    index: usize,
+    handoff: Rc<CompletionHandoff>,
+    future: Pin<Box<dyn Future<Output = ()>>>,
+    waker: Waker,
+    busy: Option<(Token, Command, u64)>,
+}
+
+impl Slot {
+    fn new(index: usize, ready: &Arc<ReadySlots>) -> Box<Slot> {
+        let handoff = Rc::new(CompletionHandoff::default());
+        let future = Box::pin(Rc::clone(&handoff).serve());
+        let waker = Arc::new(SlotWaker { index: index, ready: Arc::clone(ready) }).into();
+        Box::new(Slot { index: index, handoff: handoff, future, waker, busy: None })
+    }
+
+    /// Polls the command; returns its result if it completed.
+    fn poll(&mut self) -> Option<CommandResult> {
+        // The future never completes.
+        let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
+        let outcome = self.handoff.outcome.take()?;
+        let (token, command, read_bytes) = self.busy.take()?;
+        Some(CommandResult { token, command, read_bytes, outcome })
+    }
+}
+
+/// The slots that must be polled.
+struct ReadySlots {
+    words: Box<[AtomicU64]>,
+    any: AtomicBool,
+    /// The connection's task; set at its first poll.
+    task: OnceLock<Waker>,
+}
+
+struct SlotWaker {
+    index: usize,
+    ready: Arc<ReadySlots>,
+}
+
+impl Wake for SlotWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.ready.words[self.index / 64].fetch_or(1 << (self.index % 64), Ordering::Release);
+        self.ready.any.store(true, Ordering::Release);
+        if let Some(task) = self.ready.task.get() {
+            task.wake_by_ref();
+        }
+    }
+}
+
+/// All slots are busy.
+pub(crate) struct NoSlot;
+
+/// The slots of a connection.
+pub(crate) struct CommandSlots {
+    /// `None` where a slot is being polled.
+    all: RefCell<Vec<Option<Box<Slot>>>>,
+    free: RefCell<Vec<usize>>,
+    ready: Arc<ReadySlots>,
+    limit: usize,
+    busy: Cell<usize>,
+}
+
+impl CommandSlots {
+    /// Returns at most `limit` slots, made on demand.
+    pub(crate) fn new(limit: usize) -> CommandSlots {
+        let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
+        let ready = Arc::new(ReadySlots { words, any: AtomicBool::new(false), task: OnceLock::new() });
+        CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
+    }
+
+    /// Sets the task that polls the slots; always the same.
+    pub(crate) fn set_task(&self, task: &Waker) {
+        self.ready.task.get_or_init(|| task.clone());
+    }
+
+    /// The waker of that task; a no-op waker before its first poll.
+    pub(crate) fn task(&self) -> &Waker {
+        self.ready.task.get().unwrap_or(Waker::noop())
+    }
+
+    /// Number of commands in flight.
+    pub(crate) fn busy(&self) -> usize {
+        self.busy.get()
+    }
+
+    /// Starts a command, and returns its result if it completes at once.
+    ///
+    /// # Errors
+    /// [`NoSlot`] when all slots are busy.
+    pub(crate) fn start(
+        &self,
+        (token, command): (Token, Command),
+        request: IoRequest,
+        work: RemainingWork,
+    ) -> Result<Option<CommandResult>, NoSlot> {
+        let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
+        slot.busy = Some((token, command, request.read_bytes()));
+        slot.handoff.work.set(Some((request, work)));
+        self.busy.set(self.busy.get() + 1);
+        Ok(self.resume(slot))
+    }
+
+    /// Polls one slot whose waker was used, and returns its result if it completed. `None` when no such slot is left.
+    pub(crate) fn next(&self) -> Option<Option<CommandResult>> {
+        if !self.ready.any.load(Ordering::Acquire) {
+            return None;
+        }
+        for (index, word) in self.ready.words.iter().enumerate() {
+            let bits = word.load(Ordering::Acquire);
+            if bits != 0 {
+                let bit = bits.trailing_zeros() as usize;
+                word.fetch_and(!(1 << bit), Ordering::AcqRel);
+                let slot = self.all.borrow_mut().get_mut(index * 64 + bit).and_then(Option::take);
+                return Some(slot.and_then(|slot| self.poll_busy(slot)));
+            }
+        }
+        // A waker that sets a bit from here on also sets `any`.
+        if self.ready.any.swap(false, Ordering::AcqRel) && self.has_bits() {
+            self.ready.any.store(true, Ordering::Release);
+            return Some(None);
+        }
+        None
+    }
+
+    fn has_bits(&self) -> bool {
+        self.ready.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    /// Ignores a stale waker, whose slot is free, and polls a busy slot.
+    fn poll_busy(&self, slot: Box<Slot>) -> Option<CommandResult> {
+        if slot.busy.is_some() {
+            return self.resume(slot);
+        }
+        self.put_back(slot);
+        None
+    }
+
+    fn resume(&self, mut slot: Box<Slot>) -> Option<CommandResult> {
+        let result = slot.poll();
+        if result.is_some() {
+            self.busy.set(self.busy.get() - 1);
+            self.free.borrow_mut().push(slot.index);
+        }
+        self.put_back(slot);
+        result
+    }
+
+    fn put_back(&self, slot: Box<Slot>) {
+        let index = slot.index;
+        self.all.borrow_mut()[index] = Some(slot);
+    }
+
+    fn take_free(&self) -> Option<Box<Slot>> {
+        if let Some(index) = self.free.borrow_mut().pop() {
+            return self.all.borrow_mut()[index].take();
+        }
+        let mut all = self.all.borrow_mut();
+        let index = all.len();
+        if index == self.limit {
+            return None;
+        }
+        all.push(None);
+        Some(Slot::new(index, &self.ready))
+    }
+}

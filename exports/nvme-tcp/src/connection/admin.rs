@@ -1,0 +1,287 @@
+//! Fabrics commands and those of the admin queue: completes them at once, or starts those that wait.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use sealblock_protocols_nvme::admin::{Abort, AdminCommand, Identify};
+use sealblock_protocols_nvme::fabrics::{
+    AuthenticationRequired, CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, ConnectError, FabricsCommand,
+    InvalidParameter,
+};
+use sealblock_protocols_nvme::logs::LogPage;
+use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE, FabricsType, StatusCode};
+use sealblock_protocols_nvme_tcp::target::Token;
+use sealblock_runtime_reactor::{now, sleep_until, spawn};
+
+use crate::command::queue_context::{NamespaceHandle, QueueContext};
+use crate::command::reply::{Reply, cut};
+use crate::command::{features, identify, lba_status, logs, properties, reserved};
+use crate::connection::task::{Connection, Role, host_name};
+use crate::model::async_events::{AsyncEvents, EventPoll};
+use crate::model::command_error::CommandError;
+use crate::model::controller::Controller;
+
+/// Executes a Fabrics or admin command that completes at once.
+pub(crate) fn run(
+    connection: &Rc<Connection>,
+    command: &Command,
+    data: &[u8],
+    host_buffer_bytes: usize,
+) -> Result<Reply, CommandError> {
+    let role = connection.role.borrow().clone();
+    if command.opcode == FABRICS_OPCODE {
+        return fabrics(connection, &role, command, data).map(Reply::Done);
+    }
+    let Role::Admin(controller) = role else { return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()) };
+    controller.mark_alive();
+    if !controller.is_ready() {
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
+    }
+    match AdminCommand::decode(command)? {
+        AdminCommand::Identify(args) => cut(
+            &identify::page(&controller, &connection.target.limits, &args)?,
+            host_buffer_bytes,
+            Identify::DATA_BYTES as u64,
+        ),
+        AdminCommand::GetLogPage(args) => {
+            let shown = controller.async_events.counts();
+            let page = logs::page(&connection.target, || connection.stream.local_addr(), &controller, &args)?;
+            let reply = cut(args.slice(&page)?, host_buffer_bytes, args.length_bytes)?;
+            if !args.retain_event
+                && let Some(page) = LogPage::from_code(args.lid)
+            {
+                controller.async_events.page_was_read(page, shown);
+            }
+            Ok(reply)
+        }
+        AdminCommand::GetFeatures(args) => features::get(&controller, &args, host_buffer_bytes),
+        AdminCommand::SetFeatures(args) => {
+            features::set(&connection.target.limits, &controller, &args, data).map(Reply::Done)
+        }
+        AdminCommand::Abort(args) => Ok(Reply::Done(abort(&controller, &args))),
+        AdminCommand::KeepAlive => Ok(Reply::Done(0)),
+        // [`try_start`] has started these.
+        AdminCommand::AsynchronousEventRequest | AdminCommand::GetLbaStatus(_) => {
+            Err(StatusCode::INTERNAL_ERROR.into())
+        }
+    }
+}
+
+fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[u8]) -> Result<u64, CommandError> {
+    match (role, FabricsCommand::kind(command)) {
+        (Role::New, Some(FabricsType::Connect)) => return connect(connection, command, data),
+        (Role::New, _) | (_, Some(FabricsType::Connect)) => return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into()),
+        _ => {}
+    }
+    let Role::Admin(controller) = role else {
+        // Disconnect is the only Fabrics command of a connected I/O queue. Its commands in flight complete first.
+        let FabricsCommand::Disconnect = FabricsCommand::decode(command)? else {
+            return Err(StatusCode::INVALID_OPCODE.into());
+        };
+        connection.begin_drain();
+        // An I/O queue had no timer until now; a host that sends no more of its data must not delay the end.
+        connection.rearm_timer();
+        return Ok(0);
+    };
+    controller.mark_alive();
+    match FabricsCommand::decode(command)? {
+        FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
+        FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),
+        FabricsCommand::Connect(_) | FabricsCommand::Disconnect => Err(StatusCode::INVALID_OPCODE.into()),
+    }
+}
+
+/// Starts a command that does not complete at once, if its controller is ready; `false` for any other command.
+pub(crate) fn try_start(
+    connection: &Rc<Connection>,
+    token: Token,
+    command: &Command,
+    data: &[u8],
+    host_buffer_bytes: usize,
+) -> bool {
+    let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
+    let opcode = AdminOpcode::from_code(command.opcode);
+    let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
+    if !(is_later || reserved::is_access(&controller, command)) || !controller.is_ready() {
+        return false;
+    }
+    controller.mark_alive();
+    match start(connection, &controller, token, command, data, host_buffer_bytes) {
+        Ok(()) => {}
+        Err(error) => connection.complete(token, command, Err(error)),
+    }
+    true
+}
+
+fn start(
+    connection: &Rc<Connection>,
+    controller: &Arc<Controller>,
+    token: Token,
+    command: &Command,
+    data: &[u8],
+    host_buffer_bytes: usize,
+) -> Result<(), CommandError> {
+    match AdminCommand::decode(command)? {
+        AdminCommand::AsynchronousEventRequest => {
+            controller.async_events.request(command.cid.get())?;
+            connection.core.borrow_mut().allow_unanswered(token);
+            spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.async_events), token, *command));
+        }
+        AdminCommand::GetLbaStatus(args) => {
+            let namespace = NamespaceHandle::new(&controller.namespace(command.nsid.get())?, controller);
+            let (connection, command) = (Rc::downgrade(connection), *command);
+            spawn(async move {
+                let outcome =
+                    lba_status::get(&namespace, &args, host_buffer_bytes, &|| connection.strong_count() == 0).await;
+                if let Some(connection) = connection.upgrade() {
+                    connection.complete(token, &command, outcome);
+                }
+            });
+        }
+        AdminCommand::GetFeatures(_) | AdminCommand::SetFeatures(_) => {
+            let work = reserved::begin(controller, command, data, host_buffer_bytes)?;
+            let (connection, command) = (Rc::downgrade(connection), *command);
+            spawn(async move {
+                let outcome = work.execute().await;
+                if let Some(connection) = connection.upgrade() {
+                    connection.complete(token, &command, outcome);
+                }
+            });
+        }
+        _ => return Err(StatusCode::INVALID_OPCODE.into()),
+    }
+    Ok(())
+}
+
+/// Waits without keeping the connection alive, which may end before an event occurs.
+async fn wait_for_event(
+    connection: std::rc::Weak<Connection>,
+    events: Arc<AsyncEvents>,
+    token: Token,
+    command: Command,
+) {
+    let outcome = loop {
+        match std::future::poll_fn(|cx| events.poll(command.cid.get(), now(), cx)).await {
+            EventPoll::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),
+            EventPoll::Aborted => break Err(StatusCode::ABORT_REQUESTED.into()),
+            EventPoll::NotBefore(due) => sleep_until(due).await,
+        }
+    };
+    if let Some(connection) = connection.upgrade() {
+        connection.complete(token, &command, outcome);
+    }
+}
+
+/// Executes Abort; bit 0 of the result is 0 if a command was aborted. I/O queues may be on other cores, and by the time
+/// that those were reached the command has mostly completed.
+fn abort(controller: &Controller, args: &Abort) -> u64 {
+    u64::from(args.queue != 0 || !controller.async_events.abort(args.cid))
+}
+
+fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, CommandError> {
+    let args = Connect::decode(command)?;
+    let data = ConnectData::parse(data)?;
+    let outcome = join_queue(connection, &args, &data);
+    log_outcome(connection, &args, &data, &outcome);
+    outcome
+}
+
+/// Logs the connected hosts, and the refused hosts that an operator may have meant to allow.
+fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outcome: &Result<u64, CommandError>) {
+    let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
+    let from = connection.peer_address();
+    match outcome {
+        Ok(_) if args.queue == 0 => tracing::info!(subsystem, host, from, "a host has connected"),
+        Ok(_) => tracing::debug!(subsystem, host, from, queue = args.queue, "an I/O queue is connected"),
+        Err(error) if error.status.code() == StatusCode::CONNECT_INVALID_HOST => {
+            tracing::warn!(subsystem, host, from, "a host was refused: the subsystem is not for it");
+        }
+        Err(error) if *error == missing(InvalidParameter::SUBNQN) => {
+            tracing::warn!(subsystem, host, from, "a host was refused: there is no such subsystem");
+        }
+        Err(error) => {
+            let (queue, status) = (args.queue, error.status);
+            tracing::debug!(subsystem, host, from, queue, ?status, "a Connect was refused");
+        }
+    }
+}
+
+fn join_queue(connection: &Rc<Connection>, args: &Connect, data: &ConnectData) -> Result<u64, CommandError> {
+    if args.entries > u32::from(connection.target.limits.commands) {
+        return Err(parameter(InvalidParameter::SQSIZE));
+    }
+    let (controller, role) = match args.queue {
+        0 => {
+            let controller = make_controller(connection, args, data)?;
+            (Arc::clone(&controller), Role::Admin(controller))
+        }
+        queue => {
+            let context = join_controller(connection, queue, data)?;
+            (Arc::clone(context.controller()), Role::Io(context, queue))
+        }
+    };
+    connection.set_role(role, args.entries, args.attributes.contains(ConnectAttributes::DISABLE_SQ_FLOW_CONTROL));
+    Ok(Connect::result(controller.id, AuthenticationRequired::NONE))
+}
+
+fn parameter(parameter: InvalidParameter) -> CommandError {
+    ConnectError::from(parameter).into()
+}
+
+/// The error for a subsystem or controller that does not exist but may exist soon: a subsystem is added again, or the
+/// host makes a new controller. Without Do Not Retry, hosts that had it keep trying for as long as they are configured
+/// to.
+fn missing(what: InvalidParameter) -> CommandError {
+    let error = parameter(what);
+    CommandError { status: error.status.with_dnr(false), ..error }
+}
+
+fn make_controller(
+    connection: &Connection,
+    args: &Connect,
+    data: &ConnectData,
+) -> Result<Arc<Controller>, CommandError> {
+    let target = &connection.target;
+    let subsystem = target.subsystem(&data.subnqn).ok_or(missing(InvalidParameter::SUBNQN))?;
+    if !subsystem.allows(data.hostnqn.as_ref()) {
+        return Err(StatusCode::CONNECT_INVALID_HOST.into());
+    }
+    if data.cntlid != CNTLID_DYNAMIC {
+        return Err(parameter(InvalidParameter::CNTLID));
+    }
+    let admin = (&connection.signal, connection.peer_address());
+    let make = |id| Controller::new(id, Arc::clone(&subsystem), data, args.keep_alive_ms, admin);
+    let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
+    // A concurrent removal may have ended the subsystem's controllers before this one was registered.
+    let is_gone = subsystem.is_removed.get();
+    if is_gone || !subsystem.allows(data.hostnqn.as_ref()) {
+        target.remove_controller(controller.id);
+        return Err(if is_gone { missing(InvalidParameter::SUBNQN) } else { StatusCode::CONNECT_INVALID_HOST.into() });
+    }
+    controller.subscribe_to_namespaces();
+    Ok(controller)
+}
+
+fn join_controller(
+    connection: &Rc<Connection>,
+    queue: u16,
+    data: &ConnectData,
+) -> Result<Rc<QueueContext>, CommandError> {
+    let controller = connection.target.controller(data.cntlid).ok_or(missing(InvalidParameter::CNTLID))?;
+    if controller.subsystem.nqn != data.subnqn {
+        return Err(parameter(InvalidParameter::SUBNQN));
+    }
+    if controller.host != data.hostnqn {
+        return Err(parameter(InvalidParameter::HOSTNQN));
+    }
+    if controller.hostid != data.hostid {
+        return Err(parameter(InvalidParameter::HOSTID));
+    }
+    if controller.is_discovery || !controller.has_entry_sizes() || u32::from(queue) > controller.queues_granted.get() {
+        return Err(parameter(InvalidParameter::QID));
+    }
+    if !controller.add_io_queue(queue, &connection.signal) {
+        return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
+    }
+    Ok(QueueContext::new(controller))
+}

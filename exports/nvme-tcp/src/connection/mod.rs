@@ -1,0 +1,7 @@
+//! Connections: one task for each, and the commands that act on it.
+
+pub(crate) mod admin;
+pub(crate) mod dispatch;
+pub(crate) mod pairs;
+pub(crate) mod shutdown;
+pub(crate) mod task;

@@ -1,0 +1,372 @@
+//! A namespace: a device, its visibility to hosts, and the wire format of its blocks; and the state of the device that all
+//! its namespaces share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use sealblock_block::{BadBlock, BadBlocks, Geometry, Outcome, RequestKind};
+use sealblock_integrity::{
+    Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
+};
+use sealblock_layers_cross_core::SharedDevice;
+use sealblock_protocols_nvme::identify::NamespaceFormat;
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
+use sealblock_protocols_nvme::{Command, StatusCode};
+use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout, Payload};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{Extent, Lba};
+
+use crate::model::async_events::AsyncEvents;
+use crate::model::checksums::BlockLayouts;
+use crate::model::command_error::CommandError;
+use crate::model::damage::DamageHandle;
+use crate::model::damage_list::{DamageList, RequestSummary};
+
+/// What hosts see of a device's protection information.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum PiVisibility {
+    /// Blocks without metadata. The target makes tags on writes and checks them on reads.
+    #[default]
+    Plain,
+    /// Extended logical blocks in the device's format. PRACT of each command says whether the host or the target makes
+    /// the tags.
+    Protected,
+}
+
+/// A namespace of a [`crate::Subsystem`], the same on all cores. Each queue attaches to its device on its own core.
+pub struct Namespace {
+    pub(crate) device: SharedDevice,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) state: Arc<NamespaceState>,
+    visibility: PiVisibility,
+    /// Set where guards and data digests use the same CRC.
+    pub(crate) layouts: Option<BlockLayouts>,
+}
+
+impl Namespace {
+    /// Returns the namespace of `device`, plain, with a state of its own. `uuid` is the identity by which hosts
+    /// recognise it.
+    pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
+        let layouts = BlockLayouts::of(device.geometry());
+        Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts: layouts }
+    }
+
+    /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
+    /// other, must have one state: it holds the damage list.
+    pub fn with_state(mut self, state: Arc<NamespaceState>) -> Namespace {
+        self.state = state;
+        self
+    }
+
+    /// Returns the same namespace with the new size of its device.
+    pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
+        let layouts = BlockLayouts::of(device.geometry());
+        Namespace {
+            device,
+            uuid: self.uuid,
+            state: Arc::clone(&self.state),
+            visibility: self.visibility,
+            layouts: layouts,
+        }
+    }
+
+    /// The state that a scrub, a repair or another export reports to.
+    pub fn state(&self) -> Arc<NamespaceState> {
+        Arc::clone(&self.state)
+    }
+
+    /// Returns the same namespace with this visibility.
+    ///
+    /// # Errors
+    /// [`SetupError::NotProtected`] if hosts are to see protection information and the device has none in an NVMe
+    /// format.
+    pub fn with_visibility(mut self, visibility: PiVisibility) -> Result<Namespace, SetupError> {
+        let format = self.device.geometry().protection.filter(|format| format.guard() != GuardKind::IpChecksum);
+        if visibility == PiVisibility::Protected && format.is_none() {
+            return Err(SetupError::NotProtected);
+        }
+        self.visibility = visibility;
+        Ok(self)
+    }
+
+    /// The protection information that commands carry; `None` on a plain namespace.
+    pub(crate) fn format(&self) -> Option<PiFormat> {
+        match self.visibility {
+            PiVisibility::Plain => None,
+            PiVisibility::Protected => self.device.geometry().protection,
+        }
+    }
+
+    /// The format of its blocks, for Identify.
+    pub(crate) fn wire_format(&self) -> NamespaceFormat {
+        let format = self.format();
+        NamespaceFormat {
+            block_size: self.device.geometry().block_size,
+            metadata_bytes: format.map_or(0, PiFormat::tuple_bytes),
+            extended: format.is_some(),
+            protection: format.map(|format| (format, PiPosition::Last)),
+            storage_tag_mask: format.map_or(0, PiFormat::storage_tag_mask),
+        }
+    }
+
+    /// Bytes that a command moves over the wire.
+    pub(crate) fn wire_bytes(&self, blocks: &BlockCommand) -> u64 {
+        let metadata = match self.format() {
+            Some(format) if !blocks.protection.pract => format.tuple_bytes() as u64,
+            _ => 0,
+        };
+        blocks.extent.bytes(self.device.geometry().block_size) + blocks.extent.len() * metadata
+    }
+
+    /// The checks of stored blocks that a command asks for.
+    pub(crate) fn checks(&self, blocks: &BlockCommand) -> Checks {
+        self.checks_of(&blocks.protection, blocks.extent.start())
+    }
+
+    /// The checks of stored blocks from `start` on.
+    pub(crate) fn checks_of(&self, protection: &ProtectionInfo, start: Lba) -> Checks {
+        match (self.format(), self.device.geometry().protection) {
+            (Some(format), _) => protection.checks(format, format.storage_tag_mask()),
+            (None, Some(format)) => Checks::full(format, start),
+            (None, None) => Checks::NONE,
+        }
+    }
+
+    /// Returns the sealed blocks of a Write: sealed here, or made by the host and checked here.
+    pub(crate) fn seal(
+        &self,
+        blocks: &BlockCommand,
+        data: Buffer,
+        crcs: Option<&BlockCrcs>,
+    ) -> Result<Sealed, CommandError> {
+        let geometry = self.device.geometry();
+        let initial_ref_tag = blocks.extent.start().get();
+        let tags = match self.format() {
+            None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag },
+            Some(_) if !blocks.protection.pract => return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)),
+            // Type 1 requires this reference tag, and hosts that ask for no check also leave the field empty.
+            Some(format) if format.protection() == ProtectionType::Type1 => {
+                Tags { initial_ref_tag, ..blocks.protection.tags(format) }
+            }
+            Some(format) => blocks.protection.tags(format),
+        };
+        let (data, size) = (data.freeze(), geometry.block_size);
+        Ok(match (geometry.protection, self.guards(crcs)) {
+            (Some(format), Some(guards)) => Sealed::seal_with_crcs(data, size, format, &tags, guards),
+            (protection, _) => Sealed::seal(data, size, protection, &tags),
+        })
+    }
+
+    /// Separates the data and tuples of extended blocks from the wire, and checks them.
+    pub(crate) fn verify_wire(
+        &self,
+        blocks: &BlockCommand,
+        data: &[u8],
+        crcs: Option<&BlockCrcs>,
+        checks: &Checks,
+    ) -> Result<Sealed, CommandError> {
+        let size = self.device.geometry().block_size;
+        let wrong_length = |_: ShapeError| CommandError::from(StatusCode::DATA_SGL_LENGTH_INVALID);
+        let unverified = match self.format() {
+            Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
+            None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
+        };
+        let checked = match self.guards(crcs) {
+            Some(guards) => unverified.verify_with_crcs(checks, guards),
+            None => unverified.verify(checks),
+        };
+        checked.map_err(|bad| {
+            let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(blocks.extent.start(), bad)).collect();
+            let bad_blocks = BadBlocks::new(bad_blocks).expect("a failed check names a block");
+            CommandError::of_error(&bad_blocks.into(), RequestKind::Write)
+        })
+    }
+
+    /// Returns the payload of a Read: the device's slices, with tuples between them if the host asked for them.
+    pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
+        let crcs = self.verified_crcs(blocks, &read);
+        let payload = match self.format() {
+            Some(format) if !blocks.protection.pract => {
+                let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
+                Payload::new((0..read.blocks()).flat_map(|i| {
+                    [read.data().slice(i * size..(i + 1) * size), read.tags().slice(i * tuple..(i + 1) * tuple)]
+                }))
+            }
+            _ => Payload::from(read.into_parts().0),
+        };
+        match crcs {
+            Some(crcs) => payload.with_crcs(crcs),
+            None => payload,
+        }
+    }
+
+    /// Bytes of data of these blocks, without metadata.
+    pub(crate) fn data_bytes(&self, extent: Extent) -> u64 {
+        extent.bytes(self.device.geometry().block_size)
+    }
+}
+
+pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
+
+/// The largest namespace identifier (NN), and the maximum number of namespaces (MNAN). The same for every subsystem at
+/// all times: hosts read it once, and must find namespaces that are added later.
+pub const MAX_NSID: u32 = 1024;
+
+/// Why a subsystem or namespace is invalid.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum SetupError {
+    /// The identifier is 0, or beyond [`MAX_NSID`].
+    #[error("{0} is no namespace identifier: they go from 1 to {MAX_NSID}")]
+    Nsid(u32),
+    /// The identifier is taken.
+    #[error("there are two namespaces {0}")]
+    DuplicateNsid(u32),
+    /// The device has no protection information in an NVMe format.
+    #[error("the device has no protection information in an NVMe format")]
+    NotProtected,
+    /// The name is that of the discovery subsystem, which every target has.
+    #[error("{0} is the name of the discovery subsystem")]
+    Reserved(Nqn),
+    /// The name is taken.
+    #[error("there are two subsystems {0}")]
+    DuplicateNqn(Nqn),
+    /// There is no subsystem of this name.
+    #[error("there is no subsystem {0}")]
+    UnknownNqn(Nqn),
+    /// There is no namespace of this identifier.
+    #[error("there is no namespace {0}")]
+    UnknownNsid(u32),
+}
+
+impl Namespace {
+    /// Returns how the data of a command divides into blocks, if their CRCs are of use.
+    pub(crate) fn block_layout(&self, blocks: &BlockCommand) -> Option<BlockLayout> {
+        let layouts = self.layouts.as_ref()?;
+        let has_tags = self.format().is_some() && !blocks.protection.pract;
+        Some(if has_tags { layouts.tagged.clone() } else { layouts.data_only.clone() })
+    }
+
+    /// The same for a command of any kind.
+    pub(crate) fn block_layout_of(&self, command: &Command) -> Option<BlockLayout> {
+        self.layouts.as_ref()?;
+        match IoCommand::decode(command) {
+            Ok(IoCommand::Write(blocks) | IoCommand::Compare(blocks)) => self.block_layout(&blocks),
+            _ => None,
+        }
+    }
+
+    /// Returns the CRCs of the blocks that were read, if their guards are CRCs that the device compared with them.
+    pub(crate) fn verified_crcs(&self, blocks: &BlockCommand, read: &Sealed) -> Option<BlockCrcs> {
+        Some(BlockCrcs { layout: self.block_layout(blocks)?, guards: read.block_crcs()?.collect() })
+    }
+
+    /// Returns these CRCs as guards, if this namespace's guards are such CRCs.
+    pub(crate) fn guards<'a>(&self, crcs: Option<&'a BlockCrcs>) -> Option<&'a [u32]> {
+        self.layouts.as_ref()?;
+        crcs.map(|crcs| &*crcs.guards)
+    }
+
+    /// Bytes of data of a Write whose guards are computed here, in addition to its digest.
+    pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, crcs: Option<&BlockCrcs>) -> u64 {
+        let is_made = self.format().is_none() || blocks.protection.pract;
+        let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
+        if is_asked && self.guards(crcs).is_none() { self.data_bytes(blocks.extent) } else { 0 }
+    }
+
+    /// Bytes of data of a Read whose guards the device compares.
+    pub(crate) fn checked_bytes(&self, blocks: &BlockCommand) -> u64 {
+        let is_asked = self.device.geometry().protection.is_some() && self.checks(blocks).guard;
+        if is_asked { self.data_bytes(blocks.extent) } else { 0 }
+    }
+}
+
+/// The shared state of all [`crate::Namespace`]s of one device. A scrub, a repair or another export reports here what
+/// it learns about the device.
+#[derive(Default)]
+pub struct NamespaceState {
+    pub(crate) damage_list: Arc<DamageList>,
+    is_degraded: AtomicBool,
+    subscribers: Mutex<Vec<(u32, Weak<AsyncEvents>)>>,
+}
+
+impl NamespaceState {
+    /// The device's known bad blocks, as a handle that keeps nothing else alive.
+    pub fn damage(&self) -> DamageHandle {
+        DamageHandle::of(&self.damage_list)
+    }
+
+    /// Adds blocks that were found bad, for example by a scrub, to the damage list, and reports them to hosts.
+    pub fn report_damage(&self, bad_blocks: &[BadBlock]) {
+        if self.damage_list.record(bad_blocks) {
+            self.notify(|_, events| events.damage_found());
+        }
+    }
+
+    /// Records the result of a check of all copies of `extent`, on a device with this geometry: removes the blocks that
+    /// it found good from the damage list. `bad_blocks` are in the order of their LBAs.
+    pub fn report_check(&self, geometry: &Geometry, extent: Extent, bad_blocks: &[BadBlock], is_complete: bool) {
+        let (summary, _) = RequestSummary::of_check(extent, geometry);
+        if self.damage_list.record_check(extent, &summary, bad_blocks) {
+            self.notify(|_, events| events.damage_found());
+        }
+        if is_complete {
+            self.damage_list.mark_checked(extent, &summary);
+        }
+    }
+
+    /// Sets whether copies of the device are offline or out of sync. Hosts see it in SMART / Health Information.
+    pub fn report_degraded(&self, is_degraded: bool) {
+        let was = self.is_degraded.swap(is_degraded, Ordering::Relaxed);
+        if is_degraded && !was {
+            self.notify(|_, events| events.reliability_degraded());
+        }
+    }
+
+    /// True if copies of the device are offline or out of sync.
+    pub(crate) fn is_degraded(&self) -> bool {
+        self.is_degraded.load(Ordering::Relaxed)
+    }
+
+    /// Drops bad blocks beyond the device's new end. [`crate::Target::resize_namespace`] reports the new size to hosts.
+    pub fn report_resized(&self, capacity_blocks: u64) {
+        self.damage_list.resize(capacity_blocks);
+    }
+
+    /// Reports to hosts that the namespace's Identify data changed.
+    pub fn report_changed(&self) {
+        self.notify(|nsid, events| events.namespace_changed(nsid));
+    }
+
+    /// Updates the damage list with the outcome of a request, and reports new damage to hosts.
+    pub(crate) fn record(&self, summary: &RequestSummary, outcome: &Outcome) {
+        if self.damage_list.update(summary, outcome) {
+            self.notify(|_, events| events.damage_found());
+        }
+    }
+
+    /// Subscribes a controller, whose identifier for the namespace is `nsid`, to events.
+    pub(crate) fn subscribe(&self, nsid: u32, events: &Arc<AsyncEvents>) {
+        let mut watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        // The same controller subscribes again when namespaces have changed.
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, events)));
+        watchers.push((nsid, Arc::downgrade(events)));
+    }
+
+    /// Cancels the subscription of a controller under this identifier.
+    pub(crate) fn unsubscribe(&self, nsid: u32, events: &Arc<AsyncEvents>) {
+        let mut watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner);
+        watchers.retain(|(id, other)| other.strong_count() > 0 && !(*id == nsid && is_of(other, events)));
+    }
+
+    fn notify(&self, report: impl Fn(u32, &AsyncEvents)) {
+        let watchers = self.subscribers.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (nsid, events) in watchers.iter().filter_map(|(nsid, events)| Some((*nsid, events.upgrade()?))) {
+            report(nsid, &events);
+        }
+    }
+}
+
+fn is_of(watcher: &Weak<AsyncEvents>, events: &Arc<AsyncEvents>) -> bool {
+    std::ptr::eq(watcher.as_ptr(), Arc::as_ptr(events))
+}
