@@ -16,16 +16,10 @@
 
 mod connection;
 mod export;
-mod limits;
-mod refusal;
-mod requests;
 mod server;
 mod shared;
-mod signal;
-mod status;
 mod translate;
 
-pub use export::{Export, SetupError};
-pub use limits::Limits;
+pub use export::{Export, Limits, SetupError};
 pub use server::Server;
 pub use shared::Client;

@@ -10,10 +10,8 @@ use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
 use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
 
 use crate::connection::Connection;
-use crate::export::{Export, SetupError};
-use crate::limits::Limits;
-use crate::shared::{Client, ParticipantKind, Registration, ServerState};
-use crate::signal::ControlOrder;
+use crate::export::{Export, Limits, SetupError};
+use crate::shared::{Client, ControlOrder, ParticipantKind, Registration, ServerState};
 
 /// Time between two checks of a stopping server for remaining connections.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -110,7 +108,7 @@ impl Server {
 
     fn hand_to_core(&self, stream: Stream) {
         let Some(registration) = self.0.register(ParticipantKind::Connection) else {
-            tracing::debug!(limit = self.0.limits.connections, "a connection above the limit was closed");
+            tracing::debug!(limit = self.0.limits.connections, "connection closed: connection limit reached");
             return;
         };
         // A socket that fails here is about to close.
@@ -120,13 +118,13 @@ impl Server {
             None => begin(stream, registration),
             Some(address) => {
                 let Ok(fd) = stream.into_fd() else {
-                    tracing::warn!("a connection was closed, since it could not be handed to its core");
+                    tracing::warn!("connection closed: cannot hand it to its core");
                     return;
                 };
                 // A stopping core drops the closure, which closes the connection.
                 let _ = address.send(move || match Stream::from_fd(fd) {
                     Ok(stream) => begin(stream, registration),
-                    Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
+                    Err(error) => tracing::warn!(%error, "connection closed: its core cannot adopt the socket"),
                 });
             }
         }

@@ -1,17 +1,18 @@
 //! What the cores of a server share: its exports, its connections, and the signal that ends them.
+//!
+//! Invariant: the task that listens to a signal sees an order once it next runs; no order is lost or withdrawn.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 use sealblock_runtime_reactor::{Budget, CoreAddress, now};
 
-use crate::export::{Export, SetupError};
-use crate::limits::Limits;
-use crate::signal::{ControlOrder, ControlSignal};
+use crate::export::{Export, Limits, SetupError};
 
 /// The exports.
 #[derive(Default)]
@@ -241,6 +242,49 @@ impl Drop for Registration {
     }
 }
 
+/// Orders to connections and listeners. A higher one includes the lower one.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(u8)]
+pub(crate) enum ControlOrder {
+    /// Take no more requests, complete those in flight, then end.
+    Drain = 1,
+    /// End at once.
+    Abort = 2,
+}
+
+#[derive(Default)]
+pub(crate) struct ControlSignal {
+    order: AtomicU8,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl ControlSignal {
+    pub(crate) fn send(&self, order: ControlOrder) {
+        self.order.fetch_max(order as u8, Ordering::SeqCst);
+        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// True if the order is at least this one.
+    pub(crate) fn has(&self, at_least: ControlOrder) -> bool {
+        self.order.load(Ordering::SeqCst) >= at_least as u8
+    }
+
+    /// Has the next order wake this task.
+    pub(crate) fn listen(&self, waker: &Waker) {
+        let before = self.waker.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
+        drop(before);
+    }
+
+    /// Ready once the order is at least this one.
+    pub(crate) fn poll(&self, at_least: ControlOrder, cx: &mut Context<'_>) -> Poll<()> {
+        self.listen(cx.waker());
+        if self.has(at_least) { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,5 +341,19 @@ mod tests {
             one.signal.has(ControlOrder::Abort)
                 && shared.register(ParticipantKind::Listener).unwrap().signal.has(ControlOrder::Abort)
         );
+    }
+
+    #[test]
+    fn orders_stay_and_include_each_other() {
+        let (signal, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
+        assert!(signal.poll(ControlOrder::Drain, &mut cx).is_pending());
+        signal.send(ControlOrder::Drain);
+        assert!(
+            signal.poll(ControlOrder::Drain, &mut cx).is_ready()
+                && signal.poll(ControlOrder::Abort, &mut cx).is_pending()
+        );
+        signal.send(ControlOrder::Abort);
+        signal.send(ControlOrder::Drain);
+        assert!(signal.has(ControlOrder::Abort) && signal.has(ControlOrder::Drain));
     }
 }

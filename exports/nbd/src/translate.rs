@@ -2,14 +2,14 @@
 
 use std::cell::Cell;
 
-use sealblock_block::{Ability, Device, Durability, Error, Outcome, Request, RequestKind, Response};
+use sealblock_block::{
+    Ability, BlockState, Device, Durability, Error, ErrorKind, Outcome, Request, RequestKind, Response,
+};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_units::Extent;
-
-use crate::refusal::of_error;
+use sealblock_units::{BlockSize, Extent};
 
 /// Bytes that are trimmed or zeroed at once: a long request of a client that has disconnected ends after the next
 /// piece.
@@ -224,4 +224,110 @@ impl OpenExport {
 
 fn durability(fua: bool) -> Durability {
     if fua { Durability::ForceUnitAccess } else { Durability::Volatile }
+}
+
+/// Bytes of a device in one block status request.
+const WINDOW_BYTES: u64 = 64 << 20;
+/// The maximum number of such requests for one reply. Clients continue after its end.
+const WINDOWS: usize = 64;
+/// The maximum number of runs of one reply.
+const RUNS: usize = 1024;
+/// NBD_STATE_HOLE and NBD_STATE_ZERO. A hole of a device always reads as zeroes, and a device reports no other zeroes.
+const HOLE: u32 = 3;
+
+impl OpenExport {
+    /// Returns the status of the bytes from `offset` on: of all that was requested, or of enough for one reply.
+    pub(crate) async fn status(
+        &self,
+        offset: u64,
+        length: u64,
+        one: bool,
+        is_gone: &Cell<bool>,
+    ) -> Result<Reply, FailedRequest> {
+        let max_runs = if one { 1 } else { RUNS };
+        let (mut at, end) = (offset, offset + length);
+        let mut runs: Vec<StatusDescriptor> = Vec::new();
+        for _ in 0..WINDOWS {
+            // One run more than the limit proves that the last one is complete.
+            if at == end || runs.len() > max_runs || is_gone.get() {
+                break;
+            }
+            let window = WINDOW_BYTES.min(end - at);
+            self.window(at, window, &mut runs).await?;
+            at += window;
+        }
+        runs.truncate(max_runs);
+        if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
+    }
+
+    /// Appends the runs of a window.
+    async fn window(&self, offset: u64, length: u64, runs: &mut Vec<StatusDescriptor>) -> Result<(), FailedRequest> {
+        let extent = self.extent(offset, length)?;
+        let Response::BlockStatus(found) = self.run_request(Request::BlockStatus { extent }).await? else {
+            return Err(ErrorCode::Io.into());
+        };
+        let shift = self.block_shift();
+        for run in found {
+            let length = u64::from(run.blocks.get()) << shift;
+            let status = match run.state {
+                BlockState::Data => 0,
+                BlockState::Hole => HOLE,
+            };
+            match runs.last_mut() {
+                Some(last) if last.status == status => last.length += length,
+                _ => runs.push(StatusDescriptor { length, status }),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the error reply for a device's error, with the offset of the first bad block if it is about one.
+pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
+    let first = error.bad_blocks().map(|bad_blocks| bad_blocks.first().lba.get());
+    let offset = first.and_then(|lba| lba.checked_mul(size.bytes() as u64));
+    ErrorReply { code: code(error.kind()), offset, message: error.kind().to_string() }
+}
+
+fn code(kind: &ErrorKind) -> ErrorCode {
+    match kind {
+        ErrorKind::Integrity(_)
+        | ErrorKind::Miscompare { .. }
+        | ErrorKind::Media { .. }
+        | ErrorKind::Unreachable { .. } => ErrorCode::Io,
+        ErrorKind::NoSpace { .. } => ErrorCode::NoSpace,
+        ErrorKind::ReadOnly => ErrorCode::NotPermitted,
+        // ENOTSUP is reserved for zeroes that would not be fast ("Error values").
+        ErrorKind::Range { .. } | ErrorKind::Limit { .. } | ErrorKind::Absent(_) => ErrorCode::Invalid,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_block::{BadBlock, BadBlocks, RequestKind};
+    use sealblock_units::Lba;
+
+    use super::*;
+
+    #[test]
+    fn damage_names_its_first_block() {
+        let bad_blocks = BadBlocks::new(vec![BadBlock::media(Lba::new(9)), BadBlock::media(Lba::new(7))]).unwrap();
+        let reply = of_error(&Error::from(bad_blocks), BlockSize::B4096);
+        assert_eq!((reply.code, reply.offset), (ErrorCode::Io, Some(7 * 4096)));
+    }
+
+    #[test]
+    fn other_failures_have_their_errors() {
+        let reason = String::new;
+        for (kind, error) in [
+            (ErrorKind::Media { reason: reason() }, ErrorCode::Io),
+            (ErrorKind::Unreachable { reason: reason() }, ErrorCode::Io),
+            (ErrorKind::NoSpace { reason: reason() }, ErrorCode::NoSpace),
+            (ErrorKind::ReadOnly, ErrorCode::NotPermitted),
+            (ErrorKind::Absent(RequestKind::Discard), ErrorCode::Invalid),
+        ] {
+            let reply = of_error(&kind.into(), BlockSize::B4096);
+            assert_eq!((reply.code, reply.offset), (error, None));
+        }
+    }
 }

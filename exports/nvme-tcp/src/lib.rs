@@ -8,13 +8,13 @@
 //! - Every command is completed once, or its connection ends; only Asynchronous Event Requests stay outstanding.
 //! - No task holds a borrow of shared state while it waits, and no input of a host makes this crate panic.
 //! - [`Limits`] bounds what a host can make the target hold.
-//! - One place chooses the status of a failed command (`command_error.rs`), without a case for "everything else".
+//! - One place chooses the status of a failed command (`model/command_error.rs`), without a case for "everything else".
 //!
 //! Shape: a connection belongs to one core, so its state is in cells, and it is one task: it executes what was received
-//! together and sends the completions together. A command that waits for its device has a slot of its own (`slots.rs`),
+//! together and sends the completions together. A command that waits for its device has a slot of its own (`command/slots.rs`),
 //! so a slow command delays no other. Queues of one controller may be on several cores. They share flags that commands
 //! read, and locks that only admin commands and queues that connect or disconnect take. A device stays on the core that
-//! opened it, and each queue attaches to it once (`queue_context.rs`).
+//! opened it, and each queue attaches to it once (`command/queue_context.rs`).
 
 mod command;
 mod connection;

@@ -88,7 +88,7 @@ impl Target {
         let Some((permit, signal)) = self.0.admit() else {
             if let Some(connections) = self.0.over_limit.count(now()) {
                 let limit = self.0.limits.connections;
-                tracing::warn!(limit, connections, "connections above the limit were closed");
+                tracing::warn!(limit, connections, "connections closed: connection limit reached");
             }
             return;
         };
@@ -97,13 +97,13 @@ impl Target {
         match permit.core_address().cloned() {
             Some(address) if !address.is_here() => {
                 let Ok(fd) = stream.into_fd() else {
-                    tracing::warn!("a connection was closed, since it could not be handed to its core");
+                    tracing::warn!("connection closed: cannot hand it to its core");
                     return;
                 };
                 let target = self.clone();
                 let start = move || match Stream::from_fd(fd) {
                     Ok(stream) => target.start_connection(stream, signal, permit),
-                    Err(error) => tracing::warn!(%error, "a connection was closed, since its core cannot take it"),
+                    Err(error) => tracing::warn!(%error, "connection closed: its core cannot adopt the socket"),
                 };
                 // A stopping core drops the closure, which closes the connection.
                 let _ = address.send(start);

@@ -37,7 +37,7 @@ fn the_level_changes_while_it_serves() {
     place.run("log loud").fails(2, &["loud", "debug"]);
     let ended = server.stop();
     ended.is_clean();
-    let comes: Vec<_> = ended.told().into_iter().filter(|line| line["message"] == "a host has connected").collect();
+    let comes: Vec<_> = ended.told().into_iter().filter(|line| line["message"] == "host connected").collect();
     assert_eq!(comes.len(), 1, "only what came while the level was info: {}", ended.stderr);
     let changed = ended.told_of("the log level was changed");
     assert_eq!(changed.len(), 2, "{}", ended.stderr);

@@ -191,17 +191,17 @@ fn log_outcome(connection: &Connection, args: &Connect, data: &ConnectData, outc
     let (subsystem, host) = (data.subnqn.as_str(), host_name(data.hostnqn.as_ref()));
     let from = connection.peer_address();
     match outcome {
-        Ok(_) if args.queue == 0 => tracing::info!(subsystem, host, from, "a host has connected"),
-        Ok(_) => tracing::debug!(subsystem, host, from, queue = args.queue, "an I/O queue is connected"),
+        Ok(_) if args.queue == 0 => tracing::info!(subsystem, host, from, "host connected"),
+        Ok(_) => tracing::debug!(subsystem, host, from, queue = args.queue, "I/O queue connected"),
         Err(error) if error.status.code() == StatusCode::CONNECT_INVALID_HOST => {
-            tracing::warn!(subsystem, host, from, "a host was refused: the subsystem is not for it");
+            tracing::warn!(subsystem, host, from, "host refused: not allowed to connect to this subsystem");
         }
         Err(error) if *error == missing(InvalidParameter::SUBNQN) => {
-            tracing::warn!(subsystem, host, from, "a host was refused: there is no such subsystem");
+            tracing::warn!(subsystem, host, from, "host refused: no such subsystem");
         }
         Err(error) => {
             let (queue, status) = (args.queue, error.status);
-            tracing::debug!(subsystem, host, from, queue, ?status, "a Connect was refused");
+            tracing::debug!(subsystem, host, from, queue, ?status, "Connect refused");
         }
     }
 }

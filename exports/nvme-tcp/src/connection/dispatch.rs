@@ -255,12 +255,12 @@ impl Connection {
             Err(error) => {
                 let status = self.log_error(command, &error);
                 let (opcode, nsid) = (command.opcode, command.nsid.get());
-                tracing::debug!(opcode, nsid, lba = error.lba.map(Lba::get), ?status, "a command failed");
+                tracing::debug!(opcode, nsid, lba = error.lba.map(Lba::get), ?status, "command failed");
                 self.core.borrow_mut().respond(token, complete(status, error.result))
             }
         };
         if let Err(error) = sent {
-            tracing::debug!(%error, "a command was not answered");
+            tracing::debug!(%error, "completion dropped: connection closed");
         }
         self.wake();
     }

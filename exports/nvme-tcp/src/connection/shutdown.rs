@@ -89,7 +89,7 @@ impl Connection {
             Role::Io(..) => false,
         };
         if is_silent {
-            tracing::debug!("the peer was silent too long");
+            tracing::debug!("connection closed: timeout");
             self.abort();
         }
     }
@@ -133,7 +133,7 @@ impl Connection {
             |until: Option<Instant>| until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now()));
         let done = poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending });
         if timeout(remaining(self.drain_deadline.get()), done).await.is_err() {
-            tracing::warn!(commands = self.busy(), "commands were not done when the target stopped");
+            tracing::warn!(commands = self.busy(), "commands still in flight after the drain time");
         }
         let role = self.role.borrow().clone();
         if let Role::Admin(controller) = role {

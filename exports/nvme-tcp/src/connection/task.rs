@@ -350,7 +350,7 @@ impl Connection {
             Role::Io(context, queue) => context.remove_io_queue(queue, &self.signal),
             Role::Admin(controller) => {
                 let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
-                tracing::info!(subsystem, host, "a host has left");
+                tracing::info!(subsystem, host, "host disconnected");
                 controller.async_events.reset();
                 self.target.remove_controller(controller.id);
                 controller.end();

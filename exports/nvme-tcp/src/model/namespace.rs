@@ -217,25 +217,25 @@ pub const MAX_NSID: u32 = 1024;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {
     /// The identifier is 0, or beyond [`MAX_NSID`].
-    #[error("{0} is no namespace identifier: they go from 1 to {MAX_NSID}")]
+    #[error("invalid namespace identifier {0}: not from 1 to {MAX_NSID}")]
     Nsid(u32),
     /// The identifier is taken.
-    #[error("there are two namespaces {0}")]
+    #[error("duplicate namespace {0}")]
     DuplicateNsid(u32),
     /// The device has no protection information in an NVMe format.
     #[error("the device has no protection information in an NVMe format")]
     NotProtected,
     /// The name is that of the discovery subsystem, which every target has.
-    #[error("{0} is the name of the discovery subsystem")]
+    #[error("reserved name {0}: it is the discovery subsystem")]
     Reserved(Nqn),
     /// The name is taken.
-    #[error("there are two subsystems {0}")]
+    #[error("duplicate subsystem {0}")]
     DuplicateNqn(Nqn),
     /// There is no subsystem of this name.
-    #[error("there is no subsystem {0}")]
+    #[error("no subsystem {0}")]
     UnknownNqn(Nqn),
     /// There is no namespace of this identifier.
-    #[error("there is no namespace {0}")]
+    #[error("no namespace {0}")]
     UnknownNsid(u32),
 }
 
