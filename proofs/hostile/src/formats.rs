@@ -1,5 +1,5 @@
-//! Namespaces that show their protection information, one for each guard, protection type and block size; and their blocks
-//! as a host that makes its own tags sends them.
+//! Namespaces with visible protection information, one for each guard, protection type and block size; and their blocks
+//! as sent by a host that makes its own tags.
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk, ProtectionInfo};
@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent};
 
 use crate::random::Random;
 
-/// The subsystem that has them.
+/// The subsystem of these namespaces.
 pub const FORMATS_NQN: &str = "nqn.2026-11.org.example:formats";
 /// Blocks of each.
 pub const BLOCKS: u64 = 64;
@@ -15,19 +15,19 @@ const GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::
 
 /// One of these namespaces.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Kind {
-    /// Its number in the subsystem.
+pub struct FormattedNamespace {
+    /// Its identifier in the subsystem.
     pub nsid: u32,
     /// The size of its blocks.
     pub size: BlockSize,
-    /// What its tuples are.
+    /// The format of its tuples.
     pub format: PiFormat,
-    /// Whether `sealblock create` can make it: its volumes have the smallest storage tag.
+    /// True if `sealblock create` can make it: its volumes have the smallest storage tag.
     pub is_for_volumes: bool,
 }
 
 /// All of them, by number.
-pub fn all() -> Vec<Kind> {
+pub fn all() -> Vec<FormattedNamespace> {
     let mut formats = Vec::new();
     for guard in GUARDS {
         for protection in ProtectionType::ALL {
@@ -43,41 +43,44 @@ pub fn all() -> Vec<Kind> {
     }
     let sizes = [BlockSize::B4096, BlockSize::B512];
     let kinds = sizes.into_iter().flat_map(|size| formats.iter().map(move |(format, made)| (size, *format, *made)));
-    (1..).zip(kinds).map(|(nsid, (size, format, is_for_volumes))| Kind { nsid, size, format, is_for_volumes }).collect()
+    (1..)
+        .zip(kinds)
+        .map(|(nsid, (size, format, is_for_volumes))| FormattedNamespace { nsid, size, format, is_for_volumes })
+        .collect()
 }
 
-/// The one with this guard, type and block size, and the smallest storage tag.
-pub fn of(guard: GuardKind, protection: ProtectionType, size: BlockSize) -> Kind {
+/// Returns the one with this guard, type and block size, and the smallest storage tag.
+pub fn of(guard: GuardKind, protection: ProtectionType, size: BlockSize) -> FormattedNamespace {
     let format = PiFormat::with_default_storage_tag(guard, protection);
     let found = all().into_iter().find(|kind| kind.format == format && kind.size == size);
     found.expect("all guards, types and sizes are there")
 }
 
-/// Who makes the tags of a write.
+/// The maker of a write's tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Maker {
+pub enum TagMaker {
     /// The host: they travel with the data (PRACT = 0).
     Host,
     /// The target, of what the command says (PRACT = 1).
     Target,
 }
 
-impl Kind {
+impl FormattedNamespace {
     /// Bytes of a block and its tuple.
     pub fn unit_bytes(&self) -> usize {
         self.size.bytes() + self.format.tuple_bytes()
     }
 
     /// Bytes on the wire of one block of a write.
-    pub fn sent_bytes(&self, maker: Maker) -> usize {
+    pub fn sent_bytes(&self, maker: TagMaker) -> usize {
         match maker {
-            Maker::Host => self.unit_bytes(),
-            Maker::Target => self.size.bytes(),
+            TagMaker::Host => self.unit_bytes(),
+            TagMaker::Target => self.size.bytes(),
         }
     }
 
-    /// The tags of block `index` of a write of this version from `start` on. Every field tells the version, so that tags of
-    /// one write beside data of another are seen even where their guards are not asked.
+    /// Returns the tags of block `index` of a write of this version from `start` on. Every field depends on the
+    /// version, so that tags of one write with data of another are detected even without a guard check.
     pub fn tags(&self, version: u64, start: u64, index: u64) -> Tuple {
         let first = if self.format.protection() == ProtectionType::Type1 { start } else { 1000 + version };
         let ref_tag = if self.format.protection().increments_ref_tag() { first + index } else { first };
@@ -100,8 +103,8 @@ impl Kind {
         unit
     }
 
-    /// The data of a write as it goes over the wire.
-    pub fn sent(&self, version: u64, extent: Extent, maker: Maker) -> Vec<u8> {
+    /// Returns the data of a write as it is sent.
+    pub fn sent(&self, version: u64, extent: Extent, maker: TagMaker) -> Vec<u8> {
         let start = extent.start().get();
         let unit = |index| {
             let mut unit = self.unit(version, start, index);
@@ -111,11 +114,11 @@ impl Kind {
         (0..extent.len()).flat_map(unit).collect()
     }
 
-    /// What a command about these blocks says of their tags: everything is checked that the type has checked.
-    pub fn command(&self, version: u64, extent: Extent, maker: Maker) -> BlockCommand {
+    /// Returns a command for these blocks with all checks of its protection type.
+    pub fn command(&self, version: u64, extent: Extent, maker: TagMaker) -> BlockCommand {
         let first = self.tags(version, extent.start().get(), 0);
         let protection = ProtectionInfo {
-            pract: maker == Maker::Target,
+            pract: maker == TagMaker::Target,
             prchk: self.checks() | Prchk::APPLICATION_TAG,
             stc: self.format.storage_tag_bits() > 0,
             lbat: first.app_tag,
@@ -126,7 +129,7 @@ impl Kind {
         BlockCommand { protection, ..BlockCommand::new(extent) }
     }
 
-    /// Guard, and reference tag but in Type 3, where asking for it is an error.
+    /// Returns the checks of guard and reference tag; Type 3 commands must not check the reference tag.
     pub fn checks(&self) -> Prchk {
         if self.format.protection().increments_ref_tag() { Prchk::GUARD | Prchk::REFERENCE_TAG } else { Prchk::GUARD }
     }
@@ -142,7 +145,7 @@ mod tests {
         assert_eq!(kinds.len(), 24);
         for (index, kind) in kinds.iter().enumerate() {
             assert_eq!(kind.nsid as usize, index + 1);
-            let same = |other: &&Kind| (other.size, other.format) == (kind.size, kind.format);
+            let same = |other: &&FormattedNamespace| (other.size, other.format) == (kind.size, kind.format);
             assert_eq!(kinds.iter().filter(same).count(), 1, "{kind:?}");
         }
     }

@@ -1,8 +1,8 @@
-//! The other direction: our host device against a target that answers wrongly.
+//! The other direction: our host device against a broken target.
 //!
-//! Whatever it is answered, each call of the host must come to an end within the times of its options, without a panic, and
-//! without more memory than its queues need. What it says is an error or an answer; that an answer is right can be asked
-//! only where nothing was spoilt.
+//! Whatever the host receives, each of its calls must complete within the times of its options, without a panic, and
+//! without more memory than its queues need. The result is an error or a response; a response can be checked only where
+//! no PDU was corrupted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -18,27 +18,27 @@ use sealblock_units::Extent;
 use crate::process::{PLAIN, PROTECTED};
 use crate::proxy::Proxy;
 use crate::random::Random;
-use crate::wire::{HANG, SUBNQN};
+use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
-/// What became of a host's calls.
+/// The counters of a host's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Namespaces that were opened.
     pub opened: u64,
-    /// Namespaces that could not be opened.
+    /// Namespaces that failed to open.
     pub refused: u64,
-    /// Operations that succeeded.
+    /// Requests that succeeded.
     pub succeeded: u64,
-    /// Operations that failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// Answers that were spoilt.
-    pub spoilt: u64,
+    /// PDUs that were corrupted.
+    pub corrupted: u64,
     /// Discovery logs that were read.
     pub discovered: u64,
 }
 
-/// Short times, so that a target which falls silent is given up soon. A good target behind a proxy that spoils nothing is
-/// only slow when the machine is, so it gets all the time that a call may take.
+/// Returns options with short timeouts for a target that falls silent. A correct target behind a proxy that corrupts
+/// nothing is slow only when the machine is, so it gets the maximum time.
 fn options(random: &mut Random, is_clean: bool) -> Options {
     let options = Options {
         queues: 1 + random.below(2) as u16,
@@ -61,76 +61,78 @@ fn options(random: &mut Random, is_clean: bool) -> Options {
         ..Options::default()
     };
     if is_clean {
-        let (connect_timeout, request_timeout, keep_alive) = (HANG, HANG, 4 * HANG);
-        return Options { connect_timeout, request_timeout, keep_alive, shutdown_timeout: HANG, ..options };
+        let (connect_timeout, request_timeout, keep_alive) = (HANG_TIMEOUT, HANG_TIMEOUT, 4 * HANG_TIMEOUT);
+        return Options { connect_timeout, request_timeout, keep_alive, shutdown_timeout: HANG_TIMEOUT, ..options };
     }
     options
 }
 
-/// Sessions of these seeds, the first behind a proxy that spoils nothing.
+/// Runs sessions with these seeds, the first behind a proxy that corrupts nothing.
 ///
 /// # Errors
 /// As [`session`] does, with the seed.
 pub fn sessions(target: SocketAddr, seed: u64, count: u64) -> Result<Summary> {
-    let clean = session(target, seed, 0).context("nothing was spoilt")?;
-    ensure!(clean.opened == 1 && clean.failed == 0 && clean.spoilt == 0, "nothing was spoilt: {clean:?}");
+    let clean = session(target, seed, 0).context("nothing was corrupted")?;
+    ensure!(clean.opened == 1 && clean.failed == 0 && clean.corrupted == 0, "nothing was corrupted: {clean:?}");
     let mut all = Summary::default();
     for seed in seed..seed + count {
-        // Rarely spoilt answers lead deep, and often spoilt ones try the first steps.
+        // Rare corruption reaches late steps, and frequent corruption tests the first steps.
         let one_in = [3, 8, 20, 60][seed as usize % 4];
         let one = session(target, seed, one_in).with_context(|| format!("seed {seed}"))?;
         all.opened += one.opened;
         all.refused += one.refused;
         all.succeeded += one.succeeded;
         all.failed += one.failed;
-        all.spoilt += one.spoilt;
+        all.corrupted += one.corrupted;
         all.discovered += one.discovered;
     }
     Ok(all)
 }
 
-/// The most memory that this process ever had resident, in MiB.
+/// Peak resident memory of this process, in MiB.
 ///
 /// # Errors
-/// When the system does not tell.
+/// When the system does not report it.
 pub fn peak_mib() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("reading the status of this process")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? >> 10)
 }
 
-/// Opens a namespace behind a proxy that spoils one answer in `one_in` (0: none), and uses it.
+/// Opens a namespace behind a proxy that corrupts one PDU in `one_in` (0: none), and uses it.
 ///
 /// # Errors
-/// When a call does not come to its end; and any failure when nothing is spoilt.
+/// When a call does not complete; and any error when no PDU is corrupted.
 pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
     let proxy = Proxy::start(target, seed, if one_in == 0 { u64::MAX } else { one_in })?;
     let mut random = Random::new(seed);
     let reactor = Reactor::new(Config { pool_arena_bytes: 4 << 20, ..Config::default() })?;
     let mut summary = reactor.block_on(host(proxy.address, &mut random, one_in == 0))?;
     drop(reactor);
-    summary.spoilt = proxy.spoilt();
+    summary.corrupted = proxy.corrupted();
     Ok(summary)
 }
 
 async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Result<Summary> {
     let mut summary = Summary::default();
     let options = options(random, is_clean);
-    let log = timeout(HANG, discover(address.into(), options.clone())).await.context("a discovery that never ends")?;
+    let log = timeout(HANG_TIMEOUT, discover(address.into(), options.clone()))
+        .await
+        .context("a discovery that never ends")?;
     ensure!(!is_clean || log.is_ok(), "a discovery of a good target: {log:?}");
     summary.discovered += u64::from(log.is_ok());
     let nsid = [PLAIN, PROTECTED][random.below(2) as usize];
     let open = NvmeTcpDevice::connect(address.into(), SUBNQN.parse()?, Some(nsid), options);
-    let device = match timeout(HANG, open).await.context("opening that never ends")? {
+    let device = match timeout(HANG_TIMEOUT, open).await.context("opening that never ends")? {
         Ok(device) => device,
         Err(error) if is_clean => return Err(error).context("opening a namespace of a good target"),
         Err(_) => return Ok(Summary { refused: 1, ..summary }),
     };
     summary.opened = 1;
     for _ in 0..24 {
-        let operation = operation(&device, random)?;
+        let operation = random_request(&device, random)?;
         let kind = operation.kind();
-        let outcome = timeout(HANG, device.execute(operation)).await;
+        let outcome = timeout(HANG_TIMEOUT, device.execute(operation)).await;
         let outcome = outcome.with_context(|| format!("{kind:?} never ends"))?;
         match outcome {
             Ok(_) => summary.succeeded += 1,
@@ -138,12 +140,12 @@ async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Resul
             Err(_) => summary.failed += 1,
         }
     }
-    timeout(HANG, device.close()).await.context("closing that never ends")?;
+    timeout(HANG_TIMEOUT, device.close()).await.context("closing that never ends")?;
     Ok(summary)
 }
 
-/// One of all that a host asks of a namespace. Compare is of what was just written, unless something is spoilt.
-fn operation(device: &NvmeTcpDevice, random: &mut Random) -> Result<Request> {
+/// Returns a random request.
+fn random_request(device: &NvmeTcpDevice, random: &mut Random) -> Result<Request> {
     let geometry = device.geometry();
     let capacity = geometry.capacity_blocks;
     let count = (1 + random.below(12)).min(capacity);

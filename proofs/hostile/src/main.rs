@@ -1,4 +1,4 @@
-//! Attacks for as long as one likes; and the target that they attack.
+//! The program: attacks for any time, and the target under attack.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use sealblock_hostile::attacks::{ATTACKS, Attack, TestContext};
 use sealblock_hostile::formats;
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
-use sealblock_hostile::restart::{self, Plan};
+use sealblock_hostile::restart::{self, RestartConfig};
 use sealblock_hostile::served::Program;
 use sealblock_hostile::suite;
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::BlockSize;
 
-/// Attacks an NVMe/TCP target from outside, with a well-behaved host beside each attack.
+/// Attacks an NVMe/TCP target from outside, with a correct host during each attack.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
@@ -35,7 +35,7 @@ struct Arguments {
     /// Seconds after which a flood ends, however far it got.
     #[arg(long, default_value_t = 150)]
     flood_seconds: u64,
-    /// How often each attack is made in turns with quiet, for the neighbour's speed with it and without.
+    /// How often each attack is made in turns with quiet, for the bystander's speed with it and without.
     #[arg(long, default_value_t = 3)]
     turns: usize,
     /// These attacks alone.
@@ -109,7 +109,7 @@ fn main() -> Result<()> {
     target.stop()
 }
 
-/// Does what the command line asks, as `sealblock` does; anything but success is an error.
+/// Executes the command line as `sealblock` does; anything but success is an error.
 fn be_sealblock(arguments: Vec<OsString>) -> Result<()> {
     let words = std::iter::once("sealblock".into()).chain(arguments);
     let exit = sealblock::commands::run(&Cli::parse_from(words).command).map_err(|failure| anyhow!("{failure}"))?;
@@ -117,14 +117,14 @@ fn be_sealblock(arguments: Vec<OsString>) -> Result<()> {
     Ok(())
 }
 
-/// Kills a server under load; the volume is of each guard once.
+/// Kills a server under load, with a volume of each guard.
 fn kills(program: Program, rounds: u64, seed: u64) -> Result<()> {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
         let folder = tempfile::tempdir().context("making a folder")?;
         let kind = formats::of(guard, ProtectionType::Type1, BlockSize::B4096);
         let program = program.clone();
-        let plan = Plan { program, folder: folder.path().into(), kind, forgets: false, rounds, seed };
-        let summary = restart::run(&plan).with_context(|| format!("guard {guard}, seed {seed}"))?;
+        let config = RestartConfig { program, folder: folder.path().into(), kind, is_volatile: false, rounds, seed };
+        let summary = restart::run(&config).with_context(|| format!("guard {guard}, seed {seed}"))?;
         println!("{rounds} kills, guard {guard}, seed {seed}: {summary:?}");
     }
     Ok(())
@@ -135,12 +135,12 @@ fn rounds(target: &mut Process, chosen: &[&Attack], arguments: &Arguments) -> Re
     loop {
         println!("seed {seed}");
         let time = Duration::from_secs(arguments.flood_seconds);
-        let scene = TestContext { address: target.address, seed, effort: arguments.effort.max(1), time };
+        let context = TestContext { address: target.address, seed, effort: arguments.effort.max(1), time };
         for attack in chosen {
-            let report = suite::run(target, attack, &scene, Duration::from_millis(500), arguments.turns);
+            let report = suite::run(target, attack, &context, Duration::from_millis(500), arguments.turns);
             println!("{}", report.with_context(|| format!("attack {}, seed {seed}", attack.name))?);
         }
-        suite::kept(target)?;
+        suite::check_memory(target)?;
         seed += 1;
         if start.elapsed() >= Duration::from_secs(arguments.seconds) {
             break;

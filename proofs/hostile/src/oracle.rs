@@ -1,91 +1,91 @@
-//! What a block may hold after its target was killed, going by what was asked of it and what was answered.
+//! The versions that a block may hold after its target was killed, derived from requests and responses.
 //!
-//! Each block has one writer, who has one write of it under way at most, so its writes have an order. A block holds the last
-//! write that a Flush has vouched for, or a later one. A Flush vouches for writes that were answered before it began, but not
-//! for those that were answered before another Flush failed: that one has said of them that they may be lost.
+//! Each block has one writer with at most one write in flight, so its writes have an order. A block holds the last
+//! write that a Flush made durable, or a later one. A Flush makes durable the writes that completed before it started,
+//! but not those that completed before another Flush failed: that failure has reported them as possibly lost.
 
 use std::ops::Range;
 
 /// A version of a block, counted from 1 by its writer; 0 before the first write.
 pub type Version = u64;
 
-/// Writes of one block, and what is known of them.
+/// The writes of one block.
 #[derive(Clone, Debug, Default)]
-struct Block {
-    /// Versions that may be there: the last one that is vouched for, and what was begun since.
+struct BlockHistory {
+    /// Versions that it may hold: the last durable one, and those started since.
     possible: Vec<Version>,
-    answered: Version,
-    /// Answered before a Flush failed.
-    doubtful: Version,
-    vouched: Version,
+    completed: Version,
+    /// The last version that completed before a Flush failed: no later Flush makes it durable.
+    unflushable: Version,
+    durable: Version,
 }
 
-/// All blocks.
+/// The histories of all blocks.
 #[derive(Debug)]
-pub struct Account {
-    blocks: Vec<Block>,
+pub struct Oracle {
+    blocks: Vec<BlockHistory>,
 }
 
-/// What was answered when a Flush began.
+/// The completed versions when a Flush started.
 #[derive(Debug)]
-pub struct Mark(Vec<Version>);
+pub struct FlushMark(Vec<Version>);
 
-impl Account {
-    /// Blocks that hold version 0, durably.
-    pub fn new(blocks: usize) -> Account {
-        Account { blocks: vec![Block { possible: vec![0], ..Block::default() }; blocks] }
+impl Oracle {
+    /// Returns blocks that hold version 0, durably.
+    pub fn new(blocks: usize) -> Oracle {
+        Oracle { blocks: vec![BlockHistory { possible: vec![0], ..BlockHistory::default() }; blocks] }
     }
 
-    /// A write begins.
-    pub fn begin(&mut self, blocks: Range<usize>, version: Version) {
+    /// A write starts.
+    pub fn write_started(&mut self, blocks: Range<usize>, version: Version) {
         self.blocks[blocks].iter_mut().for_each(|block| block.possible.push(version));
     }
 
-    /// It was answered; a durable one (FUA) is vouched for with that.
-    pub fn answered(&mut self, blocks: Range<usize>, version: Version, durable: bool) {
+    /// A write completed; a durable one (FUA) is durable with that.
+    pub fn write_completed(&mut self, blocks: Range<usize>, version: Version, durable: bool) {
         for block in &mut self.blocks[blocks] {
-            block.answered = version;
+            block.completed = version;
             if durable {
-                block.vouch(version);
+                block.make_durable(version);
             }
         }
     }
 
-    /// A Flush begins.
-    pub fn flush(&self) -> Mark {
-        Mark(self.blocks.iter().map(|block| block.answered).collect())
+    /// A Flush starts.
+    pub fn flush_started(&self) -> FlushMark {
+        FlushMark(self.blocks.iter().map(|block| block.completed).collect())
     }
 
-    /// It succeeded.
-    pub fn flushed(&mut self, mark: Mark) {
+    /// The Flush succeeded.
+    pub fn flush_completed(&mut self, mark: FlushMark) {
         for (block, version) in self.blocks.iter_mut().zip(mark.0) {
-            if version > block.doubtful {
-                block.vouch(version);
+            if version > block.unflushable {
+                block.make_durable(version);
             }
         }
     }
 
-    /// It failed: what was answered so far may be lost, and no later Flush vouches for it.
-    pub fn doubted(&mut self) {
-        self.blocks.iter_mut().for_each(|block| block.doubtful = block.answered);
+    /// The Flush failed: completed writes may be lost, and no later Flush makes them durable.
+    pub fn flush_failed(&mut self) {
+        self.blocks.iter_mut().for_each(|block| block.unflushable = block.completed);
     }
 
-    /// Blocks whose last answered write is vouched for.
-    pub fn vouched(&self) -> usize {
-        self.blocks.iter().filter(|block| block.vouched > 0 && block.vouched == block.answered).count()
+    /// Number of blocks whose last completed write is durable.
+    pub fn durable_blocks(&self) -> usize {
+        self.blocks.iter().filter(|block| block.durable > 0 && block.durable == block.completed).count()
     }
 
-    /// What a block may hold, the oldest first.
+    /// The versions that a block may hold, the oldest first.
     pub fn possible(&self, block: usize) -> &[Version] {
         &self.blocks[block].possible
     }
 }
 
-impl Block {
-    fn vouch(&mut self, version: Version) {
-        self.vouched = self.vouched.max(version);
-        let vouched = self.vouched;
-        self.possible.retain(|possible| *possible >= vouched);
+impl BlockHistory {
+    fn make_durable(&mut self, version: Version) {
+        self.durable = self.durable.max(version);
+        let durable = self.durable;
+        self.possible.retain(|possible| *possible >= durable);
     }
 }
 
@@ -93,51 +93,51 @@ impl Block {
 mod tests {
     use super::*;
 
-    fn written(versions: &[Version]) -> Account {
-        let mut account = Account::new(2);
+    fn written(versions: &[Version]) -> Oracle {
+        let mut oracle = Oracle::new(2);
         for version in versions {
-            account.begin(0..1, *version);
-            account.answered(0..1, *version, false);
+            oracle.write_started(0..1, *version);
+            oracle.write_completed(0..1, *version, false);
         }
-        account
+        oracle
     }
 
     #[test]
-    fn a_flush_vouches_for_what_was_answered_before_it() {
-        let mut account = written(&[1, 2]);
-        assert_eq!(account.possible(0), [0, 1, 2]);
-        let mark = account.flush();
-        account.begin(0..1, 3);
-        account.answered(0..1, 3, false);
-        account.flushed(mark);
-        assert_eq!(account.possible(0), [2, 3], "the third may be lost, the second may not");
-        assert_eq!(account.possible(1), [0]);
-        assert_eq!(account.vouched(), 0);
-        let mark = account.flush();
-        account.flushed(mark);
-        assert_eq!((account.possible(0), account.vouched()), (&[3][..], 1));
+    fn a_flush_makes_durable_what_completed_before_it() {
+        let mut oracle = written(&[1, 2]);
+        assert_eq!(oracle.possible(0), [0, 1, 2]);
+        let mark = oracle.flush_started();
+        oracle.write_started(0..1, 3);
+        oracle.write_completed(0..1, 3, false);
+        oracle.flush_completed(mark);
+        assert_eq!(oracle.possible(0), [2, 3], "the third may be lost, the second may not");
+        assert_eq!(oracle.possible(1), [0]);
+        assert_eq!(oracle.durable_blocks(), 0);
+        let mark = oracle.flush_started();
+        oracle.flush_completed(mark);
+        assert_eq!((oracle.possible(0), oracle.durable_blocks()), (&[3][..], 1));
     }
 
     #[test]
     fn a_flush_that_failed_is_not_made_good_by_the_next() {
-        let mut account = written(&[1]);
-        account.doubted();
-        let mark = account.flush();
-        account.flushed(mark);
-        assert_eq!(account.possible(0), [0, 1]);
-        account.begin(0..1, 2);
-        account.answered(0..1, 2, false);
-        let mark = account.flush();
-        account.flushed(mark);
-        assert_eq!(account.possible(0), [2], "what was written since is vouched for");
+        let mut oracle = written(&[1]);
+        oracle.flush_failed();
+        let mark = oracle.flush_started();
+        oracle.flush_completed(mark);
+        assert_eq!(oracle.possible(0), [0, 1]);
+        oracle.write_started(0..1, 2);
+        oracle.write_completed(0..1, 2, false);
+        let mark = oracle.flush_started();
+        oracle.flush_completed(mark);
+        assert_eq!(oracle.possible(0), [2], "what was written since is durable");
     }
 
     #[test]
     fn durable_writes_need_no_flush() {
-        let mut account = written(&[1]);
-        account.begin(0..2, 2);
-        assert_eq!(account.possible(0), [0, 1, 2]);
-        account.answered(0..2, 2, true);
-        assert_eq!((account.possible(0), account.possible(1)), (&[2][..], &[2][..]));
+        let mut oracle = written(&[1]);
+        oracle.write_started(0..2, 2);
+        assert_eq!(oracle.possible(0), [0, 1, 2]);
+        oracle.write_completed(0..2, 2, true);
+        assert_eq!((oracle.possible(0), oracle.possible(1)), (&[2][..], &[2][..]));
     }
 }

@@ -20,20 +20,20 @@ use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::BlockSize;
 use tempfile::TempDir;
 
-use crate::formats::{self, FORMATS_NQN, Kind};
+use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
 use crate::served::Program;
-use crate::wire::{HANG, SUBNQN};
+use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
 /// Bytes of a block of the namespaces.
 pub const BLOCK_BYTES: usize = 4096;
 /// Blocks of each namespace.
 pub const BLOCKS: u64 = 4096;
-/// A namespace that shows plain blocks.
+/// A plain namespace.
 pub const PLAIN: u32 = 1;
-/// One that shows its protection information.
+/// A namespace with visible protection information.
 pub const PROTECTED: u32 = 2;
-/// One that only the neighbour uses.
-pub const NEIGHBOUR: u32 = 3;
+/// A namespace that only the bystander uses.
+pub const BYSTANDER: u32 = 3;
 
 /// Limits of the target: small, so that attacks reach them.
 pub fn limits() -> Limits {
@@ -51,14 +51,14 @@ pub fn limits() -> Limits {
     }
 }
 
-/// The same with all the time that a good host may need to connect on a machine that is busy with other things.
+/// The same with the time that a correct host may need to connect on a busy machine.
 pub fn patient_limits() -> Limits {
-    Limits { connect: 2 * HANG, ..limits() }
+    Limits { connect: 2 * HANG_TIMEOUT, ..limits() }
 }
 
-/// Memory that the limits let peers make the target hold, in bytes: data both ways, staging and the kernel's answers for each
-/// connection, and what an allocator keeps to itself.
-pub fn most_bytes(connections: usize) -> u64 {
+/// Memory that peers may make the target hold under these limits, in bytes: data both ways, buffers and the kernel's
+/// queued completions for each connection, and allocator overhead.
+pub fn max_resident_bytes(connections: usize) -> u64 {
     let limits = limits();
     let each = (256 << 10) + usize::from(limits.commands) * 8192;
     let data = limits.total_bytes_in_flight.min(connections.saturating_mul(2 * limits.bytes_in_flight));
@@ -71,12 +71,12 @@ pub fn device_bytes() -> u64 {
     (3 * BLOCKS + formats) * (BLOCK_BYTES as u64 + 16)
 }
 
-/// Is the target, until standard input ends. Prints its address first.
+/// Runs the target until standard input ends. Prints its address first.
 pub fn run(limits: Limits) -> Result<()> {
     let reactor = Reactor::new(Config::default()).context("starting a reactor")?;
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // The parent ends it by closing the pipe, however the parent ends.
+        // The end of the parent closes the pipe, which stops the target.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = sender.send(());
     });
@@ -106,14 +106,14 @@ fn subsystem() -> Result<Subsystem> {
     Ok(Subsystem::new(SUBNQN.parse()?, "1")
         .with_namespace(PLAIN, namespace(1))?
         .with_namespace(PROTECTED, namespace(2).with_visibility(PiVisibility::Protected)?)?
-        .with_namespace(NEIGHBOUR, namespace(3))?)
+        .with_namespace(BYSTANDER, namespace(3))?)
 }
 
 /// A namespace in memory for each kind.
 fn formats_subsystem() -> Result<Subsystem> {
     let mut subsystem = Subsystem::new(FORMATS_NQN.parse()?, "2");
     for kind in formats::all() {
-        let Kind { nsid, size, format, .. } = kind;
+        let FormattedNamespace { nsid, size, format, .. } = kind;
         let device = MemoryDevice::new(size, formats::BLOCKS, Some(format));
         let device = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device))));
         let namespace = Namespace::new(device, [100 + nsid as u8; 16]).with_visibility(PiVisibility::Protected)?;
@@ -122,24 +122,24 @@ fn formats_subsystem() -> Result<Subsystem> {
     Ok(subsystem)
 }
 
-/// A process with a target. Ended when dropped.
+/// A process with a target. Killed when dropped.
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// Where its volumes are, if they end with it.
+    /// The folder of its volumes, if they are removed with it.
     folder: Option<TempDir>,
     /// Where it listens.
     pub address: SocketAddr,
-    /// Memory that it had resident when it began to listen, in bytes.
+    /// Resident memory when it began to listen, in bytes.
     pub start_bytes: u64,
 }
 
-/// What can be seen of a process.
+/// Memory and descriptors of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sight {
-    /// Memory that it has resident, in bytes.
+pub struct ProcessUsage {
+    /// Resident memory, in bytes.
     pub resident_bytes: u64,
-    /// The most it ever had resident since [`Process::forget_peak`].
+    /// Peak resident memory since [`Process::reset_peak`], in bytes.
     pub peak_bytes: u64,
     /// Open descriptors.
     pub descriptors: usize,
@@ -167,7 +167,7 @@ impl Process {
         Process::of(child, stdin, address)
     }
 
-    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that end with it.
+    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that are removed with it.
     pub fn start_sealblock(program: &Program) -> Result<Process> {
         let folder = tempfile::tempdir().context("making a folder")?;
         let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
@@ -180,31 +180,31 @@ impl Process {
     /// A process that accepts connections.
     pub(crate) fn of(child: Child, stdin: Option<ChildStdin>, address: SocketAddr) -> Result<Process> {
         let mut process = Process { child, stdin, folder: None, address, start_bytes: 0 };
-        process.start_bytes = process.look()?.resident_bytes;
+        process.start_bytes = process.usage()?.resident_bytes;
         Ok(process)
     }
 
-    /// Ends it in the middle of whatever it does (SIGKILL).
+    /// Kills it (SIGKILL).
     pub fn kill(mut self) -> Result<()> {
         self.child.kill().context("killing the target")?;
         self.child.wait().map(drop).context("waiting for the end of the target")
     }
 
-    /// Fails if it has ended, which no attack may bring about.
-    pub fn is_alive(&mut self) -> Result<()> {
+    /// Fails if it has ended, which no attack may cause.
+    pub fn check_alive(&mut self) -> Result<()> {
         match self.child.try_wait()? {
             None => Ok(()),
             Some(status) => bail!("the target ended: {status}"),
         }
     }
 
-    /// Ends it as an operator would, which must succeed.
+    /// Stops it as an operator would, which must succeed.
     pub fn stop(mut self) -> Result<()> {
         if self.stdin.take().is_none() {
             let pid = rustix::process::Pid::from_child(&self.child);
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("telling the target to end")?;
         }
-        let deadline = Instant::now() + HANG;
+        let deadline = Instant::now() + HANG_TIMEOUT;
         loop {
             match self.child.try_wait()? {
                 Some(status) => {
@@ -218,12 +218,12 @@ impl Process {
     }
 
     /// Starts a new measurement of the peak.
-    pub fn forget_peak(&self) -> Result<()> {
+    pub fn reset_peak(&self) -> Result<()> {
         fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").context("forgetting the peak of memory")
     }
 
-    /// How it looks now.
-    pub fn look(&self) -> Result<Sight> {
+    /// Measures it now.
+    pub fn usage(&self) -> Result<ProcessUsage> {
         let folder = format!("/proc/{}", self.child.id());
         let status = fs::read_to_string(format!("{folder}/status")).context("reading the target's status")?;
         let field = |name: &str| -> Result<u64> {
@@ -231,15 +231,15 @@ impl Process {
             Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
         };
         let descriptors = fs::read_dir(format!("{folder}/fd"))?.count();
-        Ok(Sight { resident_bytes: field("VmRSS:")?, peak_bytes: field("VmHWM:")?, descriptors })
+        Ok(ProcessUsage { resident_bytes: field("VmRSS:")?, peak_bytes: field("VmHWM:")?, descriptors })
     }
 
-    /// Waits until no more descriptors are open than `most`.
-    pub fn settles(&mut self, most: usize) -> Result<()> {
-        let deadline = Instant::now() + HANG;
+    /// Waits until at most `most` descriptors are open.
+    pub fn wait_descriptors(&mut self, most: usize) -> Result<()> {
+        let deadline = Instant::now() + HANG_TIMEOUT;
         loop {
-            self.is_alive()?;
-            let open = self.look()?.descriptors;
+            self.check_alive()?;
+            let open = self.usage()?.descriptors;
             if open <= most {
                 return Ok(());
             }
@@ -251,7 +251,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // Fails only if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,8 @@
-//! A target that has gone mad: a good one, behind a proxy that spoils its answers.
+//! A broken target: a correct one behind a proxy that corrupts its PDUs.
 //!
-//! So each step of a host meets wrong answers, deep ones too: what the seed leaves alone is right. PDUs are changed whole: a
-//! field of the header, bytes of the data, or the PDU is dropped, doubled, cut, kept back behind the next one, or replaced by
-//! noise, and sometimes the connection ends or falls silent.
+//! So every step of a host can receive a wrong PDU, late steps too, because the seed leaves the others intact. The
+//! proxy changes whole PDUs: a field of the header or bytes of the data; it drops, duplicates, truncates or delays a
+//! PDU, replaces it by random bytes, and sometimes closes the connection or falls silent.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,66 +15,66 @@ use anyhow::{Context, Result};
 
 use crate::random::Random;
 
-/// A proxy at work; ends when dropped.
+/// A running proxy; stops when dropped.
 pub struct Proxy {
     /// Where it listens.
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    state: Arc<ProxyState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct ProxyState {
     target: SocketAddr,
     seed: u64,
-    /// One answer in this many is spoilt.
+    /// One PDU in this many is corrupted.
     one_in: u64,
-    stops: AtomicBool,
-    spoilt: AtomicU64,
+    is_stopping: AtomicBool,
+    corrupted: AtomicU64,
 }
 
 impl Proxy {
-    /// In front of `target`, spoiling one answer in `one_in`.
+    /// Starts in front of `target`, and corrupts one PDU in `one_in`.
     pub fn start(target: SocketAddr, seed: u64, one_in: u64) -> Result<Proxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listening")?;
         let address = listener.local_addr()?;
-        let (stops, spoilt) = (AtomicBool::new(false), AtomicU64::new(0));
-        let shared = Arc::new(Shared { target, seed, one_in, stops, spoilt });
+        let (stops, corrupted) = (AtomicBool::new(false), AtomicU64::new(0));
+        let shared = Arc::new(ProxyState { target, seed, one_in, is_stopping: stops, corrupted: corrupted });
         let kept = Arc::clone(&shared);
         let thread = thread::spawn(move || serve(&listener, &shared));
-        Ok(Proxy { address, shared: kept, thread: Some(thread) })
+        Ok(Proxy { address, state: kept, thread: Some(thread) })
     }
 
-    /// Answers that were spoilt so far.
-    pub fn spoilt(&self) -> u64 {
-        self.shared.spoilt.load(Ordering::Relaxed)
+    /// Number of PDUs corrupted so far.
+    pub fn corrupted(&self) -> u64 {
+        self.state.corrupted.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Proxy {
     fn drop(&mut self) {
-        self.shared.stops.store(true, Ordering::Relaxed);
+        self.state.is_stopping.store(true, Ordering::Relaxed);
         // Wakes the thread that accepts.
         drop(TcpStream::connect(self.address));
         if let Some(thread) = self.thread.take() {
-            // A panic in there has been printed, and the host under attack is what matters.
+            // A panic in the thread was printed; the test is about the host.
             let _ = thread.join();
         }
     }
 }
 
-fn serve(listener: &TcpListener, shared: &Arc<Shared>) {
+fn serve(listener: &TcpListener, shared: &Arc<ProxyState>) {
     for (number, host) in (0_u64..).zip(listener.incoming()) {
-        if shared.stops.load(Ordering::Relaxed) {
+        if shared.is_stopping.load(Ordering::Relaxed) {
             return;
         }
         let (Ok(host), Ok(target)) = (host, TcpStream::connect(shared.target)) else { continue };
         let shared = Arc::clone(shared);
-        // Ends with either socket.
+        // Ends when either socket ends.
         thread::spawn(move || {
             let random = Random::new(shared.seed.wrapping_mul(1000).wrapping_add(number));
             let (Ok(from_host), Ok(to_target)) = (host.try_clone(), target.try_clone()) else { return };
             let there = thread::spawn(move || copy(from_host, to_target));
-            answers(&target, &host, random, &shared);
+            relay_responses(&target, &host, random, &shared);
             let _ = (host.shutdown(Shutdown::Both), target.shutdown(Shutdown::Both), there.join());
         });
     }
@@ -84,13 +84,13 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
     let _ = (std::io::copy(&mut from, &mut to), to.shutdown(Shutdown::Both));
 }
 
-/// Passes answers on until something ends.
-fn answers(mut target: &TcpStream, mut host: &TcpStream, mut random: Random, shared: &Shared) {
+/// Relays PDUs until either side ends.
+fn relay_responses(mut target: &TcpStream, mut host: &TcpStream, mut random: Random, shared: &ProxyState) {
     let mut kept: Option<Vec<u8>> = None;
     while let Some(mut pdu) = pdu(&mut target) {
         let mut out = Vec::new();
         if random.below(shared.one_in) == 0 {
-            shared.spoilt.fetch_add(1, Ordering::Relaxed);
+            shared.corrupted.fetch_add(1, Ordering::Relaxed);
             match random.below(10) {
                 0 => return,
                 1 => pdu.clear(),
@@ -112,15 +112,15 @@ fn answers(mut target: &TcpStream, mut host: &TcpStream, mut random: Random, sha
     }
 }
 
-/// Takes from the host without an answer until it gives up.
+/// Receives from the host without a reply until it closes.
 fn silence(mut host: &TcpStream) {
     let _ = host.set_read_timeout(Some(Duration::from_secs(20)));
     let mut buffer = [0; 512];
     while matches!(host.read(&mut buffer), Ok(1..)) {}
 }
 
-/// Where pages have what a host computes with, in bytes from the start of their data: NSZE, NCAP, NLBAF, FLBAS, MC, DPS, the
-/// limits of copies and ranges, LBAF 0 and 1, ELBAF 0; of a controller MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES, MAXCMD, NN,
+/// Offsets in Identify and log pages of values that a host computes with: NSZE, NCAP, NLBAF, FLBAS, MC, DPS, the limits
+/// of copies and ranges, LBAF 0 and 1, ELBAF 0; of a controller MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES, MAXCMD, NN,
 /// ONCS, VWC, SGLS, IOCCSZ, ICDOFF; of logs the number of entries, LBA and identifiers.
 const FIELDS: [usize; 36] = [
     0, 4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29, 30, 33, 64, 72, 76, 77, 78, 80, 128, 130, 131, 132, 256, 261, 262,
@@ -131,7 +131,7 @@ fn change(pdu: &mut [u8], random: &mut Random) {
     const C2H_DATA: u8 = 7;
     const ODD: [u32; 10] = [0, 1, 3, 4, 24, 4096, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFC, u32::MAX];
     for _ in 0..1 + random.below(3) {
-        // Fields of the header mostly, for that is where lengths and names are.
+        // Mostly fields of the header, which has the lengths and identifiers.
         let most = if random.below(3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
         let mut at = random.below(most) as usize;
         if pdu[0] == C2H_DATA && random.below(2) == 0 {
@@ -145,7 +145,7 @@ fn change(pdu: &mut [u8], random: &mut Random) {
     }
 }
 
-/// The next whole PDU of a target that is trusted.
+/// The next whole PDU of the correct target.
 fn pdu(from: &mut impl Read) -> Option<Vec<u8>> {
     let mut pdu = vec![0; 8];
     from.read_exact(&mut pdu).ok()?;

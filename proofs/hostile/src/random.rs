@@ -1,6 +1,6 @@
-//! Numbers that follow from a seed.
+//! A deterministic random number generator.
 
-/// A generator (splitmix64): the same seed draws the same.
+/// A generator (splitmix64): the same seed yields the same numbers.
 pub struct Random(u64);
 
 impl Random {

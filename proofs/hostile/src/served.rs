@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use sealblock_exports_nvme_tcp::Limits;
 
-use crate::formats::{self, FORMATS_NQN, Kind};
-use crate::process::{BLOCK_BYTES, BLOCKS, NEIGHBOUR, PLAIN, PROTECTED, Process, patient_limits};
-use crate::wire::{HANG, SUBNQN};
+use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
+use crate::process::{BLOCK_BYTES, BLOCKS, BYSTANDER, PLAIN, PROTECTED, Process, patient_limits};
+use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
-/// What the program says of a volume that another process has open, and of an address where one still listens.
+/// Messages of the program about a volume that another process has open, and about an address where another process
+/// still listens.
 const IN_USE: [&str; 2] = ["in use by another process", "Address already in use"];
 
 /// A program with the command line of `sealblock`.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
-    /// What comes before the command.
+    /// Arguments before the command.
     before: &'static [&'static str],
 }
 
@@ -32,7 +33,7 @@ impl Program {
         Program { path: path.into(), before: &[] }
     }
 
-    /// This crate's binary, which has all of `sealblock` in it.
+    /// This crate's binary, which contains all of `sealblock`.
     pub fn hostile(path: impl Into<PathBuf>) -> Program {
         Program { path: path.into(), before: &["sealblock"] }
     }
@@ -47,7 +48,7 @@ impl Program {
     ///
     /// # Errors
     /// When the program fails.
-    pub fn create(&self, folder: &Path, kind: &Kind) -> Result<()> {
+    pub fn create(&self, folder: &Path, kind: &FormattedNamespace) -> Result<()> {
         let mut command = self.command("create");
         command.arg(volume(folder, kind)).arg("--size").arg((formats::BLOCKS << kind.size.shift()).to_string());
         command.arg("--block-size").arg(kind.size.bytes().to_string());
@@ -56,19 +57,20 @@ impl Program {
         succeeds(command.arg("--type").arg(number.to_string()))
     }
 
-    /// Has every block of the volume of this kind checked where it lies, with no server in between.
+    /// Checks every block of the volume of this kind directly, without a server.
     ///
     /// # Errors
-    /// When a block is damaged, or the program cannot look.
-    pub fn verify(&self, folder: &Path, kind: &Kind) -> Result<()> {
+    /// When a block is bad, or the program fails.
+    pub fn verify(&self, folder: &Path, kind: &FormattedNamespace) -> Result<()> {
         patiently(|| succeeds(self.command("verify").arg(volume(folder, kind))))
     }
 
-    /// Serves the volumes of these kinds, and what the library's target has in memory, until killed or told to stop.
+    /// Serves the volumes of these kinds, and the memory namespaces of the library's target, until killed or told to
+    /// stop.
     ///
     /// # Errors
-    /// When the program does not come to accept connections.
-    pub fn serve(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr) -> Result<Process> {
+    /// When the program does not start to accept connections.
+    pub fn serve(&self, folder: &Path, kinds: &[FormattedNamespace], listen: SocketAddr) -> Result<Process> {
         self.serve_with(folder, kinds, listen, &patient_limits())
     }
 
@@ -76,7 +78,13 @@ impl Program {
     ///
     /// # Errors
     /// As [`Program::serve`].
-    pub fn serve_with(&self, folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> Result<Process> {
+    pub fn serve_with(
+        &self,
+        folder: &Path,
+        kinds: &[FormattedNamespace],
+        listen: SocketAddr,
+        limits: &Limits,
+    ) -> Result<Process> {
         let path = folder.join("sealblock.toml");
         fs::write(&path, configuration(folder, kinds, listen, limits)).context("writing a configuration")?;
         patiently(|| self.start(&path))
@@ -85,7 +93,7 @@ impl Program {
     fn start(&self, configuration: &Path) -> Result<Process> {
         let mut command = self.command("serve");
         command.arg("--config").arg(configuration).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped());
-        // A file, since nobody reads while it serves.
+        // A file, since this process does not read a pipe while the program serves.
         let said = configuration.with_extension("stderr");
         command.stderr(fs::File::create(&said).context("a file for standard error")?);
         let mut child = command.spawn().with_context(|| format!("starting {}", self.path.display()))?;
@@ -101,13 +109,15 @@ impl Program {
     }
 }
 
-/// Tries until it succeeds, or fails for another reason than this: files and sockets that a killed process had registered with
-/// its ring stay open, and locked, until the kernel has taken the ring apart, which it does some time after the end of the process.
+/// Retries while the error is one of these: files and sockets that a killed process had registered with its io_uring
+/// stay open, and locked, until the kernel has torn the ring down, some time after the end of the process.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {
         match attempt() {
-            Err(error) if IN_USE.iter().any(|why| format!("{error:#}").contains(why)) && start.elapsed() < HANG => {
+            Err(error)
+                if IN_USE.iter().any(|why| format!("{error:#}").contains(why)) && start.elapsed() < HANG_TIMEOUT =>
+            {
                 sleep(Duration::from_millis(20));
             }
             outcome => return outcome,
@@ -115,8 +125,8 @@ fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     }
 }
 
-/// Where the volume of a kind lies.
-fn volume(folder: &Path, kind: &Kind) -> PathBuf {
+/// The path of the volume of a kind.
+fn volume(folder: &Path, kind: &FormattedNamespace) -> PathBuf {
     folder.join(format!("{}.volume", kind.nsid))
 }
 
@@ -127,7 +137,7 @@ fn succeeds(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-fn configuration(folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Limits) -> String {
+fn configuration(folder: &Path, kinds: &[FormattedNamespace], listen: SocketAddr, limits: &Limits) -> String {
     let (connect, idle, drain) = (limits.connect.as_secs(), limits.idle.as_secs(), limits.drain.as_secs());
     let size = BLOCKS * BLOCK_BYTES as u64;
     let mut text = format!(
@@ -141,7 +151,7 @@ fn configuration(folder: &Path, kinds: &[Kind], listen: SocketAddr, limits: &Lim
         limits.total_bytes_in_flight,
         limits.transfer_bytes,
     );
-    for nsid in [PLAIN, PROTECTED, NEIGHBOUR] {
+    for nsid in [PLAIN, PROTECTED, BYSTANDER] {
         text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = \"mem:{size}\"\n");
     }
     text += &format!("[[subsystems]]\nnqn = \"{FORMATS_NQN}\"\n");

@@ -1,7 +1,7 @@
-//! A host made of a blocking socket, which sends what it is told, right or wrong.
+//! A host on a blocking socket, which sends any bytes, right or wrong.
 //!
-//! It shares with the target under attack the layouts of structures and nothing else: it frames PDUs by itself, keeps no
-//! state that could refuse a wrong step, and notices an answer that has the wrong form.
+//! It shares only the layouts of structures with the target under attack: it frames PDUs by itself, keeps no state that
+//! could prevent a wrong step, and detects malformed PDUs of the target.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -16,10 +16,10 @@ use sealblock_protocols_nvme::fabrics::{
 use sealblock_protocols_nvme::{Command, Completion, DataPointer};
 use zerocopy::IntoBytes;
 
-/// The subsystem that attacks look for, unless told otherwise.
+/// The subsystem that attacks use by default.
 pub const SUBNQN: &str = "nqn.2026-11.org.example:hostile";
-/// Within this time whatever is due has come. Only a hang reaches it, however slow the machine is.
-pub const HANG: Duration = Duration::from_secs(30);
+/// The time limit of every wait. Only a hang reaches it, however slow the machine is.
+pub const HANG_TIMEOUT: Duration = Duration::from_secs(30);
 
 pub const ICREQ: u8 = 0;
 pub const ICRESP: u8 = 1;
@@ -32,7 +32,7 @@ pub const R2T: u8 = 9;
 const LAST: u8 = 4;
 const SUCCESS: u8 = 8;
 
-/// A PDU that came.
+/// A received PDU.
 #[derive(Debug)]
 pub struct Pdu {
     pub kind: u8,
@@ -58,7 +58,7 @@ pub enum Data<'a> {
     Read(usize),
 }
 
-/// How a command ended.
+/// The completion of a command.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -122,18 +122,18 @@ pub fn in_capsule(command: Command, data: &[u8]) -> Command {
     command.with_data(DataPointer::InCapsule { offset_bytes: 0, length_bytes: data.len() as u32 })
 }
 
-/// A command whose data, of this length, is sent for or sent.
+/// A command whose data, of this length, is transferred by the transport.
 pub fn transport(command: Command, length_bytes: usize) -> Command {
     command.with_data(DataPointer::Transport { length_bytes: length_bytes as u32 })
 }
 
 impl Peer {
-    /// A connection on which nothing was sent.
+    /// Opens a connection, and sends nothing.
     pub fn open(address: SocketAddr) -> Result<Peer> {
-        Peer::over(TcpStream::connect_timeout(&address, HANG).context("connecting")?)
+        Peer::over(TcpStream::connect_timeout(&address, HANG_TIMEOUT).context("connecting")?)
     }
 
-    /// The same from this address of this machine, where the target is at an IPv4 address.
+    /// The same from this source address, for a target at an IPv4 address.
     pub fn open_from(source: Ipv4Addr, address: SocketAddr) -> Result<Peer> {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).context("a socket")?;
         rustix::net::bind(&socket, &SocketAddr::from((source, 0))).with_context(|| format!("a port of {source}"))?;
@@ -142,13 +142,13 @@ impl Peer {
     }
 
     fn over(stream: TcpStream) -> Result<Peer> {
-        stream.set_read_timeout(Some(HANG))?;
-        stream.set_write_timeout(Some(HANG))?;
+        stream.set_read_timeout(Some(HANG_TIMEOUT))?;
+        stream.set_write_timeout(Some(HANG_TIMEOUT))?;
         stream.set_nodelay(true)?;
         Ok(Peer { stream, header_digest: false, data_digest: false, next_cid: 1 })
     }
 
-    /// A connection that is set up.
+    /// Opens a connection and exchanges ICReq and ICResp.
     pub fn ready(address: SocketAddr, digests: u8) -> Result<Peer> {
         let mut peer = Peer::open(address)?;
         peer.send(&icreq(digests))?;
@@ -158,7 +158,7 @@ impl Peer {
         Ok(peer)
     }
 
-    /// A queue for which Connect was sent, and the answer to that.
+    /// Connects a queue, and returns the completion of Connect.
     pub fn connecting(address: SocketAddr, digests: u8, (command, data): (Command, Vec<u8>)) -> Result<(Peer, Answer)> {
         let mut peer = Peer::ready(address, digests)?;
         let answer = peer.call(command, Data::Write(&data))?;
@@ -198,7 +198,7 @@ impl Peer {
         self.stream.write_all(bytes).context("sending")
     }
 
-    /// Sends what may meet a connection that has ended meanwhile.
+    /// Sends, and ignores the error of a connection that has ended.
     pub fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
@@ -246,7 +246,7 @@ impl Peer {
         Ok(Some(Pdu { kind, flags, header, data }))
     }
 
-    /// Whether the buffer could be filled; `false` if the connection ended.
+    /// Fills the buffer; `false` if the connection ended.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<bool> {
         match self.stream.read_exact(buffer) {
             Ok(()) => Ok(true),
@@ -255,12 +255,12 @@ impl Peer {
         }
     }
 
-    /// Bytes of the digests that were agreed on: of headers, and of data.
+    /// Lengths of the negotiated digests: of headers, and of data.
     pub fn digest_bytes(&self) -> (usize, usize) {
         (if self.header_digest { 4 } else { 0 }, if self.data_digest { 4 } else { 0 })
     }
 
-    /// The PDU as it goes out under the digests that were agreed on; `data_bytes` of its end are data.
+    /// Returns the PDU with its negotiated digests; the last `data_bytes` of it are data.
     pub fn digested(&self, pdu: &[u8], data_bytes: usize) -> Vec<u8> {
         if !self.header_digest && !self.data_digest {
             return pdu.to_vec();
@@ -283,7 +283,7 @@ impl Peer {
         out
     }
 
-    /// Sends a command and sees it through to its end.
+    /// Sends a command and waits for its completion.
     pub fn call(&mut self, command: Command, data: Data<'_>) -> Result<Answer> {
         let cid = self.cid();
         self.submit(command, cid, &data)?;
@@ -333,20 +333,21 @@ impl Peer {
         self.send(&pdu)
     }
 
-    /// The fatal error that the target tells of, after which it must end the connection. Other PDUs before it are passed over.
-    pub fn terminated(&mut self) -> Result<(u16, u32)> {
+    /// Receives the fatal error of the target, after which the target must end the connection. Skips other PDUs before
+    /// it.
+    pub fn fatal_error(&mut self) -> Result<(u16, u32)> {
         loop {
             let pdu = self.receive().context("waiting for a termination request")?;
             if pdu.kind == C2H_TERM {
-                let told = (pdu.short(8), u32::from(pdu.short(10)) | u32::from(pdu.short(12)) << 16);
-                self.finished()?;
-                return Ok(told);
+                let error = (pdu.short(8), u32::from(pdu.short(10)) | u32::from(pdu.short(12)) << 16);
+                self.read_to_end()?;
+                return Ok(error);
             }
         }
     }
 
-    /// Waits for the end of the connection, and gives what came before it.
-    pub fn finished(&mut self) -> Result<Vec<Pdu>> {
+    /// Waits for the end of the connection, and returns the PDUs before it.
+    pub fn read_to_end(&mut self) -> Result<Vec<Pdu>> {
         let mut pdus = Vec::new();
         while let Some(pdu) = self.next_pdu()? {
             pdus.push(pdu);
@@ -354,15 +355,15 @@ impl Peer {
         Ok(pdus)
     }
 
-    /// Says that nothing more will be sent.
+    /// Closes the sending half of the connection.
     pub fn half_close(&self) {
-        // The target may have ended the connection by itself.
+        // Fails only if the target has ended the connection.
         let _ = self.stream.shutdown(Shutdown::Write);
     }
 
     /// Ends the connection with a reset.
     pub fn reset(self) {
-        // A socket that is gone already cannot be told so, and need not be.
+        // Fails only if the connection has already ended.
         let _ = rustix::net::sockopt::set_socket_linger(&self.stream, Some(Duration::ZERO));
     }
 }

@@ -1,4 +1,4 @@
-//! Writes of several blocks, PDU by PDU, so that they can be broken off at any byte.
+//! Writes of several blocks, PDU by PDU, so that they can be cut off at any byte.
 
 use std::ops::Range;
 
@@ -8,28 +8,28 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, Prchk};
 use sealblock_protocols_nvme::{Command, Completion};
 use sealblock_units::Extent;
 
-use crate::formats::{Kind, Maker};
+use crate::formats::{FormattedNamespace, TagMaker};
 use crate::wire::{Data, Pdu, Peer, R2T, RESPONSE, capsule, h2c, in_capsule, transport};
 
 /// Bytes of data that a capsule may bring.
 const CAPSULE_BYTES: usize = 8192;
 
-/// How a write goes over the wire.
+/// How a write is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Way {
+pub struct WriteMode {
     /// The namespace.
-    pub kind: Kind,
-    /// Who makes the tags.
-    pub maker: Maker,
-    /// Whether the data comes with the command, or is asked for.
+    pub kind: FormattedNamespace,
+    /// Whether the host or the target makes the tags.
+    pub maker: TagMaker,
+    /// True if the capsule carries the data; otherwise the target requests it by R2T.
     pub in_capsule: bool,
 }
 
-impl Way {
-    /// The four ways to a namespace.
-    pub fn all(kind: Kind) -> [Way; 4] {
-        [(Maker::Host, true), (Maker::Host, false), (Maker::Target, true), (Maker::Target, false)]
-            .map(|(maker, in_capsule)| Way { kind, maker, in_capsule })
+impl WriteMode {
+    /// All four modes for a namespace.
+    pub fn all(kind: FormattedNamespace) -> [WriteMode; 4] {
+        [(TagMaker::Host, true), (TagMaker::Host, false), (TagMaker::Target, true), (TagMaker::Target, false)]
+            .map(|(maker, in_capsule)| WriteMode { kind, maker, in_capsule })
     }
 
     /// Blocks from `start` on: `most`, or what a capsule holds of them.
@@ -44,12 +44,12 @@ impl Way {
         Ok(if self.in_capsule { in_capsule(command, data) } else { transport(command, data.len()) })
     }
 
-    /// What goes out before the target says anything, and what after it has asked for the data.
+    /// Returns what is sent before any reply of the target, and what is sent after its R2T.
     fn parts(&self, peer: &Peer, command: &Command, r2t: (u16, u16), data: &[u8]) -> (Part, Vec<Part>) {
         if self.in_capsule {
             return (Part::new(peer, &capsule(command, data), 0..data.len()), Vec::new());
         }
-        // Two PDUs whose border lies within a block, for an odd number of blocks.
+        // Two PDUs that divide a block, for an odd number of blocks.
         let middle = (data.len() / 2) & !3;
         let (cid, ttag) = r2t;
         let halves = [0..middle, middle..data.len()].map(|range| {
@@ -59,22 +59,30 @@ impl Way {
         (Part::new(peer, &capsule(command, &[]), 0..0), halves.into())
     }
 
-    /// Every point at which it is interesting to break such a write of this extent off, in order; the last one is behind all.
-    pub fn cuts(&self, peer: &Peer, extent: Extent) -> Result<Vec<Cut>> {
+    /// Returns all cut points for a write of this extent, in order; the last one is after its last byte.
+    pub fn cuts(&self, peer: &Peer, extent: Extent) -> Result<Vec<CutPoint>> {
         let data = vec![0; extent.len() as usize * self.kind.sent_bytes(self.maker)];
         let command = self.command(BlockCommand::new(extent), 0, &data)?;
         let (first, rest) = self.parts(peer, &command, (0, 0), &data);
         let all = std::iter::once(first).chain(rest).enumerate();
-        Ok(all.flat_map(|(pdu, part)| part.points(self).into_iter().map(move |bytes| Cut { pdu, bytes })).collect())
+        Ok(all
+            .flat_map(|(pdu, part)| part.points(self).into_iter().map(move |bytes| CutPoint { pdu, bytes }))
+            .collect())
     }
 
-    /// Sends a write until it is to be broken off; all of it without a cut. Does not wait for the answer, but gives one that
-    /// comes where the target was to ask for the data.
-    pub fn send(&self, peer: &mut Peer, blocks: BlockCommand, data: &[u8], cut: Option<Cut>) -> Result<Option<Pdu>> {
+    /// Sends a write up to a cut, or all of it. Does not wait for the completion, but returns one that arrives instead
+    /// of an R2T.
+    pub fn send(
+        &self,
+        peer: &mut Peer,
+        blocks: BlockCommand,
+        data: &[u8],
+        cut: Option<CutPoint>,
+    ) -> Result<Option<Pdu>> {
         let cid = peer.cid();
         let command = self.command(blocks, cid, data)?;
         let (first, _) = self.parts(peer, &command, (cid, 0), data);
-        if let Some(Cut { pdu: 0, bytes }) = cut {
+        if let Some(CutPoint { pdu: 0, bytes }) = cut {
             peer.send(&first.bytes[..bytes])?;
             return Ok(None);
         }
@@ -90,7 +98,7 @@ impl Way {
         ensure!(pdu.kind == R2T && (pdu.dword(12), pdu.dword(16)) == whole, "a Write is answered by {pdu:?}");
         for (index, part) in (1..).zip(self.parts(peer, &command, (cid, pdu.short(10)), data).1) {
             match cut {
-                Some(Cut { pdu, bytes }) if pdu == index => {
+                Some(CutPoint { pdu, bytes }) if pdu == index => {
                     peer.send(&part.bytes[..bytes])?;
                     break;
                 }
@@ -100,7 +108,7 @@ impl Way {
         Ok(None)
     }
 
-    /// Carries a write out, and tells its status.
+    /// Executes a write, and returns its status.
     pub fn write(&self, peer: &mut Peer, blocks: BlockCommand, data: &[u8]) -> Result<u16> {
         let answer = match self.send(peer, blocks, data, None)? {
             Some(early) => early,
@@ -110,24 +118,24 @@ impl Way {
     }
 }
 
-/// The status that answers a write.
+/// Returns the status of a completed write.
 pub fn answered(pdu: &Pdu) -> Result<u16> {
     ensure!(pdu.kind == RESPONSE, "a Write is answered by {pdu:?}");
     let completion = Completion::from_prefix(&pdu.header[8..]).context("a response is short")?;
     Ok(completion.status().code().get())
 }
 
-/// Where a write is broken off: so many bytes into this PDU of it. No bytes of the first PDU after the capsule means that
-/// the target has asked for the data.
+/// Where a write is cut off: so many bytes into this PDU. Zero bytes of the first PDU after the capsule means that the
+/// R2T was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Cut {
+pub struct CutPoint {
     /// The PDU: 0 is the capsule.
     pub pdu: usize,
     /// Bytes of it that are sent.
     pub bytes: usize,
 }
 
-/// A PDU, and which part of the data it has where.
+/// A PDU, its part of the data, and the offset of that part.
 struct Part {
     bytes: Vec<u8>,
     header_bytes: usize,
@@ -142,11 +150,12 @@ impl Part {
         Part { bytes, header_bytes, data_at: header_bytes + peer.digest_bytes().0, data }
     }
 
-    /// In the header, in its digest, at and between the borders of blocks and in their tuples, in the digest of the data.
-    fn points(&self, way: &Way) -> Vec<usize> {
+    /// Returns cut points in the header, in its digest, at and between block boundaries, in the tuples, and in the data
+    /// digest.
+    fn points(&self, mode: &WriteMode) -> Vec<usize> {
         let header = self.header_bytes;
         let mut points = vec![0, 1, 4, 8, header / 2, header - 1, header, header + 2, self.data_at];
-        let (unit, block) = (way.kind.sent_bytes(way.maker), way.kind.size.bytes());
+        let (unit, block) = (mode.kind.sent_bytes(mode.maker), mode.kind.size.bytes());
         for start in (self.data.start / unit * unit..self.data.end).step_by(unit) {
             let within = [start, start + block / 2, start + block - 1, start + block, start + (block + unit) / 2];
             let inside = within.iter().filter(|at| self.data.contains(at));
@@ -161,18 +170,18 @@ impl Part {
     }
 }
 
-/// Reads blocks with their tuples, with nothing checked by the target.
-pub fn read(peer: &mut Peer, kind: &Kind, extent: Extent) -> Result<Vec<u8>> {
+/// Reads blocks with their tuples, without checks by the target.
+pub fn read(peer: &mut Peer, kind: &FormattedNamespace, extent: Extent) -> Result<Vec<u8>> {
     let command = IoCommand::Read(BlockCommand::new(extent)).encode(kind.nsid)?;
     let answer = peer.call(command, Data::Read(extent.len() as usize * kind.unit_bytes()))?;
     ensure!(answer.status == 0, "Read of {extent}: {:#x}", answer.status);
     Ok(answer.data)
 }
 
-/// Has the target check a whole namespace: guards, and reference tags where they are addresses.
-pub fn verify(peer: &mut Peer, kind: &Kind) -> Result<()> {
+/// Verifies a whole namespace: guards, and reference tags where they are addresses.
+pub fn verify(peer: &mut Peer, kind: &FormattedNamespace) -> Result<()> {
     let all = Extent::from_raw(0, crate::formats::BLOCKS).context("a namespace")?;
-    let mut blocks = kind.command(0, all, Maker::Host);
+    let mut blocks = kind.command(0, all, TagMaker::Host);
     blocks.protection.prchk =
         if kind.format.protection() == ProtectionType::Type1 { kind.checks() } else { Prchk::GUARD };
     blocks.protection.stc = false;

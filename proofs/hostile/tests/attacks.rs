@@ -1,15 +1,15 @@
-//! Every attack once, with the seed 1 and the least effort. Longer runs are made with the binary.
+//! Every attack once, with seed 1 and the least effort. The binary makes longer runs.
 
 use std::path::Path;
 use std::time::Duration;
 
-use sealblock_hostile::attacks::cut::{BLOCKS, START, Watcher};
+use sealblock_hostile::attacks::cut::{BLOCKS, BlockChecker, START};
 use sealblock_hostile::attacks::{ATTACKS, TestContext};
-use sealblock_hostile::formats::{self, FORMATS_NQN, Maker};
-use sealblock_hostile::process::{Process, Sight};
+use sealblock_hostile::formats::{self, FORMATS_NQN, TagMaker};
+use sealblock_hostile::process::{Process, ProcessUsage};
 use sealblock_hostile::suite;
-use sealblock_hostile::wire::{HANG, Peer};
-use sealblock_hostile::writes::Way;
+use sealblock_hostile::wire::{HANG_TIMEOUT, Peer};
+use sealblock_hostile::writes::WriteMode;
 use sealblock_integrity::{GuardKind, ProtectionType, guard};
 use sealblock_protocols_nvme::nvm::BlockCommand;
 use sealblock_units::BlockSize;
@@ -21,51 +21,51 @@ fn target() -> Process {
 #[test]
 fn no_attack_succeeds() {
     let mut target = target();
-    let scene = TestContext { address: target.address, seed: 1, effort: 1, time: HANG };
+    let context = TestContext { address: target.address, seed: 1, effort: 1, time: HANG_TIMEOUT };
     for attack in ATTACKS {
-        let report = suite::run(&mut target, attack, &scene, Duration::from_millis(50), 1);
+        let report = suite::run(&mut target, attack, &context, Duration::from_millis(50), 1);
         println!("{}", report.unwrap_or_else(|error| panic!("{}: {error:#}", attack.name)));
     }
-    suite::kept(&target).unwrap();
+    suite::check_memory(&target).unwrap();
     target.stop().unwrap();
 }
 
 #[test]
 fn what_is_measured_is_seen() {
     let target = target();
-    let before: Sight = target.look().unwrap();
+    let before: ProcessUsage = target.usage().unwrap();
     assert!(before.descriptors > 3 && before.resident_bytes > 1 << 20 && before.peak_bytes >= before.resident_bytes);
     let held: Vec<_> = (0..8).map(|_| sealblock_hostile::wire::Peer::ready(target.address, 0).unwrap()).collect();
-    assert_eq!(target.look().unwrap().descriptors, before.descriptors + held.len());
+    assert_eq!(target.usage().unwrap().descriptors, before.descriptors + held.len());
 }
 
-/// The twin of the attack `cut`: blocks that are half old and half new are noticed, whatever is torn about them.
+/// The counterpart of the attack `cut`: checks that half-written blocks are detected in every form.
 #[test]
 fn what_is_torn_is_noticed() {
     let target = target();
-    let scene = TestContext { address: target.address, seed: 1, effort: 1, time: HANG };
+    let context = TestContext { address: target.address, seed: 1, effort: 1, time: HANG_TIMEOUT };
     let kind = formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096);
-    let way = Way::all(kind)[1];
-    let (_admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0).unwrap();
-    let mut io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid).unwrap();
-    let whole = way.extent(START, BLOCKS);
-    let unchecked = |blocks| BlockCommand::new(way.extent(START, blocks));
-    let mut write = |data: &[u8], blocks| assert_eq!(way.write(&mut io, unchecked(blocks), data).unwrap(), 0);
+    let mode = WriteMode::all(kind)[1];
+    let (_admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0).unwrap();
+    let mut io = Peer::io(context.address, FORMATS_NQN, 1, cntlid).unwrap();
+    let whole = mode.extent(START, BLOCKS);
+    let unchecked = |blocks| BlockCommand::new(mode.extent(START, blocks));
+    let mut write = |data: &[u8], blocks| assert_eq!(mode.write(&mut io, unchecked(blocks), data).unwrap(), 0);
 
-    let mut watcher = Watcher::new(&scene, kind).unwrap();
-    let (old, new) = (kind.sent(1, whole, Maker::Host), kind.sent(2, whole, Maker::Host));
+    let mut checker = BlockChecker::new(&context, kind).unwrap();
+    let (old, new) = (kind.sent(1, whole, TagMaker::Host), kind.sent(2, whole, TagMaker::Host));
     let unit = kind.unit_bytes();
-    // A part of a write that is there where none of it may be, or where all of it must be.
+    // A partial write where none of it may be stored, or where all of it must be.
     write(&new[..2 * unit], 2);
-    let error = watcher.is_old().unwrap_err();
+    let error = checker.check_old().unwrap_err();
     assert!(error.to_string().contains("neither"), "{error:#}");
-    let error = watcher.is_new(whole, 2).unwrap_err();
+    let error = checker.check_new(whole, 2).unwrap_err();
     assert!(error.to_string().contains("is missing"), "{error:#}");
-    watcher.is_whole(whole, 2).unwrap();
+    checker.check_whole(whole, 2).unwrap();
     // New data under old tags.
     let torn = [&new[2 * unit..3 * unit - 8], &old[3 * unit - 8..3 * unit]].concat();
     write(&[&new[..2 * unit], &torn].concat(), 3);
-    let error = watcher.is_whole(whole, 2).unwrap_err();
+    let error = checker.check_whole(whole, 2).unwrap_err();
     assert!(error.to_string().contains("0x282"), "{error:#}");
     // A block that is half new, under tags that fit it.
     let mut data = [&new[..2048], &old[2048..4096]].concat();
@@ -73,6 +73,6 @@ fn what_is_torn_is_noticed() {
     data.extend(guard.to_be_bytes());
     data.extend(&new[4098..unit]);
     write(&[&data, &new[unit..3 * unit]].concat(), 3);
-    let error = watcher.is_whole(whole, 2).unwrap_err();
+    let error = checker.check_whole(whole, 2).unwrap_err();
     assert!(error.to_string().contains("neither"), "{error:#}");
 }

@@ -1,4 +1,4 @@
-//! Commands whose fields do not fit each other, the namespace or the queue they are on.
+//! Commands whose fields contradict each other, the namespace or the queue.
 
 use anyhow::{Result, bail, ensure};
 use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
@@ -21,7 +21,7 @@ const SGL_IDENTIFIER_AT: usize = 8 + 39;
 const IN_CAPSULE: u8 = 0x01;
 const TRANSPORT: u8 = 0x5A;
 
-/// Sends a capsule, gives the target whatever data it asks for, takes whatever it sends, and tells the status.
+/// Sends a capsule, sends the data that the target requests, receives everything, and returns the status.
 fn status(peer: &mut Peer, pdu: &[u8]) -> Result<u16> {
     peer.send(pdu)?;
     loop {
@@ -39,8 +39,8 @@ fn status(peer: &mut Peer, pdu: &[u8]) -> Result<u16> {
     }
 }
 
-pub(super) fn data_pointers(scene: &TestContext) -> Result<()> {
-    let (mut admin, mut io) = queues(scene)?;
+pub(super) fn data_pointers(context: &TestContext) -> Result<()> {
+    let (mut admin, mut io) = queues(context)?;
     let write = IoCommand::Write(blocks(0, 1)?).encode(PLAIN)?;
     let read = IoCommand::Read(blocks(0, 1)?).encode(PLAIN)?;
     let identify = Command::new(AdminOpcode::Identify.code(), PLAIN);
@@ -52,7 +52,7 @@ pub(super) fn data_pointers(scene: &TestContext) -> Result<()> {
             let got = status(queue, &pdu)?;
             let allowed: &[u16] = match identifier {
                 TRANSPORT => &[0],
-                // There are no data in this capsule, and a Read takes none from one.
+                // This capsule carries no data, and a Read accepts none in a capsule.
                 IN_CAPSULE => &[SGL_LENGTH, SGL_TYPE, INVALID_FIELD],
                 _ => &[SGL_TYPE, INVALID_FIELD],
             };
@@ -62,7 +62,7 @@ pub(super) fn data_pointers(scene: &TestContext) -> Result<()> {
     lengths(&mut io, write, read)
 }
 
-/// Lengths that are not those of the blocks, in the capsule and outside.
+/// Lengths that differ from those of the blocks, in the capsule and outside.
 fn lengths(io: &mut Peer, write: Command, read: Command) -> Result<()> {
     for length in [0, 1, 3, 4, 512, 4095, 4097, 4104, 8192, 1 << 20, 1 << 31, u32::MAX] {
         for command in [write, read] {
@@ -88,8 +88,8 @@ fn lengths(io: &mut Peer, write: Command, read: Command) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn opcodes(scene: &TestContext) -> Result<()> {
-    let (mut admin, mut io) = queues(scene)?;
+pub(super) fn opcodes(context: &TestContext) -> Result<()> {
+    let (mut admin, mut io) = queues(context)?;
     let data = vec![0; 4096];
     for opcode in 0..=255_u8 {
         for nsid in [0, PLAIN, PROTECTED, 77, u32::MAX] {
@@ -101,7 +101,7 @@ pub(super) fn opcodes(scene: &TestContext) -> Result<()> {
             ];
             for pdu in pdus {
                 status(&mut io, &pdu)?;
-                // Of event requests only those above the limit are answered; a reset would end the session.
+                // Only event requests above the limit complete; a reset would end the session.
                 if opcode != AdminOpcode::AsynchronousEventRequest.code() {
                     status(&mut admin, &pdu)?;
                 }
@@ -139,8 +139,8 @@ fn refused(io: &mut Peer, nsid: u32, ranges: &[(u64, u64)], allowed: &[u16]) -> 
     Ok(())
 }
 
-pub(super) fn ranges(scene: &TestContext) -> Result<()> {
-    let (_admin, mut io) = queues(scene)?;
+pub(super) fn ranges(context: &TestContext) -> Result<()> {
+    let (_admin, mut io) = queues(context)?;
     let past = [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX - 1, 1), (1 << 63, 65536), (BLOCKS, 65536)];
     refused(&mut io, PLAIN, &past, &[OUT_OF_RANGE])?;
     for nsid in [0, 4, 0xFFFF_FFFE, u32::MAX] {
@@ -166,8 +166,8 @@ pub(super) fn ranges(scene: &TestContext) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn event_requests(scene: &TestContext) -> Result<()> {
-    let (mut admin, _) = queues(scene)?;
+pub(super) fn event_requests(context: &TestContext) -> Result<()> {
+    let (mut admin, _) = queues(context)?;
     let event = transport(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), 0);
     let most = limits().commands;
     for cid in 0..most / 2 {
@@ -189,11 +189,11 @@ pub(super) fn event_requests(scene: &TestContext) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn resets(scene: &TestContext) -> Result<()> {
-    for _ in 0..scene.effort * 4 {
-        let (mut admin, mut io) = queues(scene)?;
+pub(super) fn resets(context: &TestContext) -> Result<()> {
+    for _ in 0..context.effort * 4 {
+        let (mut admin, mut io) = queues(context)?;
         let mut bytes = Vec::new();
-        // Fewer than the queue holds: enable, shut down, reset, enable.
+        // Fewer commands than the queue holds: enable, shut down, reset, enable.
         for cid in 0..24_u16 {
             let value = [0x0046_0001, 0x0046_4001, 0x0046_0000, 0x0046_8001][usize::from(cid % 4)];
             let set = FabricsCommand::PropertySet(PropertySet { offset: 0x14, bytes: 4, value });
@@ -206,7 +206,7 @@ pub(super) fn resets(scene: &TestContext) -> Result<()> {
         }
         // A reset deletes the I/O queues.
         io.try_send(&capsule(&transport(Command::new(0, PLAIN), 0), &[]));
-        io.finished()?;
+        io.read_to_end()?;
         let answer = admin.call(Command::new(AdminOpcode::KeepAlive.code(), 0), Data::None);
         ensure!(answer.is_ok(), "the admin queue outlives resets: {answer:?}");
     }

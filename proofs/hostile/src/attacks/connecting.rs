@@ -1,4 +1,4 @@
-//! Connect and properties: what a host may say before anybody trusts it.
+//! Connect and properties: what an unknown host may send.
 
 use anyhow::{Result, ensure};
 use sealblock_protocols_nvme::fabrics::{CNTLID_DYNAMIC, FabricsCommand, PropertySet};
@@ -20,15 +20,15 @@ fn want(what: &str, answer: &Answer, allowed: &[u16]) -> Result<()> {
     Ok(())
 }
 
-/// Dword 0 of an answer that names a parameter: whether it is in the data, and where it starts.
+/// Dword 0 of a completion that names a parameter: whether it is in the data, and its offset.
 fn named(answer: &Answer) -> (bool, u16) {
     (answer.result & 1 << 16 != 0, answer.result as u16)
 }
 
-pub(super) fn connect(scene: &TestContext) -> Result<()> {
-    let ready = || Peer::ready(scene.address, 0);
+pub(super) fn connect(context: &TestContext) -> Result<()> {
+    let ready = || Peer::ready(context.address, 0);
     let (good, data) = connect_command(SUBNQN, 0, 32, CNTLID_DYNAMIC, 0);
-    spoilt_data(scene, good, &data)?;
+    corrupted_data(context, good, &data)?;
     let mut peer = ready()?;
     for (what, queue, entries) in [("SQSIZE 65535", 0, 1 << 16), ("more entries than MQES", 0, 129)] {
         ensure!(entries > u32::from(limits().commands), "the limit is below");
@@ -54,15 +54,15 @@ pub(super) fn connect(scene: &TestContext) -> Result<()> {
         want(what, &peer.call(command, Data::None)?, &[SEQUENCE_ERROR])?;
     }
     want("a property", &peer.property_get(0x08, 4)?, &[SEQUENCE_ERROR])?;
-    // After all of that it may still do what is right.
+    // After all of that a valid Connect still succeeds.
     want("Connect", &peer.call(good, Data::Write(&data))?, &[0])?;
     want("Connect twice", &peer.call(good, Data::Write(&data))?, &[SEQUENCE_ERROR])?;
-    io_queues(scene)
+    io_queues(context)
 }
 
-/// Names that do not end, are none, or are somebody else's, and a controller that is not there.
-fn spoilt_data(scene: &TestContext, good: Command, data: &[u8]) -> Result<()> {
-    let mut peer = Peer::ready(scene.address, 0)?;
+/// Names without an end, invalid names, names of other subsystems or hosts, and a controller that does not exist.
+fn corrupted_data(context: &TestContext, good: Command, data: &[u8]) -> Result<()> {
+    let mut peer = Peer::ready(context.address, 0)?;
     for (what, at, bytes) in [
         ("a subsystem that is not there", 260, b"X".as_slice()),
         ("a subsystem's name that does not end", 256, &[b'n'; 256]),
@@ -88,9 +88,9 @@ fn spoilt_data(scene: &TestContext, good: Command, data: &[u8]) -> Result<()> {
     Ok(())
 }
 
-fn io_queues(scene: &TestContext) -> Result<()> {
-    let (mut admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
-    let mut peer = Peer::ready(scene.address, 0)?;
+fn io_queues(context: &TestContext) -> Result<()> {
+    let (mut admin, cntlid) = Peer::admin(context.address, SUBNQN, 0)?;
+    let mut peer = Peer::ready(context.address, 0)?;
     for queue in [2, 5, 65535] {
         let (command, data) = connect_command(SUBNQN, queue, 32, cntlid, 0);
         let answer = peer.call(command, Data::Write(&data))?;
@@ -102,7 +102,7 @@ fn io_queues(scene: &TestContext) -> Result<()> {
     other[0] ^= 1;
     want("another host's controller", &peer.call(command, Data::Write(&other))?, &[INVALID_PARAMETERS])?;
     want("an I/O queue", &peer.call(command, Data::Write(&data))?, &[0])?;
-    let mut second = Peer::ready(scene.address, 0)?;
+    let mut second = Peer::ready(context.address, 0)?;
     want("the same queue twice", &second.call(command, Data::Write(&data))?, &[SEQUENCE_ERROR])?;
     for opcode in [AdminOpcode::Identify, AdminOpcode::SetFeatures, AdminOpcode::KeepAlive] {
         let answer = peer.call(Command::new(opcode.code(), 0), Data::None)?;
@@ -110,15 +110,15 @@ fn io_queues(scene: &TestContext) -> Result<()> {
     }
     let answer = peer.property_get(0x08, 4)?;
     ensure!(answer.status != 0, "a property on an I/O queue");
-    // The admin queue goes, and takes the I/O queue along.
+    // The end of the admin queue ends the I/O queue.
     want("Keep Alive", &admin.call(Command::new(AdminOpcode::KeepAlive.code(), 0), Data::None)?, &[0])?;
     drop(admin);
-    peer.finished()?;
+    peer.read_to_end()?;
     Ok(())
 }
 
-pub(super) fn properties(scene: &TestContext) -> Result<()> {
-    let (mut admin, _) = queues(scene)?;
+pub(super) fn properties(context: &TestContext) -> Result<()> {
+    let (mut admin, _) = queues(context)?;
     for offset in (0..0x100).chain([0xFFF, 0x1000, 0x7FFF_FFFF, u32::MAX - 3, u32::MAX]) {
         for bytes in [4, 8] {
             let answer = admin.property_get(offset, bytes)?;

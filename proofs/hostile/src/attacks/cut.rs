@@ -1,4 +1,5 @@
-//! Hosts that are cut off in the middle of a write: each block stays wholly old or becomes wholly new, under its own tags.
+//! Hosts that are cut off in the middle of a write: each block stays completely old or becomes completely new, with its
+//! own tags.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,96 +11,97 @@ use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::{BlockSize, Extent};
 
 use super::TestContext;
-use crate::formats::{self, FORMATS_NQN, Kind};
-use crate::wire::{Data, HANG, Peer, RESPONSE, connect};
-use crate::writes::{Cut, Way, answered, read, verify};
+use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
+use crate::wire::{Data, HANG_TIMEOUT, Peer, RESPONSE, connect};
+use crate::writes::{CutPoint, WriteMode, answered, read, verify};
 
-/// Where the blocks are that are written.
+/// The first written block.
 pub const START: u64 = 8;
-/// How many there are at most.
+/// The maximum number of written blocks.
 pub const BLOCKS: u64 = 5;
 
 /// How a connection ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum End {
-    /// FIN: the target is told that nothing more will come.
+    /// FIN: the target sees the end of the stream.
     Close,
     /// RST.
     Reset,
 }
 
-pub(super) fn cut(scene: &TestContext) -> Result<()> {
+pub(super) fn cut(context: &TestContext) -> Result<()> {
     let kinds = [
         formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096),
         formats::of(GuardKind::Crc32c, ProtectionType::Type1, BlockSize::B512),
         formats::of(GuardKind::Crc64, ProtectionType::Type3, BlockSize::B4096),
     ];
     for (turn, kind) in kinds.into_iter().enumerate() {
-        let mut place = Place::new(scene, kind)?;
-        for &digests in scene.digests() {
-            for way in Way::all(kind) {
-                // Every cut with either end once, and for the other kinds either end in turns.
+        let mut place = CutTest::new(context, kind)?;
+        for &digests in context.digests() {
+            for mode in WriteMode::all(kind) {
+                // Every cut with both ends once, and for the other kinds alternating ends.
                 place
-                    .all_cuts(way, digests, turn == 0 || scene.effort > 1)
-                    .context(format!("{way:?}, digests {digests}"))?;
+                    .test_cuts(mode, digests, turn == 0 || context.effort > 1)
+                    .context(format!("{mode:?}, digests {digests}"))?;
             }
         }
     }
     Ok(())
 }
 
-/// A controller whose I/O queue is cut off again and again, and a second one that looks.
-struct Place<'a> {
-    scene: &'a TestContext,
+/// A controller whose I/O queue is cut off again and again, and a second controller that checks the blocks.
+struct CutTest<'a> {
+    context: &'a TestContext,
     admin: Peer,
     cntlid: u16,
-    watcher: Watcher,
+    checker: BlockChecker,
 }
 
-impl Place<'_> {
-    fn new(scene: &TestContext, kind: Kind) -> Result<Place<'_>> {
-        let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
-        let watcher = Watcher::new(scene, kind)?;
-        Ok(Place { scene, admin, cntlid, watcher })
+impl CutTest<'_> {
+    fn new(context: &TestContext, kind: FormattedNamespace) -> Result<CutTest<'_>> {
+        let (admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0)?;
+        let checker = BlockChecker::new(context, kind)?;
+        Ok(CutTest { context: context, admin, cntlid, checker: checker })
     }
 
-    /// The queue that is cut off. Its number is free once the target has seen the end of the one before it.
+    /// Connects the queue that will be cut off. Its identifier is free once the target has seen the end of the previous
+    /// one.
     fn queue(&mut self, digests: u8) -> Result<Peer> {
         let start = Instant::now();
         loop {
             let ask = connect(FORMATS_NQN, 1, 32, self.cntlid, 0);
-            let (peer, answer) = Peer::connecting(self.scene.address, digests, ask)?;
+            let (peer, answer) = Peer::connecting(self.context.address, digests, ask)?;
             if answer.status == 0 {
                 return Ok(peer);
             }
-            ensure!(start.elapsed() < HANG, "the queue that was cut off is there still: {answer:?}");
+            ensure!(start.elapsed() < HANG_TIMEOUT, "the queue that was cut off is there still: {answer:?}");
             sleep(Duration::from_micros(200));
         }
     }
 
-    /// Waits until nothing of the queues that were cut off is carried out any more: a controller is not done with its reset
-    /// before (NVM Express Base, "Controller Level Reset").
+    /// Waits until all commands of the queues that were cut off have completed: a reset does not complete before (NVM
+    /// Express Base, "Controller Level Reset").
     fn reset(&mut self) -> Result<()> {
         for (cc, ready) in [(0x0046_0000, 0), (0x0046_0001, 1)] {
             self.admin.property(0x14, 4, cc)?;
             let start = Instant::now();
             while self.admin.property_get(0x1C, 4)?.result & 1 != ready {
-                ensure!(start.elapsed() < HANG, "CSTS.RDY does not become {ready}");
+                ensure!(start.elapsed() < HANG_TIMEOUT, "CSTS.RDY does not become {ready}");
                 sleep(Duration::from_micros(200));
             }
         }
         Ok(())
     }
 
-    fn all_cuts(&mut self, way: Way, digests: u8, both: bool) -> Result<()> {
-        self.whole(way, digests)?;
-        let extent = way.extent(START, BLOCKS);
-        let cuts = way.cuts(&self.queue(digests)?, extent)?;
+    fn test_cuts(&mut self, mode: WriteMode, digests: u8, both: bool) -> Result<()> {
+        self.test_whole(mode, digests)?;
+        let extent = mode.extent(START, BLOCKS);
+        let cuts = mode.cuts(&self.queue(digests)?, extent)?;
         for (turn, cut) in cuts.iter().enumerate() {
             let is_complete = turn + 1 == cuts.len();
             for end in [End::Close, End::Reset] {
                 if both || is_complete || (end == End::Close) == (turn + usize::from(digests)).is_multiple_of(2) {
-                    self.one(way, digests, *cut, end, is_complete).context(format!("{cut:?}, {end:?}"))?;
+                    self.test_cut(mode, digests, *cut, end, is_complete).context(format!("{cut:?}, {end:?}"))?;
                 }
             }
         }
@@ -108,30 +110,30 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// The twin: what is not cut off is there.
-    fn whole(&mut self, way: Way, digests: u8) -> Result<()> {
-        let extent = way.extent(START, BLOCKS);
-        let version = self.watcher.next_version();
+    /// The counterpart: a write that is not cut off is stored.
+    fn test_whole(&mut self, mode: WriteMode, digests: u8) -> Result<()> {
+        let extent = mode.extent(START, BLOCKS);
+        let version = self.checker.next_version();
         let mut peer = self.queue(digests)?;
-        let data = way.kind.sent(version, extent, way.maker);
-        let status = way.write(&mut peer, way.kind.command(version, extent, way.maker), &data)?;
+        let data = mode.kind.sent(version, extent, mode.maker);
+        let status = mode.write(&mut peer, mode.kind.command(version, extent, mode.maker), &data)?;
         ensure!(status == 0, "a write that is whole: {status:#x}");
-        self.watcher.is_new(extent, version)
+        self.checker.check_new(extent, version)
     }
 
-    fn one(&mut self, way: Way, digests: u8, cut: Cut, end: End, is_complete: bool) -> Result<()> {
-        let extent = way.extent(START, BLOCKS);
-        let version = self.watcher.next_version();
+    fn test_cut(&mut self, mode: WriteMode, digests: u8, cut: CutPoint, end: End, is_complete: bool) -> Result<()> {
+        let extent = mode.extent(START, BLOCKS);
+        let version = self.checker.next_version();
         let mut peer = self.queue(digests)?;
-        let data = way.kind.sent(version, extent, way.maker);
-        let early = way.send(&mut peer, way.kind.command(version, extent, way.maker), &data, Some(cut))?;
+        let data = mode.kind.sent(version, extent, mode.maker);
+        let early = mode.send(&mut peer, mode.kind.command(version, extent, mode.maker), &data, Some(cut))?;
         ensure!(early.is_none(), "answered without its data: {early:?}");
         let mut is_answered = false;
         match end {
             End::Reset => peer.reset(),
             End::Close => {
                 peer.half_close();
-                for pdu in peer.finished()?.iter().filter(|pdu| pdu.kind == RESPONSE) {
+                for pdu in peer.read_to_end()?.iter().filter(|pdu| pdu.kind == RESPONSE) {
                     ensure!(is_complete && answered(pdu)? == 0, "half of a write is answered by {pdu:?}");
                     is_answered = true;
                 }
@@ -139,43 +141,43 @@ impl Place<'_> {
         }
         self.reset()?;
         match (is_complete, is_answered) {
-            (false, _) => self.watcher.is_old(),
-            (true, true) => self.watcher.is_new(extent, version),
-            (true, false) => self.watcher.is_whole(extent, version),
+            (false, _) => self.checker.check_old(),
+            (true, true) => self.checker.check_new(extent, version),
+            (true, false) => self.checker.check_whole(extent, version),
         }
     }
 }
 
-/// Knows what every block holds, and looks whether it does, on a connection of its own.
-pub struct Watcher {
-    kind: Kind,
+/// Tracks the version of every block, and checks the blocks on a connection of its own.
+pub struct BlockChecker {
+    kind: FormattedNamespace,
     _admin: Peer,
     io: Peer,
     /// The version of each block from [`START`] on; 0 before the first write.
-    held: Vec<u64>,
+    versions: Vec<u64>,
     version: u64,
 }
 
-impl Watcher {
+impl BlockChecker {
     /// Writes the first version of all blocks.
-    pub fn new(scene: &TestContext, kind: Kind) -> Result<Watcher> {
-        let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
-        let io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid)?;
-        let mut watcher = Watcher { kind, _admin: admin, io, held: vec![0; BLOCKS as usize], version: 0 };
-        let way = Way::all(kind)[1];
-        let (extent, version) = (way.extent(START, BLOCKS), watcher.next_version());
-        let data = kind.sent(version, extent, way.maker);
-        let status = way.write(&mut watcher.io, kind.command(version, extent, way.maker), &data)?;
+    pub fn new(context: &TestContext, kind: FormattedNamespace) -> Result<BlockChecker> {
+        let (admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0)?;
+        let io = Peer::io(context.address, FORMATS_NQN, 1, cntlid)?;
+        let mut checker = BlockChecker { kind, _admin: admin, io, versions: vec![0; BLOCKS as usize], version: 0 };
+        let mode = WriteMode::all(kind)[1];
+        let (extent, version) = (mode.extent(START, BLOCKS), checker.next_version());
+        let data = kind.sent(version, extent, mode.maker);
+        let status = mode.write(&mut checker.io, kind.command(version, extent, mode.maker), &data)?;
         ensure!(status == 0, "the first write: {status:#x}");
-        watcher.is_new(extent, version)?;
-        Ok(watcher)
+        checker.check_new(extent, version)?;
+        Ok(checker)
     }
 
-    /// The same watcher at a target that was started anew.
-    pub fn again(self, scene: &TestContext) -> Result<Watcher> {
-        let (admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
-        let io = Peer::io(scene.address, FORMATS_NQN, 1, cntlid)?;
-        Ok(Watcher { _admin: admin, io, ..self })
+    /// Returns the same checker, connected to a restarted target.
+    pub fn reconnect(self, context: &TestContext) -> Result<BlockChecker> {
+        let (admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0)?;
+        let io = Peer::io(context.address, FORMATS_NQN, 1, cntlid)?;
+        Ok(BlockChecker { _admin: admin, io, ..self })
     }
 
     /// Makes what was written durable.
@@ -185,44 +187,48 @@ impl Watcher {
         Ok(())
     }
 
-    /// A version that was not written yet.
+    /// Returns a version that was not written yet.
     pub fn next_version(&mut self) -> u64 {
         self.version += 1;
         self.version
     }
 
-    /// Nothing was written since the last look.
-    pub fn is_old(&mut self) -> Result<()> {
-        let before = self.held.clone();
-        self.look(&[])?;
-        ensure!(self.held == before, "part of a write appears that was not whole: {before:?}, {:?}", self.held);
+    /// Checks that no block has changed.
+    pub fn check_old(&mut self) -> Result<()> {
+        let before = self.versions.clone();
+        self.check_versions(&[])?;
+        ensure!(self.versions == before, "part of a write appears that was not whole: {before:?}, {:?}", self.versions);
         Ok(())
     }
 
-    /// These blocks have this version.
-    pub fn is_new(&mut self, extent: Extent, version: u64) -> Result<()> {
-        self.is_whole(extent, version)?;
-        let blocks = &self.held[..extent.len() as usize];
+    /// Checks that these blocks have this version.
+    pub fn check_new(&mut self, extent: Extent, version: u64) -> Result<()> {
+        self.check_whole(extent, version)?;
+        let blocks = &self.versions[..extent.len() as usize];
         ensure!(blocks.iter().all(|held| *held == version), "an answered write is missing: {blocks:?}");
         Ok(())
     }
 
-    /// Each of these blocks has this version or the one before.
-    pub fn is_whole(&mut self, extent: Extent, version: u64) -> Result<()> {
+    /// Checks that each of these blocks has this version or the one before.
+    pub fn check_whole(&mut self, extent: Extent, version: u64) -> Result<()> {
         debug_assert_eq!(extent.start().get(), START);
-        let (before, len) = (self.held.clone(), extent.len() as usize);
-        self.look(&[version])?;
-        ensure!(self.held[len..] == before[len..], "a block changed behind the write: {before:?}, {:?}", self.held);
+        let (before, len) = (self.versions.clone(), extent.len() as usize);
+        self.check_versions(&[version])?;
+        ensure!(
+            self.versions[len..] == before[len..],
+            "a block changed behind the write: {before:?}, {:?}",
+            self.versions
+        );
         Ok(())
     }
 
-    /// Has every block checked, and finds out which version each has: the one before, or one of these.
-    pub fn look(&mut self, versions: &[u64]) -> Result<()> {
+    /// Verifies every block, and determines its version: the one before, or one of these.
+    pub fn check_versions(&mut self, versions: &[u64]) -> Result<()> {
         verify(&mut self.io, &self.kind)?;
         let all = Extent::from_raw(START, BLOCKS)?;
         let found = read(&mut self.io, &self.kind, all)?;
         for (index, unit) in found.chunks(self.kind.unit_bytes()).enumerate() {
-            let held = &mut self.held[index];
+            let held = &mut self.versions[index];
             let allowed = std::iter::once(*held).chain(versions.iter().copied());
             let is_it = |version: &u64| self.kind.unit(*version, START, index as u64) == unit;
             let Some(version) = allowed.into_iter().find(is_it) else {

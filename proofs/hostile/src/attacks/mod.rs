@@ -1,4 +1,4 @@
-//! The attacks. Each is a function that fails when the target answers other than it must.
+//! The attacks. Each is a function that fails when the target deviates from the specification.
 
 mod commands;
 mod connecting;
@@ -20,20 +20,20 @@ use sealblock_units::Extent;
 use crate::process::{PLAIN, limits};
 use crate::wire::{Peer, R2T, SUBNQN, capsule, transport};
 
-/// What an attack needs to know.
+/// The parameters of an attack.
 pub struct TestContext {
     /// Where the target listens.
     pub address: SocketAddr,
-    /// What random attacks are drawn from; the same seed draws the same.
+    /// The seed of random attacks.
     pub seed: u64,
-    /// How often attacks that repeat themselves do so: 1 in tests.
+    /// The number of repetitions of attacks that repeat: 1 in tests.
     pub effort: usize,
-    /// A flood ends after this time, however far it got.
+    /// The maximum duration of a flood.
     pub time: Duration,
 }
 
 impl TestContext {
-    /// Digests that attacks go through: none and both, and with more effort each alone.
+    /// The digest combinations that attacks use: none and both, and with more effort each alone.
     fn digests(&self) -> &'static [u8] {
         if self.effort > 1 { &[0, 1, 2, 3] } else { &[0, 3] }
     }
@@ -45,9 +45,9 @@ pub struct Attack {
     pub name: &'static str,
     /// What it does.
     pub what: &'static str,
-    /// How many connections it has at most at a time, for the bound on memory.
+    /// The maximum number of its concurrent connections, for the bound on memory.
     pub connections: usize,
-    /// Does it.
+    /// Runs it.
     pub run: fn(&TestContext) -> Result<()>,
 }
 
@@ -66,13 +66,13 @@ pub const ATTACKS: &[Attack] = &[
     attack("headers", "common headers with wrong type, HLEN, PDO, PLEN and flags", 2, violations::headers),
     attack(
         "capsules",
-        "capsules with too much data, data of nobody, CIDs in use, more than the queue holds",
+        "capsules with too much data, unexpected data, CIDs in use, more than the queue holds",
         2,
         violations::capsules,
     ),
     attack(
         "h2cdata",
-        "H2CData with wrong TTAG, CCCID, offset, length, LAST_PDU; after the last; for nobody",
+        "H2CData with wrong TTAG, CCCID, offset, length, LAST_PDU; after the last; without an R2T",
         2,
         violations::h2c_data,
     ),
@@ -100,8 +100,8 @@ pub const ATTACKS: &[Attack] = &[
     attack("resets", "controllers enabled, shut down and reset without waiting", 2, commands::resets),
     attack("random", "random bytes, before and after the connection is set up", 1, noise::random),
     attack("mutated", "a good session with bytes changed", 2, noise::mutated),
-    attack("unread", "reads whose data nobody takes, until the target takes no more", 2, silence::unread),
-    attack("hoard", "log pages of the largest size that nobody takes", 1, silence::hoard),
+    attack("unread", "reads whose data the host never receives, until the target takes no more", 2, silence::unread),
+    attack("hoard", "log pages of the largest size that the host never receives", 1, silence::hoard),
     attack("unanswered", "R2Ts that are never answered", 2, silence::unanswered),
     attack(
         "half-closed",
@@ -117,9 +117,9 @@ pub const ATTACKS: &[Attack] = &[
 ];
 
 /// An admin queue and an I/O queue of a new controller.
-fn queues(scene: &TestContext) -> Result<(Peer, Peer)> {
-    let (admin, cntlid) = Peer::admin(scene.address, SUBNQN, 0)?;
-    let io = Peer::io(scene.address, SUBNQN, 1, cntlid)?;
+fn queues(context: &TestContext) -> Result<(Peer, Peer)> {
+    let (admin, cntlid) = Peer::admin(context.address, SUBNQN, 0)?;
+    let io = Peer::io(context.address, SUBNQN, 1, cntlid)?;
     Ok((admin, io))
 }
 
@@ -128,15 +128,15 @@ fn blocks(start: u64, count: u64) -> Result<BlockCommand> {
     Ok(BlockCommand::new(Extent::from_raw(start, count)?))
 }
 
-/// A Write whose data the target asks for.
+/// A Write whose data the target requests by R2T.
 fn write_command(bytes: usize) -> Result<Command> {
     let count = bytes / crate::process::BLOCK_BYTES;
     Ok(transport(IoCommand::Write(blocks(0, count as u64)?).encode(PLAIN)?, bytes))
 }
 
-/// An I/O queue with a Write in flight whose data was asked for: CID and TTAG.
-fn fetching(scene: &TestContext, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
-    let (admin, mut io) = queues(scene)?;
+/// An I/O queue with a Write in flight after its R2T: CID and TTAG.
+fn fetching(context: &TestContext, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
+    let (admin, mut io) = queues(context)?;
     let cid = io.cid();
     io.send(&capsule(&write_command(bytes)?.with_cid(cid), &[]))?;
     let pdu = io.receive()?;
@@ -144,7 +144,7 @@ fn fetching(scene: &TestContext, bytes: usize) -> Result<(Peer, Peer, u16, u16)>
     Ok((admin, io, cid, pdu.short(10)))
 }
 
-/// Commands that a queue has at most in flight.
-fn most_commands() -> u16 {
+/// The maximum number of commands in flight of a queue.
+fn max_commands() -> u16 {
     limits().commands
 }

@@ -1,4 +1,4 @@
-//! Bytes at random, good sessions with faults in them, and good sessions cut off.
+//! Random bytes, correct sessions with corrupted bytes, and correct sessions that are cut off.
 
 use anyhow::{Context, Result};
 use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
@@ -24,7 +24,7 @@ fn session() -> Vec<u8> {
     .concat()
 }
 
-/// What a host sends on an I/O queue: a Write with data, one whose data it is asked for, a Read.
+/// What a host sends on an I/O queue: a Write with in-capsule data, a Write with data by R2T, a Read.
 fn io_session() -> Result<Vec<u8>> {
     let (write, read) = (super::write_command(4096)?, Command::new(2, PLAIN).with_cid(3));
     let data = [9; 4096];
@@ -37,37 +37,37 @@ fn io_session() -> Result<Vec<u8>> {
     .concat())
 }
 
-/// Sends bytes, says that there are no more, and waits for the end. What comes back may be anything but malformed.
+/// Sends bytes, closes the sending half, and waits for the end. The target may reply anything that is well-formed.
 fn throw(mut peer: Peer, bytes: &[u8]) -> Result<()> {
     peer.try_send(bytes);
     peer.half_close();
-    peer.finished()?;
+    peer.read_to_end()?;
     Ok(())
 }
 
-pub(super) fn truncated(scene: &TestContext) -> Result<()> {
+pub(super) fn truncated(context: &TestContext) -> Result<()> {
     let whole = session();
     for cut in 0..=whole.len() {
-        let mut peer = Peer::open(scene.address)?;
+        let mut peer = Peer::open(context.address)?;
         peer.send(&whole[..cut])?;
         if cut % 2 == 0 {
             peer.half_close();
-            peer.finished().with_context(|| format!("cut off after {cut} bytes"))?;
+            peer.read_to_end().with_context(|| format!("cut off after {cut} bytes"))?;
         } else {
             peer.reset();
         }
     }
     let whole = io_session()?;
     for cut in (0..whole.len()).step_by(61) {
-        let (_admin, io) = queues(scene)?;
+        let (_admin, io) = queues(context)?;
         throw(io, &whole[..cut]).with_context(|| format!("an I/O queue cut off after {cut} bytes"))?;
     }
     Ok(())
 }
 
-pub(super) fn random(scene: &TestContext) -> Result<()> {
-    let mut random = Random::new(scene.seed);
-    for turn in 0..scene.effort * 300 {
+pub(super) fn random(context: &TestContext) -> Result<()> {
+    let mut random = Random::new(context.seed);
+    for turn in 0..context.effort * 300 {
         let len = random.below(4096) as usize;
         let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         // Half of them begin as a capsule or as data does.
@@ -76,19 +76,19 @@ pub(super) fn random(scene: &TestContext) -> Result<()> {
             bytes[..8].copy_from_slice(&head);
         }
         let peer = match turn % 3 {
-            0 => Peer::open(scene.address)?,
-            1 => Peer::ready(scene.address, (turn % 4) as u8)?,
-            _ => Peer::admin(scene.address, SUBNQN, 0)?.0,
+            0 => Peer::open(context.address)?,
+            1 => Peer::ready(context.address, (turn % 4) as u8)?,
+            _ => Peer::admin(context.address, SUBNQN, 0)?.0,
         };
-        throw(peer, &bytes).with_context(|| format!("turn {turn} of seed {}", scene.seed))?;
+        throw(peer, &bytes).with_context(|| format!("turn {turn} of seed {}", context.seed))?;
     }
     Ok(())
 }
 
-pub(super) fn mutated(scene: &TestContext) -> Result<()> {
-    let mut random = Random::new(scene.seed ^ 0x5EED);
+pub(super) fn mutated(context: &TestContext) -> Result<()> {
+    let mut random = Random::new(context.seed ^ 0x5EED);
     let (session, io_session) = (session(), io_session()?);
-    for turn in 0..scene.effort * 300 {
+    for turn in 0..context.effort * 300 {
         let (mut bytes, queue) = if turn % 2 == 0 { (session.clone(), None) } else { (io_session.clone(), Some(())) };
         for _ in 0..1 + random.below(4) {
             let at = random.below(bytes.len() as u64) as usize;
@@ -106,12 +106,12 @@ pub(super) fn mutated(scene: &TestContext) -> Result<()> {
                 break;
             }
         }
-        let context = || format!("turn {turn} of seed {}", scene.seed);
+        let turn_text = || format!("turn {turn} of seed {}", context.seed);
         match queue {
-            None => throw(Peer::open(scene.address)?, &bytes).with_context(context)?,
+            None => throw(Peer::open(context.address)?, &bytes).with_context(turn_text)?,
             Some(()) => {
-                let (_admin, io) = queues(scene)?;
-                throw(io, &bytes).with_context(context)?;
+                let (_admin, io) = queues(context)?;
+                throw(io, &bytes).with_context(turn_text)?;
             }
         }
     }

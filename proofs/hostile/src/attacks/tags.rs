@@ -1,5 +1,5 @@
-//! Hosts that make wrong tags: refused with the status of the first field that is wrong, and nothing is written
-//! (NVM Command Set, "Protection Information" and "Control of Protection Information Checking").
+//! Hosts that make wrong tags: each write fails with the status of the first wrong field, and nothing is written (NVM
+//! Command Set, "Protection Information" and "Control of Protection Information Checking").
 
 use anyhow::{Context, Result, ensure};
 use sealblock_integrity::{ProtectionType, Tuple};
@@ -8,9 +8,9 @@ use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::Extent;
 
 use super::TestContext;
-use crate::formats::{self, FORMATS_NQN, Kind, Maker};
+use crate::formats::{self, FORMATS_NQN, FormattedNamespace, TagMaker};
 use crate::wire::{Data, Peer, connect, transport};
-use crate::writes::{Way, read, verify};
+use crate::writes::{WriteMode, read, verify};
 
 const INVALID_PROTECTION_INFORMATION: u16 = 0x181;
 const GUARD: u16 = 0x282;
@@ -19,9 +19,9 @@ const REFERENCE_TAG: u16 = 0x284;
 const STORAGE_TAG: u16 = 0x288;
 const START: u64 = 20;
 
-/// What is wrong in one block of a write.
+/// The wrong field in one block of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wrong {
+enum WrongField {
     Data,
     Guard,
     ApplicationTag,
@@ -29,70 +29,76 @@ enum Wrong {
     StorageTag,
 }
 
-impl Wrong {
-    const ALL: [Wrong; 5] = [Wrong::Data, Wrong::Guard, Wrong::ApplicationTag, Wrong::ReferenceTag, Wrong::StorageTag];
+impl WrongField {
+    const ALL: [WrongField; 5] = [
+        WrongField::Data,
+        WrongField::Guard,
+        WrongField::ApplicationTag,
+        WrongField::ReferenceTag,
+        WrongField::StorageTag,
+    ];
 
-    /// The status that refuses it, in a format that can have it wrong and has it checked.
-    fn status(self, kind: &Kind) -> Option<u16> {
+    /// The status of a write with this error; `None` if the format has no such field or no check of it.
+    fn status(self, kind: &FormattedNamespace) -> Option<u16> {
         let format = kind.format;
         let counts = format.protection().increments_ref_tag() && format.reference_tag_bits() > 0;
         match self {
-            Wrong::Data | Wrong::Guard => Some(GUARD),
-            Wrong::ApplicationTag => Some(APPLICATION_TAG),
-            Wrong::ReferenceTag => counts.then_some(REFERENCE_TAG),
-            Wrong::StorageTag => (format.storage_tag_bits() > 0).then_some(STORAGE_TAG),
+            WrongField::Data | WrongField::Guard => Some(GUARD),
+            WrongField::ApplicationTag => Some(APPLICATION_TAG),
+            WrongField::ReferenceTag => counts.then_some(REFERENCE_TAG),
+            WrongField::StorageTag => (format.storage_tag_bits() > 0).then_some(STORAGE_TAG),
         }
     }
 
-    /// Makes a block wrong, in the lowest and highest bits of the field in turns.
-    fn spoil(self, kind: &Kind, unit: &mut [u8], high: bool) {
+    /// Corrupts a block, in the lowest or highest bit of the field.
+    fn corrupt(self, kind: &FormattedNamespace, unit: &mut [u8], high: bool) {
         let (data, tags) = unit.split_at_mut(kind.size.bytes());
         let mut tuple = Tuple::read(kind.format, tags);
         let bit = |bits: u32| if high { 1_u64 << (bits - 1) } else { 1 };
         match self {
-            Wrong::Data => data[if high { data.len() - 1 } else { 0 }] ^= 0x10,
-            Wrong::Guard => tuple.guard ^= bit(kind.format.guard().bits()),
-            Wrong::ApplicationTag => tuple.app_tag ^= bit(15) as u16,
-            Wrong::ReferenceTag => tuple.ref_tag ^= bit(u32::from(kind.format.reference_tag_bits())),
-            Wrong::StorageTag => tuple.storage_tag ^= bit(u32::from(kind.format.storage_tag_bits())),
+            WrongField::Data => data[if high { data.len() - 1 } else { 0 }] ^= 0x10,
+            WrongField::Guard => tuple.guard ^= bit(kind.format.guard().bits()),
+            WrongField::ApplicationTag => tuple.app_tag ^= bit(15) as u16,
+            WrongField::ReferenceTag => tuple.ref_tag ^= bit(u32::from(kind.format.reference_tag_bits())),
+            WrongField::StorageTag => tuple.storage_tag ^= bit(u32::from(kind.format.storage_tag_bits())),
         }
         tuple.write(kind.format, tags);
     }
 
-    /// The same command with this check left out.
+    /// Returns the same command without this check.
     fn unchecked(self, mut blocks: BlockCommand) -> BlockCommand {
         let prchk = &mut blocks.protection.prchk;
         match self {
-            Wrong::Data | Wrong::Guard => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::GUARD.bits()),
-            Wrong::ApplicationTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::APPLICATION_TAG.bits()),
-            Wrong::ReferenceTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::REFERENCE_TAG.bits()),
-            Wrong::StorageTag => blocks.protection.stc = false,
+            WrongField::Data | WrongField::Guard => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::GUARD.bits()),
+            WrongField::ApplicationTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::APPLICATION_TAG.bits()),
+            WrongField::ReferenceTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::REFERENCE_TAG.bits()),
+            WrongField::StorageTag => blocks.protection.stc = false,
         }
         blocks
     }
 }
 
-pub(super) fn wrong_tags(scene: &TestContext) -> Result<()> {
+pub(super) fn wrong_tags(context: &TestContext) -> Result<()> {
     let mut namespaces = 0;
-    for &digests in scene.digests() {
-        let (mut admin, cntlid) = Peer::admin(scene.address, FORMATS_NQN, 0)?;
-        let (mut io, answer) = Peer::connecting(scene.address, digests, connect(FORMATS_NQN, 1, 32, cntlid, 0))?;
+    for &digests in context.digests() {
+        let (mut admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0)?;
+        let (mut io, answer) = Peer::connecting(context.address, digests, connect(FORMATS_NQN, 1, 32, cntlid, 0))?;
         ensure!(answer.status == 0, "Connect: {answer:?}");
         let active = active(&mut admin)?;
         for kind in formats::all().into_iter().filter(|kind| active.contains(&kind.nsid)) {
-            for way in Way::all(kind).into_iter().filter(|way| way.maker == Maker::Host) {
-                let mut place = Place { way, extent: way.extent(START, 3), io: &mut io };
-                place.exercise().with_context(|| format!("{way:?}, digests {digests}"))?;
+            for mode in WriteMode::all(kind).into_iter().filter(|mode| mode.maker == TagMaker::Host) {
+                let mut place = TagTest { mode, extent: mode.extent(START, 3), io: &mut io };
+                place.run().with_context(|| format!("{mode:?}, digests {digests}"))?;
             }
             verify(&mut io, &kind)?;
             namespaces += 1;
         }
     }
-    ensure!(namespaces >= 18 * scene.digests().len(), "only {namespaces} namespaces were there");
+    ensure!(namespaces >= 18 * context.digests().len(), "only {namespaces} namespaces were there");
     Ok(())
 }
 
-/// The namespaces that there are (Identify, CNS 02h).
+/// The active namespaces (Identify, CNS 02h).
 fn active(admin: &mut Peer) -> Result<Vec<u32>> {
     let mut identify = Command::new(AdminOpcode::Identify.code(), 0);
     identify.cdw10 = 2.into();
@@ -102,66 +108,66 @@ fn active(admin: &mut Peer) -> Result<Vec<u32>> {
     Ok(numbers.take_while(|nsid| *nsid > 0).collect())
 }
 
-/// Some blocks, and a way to them.
-struct Place<'a> {
-    way: Way,
+/// The tested blocks, and the write mode.
+struct TagTest<'a> {
+    mode: WriteMode,
     extent: Extent,
     io: &'a mut Peer,
 }
 
-impl Place<'_> {
-    fn right(&self, version: u64) -> (BlockCommand, Vec<u8>) {
-        let kind = self.way.kind;
-        (kind.command(version, self.extent, Maker::Host), kind.sent(version, self.extent, Maker::Host))
+impl TagTest<'_> {
+    fn correct_write(&self, version: u64) -> (BlockCommand, Vec<u8>) {
+        let kind = self.mode.kind;
+        (kind.command(version, self.extent, TagMaker::Host), kind.sent(version, self.extent, TagMaker::Host))
     }
 
     fn write(&mut self, (blocks, data): &(BlockCommand, Vec<u8>), wanted: u16, what: &str) -> Result<()> {
-        let status = self.way.write(self.io, *blocks, data)?;
+        let status = self.mode.write(self.io, *blocks, data)?;
         ensure!(status == wanted, "{what}: {status:#x}, not {wanted:#x}");
         Ok(())
     }
 
-    /// The blocks and their tuples are exactly these.
-    fn holds(&mut self, data: &[u8], what: &str) -> Result<()> {
-        let found = read(self.io, &self.way.kind, self.extent)?;
+    /// Checks that exactly these blocks and tuples are stored.
+    fn check_stored(&mut self, data: &[u8], what: &str) -> Result<()> {
+        let found = read(self.io, &self.mode.kind, self.extent)?;
         ensure!(found == data, "{what}: something else is stored");
         Ok(())
     }
 
-    fn exercise(&mut self) -> Result<()> {
-        let (old, new) = (self.right(1), self.right(2));
+    fn run(&mut self) -> Result<()> {
+        let (old, new) = (self.correct_write(1), self.correct_write(2));
         self.write(&old, 0, "right tags")?;
-        for wrong in Wrong::ALL {
-            let Some(status) = wrong.status(&self.way.kind) else { continue };
+        for field in WrongField::ALL {
+            let Some(status) = field.status(&self.mode.kind) else { continue };
             for index in [0, self.extent.len() as usize - 1] {
-                let mut spoilt = new.clone();
-                self.spoil(&mut spoilt.1, index, wrong, index > 0);
-                let what = format!("wrong {wrong:?} in block {index}");
-                self.write(&spoilt, status, &what)?;
-                self.holds(&old.1, &what)?;
-                // The twin: not asked for, it is not checked, and what came is what is stored.
-                spoilt.0 = wrong.unchecked(spoilt.0);
-                self.write(&spoilt, 0, &format!("{what}, unchecked"))?;
-                self.holds(&spoilt.1, &what)?;
+                let mut corrupted = new.clone();
+                self.corrupt(&mut corrupted.1, index, field, index > 0);
+                let what = format!("wrong {field:?} in block {index}");
+                self.write(&corrupted, status, &what)?;
+                self.check_stored(&old.1, &what)?;
+                // The counterpart: without the check the write succeeds, and stores what was sent.
+                corrupted.0 = field.unchecked(corrupted.0);
+                self.write(&corrupted, 0, &format!("{what}, unchecked"))?;
+                self.check_stored(&corrupted.1, &what)?;
                 self.write(&old, 0, "right tags over wrong ones")?;
             }
         }
         self.write(&new, 0, "right tags again")?;
-        self.holds(&new.1, "right tags again")?;
-        self.command_of_another_place(new.clone())?;
-        self.escaped(new)
+        self.check_stored(&new.1, "right tags again")?;
+        self.test_mismatched_command(new.clone())?;
+        self.test_escaped(new)
     }
 
-    fn spoil(&self, data: &mut [u8], index: usize, wrong: Wrong, high: bool) {
-        let kind = self.way.kind;
+    fn corrupt(&self, data: &mut [u8], index: usize, field: WrongField, high: bool) {
+        let kind = self.mode.kind;
         let unit = &mut data[index * kind.unit_bytes()..][..kind.unit_bytes()];
-        wrong.spoil(&kind, unit, high);
+        field.corrupt(&kind, unit, high);
     }
 
-    /// The command itself may not fit the type: Type 1 wants the address, and Type 3 has no reference tag checked, so a
-    /// wrong one is stored.
-    fn command_of_another_place(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
-        let (kind, mut bad) = (self.way.kind, right.clone());
+    /// The command itself may contradict the type: Type 1 requires the address, and Type 3 checks no reference tag, so
+    /// a wrong one is stored.
+    fn test_mismatched_command(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
+        let (kind, mut bad) = (self.mode.kind, right.clone());
         let (storage, reference) =
             (bad.0.protection.storage_tag(kind.format), bad.0.protection.reference_tag(kind.format));
         match kind.format.protection() {
@@ -179,22 +185,22 @@ impl Place<'_> {
                 self.write(&bad, INVALID_PROTECTION_INFORMATION, "Type 3 and a check of reference tags")?;
                 if kind.format.reference_tag_bits() > 0 {
                     let mut other = right.clone();
-                    self.spoil(&mut other.1, 0, Wrong::ReferenceTag, true);
+                    self.corrupt(&mut other.1, 0, WrongField::ReferenceTag, true);
                     self.write(&other, 0, "Type 3 and any reference tag")?;
-                    self.holds(&other.1, "Type 3 and any reference tag")?;
+                    self.check_stored(&other.1, "Type 3 and any reference tag")?;
                     self.write(&right, 0, "the first reference tag again")?;
                 }
             }
         }
-        self.holds(&right.1, "a command that does not fit the type")
+        self.check_stored(&right.1, "a command that does not fit the type")
     }
 
-    /// Tags that switch the checks of their block off, and only of theirs.
-    fn escaped(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
-        let kind = self.way.kind;
+    /// Tags that disable the checks of their own block only.
+    fn test_escaped(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
+        let kind = self.mode.kind;
         let mut escaped = right.clone();
         let unit = &mut escaped.1[..kind.unit_bytes()];
-        Wrong::Guard.spoil(&kind, unit, false);
+        WrongField::Guard.corrupt(&kind, unit, false);
         let mut tuple = Tuple::read(kind.format, &unit[kind.size.bytes()..]);
         tuple.app_tag = 0xFFFF;
         if kind.format.protection() == ProtectionType::Type3 {
@@ -202,10 +208,10 @@ impl Place<'_> {
         }
         tuple.write(kind.format, &mut unit[kind.size.bytes()..]);
         self.write(&escaped, 0, "a block that is not to be checked")?;
-        self.holds(&escaped.1, "a block that is not to be checked")?;
+        self.check_stored(&escaped.1, "a block that is not to be checked")?;
         let last = self.extent.len() as usize - 1;
         if last > 0 {
-            self.spoil(&mut escaped.1, last, Wrong::Guard, false);
+            self.corrupt(&mut escaped.1, last, WrongField::Guard, false);
             self.write(&escaped, GUARD, "a wrong guard behind a block that is not to be checked")?;
         }
         self.write(&right, 0, "right tags in the end")

@@ -1,11 +1,11 @@
-//! Violations of the transport, each with the fatal error that the specification names for it (NVMe/TCP 3.5, 3.6.2).
+//! Violations of the transport, each with its fatal error (NVMe/TCP 3.5, 3.6.2).
 
 use anyhow::{Context, Result, ensure};
 use sealblock_integrity::guard::crc32c;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{Command, DataPointer};
 
-use super::{TestContext, blocks, fetching, most_commands, queues, write_command};
+use super::{TestContext, blocks, fetching, max_commands, queues, write_command};
 use crate::process::PLAIN;
 use crate::wire::{self, Data, Peer, R2T, RESPONSE, SUBNQN, capsule, h2c, in_capsule, transport};
 
@@ -22,37 +22,37 @@ fn with(mut bytes: Vec<u8>, at: usize, value: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Sends the bytes, and wants this fatal error.
+/// Sends the bytes, and requires this fatal error.
 fn fatal(peer: Peer, what: &str, bytes: &[u8], fes: u16, fei: u32) -> Result<()> {
     fatal_on((None, peer), what, bytes, fes, fei)
 }
 
-/// The same on an I/O queue, whose admin queue, if any, must stay until then.
+/// The same on an I/O queue, whose admin queue, if any, must stay open until then.
 fn fatal_on(queues: (Option<Peer>, Peer), what: &str, bytes: &[u8], fes: u16, fei: u32) -> Result<()> {
     let (_admin, mut peer) = queues;
     peer.send(bytes)?;
-    let told = peer.terminated().with_context(|| format!("after {what}"))?;
-    ensure!(told == (fes, fei), "{what}: told {told:?}, not {:?}", (fes, fei));
+    let error = peer.fatal_error().with_context(|| format!("after {what}"))?;
+    ensure!(error == (fes, fei), "{what}: fatal error {error:?}, not {:?}", (fes, fei));
     Ok(())
 }
 
 /// An I/O queue with its admin queue.
-fn io_queue(scene: &TestContext) -> Result<(Option<Peer>, Peer)> {
-    let (admin, io) = queues(scene)?;
+fn io_queue(context: &TestContext) -> Result<(Option<Peer>, Peer)> {
+    let (admin, io) = queues(context)?;
     Ok((Some(admin), io))
 }
 
-/// The same for one of several errors that may be told, where the specification leaves the order of checks open.
+/// The same for one of several fatal errors, where the specification leaves the order of checks open.
 fn one_of(queues: (Peer, Peer), what: &str, bytes: &[u8], allowed: &[u16]) -> Result<()> {
     let (_admin, mut peer) = queues;
     peer.send(bytes)?;
-    let told = peer.terminated().with_context(|| format!("after {what}"))?;
-    ensure!(allowed.contains(&told.0), "{what}: told {told:?}");
+    let error = peer.fatal_error().with_context(|| format!("after {what}"))?;
+    ensure!(allowed.contains(&error.0), "{what}: fatal error {error:?}");
     Ok(())
 }
 
-pub(super) fn icreq(scene: &TestContext) -> Result<()> {
-    let open = || Peer::open(scene.address);
+pub(super) fn icreq(context: &TestContext) -> Result<()> {
+    let open = || Peer::open(context.address);
     let good = wire::icreq(0);
     for (what, at, value, fes, fei) in [
         ("PFV 1", 8, 1, UNSUPPORTED, 8),
@@ -72,10 +72,10 @@ pub(super) fn icreq(scene: &TestContext) -> Result<()> {
     let capsule = capsule(&transport(Command::new(0, 1), 0), &[]);
     fatal(open()?, "a capsule before ICReq", &capsule, SEQUENCE, 0)?;
     fatal(open()?, "data before ICReq", &h2c(true, 0, 0, 0, &[0; 512]), SEQUENCE, 0)?;
-    fatal(Peer::ready(scene.address, 0)?, "a second ICReq", &good, SEQUENCE, 0)?;
-    fatal_on(io_queue(scene)?, "an ICReq on an I/O queue", &good, SEQUENCE, 0)?;
+    fatal(Peer::ready(context.address, 0)?, "a second ICReq", &good, SEQUENCE, 0)?;
+    fatal_on(io_queue(context)?, "an ICReq on an I/O queue", &good, SEQUENCE, 0)?;
     for digests in 0..4 {
-        let mut peer = Peer::ready(scene.address, digests)?;
+        let mut peer = Peer::ready(context.address, digests)?;
         let (command, data) = wire::connect(SUBNQN, 0, 32, 0xFFFF, 0);
         let answer = peer.call(command, Data::Write(&data))?;
         ensure!(answer.status == 0, "digests {digests}: {answer:?}");
@@ -83,8 +83,8 @@ pub(super) fn icreq(scene: &TestContext) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn headers(scene: &TestContext) -> Result<()> {
-    let ready = || Peer::ready(scene.address, 0);
+pub(super) fn headers(context: &TestContext) -> Result<()> {
+    let ready = || Peer::ready(context.address, 0);
     let (command, data) = wire::connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let good = capsule(&in_capsule(command, &data), &data);
     for kind in [8, 10, 11, 64, 128, 255] {
@@ -110,43 +110,43 @@ pub(super) fn headers(scene: &TestContext) -> Result<()> {
         let bytes = with(good.clone(), 4, &plen.to_le_bytes());
         fatal(ready()?, &format!("PLEN {plen}"), &bytes, FIELD, 4)?;
     }
-    // A termination request is not answered, whatever it says.
+    // No termination request gets a reply.
     for plen in [24_u32, 152, 0, 23, 153, u32::MAX] {
         let mut peer = ready()?;
         let mut bytes = vec![2, 0, 24, 0];
         bytes.extend(plen.to_le_bytes());
         bytes.extend([0xEE; 16]);
         peer.send(&bytes)?;
-        ensure!(peer.finished()?.is_empty(), "a termination request of {plen} bytes is answered");
+        ensure!(peer.read_to_end()?.is_empty(), "a termination request of {plen} bytes is answered");
     }
     Ok(())
 }
 
-pub(super) fn capsules(scene: &TestContext) -> Result<()> {
+pub(super) fn capsules(context: &TestContext) -> Result<()> {
     let write = IoCommand::Write(blocks(0, 1)?).encode(PLAIN)?;
     let data = vec![1; 8196];
     fatal_on(
-        io_queue(scene)?,
+        io_queue(context)?,
         "more than 8192 bytes in a capsule",
         &capsule(&in_capsule(write, &data), &data),
         FIELD,
         4,
     )?;
     let unwanted = capsule(&transport(write, 4096), &data[..4096]);
-    fatal_on(io_queue(scene)?, "data that the command keeps elsewhere", &unwanted, FIELD, 4)?;
-    let (admin, io, cid, _) = fetching(scene, 4096)?;
+    fatal_on(io_queue(context)?, "data that the command keeps elsewhere", &unwanted, FIELD, 4)?;
+    let (admin, io, cid, _) = fetching(context, 4096)?;
     let again = transport(IoCommand::Flush.encode(PLAIN)?, 0).with_cid(cid);
     fatal_on((Some(admin), io), "a CID that is in use", &capsule(&again, &[]), FIELD, 10)?;
     let mut crowd = Vec::new();
-    for cid in 0..=most_commands() {
+    for cid in 0..=max_commands() {
         crowd.extend(capsule(&write_command(4096)?.with_cid(cid), &[]));
     }
-    fatal_on(io_queue(scene)?, "more commands than the queue has entries", &crowd, SEQUENCE, 0)
+    fatal_on(io_queue(context)?, "more commands than the queue has entries", &crowd, SEQUENCE, 0)
 }
 
-pub(super) fn h2c_data(scene: &TestContext) -> Result<()> {
+pub(super) fn h2c_data(context: &TestContext) -> Result<()> {
     let part = vec![5; 4096];
-    let fetch = || fetching(scene, 8192);
+    let fetch = || fetching(context, 8192);
     let try_one = |what: &str, make: &dyn Fn(u16, u16) -> Vec<u8>, fes, fei| {
         let (admin, io, cid, ttag) = fetch()?;
         fatal_on((Some(admin), io), what, &make(cid, ttag), fes, fei)
@@ -170,48 +170,48 @@ pub(super) fn h2c_data(scene: &TestContext) -> Result<()> {
     let (admin, io, cid, ttag) = fetch()?;
     let doubled = [h2c(false, cid, ttag, 0, &part), h2c(false, cid, ttag, 0, &part)].concat();
     one_of((admin, io), "the same data twice", &doubled, &[SEQUENCE, OUT_OF_RANGE])?;
-    // All of it, and then more of it: the transfer is over.
+    // All of it, and then more: the transfer has completed.
     let (admin, io, cid, ttag) = fetch()?;
     let all = h2c(true, cid, ttag, 0, &vec![5; 8192]);
     one_of((admin, io), "data after the last", &[all.clone(), all].concat(), &[FIELD, SEQUENCE])?;
-    one_of(queues(scene)?, "data that nobody asked for", &h2c(true, 1, 0, 0, &part), &[FIELD, SEQUENCE])?;
+    one_of(queues(context)?, "data without an R2T", &h2c(true, 1, 0, 0, &part), &[FIELD, SEQUENCE])?;
     let mut huge = h2c(true, 1, 0, 0, &part);
     huge[4..8].copy_from_slice(&(24 + (2_u32 << 20)).to_le_bytes());
     huge[16..20].copy_from_slice(&(2_u32 << 20).to_le_bytes());
-    one_of(queues(scene)?, "more than MAXH2CDATA for nobody", &huge, &[FIELD, SEQUENCE, LIMIT])
+    one_of(queues(context)?, "more than MAXH2CDATA without an R2T", &huge, &[FIELD, SEQUENCE, LIMIT])
 }
 
-pub(super) fn digests(scene: &TestContext) -> Result<()> {
+pub(super) fn digests(context: &TestContext) -> Result<()> {
     let flush = transport(Command::new(0, 1), 0).with_cid(1);
-    let peer = Peer::ready(scene.address, 1)?;
+    let peer = Peer::ready(context.address, 1)?;
     let good = peer.digested(&capsule(&flush, &[]), 0);
     let digest = crc32c(&good[..72]);
-    let (wrong, spoilt) = (with(good.clone(), 72, &(!digest).to_le_bytes()), with(good, 60, &[0xAA]));
-    fatal(peer, "a wrong header digest", &wrong, HEADER_DIGEST, !digest)?;
-    fatal(Peer::ready(scene.address, 1)?, "a spoilt header", &spoilt, HEADER_DIGEST, digest)?;
+    let (field, corrupted) = (with(good.clone(), 72, &(!digest).to_le_bytes()), with(good, 60, &[0xAA]));
+    fatal(peer, "a wrong header digest", &field, HEADER_DIGEST, !digest)?;
+    fatal(Peer::ready(context.address, 1)?, "a corrupted header", &corrupted, HEADER_DIGEST, digest)?;
     // A wrong data digest fails its command and leaves the connection alone.
     for digests in [2, 3] {
-        let mut peer = Peer::ready(scene.address, digests)?;
+        let mut peer = Peer::ready(context.address, digests)?;
         let (command, data) = wire::connect(SUBNQN, 0, 32, 0xFFFF, 0);
         let pdu = peer.digested(&capsule(&in_capsule(command.with_cid(9), &data), &data), data.len());
         let at = pdu.len() - 100;
-        let spoilt = with(pdu.clone(), at, &[pdu[at] ^ 1]);
-        peer.send(&spoilt)?;
+        let corrupted = with(pdu.clone(), at, &[pdu[at] ^ 1]);
+        peer.send(&corrupted)?;
         let answer = peer.receive()?;
         let status = answer.short(22) >> 1 & 0x7FF;
-        ensure!(answer.kind == RESPONSE && status == TRANSIENT_TRANSPORT_ERROR, "spoilt data: {answer:?}");
+        ensure!(answer.kind == RESPONSE && status == TRANSIENT_TRANSPORT_ERROR, "corrupted data: {answer:?}");
         peer.send(&pdu)?;
         let answer = peer.receive()?;
-        ensure!(answer.kind == RESPONSE && answer.short(22) >> 1 == 0, "the same data, not spoilt: {answer:?}");
+        ensure!(answer.kind == RESPONSE && answer.short(22) >> 1 == 0, "the same data, intact: {answer:?}");
     }
     Ok(())
 }
 
-/// PDUs of a good session in every order of three and some of more: only what may not come then is refused.
-pub(super) fn reordered(scene: &TestContext) -> Result<()> {
+/// PDUs of a correct session in every order of three: only out-of-sequence PDUs fail.
+pub(super) fn reordered(context: &TestContext) -> Result<()> {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {
-        let (_admin, mut io, cid, ttag) = fetching(scene, 12288)?;
+        let (_admin, mut io, cid, ttag) = fetching(context, 12288)?;
         let part = |index: usize| h2c(index == 2, cid, ttag, index as u32 * 4096, &[index as u8; 4096]);
         let bytes: Vec<u8> = order.iter().flat_map(|&index| part(index)).collect();
         io.send(&bytes)?;
@@ -219,12 +219,12 @@ pub(super) fn reordered(scene: &TestContext) -> Result<()> {
             let pdu = io.receive()?;
             ensure!(pdu.kind == RESPONSE && pdu.short(22) >> 1 == 0, "data in order: {pdu:?}");
         } else {
-            let told = io.terminated()?;
-            ensure!(told.0 == SEQUENCE, "data in the order {order:?}: {told:?}");
+            let error = io.fatal_error()?;
+            ensure!(error.0 == SEQUENCE, "data in the order {order:?}: {error:?}");
         }
     }
     // Data of two commands may alternate.
-    let (_admin, mut io, first, first_tag) = fetching(scene, 8192)?;
+    let (_admin, mut io, first, first_tag) = fetching(context, 8192)?;
     let second = io.cid();
     io.send(&capsule(&write_command(8192)?.with_cid(second), &[]))?;
     let pdu = io.receive()?;
