@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn places_for_connections_are_limited_and_given_back() {
+    fn connections_are_limited_and_unregistered() {
         let shared = shared(1);
         let _listener = shared.register(ParticipantKind::Listener).unwrap();
         let first = shared.register(ParticipantKind::Connection).unwrap();
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn who_names_no_export_gets_the_one_that_is_meant_or_none() {
+    fn clients_that_name_no_export_get_the_default_or_none() {
         let shared = shared(1);
         let info = |name: &str| core::Export {
             name: name.to_owned(),
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_reach_all_and_those_who_come_later() {
+    fn signals_reach_all_and_later_connections() {
         let shared = shared(2);
         let one = shared.register(ParticipantKind::Connection).unwrap();
         assert!(!one.signal.has(ControlOrder::Drain));

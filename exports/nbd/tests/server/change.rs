@@ -18,7 +18,7 @@ fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 #[test]
-fn an_export_that_goes_takes_its_connections_along_and_nothing_else() {
+fn removing_an_export_ends_its_connections_and_no_others() {
     let served = serve(Limits::default());
     let token = Arc::new(());
     let late = Export::new("late", served.shared.clone()).with_owner(Arc::clone(&token) as _);
@@ -40,7 +40,7 @@ fn an_export_that_goes_takes_its_connections_along_and_nothing_else() {
 }
 
 #[test]
-fn changes_that_cannot_be_are_refused() {
+fn invalid_changes_fail() {
     let served = serve(Limits::default());
     let export = |name: &str| Export::new(name, served.shared.clone());
     assert_eq!(served.server.remove_export("nothing"), Err(SetupError::Unknown("nothing".into())));
@@ -51,7 +51,7 @@ fn changes_that_cannot_be_are_refused() {
 }
 
 #[test]
-fn what_is_in_flight_is_answered_before_an_export_goes() {
+fn requests_in_flight_complete_before_an_export_is_removed() {
     let served = serve(Limits::default());
     served.server.add_export(Export::new("late", served.shared.clone())).unwrap();
     let mut client = Client::open(served.address, "late", false);
@@ -69,7 +69,7 @@ fn what_is_in_flight_is_answered_before_an_export_goes() {
 }
 
 #[test]
-fn a_client_that_reads_no_answers_does_not_hold_up_others() {
+fn a_client_that_receives_nothing_does_not_delay_others() {
     let mut limits = Limits { connections: 2, total_bytes_in_flight: 1 << 20, ..Limits::default() };
     (limits.connection.bytes_in_flight, limits.connection.payload_bytes) = (1 << 20, 1 << 20);
     let served = serve(limits);
@@ -93,7 +93,7 @@ fn a_client_that_reads_no_answers_does_not_hold_up_others() {
 }
 
 #[test]
-fn clients_that_connect_later_see_another_size_and_the_others_what_they_were_told() {
+fn a_resize_is_seen_by_clients_that_connect_later() {
     let served = serve(Limits::default());
     let large = served.shared.geometry().capacity_bytes();
     served.server.add_export(Export::new("late", served.shared.clone())).unwrap();
@@ -115,7 +115,7 @@ fn clients_that_connect_later_see_another_size_and_the_others_what_they_were_tol
         }
     }
     served.resize("late", large);
-    assert_eq!(before.read(last, BLOCK), pattern(BLOCK, 2), "nobody has written there since");
+    assert_eq!(before.read(last, BLOCK), pattern(BLOCK, 2), "no write has reached it since");
     assert_ne!(after.errno(0, c::READ, half, BLOCK, &[]), 0, "the size that it negotiated");
     assert_eq!(Client::open(served.address, "late", false).size, large);
     // Connections that chose it before a resize end too.

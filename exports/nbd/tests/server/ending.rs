@@ -16,7 +16,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn clients_that_leave_are_forgotten() {
+fn disconnected_clients_are_unregistered() {
     let served = serve(Limits::default());
     let mut polite = Client::open(served.address, "bare", false);
     let rude = Client::open(served.address, "bare", true);
@@ -29,7 +29,7 @@ fn clients_that_leave_are_forgotten() {
 }
 
 #[test]
-fn clients_that_break_the_protocol_are_cut_off_and_others_go_on() {
+fn protocol_violations_end_their_connection_only() {
     let served = serve(Limits::default());
     let mut good = Client::open(served.address, "bare", false);
     let mut wrong = Client::open(served.address, "bare", false);
@@ -43,7 +43,7 @@ fn clients_that_break_the_protocol_are_cut_off_and_others_go_on() {
 }
 
 #[test]
-fn a_client_that_chooses_nothing_is_cut_off() {
+fn a_client_that_chooses_no_export_times_out() {
     let served = serve(Limits { negotiation: Duration::from_millis(100), ..Limits::default() });
     let mut chosen = Client::open(served.address, "bare", false);
     let mut silent = TcpStream::connect(served.address).unwrap();
@@ -72,7 +72,7 @@ fn a_server_that_stops_closes_everything() {
 }
 
 #[test]
-fn setups_that_clients_cannot_be_told_of_are_refused() {
+fn exports_that_the_protocol_cannot_describe_fail() {
     let reactor = sealblock_runtime_reactor::Reactor::new(Default::default()).unwrap();
     reactor.block_on(async {
         let size = sealblock_units::BlockSize::B4096;

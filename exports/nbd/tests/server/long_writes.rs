@@ -54,7 +54,7 @@ fn data_in_many_pieces_is_written_as_it_was_sent() {
 }
 
 #[test]
-fn long_writes_and_short_requests_in_one_stream_are_told_apart() {
+fn long_writes_and_short_requests_share_a_stream() {
     let served = serve(Limits::default());
     for is_extended in [false, true] {
         let mut client = after_a_long_write(&served, is_extended);
@@ -65,9 +65,9 @@ fn long_writes_and_short_requests_in_one_stream_are_told_apart() {
             sent.push(client.send(0, c::WRITE, at + LONG, BLOCK, &pattern(BLOCK, round + 100)));
             sent.push(client.send(0, c::FLUSH, 0, 0, &[]));
         }
-        let mut answered: Vec<u64> = sent.iter().map(|_| client.receive().0).collect();
-        answered.sort_unstable();
-        assert_eq!(answered, sent);
+        let mut replied: Vec<u64> = sent.iter().map(|_| client.receive().0).collect();
+        replied.sort_unstable();
+        assert_eq!(replied, sent);
         for round in 0..8 {
             let at = round * 2 * LONG;
             assert!(client.read(at, LONG) == pattern(LONG, round), "the long write of round {round}");
@@ -89,7 +89,7 @@ fn a_write_that_is_cut_off_half_way_writes_nothing() {
                 true => drop(client),
                 false => {
                     client.stream.shutdown(Shutdown::Write).unwrap();
-                    assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+                    assert_eq!(rest(&mut client.stream), b"", "it gets no reply");
                 }
             }
             served.wait_for_connections(0);
@@ -100,7 +100,7 @@ fn a_write_that_is_cut_off_half_way_writes_nothing() {
 }
 
 #[test]
-fn a_server_that_stops_does_not_carry_out_half_a_write() {
+fn a_stopping_server_does_not_execute_half_a_write() {
     let served = serve(Limits { drain: Duration::from_millis(300), ..Limits::default() });
     let mut clients = [0, LONG / 2, LONG - 1].map(|part| (after_a_long_write(&served, false), part));
     for (client, part) in &mut clients {
@@ -110,18 +110,18 @@ fn a_server_that_stops_does_not_carry_out_half_a_write() {
     served.served.recv_timeout(LATE).unwrap().unwrap();
     assert_eq!(served.server.connections(), 0);
     for (client, _) in &mut clients {
-        assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+        assert_eq!(rest(&mut client.stream), b"", "it gets no reply");
     }
     let mut again = Client::open(served.serve_again(), "again", false);
     assert!(again.read(0, LONG) == pattern(LONG, 1), "nothing of it was written");
 }
 
 #[test]
-fn a_process_that_is_told_to_end_waits_for_no_half_a_write() {
+fn a_stopping_process_does_not_wait_for_half_a_write() {
     let served = serve(Limits { drain: Duration::from_millis(300), ..Limits::default() });
     let mut client = after_a_long_write(&served, false);
     begin(&mut client, &pattern(LONG / 2, 9));
     let stopped = served.shutdown(LATE);
     assert_eq!((stopped.aborted_tasks, stopped.panicked_cores), (0, 0), "every task ended by itself");
-    assert_eq!(rest(&mut client.stream), b"", "it is not answered");
+    assert_eq!(rest(&mut client.stream), b"", "it gets no reply");
 }

@@ -49,7 +49,7 @@ fn zeroes_and_trims_change_what_they_are_about_and_nothing_else() {
 }
 
 #[test]
-fn holes_are_told_from_data() {
+fn block_status_distinguishes_holes_from_data() {
     let served = serve(Limits::default());
     let mut compact = Client::open(served.address, "bare", false);
     let narrow = |runs: &[(u32, u32)]| {
@@ -88,7 +88,7 @@ fn holes_are_told_from_data() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn invalid_ranges_fail() {
     let served = serve(Limits::default());
     let mut client = Client::open(served.address, "protected", true);
     let block = pattern(BLOCK, 0);
@@ -104,7 +104,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 #[test]
-fn many_requests_are_in_flight_and_each_is_answered_once() {
+fn many_requests_in_flight_get_one_reply_each() {
     let mut limits = Limits::default();
     (limits.connection.commands, limits.connection.bytes_in_flight) = (8, 64 << 10);
     let served = serve(limits);
@@ -115,14 +115,13 @@ fn many_requests_are_in_flight_and_each_is_answered_once() {
     for _ in 0..64 {
         let (cookie, chunks) = client.receive();
         assert_eq!(chunks, [(chunk::NONE, vec![])]);
-        waiting.remove(waiting.iter().position(|sent| sent.0 == cookie).expect("it was not answered before"));
+        waiting.remove(waiting.iter().position(|sent| sent.0 == cookie).expect("it got no reply before"));
     }
     let mut waiting: Vec<(u64, u64)> =
         (0..64).map(|i| (client.send(flag::DF, c::READ, i * 4 * BLOCK, 4 * BLOCK, &[]), i)).collect();
     for _ in 0..64 {
         let (cookie, chunks) = client.receive();
-        let sent =
-            waiting.remove(waiting.iter().position(|sent| sent.0 == cookie).expect("it was not answered before"));
+        let sent = waiting.remove(waiting.iter().position(|sent| sent.0 == cookie).expect("it got no reply before"));
         let [(chunk::OFFSET_DATA, payload)] = &chunks[..] else { panic!("{chunks:?}") };
         assert_eq!(payload[8..], data(sent.1));
     }

@@ -48,7 +48,7 @@ impl Drop for Scratch {
 }
 
 #[test]
-fn nbdinfo_reads_what_is_told() {
+fn nbdinfo_reads_the_negotiated_export() {
     if !has("nbdinfo") {
         return;
     }

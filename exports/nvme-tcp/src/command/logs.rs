@@ -154,7 +154,7 @@ const IO: [IoOpcode; 9] = [
 ];
 
 fn effects(controller: &Controller) -> EffectsLog {
-    let spoils = controller.subsystem.can_write_uncorrectable().then_some(IoOpcode::WriteUncorrectable);
+    let write_uncorrectable = controller.subsystem.can_write_uncorrectable().then_some(IoOpcode::WriteUncorrectable);
     let log = ADMIN.into_iter().fold(EffectsLog::none(), |log, opcode| {
         let scope = match opcode {
             AdminOpcode::GetLbaStatus => CommandEffects::NAMESPACE_SCOPE,
@@ -162,7 +162,7 @@ fn effects(controller: &Controller) -> EffectsLog {
         };
         log.with_admin(opcode, scope)
     });
-    IO.into_iter().chain(spoils).fold(log, EffectsLog::with_io)
+    IO.into_iter().chain(write_uncorrectable).fold(log, EffectsLog::with_io)
 }
 
 /// Returns the discovery log page for this host. Its generation counts changes of subsystems and of their allowed

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_cut_or_followed_by_zeroes_that_all_answers_share() {
+    fn a_page_is_cut_or_followed_by_zeroes_that_all_replies_share() {
         let bytes = |data: &Payload| data.slices().iter().flat_map(|slice| slice.to_vec()).collect::<Vec<u8>>();
         assert_eq!(bytes(&answer(&[7; 12], 64, 8).unwrap()), [7; 8]);
         let long = answer(&[7; 12], 1 << 20, 100_000).unwrap();

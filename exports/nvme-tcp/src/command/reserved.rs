@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_has_room_for_all_that_a_slot_holds() {
+    fn a_frame_has_room_for_the_largest_reserved_area() {
         for frame in [Frame::Group, Frame::Scrub, Frame::Bitmap] {
             assert_eq!(frame.max_bytes(), reserved_area(frame, 0).max_bytes());
         }

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_while_a_page_is_made_is_reported_and_what_it_shows_is_not() {
+    fn events_after_a_page_was_made_are_reported_and_those_it_shows_are_not() {
         let (events, now) = (AsyncEvents::default(), Instant::now());
         events.configure(SUPPORTED_EVENTS.bits());
         events.request(1).unwrap();
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_switched_off_is_kept_until_it_is_switched_on() {
+    fn disabled_events_are_kept_until_enabled() {
         let (events, now) = (AsyncEvents::default(), Instant::now());
         events.request(1).unwrap();
         events.namespace_changed(7);

@@ -105,7 +105,7 @@ mod tests {
     const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
 
     #[test]
-    fn blocks_of_one_kind_are_runs_and_what_is_left_out_is_counted() {
+    fn blocks_with_one_cause_form_runs_and_unlisted_ones_are_counted() {
         let damage = list(&[(5, GUARD), (6, GUARD), (7, BadBlockCause::Media), (9, GUARD), (10, GUARD)]);
         let all = damage.summary(8);
         let runs: Vec<_> = all.runs.iter().map(|run| (run.first, run.last, run.cause)).collect();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_or_read_well_is_bad_no_more() {
+    fn written_and_verified_blocks_leave_the_list() {
         let damage = list(&[(5, GUARD), (6, BadBlockCause::Conflict), (7, GUARD)]);
         damage.succeeded(RequestKind::Verify, extent(0, 100));
         damage.succeeded(RequestKind::Read, extent(0, 7));

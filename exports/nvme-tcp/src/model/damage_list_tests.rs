@@ -36,7 +36,7 @@ fn lbas(known: &DamageList) -> Vec<u64> {
 }
 
 #[test]
-fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
+fn all_bad_blocks_of_a_failed_verify_are_listed_with_their_causes() {
     let known = DamageList::default();
     let bad = vec![
         bad_block(3, BadBlockCause::Tag(Field::Guard)),
@@ -57,7 +57,7 @@ fn all_blocks_of_a_failed_verify_are_kept_with_what_is_wrong() {
 }
 
 #[test]
-fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
+fn a_check_removes_the_blocks_that_it_would_have_found_and_no_others() {
     let known = DamageList::default();
     known.record(&[
         bad_block(1, BadBlockCause::Tag(Field::Guard)),
@@ -82,7 +82,7 @@ fn a_check_takes_out_what_it_would_have_found_and_nothing_else() {
 }
 
 #[test]
-fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
+fn a_media_error_without_a_block_counts_for_one_block_requests_only() {
     let known = DamageList::default();
     let failed = || -> Outcome { Err(ErrorKind::Media { reason: "no".to_owned() }.into()) };
     assert!(!known.update(&summary(RequestKind::Read, extent(4, 2)), &failed()));
@@ -94,29 +94,29 @@ fn a_medium_that_does_not_say_where_it_failed_is_believed_about_one_block() {
 }
 
 #[test]
-fn an_overflow_is_confessed() {
+fn an_overflow_is_reported() {
     let known = DamageList::default();
     let max_runs = MAX_BAD_BLOCKS as u64;
-    let spoil = summary(RequestKind::WriteUncorrectable, extent(0, max_runs));
-    assert!(!known.update(&spoil, &Ok(Response::Done)), "no event for what a host did itself");
+    let write_uncorrectable = summary(RequestKind::WriteUncorrectable, extent(0, max_runs));
+    assert!(!known.update(&write_uncorrectable, &Ok(Response::Done)), "no event for what a host did itself");
     assert!(!known.summary().overflowed);
     assert!(known.runs(extent(0, 8), 8).1);
     assert!(!known.record(&[bad_block(max_runs, BadBlockCause::Media)]), "there is no room");
     let summary = known.summary();
     assert_eq!((summary.blocks, summary.overflowed, summary.runs.len()), (MAX_BAD_BLOCKS, true, 1));
-    assert!(!known.runs(extent(0, 8), 8).1, "nobody knows whether these are all");
+    assert!(!known.runs(extent(0, 8), 8).1, "the list may be incomplete");
     assert!(known.damage_log(1).overflowed && known.damage_log(1).entries[0].write_uncorrectable);
 }
 
 #[test]
-fn an_overflow_ends_with_checks_of_all_blocks_that_find_no_more_than_there_is_room_for() {
+fn an_overflow_ends_after_checks_of_all_blocks_that_find_no_more_than_fit() {
     let known = DamageList::default();
     let max_runs = MAX_BAD_BLOCKS as u64;
     let good = || Ok(Response::Verified(VerifyStats::default()));
     let verify = |known: &DamageList, at| known.update(&summary(RequestKind::Verify, at), &good());
     known.update(&summary(RequestKind::WriteUncorrectable, extent(0, max_runs + 1)), &Ok(Response::Done));
     assert!(known.summary().overflowed);
-    // A host that writes them anew leaves the mark: nobody knows which one did not fit.
+    // The overflow stays after a host writes them: the dropped block is unknown.
     known.clear(extent(0, max_runs + 1));
     assert!(known.summary().overflowed && known.summary().blocks == 0);
     verify(&known, extent(max_runs, max_runs));
@@ -155,12 +155,12 @@ fn an_overflow_ends_with_checks_of_all_blocks_that_find_no_more_than_there_is_ro
 }
 
 #[test]
-fn failures_of_what_a_host_expected_are_told_from_damage() {
+fn mismatches_with_a_hosts_expectation_are_not_damage() {
     let expects = |checks| RequestSummary { checks, ..summary(RequestKind::Read, extent(0, 8)) };
     let tag = |field| failed(vec![bad_block(3, BadBlockCause::Tag(field))]);
     let app = Checks { app_tag: Some(sealblock_integrity::Masked { expected: 1, mask: 0xFFFF }), ..FULL };
     assert!(expects(app).needs_own_check(&tag(Field::AppTag)));
-    assert!(!expects(FULL).needs_own_check(&tag(Field::AppTag)), "nobody expected anything of it but the store");
+    assert!(!expects(FULL).needs_own_check(&tag(Field::AppTag)), "only the device itself checked it");
     assert!(!expects(app).needs_own_check(&tag(Field::Guard)));
     let other = Checks { initial_ref_tag: Some(7), ..FULL };
     assert!(expects(other).needs_own_check(&tag(Field::RefTag)));

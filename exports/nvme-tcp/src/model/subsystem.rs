@@ -204,7 +204,7 @@ impl Subsystem {
     /// Totals since the subsystem was made, for SMART / Health Information.
     pub(crate) fn traffic(&self) -> Traffic {
         let tally = self.traffic.lock();
-        tally.queues.iter().fold(tally.ended, |sum, counters| sum.with(counters))
+        tally.queues.iter().fold(tally.ended, |total, counters| total.with(counters))
     }
 
     /// Registers the counters of one more queue.
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_are_not_named_are_kept_out() {
+    fn hosts_that_are_not_listed_are_refused() {
         let host: Nqn = "nqn.2026-11.org.example:host".parse().unwrap();
         assert!(subsystem().allows(Some(&host)) && subsystem().allows(None));
         let only = |hosts| subsystem().with_hosts(Hosts::Only(hosts));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_come_and_go_with_a_count_of_changes() {
+    fn adding_and_removing_namespaces_counts_changes() {
         run(|| {
             let one = subsystem().with_namespace(1, namespace(None)).unwrap();
             let (before, had) = one.snapshot();
@@ -296,12 +296,12 @@ mod tests {
             one.remove(1).unwrap();
             assert_eq!(one.remove(1).err(), Some(SetupError::UnknownNsid(1)));
             assert_eq!(one.changes(), before + 2, "what failed changed nothing");
-            assert!(had.contains_key(&1) && !had.contains_key(&2), "whoever looked before keeps what it saw");
+            assert!(had.contains_key(&1) && !had.contains_key(&2), "an earlier snapshot is unchanged");
         });
     }
 
     #[test]
-    fn traffic_of_queues_that_are_gone_stays() {
+    fn traffic_of_ended_queues_is_kept() {
         let one = subsystem();
         let (first, second) = (one.start_counting(), one.start_counting());
         first.reads.add(3);

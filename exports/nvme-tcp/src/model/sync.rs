@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_gather_until_they_are_taken() {
+    fn signals_accumulate_until_they_are_polled() {
         let (signal, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
         assert!(signal.poll(&mut cx).is_pending());
         signal.send(Signals::DRAIN);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_is_told_once() {
+    fn traffic_is_reported_once() {
         let signal = ControlSignal::default();
         assert!(!signal.take_traffic());
         signal.note_traffic();
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_told_at_once_and_a_flood_as_a_number() {
+    fn the_first_event_is_logged_at_once_and_a_flood_as_a_count() {
         let (limit, start) = (LogRateLimit::default(), Instant::now());
         assert_eq!(limit.count(start), Some(1));
         for _ in 0..1000 {

@@ -173,7 +173,7 @@ fn tags_of_the_host_are_checked_before_anything_is_written() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_before_data_is_fetched() {
+fn invalid_commands_fail_before_data_is_fetched() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -197,7 +197,7 @@ fn what_cannot_be_is_refused_before_data_is_fetched() {
 }
 
 #[test]
-fn more_than_the_bytes_in_flight_waits_and_then_goes_on() {
+fn commands_beyond_the_bytes_in_flight_wait_and_then_start() {
     run(|| async {
         let limits = sealblock_exports_nvme_tcp::Limits { transfer_bytes: 1 << 20, bytes_in_flight: 0, ..short() };
         let served = serve(limits);

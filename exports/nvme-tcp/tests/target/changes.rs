@@ -13,7 +13,7 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::sleep;
 
 #[test]
-fn namespaces_come_and_go_while_commands_run() {
+fn namespaces_are_added_and_removed_while_commands_run() {
     run(|| async {
         let spread = spread(short());
         let (mut admin, mut io) = host(spread.address, 3).await;
@@ -104,7 +104,7 @@ fn a_subsystem_that_is_removed_ends_its_controllers_and_no_others() {
 }
 
 #[test]
-fn hosts_that_may_not_connect_any_more_are_ended() {
+fn hosts_that_are_no_longer_allowed_are_disconnected() {
     run(|| async {
         let spread = spread(short());
         let (_admin, mut io) = host(spread.address, 2).await;

@@ -89,7 +89,7 @@ fn features_logs_and_the_other_admin_commands() {
 }
 
 #[test]
-fn the_pages_that_are_listed_are_there_and_no_others() {
+fn the_listed_pages_exist_and_no_others() {
     run(|| async {
         let served = serve(short());
         let mut admin = Queue::admin(served.address, SUBNQN, true).await;
@@ -98,8 +98,8 @@ fn the_pages_that_are_listed_are_there_and_no_others() {
             let is_listed = listed[usize::from(page) * 4] & 1 != 0;
             let asked = GetLogPage { nsid: PLAIN, ..GetLogPage::new(page, 512) };
             let asked = if page == 2 { GetLogPage::new(page, 512) } else { asked };
-            let answered = admin.call(asked.encode(), Data::Read(512)).await.status();
-            assert_eq!(answered, if is_listed { 0 } else { 0x109 }, "page {page:#x}");
+            let status = admin.call(asked.encode(), Data::Read(512)).await.status();
+            assert_eq!(status, if is_listed { 0 } else { 0x109 }, "page {page:#x}");
         }
         let lpa = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap().lpa;
         assert!(lpa.contains(Lpa::SUPPORTED_LOG_PAGES) && [0x12, 0x13].iter().all(|page| listed[page * 4] & 1 != 0));
@@ -107,7 +107,7 @@ fn the_pages_that_are_listed_are_there_and_no_others() {
 }
 
 #[test]
-fn event_requests_are_kept_up_to_their_limit() {
+fn event_requests_are_outstanding_up_to_their_limit() {
     run(|| async {
         let served = serve(short());
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
@@ -125,7 +125,7 @@ fn event_requests_are_kept_up_to_their_limit() {
 }
 
 #[test]
-fn discovery_names_the_subsystem_and_where_it_is() {
+fn discovery_names_the_subsystem_and_its_address() {
     run(|| async {
         let served = serve(short());
         let mut admin = Queue::admin(served.address, DISCOVERY, false).await;
@@ -140,7 +140,7 @@ fn discovery_names_the_subsystem_and_where_it_is() {
 }
 
 #[test]
-fn connect_says_what_is_wrong() {
+fn connect_names_the_invalid_parameter() {
     run(|| async {
         let served = serve_with(short(), |subsystem| subsystem.with_hosts(Hosts::Only(vec![])));
         let mut queue = Queue::open(served.address, false).await;
@@ -168,13 +168,13 @@ fn a_host_without_a_name_may_connect_where_any_host_may() {
 }
 
 #[test]
-fn what_is_not_there_now_may_be_asked_for_again_and_what_is_wrong_may_not() {
+fn missing_subsystems_may_be_retried_and_invalid_parameters_not() {
     run(|| async {
         let served = serve(short());
         let mut queue = Queue::open(served.address, false).await;
         let again = |done: Done| (done.status(), !done.completion.status().do_not_retry());
         assert_eq!(again(queue.connect("nqn.2026-11.org.example:none", 0, CNTLID_DYNAMIC, 0).await), (0x182, true));
-        assert_eq!(again(queue.connect(SUBNQN, 1, 77, 0).await), (0x182, true), "the controller was given up");
+        assert_eq!(again(queue.connect(SUBNQN, 1, 77, 0).await), (0x182, true), "the controller has ended");
         assert_eq!(again(queue.connect(SUBNQN, 0, 5, 0).await), (0x182, false), "no static controllers");
     });
 }
@@ -200,7 +200,7 @@ fn keep_alive_timeouts_are_rounded_up() {
 }
 
 #[test]
-fn only_what_is_offered_can_be_configured() {
+fn only_supported_configurations_enable_a_controller() {
     run(|| async {
         let served = serve(short());
         // Command sets by CC.CSS; discovery controllers offer none to choose from.
@@ -239,7 +239,7 @@ fn admin_commands_are_not_fused() {
 }
 
 #[test]
-fn noise_and_premature_ends_leave_the_others_served() {
+fn random_bytes_and_early_ends_leave_other_hosts_served() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, true).await;
@@ -271,7 +271,7 @@ fn noise_and_premature_ends_leave_the_others_served() {
 }
 
 #[test]
-fn a_peer_that_does_not_connect_is_given_up() {
+fn a_peer_that_does_not_connect_times_out() {
     run(|| async {
         let served = serve(Limits { connect: Duration::from_millis(20), ..short() });
         let silent = Stream::connect(served.address).await.unwrap();
@@ -281,7 +281,7 @@ fn a_peer_that_does_not_connect_is_given_up() {
 }
 
 #[test]
-fn a_host_without_sign_of_life_is_given_up_and_its_queues_with_it() {
+fn a_silent_host_times_out_with_its_queues() {
     run(|| async {
         let served = serve(short());
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -298,7 +298,7 @@ fn a_host_without_sign_of_life_is_given_up_and_its_queues_with_it() {
 }
 
 #[test]
-fn the_head_of_the_queue_goes_round() {
+fn the_queue_head_wraps() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -337,7 +337,7 @@ fn connections_above_the_limit_are_closed() {
 }
 
 #[test]
-fn a_target_that_stops_answers_what_it_was_asked() {
+fn a_stopping_target_completes_commands_in_flight() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -346,6 +346,6 @@ fn a_target_that_stops_answers_what_it_was_asked() {
         served.serving.await.unwrap().unwrap();
         assert_eq!(served.target.connections(), 0);
         while io.receive().await {}
-        assert!(Stream::connect(served.address).await.is_err(), "nobody listens");
+        assert!(Stream::connect(served.address).await.is_err(), "no listener is left");
     });
 }

@@ -36,7 +36,7 @@ fn copy(to: u64, from: &[(u64, u64)], protection: ProtectionInfo) -> (IoCommand,
 }
 
 #[test]
-fn copies_are_resealed_for_their_place() {
+fn copies_are_resealed_for_their_destination() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, true).await;

@@ -114,7 +114,7 @@ fn the_end_of_the_admin_connection_ends_queues_on_other_cores() {
 }
 
 #[test]
-fn a_silent_host_is_given_up_on_all_cores_and_traffic_keeps_another_alive() {
+fn a_silent_host_times_out_on_all_cores_and_traffic_keeps_another_alive() {
     run(|| async {
         // A machine that suspends the busy host for the timeout proves nothing, so the test then repeats with a longer
         // one.
@@ -148,7 +148,7 @@ async fn traffic_keeps_alive(keep_alive: Duration) -> bool {
         if pause > keep_alive / 2 {
             return false;
         }
-        assert!(is_answered, "a busy host is given up, whose longest pause was {pause:?}");
+        assert!(is_answered, "a busy host timed out, whose longest pause was {pause:?}");
         sleep(Duration::from_millis(5)).await;
         rounds += 1;
     }
@@ -194,7 +194,7 @@ fn several_listeners_on_several_cores_are_one_target() {
 }
 
 #[test]
-fn a_target_that_stops_answers_commands_on_every_core() {
+fn a_stopping_target_completes_commands_on_every_core() {
     run(|| async {
         let spread = spread(short());
         let (_admin, mut io) = host(spread.address, 6).await;
@@ -218,7 +218,7 @@ fn a_target_that_stops_answers_commands_on_every_core() {
 }
 
 #[test]
-fn cores_that_stop_answer_commands_first() {
+fn stopping_cores_complete_commands_first() {
     run(|| async {
         let spread = spread(short());
         let (_admin, mut io) = host(spread.address, 3).await;
@@ -242,7 +242,7 @@ fn cores_that_stop_answer_commands_first() {
 }
 
 #[test]
-fn data_that_was_asked_for_before_the_stop_is_still_written_and_later_commands_are_not() {
+fn data_requested_before_the_stop_is_written_and_later_commands_are_not() {
     run(|| async {
         // Longer than any delay of a slow machine, so the drain time does not end this.
         let spread = spread(Limits { drain: LATE, ..Limits::default() });
@@ -260,13 +260,13 @@ fn data_that_was_asked_for_before_the_stop_is_still_written_and_later_commands_a
         let late = io[0].submit(IoCommand::Flush.encode(1).unwrap(), Data::None).await;
         io[0].done(cid).await.ok();
         while io[0].receive().await {}
-        assert!(!io[0].is_done(late), "not read, or not answered");
+        assert!(!io[0].is_done(late), "not received, or not completed");
         spread.served.recv_timeout(LATE).unwrap().unwrap();
     });
 }
 
 #[test]
-fn a_host_that_sends_no_data_holds_a_stop_up_for_the_drain_only() {
+fn a_host_that_sends_no_data_delays_a_stop_by_the_drain_time_only() {
     run(|| async {
         let spread = spread(Limits { drain: Duration::from_millis(100), ..Limits::default() });
         let (_admin, mut io) = host(spread.address, 1).await;

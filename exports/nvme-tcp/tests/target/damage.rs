@@ -71,7 +71,7 @@ fn expecting(app_tag: u16, first_ref: u64) -> BlockCommand {
 }
 
 #[test]
-fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_is() {
+fn only_a_failure_of_the_devices_own_check_is_damage() {
     run(|| async {
         let served = serve(short());
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -98,7 +98,7 @@ fn what_a_host_merely_expected_is_no_damage_and_what_fails_the_stores_own_seal_i
 }
 
 #[test]
-fn without_the_ability_write_uncorrectable_is_no_command() {
+fn write_uncorrectable_is_invalid_without_the_ability() {
     run(|| async {
         let null = NullDevice::new(BlockSize::B4096, 64, None);
         let served = serve_with(short(), |_| {
@@ -152,7 +152,7 @@ fn one_verify_names_all_bad_blocks_in_the_logs() {
 }
 
 #[test]
-fn what_one_controller_has_found_all_know() {
+fn damage_found_by_one_controller_is_known_to_all() {
     run(|| async {
         let served = serve(short());
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -173,7 +173,7 @@ fn what_one_controller_has_found_all_know() {
 }
 
 #[test]
-fn a_scan_finds_what_nobody_has_read() {
+fn a_scan_finds_damage_in_blocks_that_were_never_read() {
     run(|| async {
         let served = serve(short());
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -204,7 +204,7 @@ fn a_scan_finds_what_nobody_has_read() {
 }
 
 #[test]
-fn more_bad_blocks_than_are_kept_are_confessed() {
+fn more_bad_blocks_than_fit_are_reported_as_an_overflow() {
     run(|| async {
         let big = Rc::new(MemoryDevice::new(BlockSize::B512, 40_000, None));
         let served = serve_with(short(), |_| {

@@ -59,7 +59,7 @@ async fn write_frame(admin: &mut Queue, slot: ReservedArea, nsid: u32, frame: Ve
 }
 
 #[test]
-fn a_digest_is_the_sum_of_the_data_on_every_kind_of_namespace() {
+fn a_checksum_is_the_crc_of_the_data_on_every_kind_of_namespace() {
     for digests in [false, true] {
         run(|| async move {
             let served = serve_all();
@@ -72,14 +72,14 @@ fn a_digest_is_the_sum_of_the_data_on_every_kind_of_namespace() {
                 assert!(done.data.is_empty());
             }
             // The gate emulates it for a device without it.
-            let sum = digest(&mut io, SMALL, blocks(0, 64)).await.ok().completion.result.get();
-            assert_eq!(sum, guard::crc64(&vec![0; 64 << 12]));
+            let total = digest(&mut io, SMALL, blocks(0, 64)).await.ok().completion.result.get();
+            assert_eq!(total, guard::crc64(&vec![0; 64 << 12]));
         });
     }
 }
 
 #[test]
-fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
+fn a_checksum_of_bad_blocks_fails_as_a_verify_does() {
     run(|| async {
         let served = serve_all();
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -119,7 +119,7 @@ fn a_digest_of_damaged_blocks_fails_as_a_verify_does() {
 }
 
 #[test]
-fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
+fn the_extensions_page_describes_each_namespace_and_the_effects_list_the_command() {
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
@@ -154,7 +154,7 @@ fn the_page_tells_what_each_namespace_has_and_the_effects_list_the_command() {
 }
 
 #[test]
-fn slots_keep_what_was_written_last() {
+fn reserved_areas_keep_the_last_write() {
     for digests in [false, true] {
         run(|| async move {
             let served = serve_all();
@@ -183,7 +183,7 @@ fn slots_keep_what_was_written_last() {
 }
 
 #[test]
-fn what_is_no_frame_or_has_no_place_is_refused_and_changes_nothing() {
+fn invalid_frames_and_areas_fail_and_change_nothing() {
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;

@@ -103,8 +103,8 @@ impl Device for Held {
         self.memory.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match &operation {
+    async fn execute(&self, request: Request) -> Outcome {
+        match &request {
             Request::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
             Request::Read { .. } | Request::Compare { .. } => {
                 self.reads.set(self.reads.get() + 1);
@@ -114,13 +114,13 @@ impl Device for Held {
             }
             _ => {}
         }
-        self.memory.execute(operation).await
+        self.memory.execute(request).await
     }
 }
 
 /// Other users of the device, such as another protocol or a repair, also wait for the pair.
 #[test]
-fn between_a_compare_and_its_write_nobody_writes_whatever_way_he_comes() {
+fn no_other_write_executes_between_a_compare_and_its_write() {
     run(|| async {
         let held = Rc::new(Held {
             memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, None),

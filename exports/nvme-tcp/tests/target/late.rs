@@ -28,14 +28,14 @@ impl Device for FirstLate {
     fn abilities(&self) -> Abilities {
         self.0.abilities()
     }
-    async fn execute(&self, operation: Request) -> Outcome {
-        let writes = matches!(operation, Request::Write { .. } | Request::WriteReserved { .. });
+    async fn execute(&self, request: Request) -> Outcome {
+        let writes = matches!(request, Request::Write { .. } | Request::WriteReserved { .. });
         if writes && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
             while !self.1.1.load(Ordering::SeqCst) {
                 sleep(Duration::from_millis(1)).await;
             }
         }
-        self.0.execute(operation).await
+        self.0.execute(request).await
     }
 }
 
@@ -53,7 +53,7 @@ fn serve_late(latch: &Arc<(AtomicUsize, AtomicBool)>) -> (Target, SocketAddr) {
 }
 
 #[test]
-fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
+fn a_write_of_a_lost_connection_does_not_overwrite_a_newer_one() {
     run(|| async {
         let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
         let (target, address) = serve_late(&latch);
@@ -87,7 +87,7 @@ fn a_write_of_a_lost_connection_does_not_land_on_a_newer_one() {
 }
 
 #[test]
-fn a_slot_of_the_annex_is_not_written_by_a_lost_connection_either() {
+fn a_reserved_area_is_not_overwritten_by_a_lost_connection_either() {
     run(|| async {
         let latch = Arc::new((AtomicUsize::new(0), AtomicBool::new(false)));
         let (target, address) = serve_late(&latch);

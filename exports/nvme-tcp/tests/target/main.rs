@@ -1,5 +1,6 @@
 //! Tests of the target over sockets, in one binary: each further one would be linked anew with everything.
 
+mod async_events;
 mod blocks;
 mod changes;
 mod common;
@@ -10,7 +11,6 @@ mod damage;
 mod extensions;
 mod fused;
 mod late;
-mod notices;
 mod one_device;
 mod read_only;
 mod resize;

@@ -16,7 +16,7 @@ const FIXED: u32 = 6;
 const WRITE_PROTECTED: u16 = 0x020;
 
 #[test]
-fn hosts_see_which_namespace_takes_no_writes_and_have_them_refused_there() {
+fn read_only_namespaces_are_reported_and_fail_writes() {
     run(|| async {
         let served = serve_with(short(), |subsystem| {
             let device = Fixed::new();

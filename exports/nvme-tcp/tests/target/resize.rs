@@ -37,10 +37,10 @@ impl Device for Part {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
         // Each request takes a while, as on a disk, so that a resize has requests to wait for.
         yield_now().await;
-        self.0.execute(operation).await
+        self.0.execute(request).await
     }
 }
 
@@ -77,7 +77,7 @@ impl Rig {
     async fn resize(&self, capacity_blocks: u64) {
         let (memory, shared) = (self.memory.clone(), self.shared.clone());
         let resized = self.home.call(move || async move {
-            let quiesced = shared.quiesce().expect("nobody else resizes it");
+            let quiesced = shared.quiesce().expect("no other resize runs");
             quiesced.drained().await;
             quiesced.replace(part(&memory.get().unwrap(), capacity_blocks))
         });
@@ -143,7 +143,7 @@ async fn listens(admin: &mut Queue) {
 }
 
 #[test]
-fn it_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
+fn a_namespace_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
     run(|| async {
         let rig = Rig::new(96);
         let (mut admin, io) = host(rig.spread.address, 3).await;
@@ -176,7 +176,7 @@ fn it_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
 }
 
 #[test]
-fn damage_beyond_the_end_of_a_smaller_device_is_known_no_more() {
+fn a_shrink_drops_bad_blocks_beyond_the_end() {
     run(|| async {
         let rig = Rig::new(96);
         let (mut admin, _io) = host(rig.spread.address, 1).await;
@@ -200,7 +200,7 @@ fn damage_beyond_the_end_of_a_smaller_device_is_known_no_more() {
 }
 
 #[test]
-fn hosts_that_do_not_ask_for_events_use_the_new_blocks_all_the_same() {
+fn hosts_without_events_use_the_new_blocks_too() {
     run(|| async {
         let rig = Rig::new(8);
         let (_admin, mut io) = host(rig.spread.address, 3).await;

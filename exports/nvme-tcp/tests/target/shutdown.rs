@@ -38,14 +38,14 @@ impl Device for SlowFlush {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        if matches!(operation, Request::Flush) {
+    async fn execute(&self, request: Request) -> Outcome {
+        if matches!(request, Request::Flush) {
             let number = self.1.begun.fetch_add(1, Ordering::SeqCst);
             while self.1.allowed.load(Ordering::SeqCst) <= number {
                 sleep(Duration::from_millis(1)).await;
             }
         }
-        self.0.execute(operation).await
+        self.0.execute(request).await
     }
 }
 
@@ -66,7 +66,7 @@ async fn begun(flushes: &Flushes, count: usize) {
 }
 
 #[test]
-fn a_shutdown_is_complete_after_a_flush_of_its_own_and_many_make_no_crowd() {
+fn each_shutdown_completes_after_a_flush_of_its_own_and_many_share_one_task() {
     run(|| async {
         let (served, flushes) = serve_slowly();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
@@ -90,7 +90,7 @@ fn a_shutdown_is_complete_after_a_flush_of_its_own_and_many_make_no_crowd() {
 }
 
 #[test]
-fn a_flush_that_nobody_waits_for_any_more_completes_nothing_and_is_not_in_the_way() {
+fn a_flush_for_an_abandoned_shutdown_completes_nothing_and_blocks_nothing() {
     run(|| async {
         let (served, flushes) = serve_slowly();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;

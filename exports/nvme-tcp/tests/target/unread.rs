@@ -38,7 +38,7 @@ async fn ask_without_receiving(io: &mut Queue, cid: u16) {
 }
 
 #[test]
-fn many_hosts_that_never_receive_stay_within_the_limit_and_hold_up_nobody() {
+fn many_hosts_that_never_receive_stay_within_the_limit_and_delay_no_other() {
     run(|| async {
         // The reserve of each connection, and little more.
         let limits = Limits { connections: 2 * HOSTS + 2, total_bytes_in_flight: 0, ..short() };
@@ -67,14 +67,14 @@ fn many_hosts_that_never_receive_stay_within_the_limit_and_hold_up_nobody() {
         assert!(highest > HOSTS * READ_BYTES / 2, "{highest} bytes: that is all that is held of what was asked for");
         for _ in 0..4 {
             let cid = ask(&mut good).await;
-            let done = timeout(Duration::from_secs(20), good.done(cid)).await.expect("others hold nobody up");
+            let done = timeout(Duration::from_secs(20), good.done(cid)).await.expect("other hosts delay none");
             assert!(done.ok().data == data);
         }
     });
 }
 
 #[test]
-fn a_host_that_takes_nothing_is_let_go_and_one_that_is_slow_is_not() {
+fn a_host_that_receives_nothing_times_out_and_a_slow_one_does_not() {
     run(|| async {
         let served = serve(Limits { receive: Duration::from_secs(1), ..short() });
         let (_good_admin, mut slow) = Queue::pair(served.address, false).await;

@@ -92,8 +92,8 @@ impl Served {
         let (protected, shared) = (self.protected.clone(), self.shared.clone());
         let resized = on(&self.cores.handle(0).unwrap(), move || {
             let part = OffsetLayer::new(protected.get().unwrap(), Lba::ZERO, bytes / BLOCK).unwrap();
-            let quiesced = shared.quiesce().expect("nobody else resizes it");
-            assert_eq!(quiesced.in_flight(), 0, "what was asked is answered");
+            let quiesced = shared.quiesce().expect("no other resize runs");
+            assert_eq!(quiesced.in_flight(), 0, "all requests have completed");
             quiesced.replace(Rc::new(Gate::new("part", DynDevice::new(part))))
         });
         self.server.resize_export(export, resized).unwrap();
@@ -244,8 +244,8 @@ impl Client {
     /// One request, and its reply.
     pub fn ask(&mut self, flags: u16, kind: u16, offset: u64, length: u64, data: &[u8]) -> Vec<Chunk> {
         let cookie = self.send(flags, kind, offset, length, data);
-        let (answered, chunks) = self.receive();
-        assert_eq!(answered, cookie);
+        let (replied, chunks) = self.receive();
+        assert_eq!(replied, cookie);
         chunks
     }
 

@@ -23,7 +23,7 @@ impl Device for Fixed {
         Abilities { writable: false, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.0.execute(operation).await
+    async fn execute(&self, request: Request) -> Outcome {
+        self.0.execute(request).await
     }
 }

@@ -53,14 +53,14 @@ impl Device for Slowly {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        if operation.extent().is_some_and(|extent| extent.start().get() == SLOW) {
+    async fn execute(&self, request: Request) -> Outcome {
+        if request.extent().is_some_and(|extent| extent.start().get() == SLOW) {
             self.1.begun.fetch_add(1, Ordering::SeqCst);
             while !self.1.is_open.load(Ordering::SeqCst) {
                 sleep(Duration::from_millis(1)).await;
             }
         }
-        self.0.execute(operation).await
+        self.0.execute(request).await
     }
 }
 

@@ -36,7 +36,7 @@ async fn told(admin: &mut Queue, waiting: u16) -> AsynchronousEvent {
 }
 
 #[test]
-fn hosts_are_told_of_damage_and_changes_once_they_ask_for_it() {
+fn damage_and_changes_are_reported_once_a_host_enables_the_events() {
     run(|| async {
         let (served, state) = serve_with_state();
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -90,7 +90,7 @@ fn an_io_queue_can_be_disconnected_and_connected_again() {
 }
 
 #[test]
-fn a_host_that_sends_no_data_holds_a_disconnect_up_for_the_drain_only() {
+fn a_host_that_sends_no_data_delays_a_disconnect_by_the_drain_time_only() {
     run(|| async {
         let served = serve(Limits { drain: Duration::from_millis(100), ..Limits::default() });
         let (_admin, mut io) = Queue::pair(served.address, false).await;
@@ -110,7 +110,7 @@ fn a_host_that_sends_no_data_holds_a_disconnect_up_for_the_drain_only() {
 }
 
 #[test]
-fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
+fn a_removed_namespace_has_no_events_and_the_others_have() {
     run(|| async {
         let mut states = Vec::new();
         let served = serve_with(short(), |subsystem| {
@@ -135,7 +135,7 @@ fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
         // An event would arrive before this completion.
         admin.identify(Cns::Controller, 0).await.ok();
         admin.identify(Cns::Controller, 0).await.ok();
-        assert!(!admin.is_done(next), "nobody here has these blocks any more");
+        assert!(!admin.is_done(next), "no namespace of this controller has these blocks any more");
         states[1].report_damage(&[sealblock_block::BadBlock::media(Lba::new(9))]);
         let event = admin.done(next).await.ok().completion.dword0();
         assert_eq!(AsynchronousEvent::from_dword0(event), AsynchronousEvent::LBA_STATUS);
@@ -143,7 +143,7 @@ fn a_namespace_that_was_removed_has_no_events_any_more_and_the_others_have() {
 }
 
 #[test]
-fn commands_of_io_queues_are_answered_and_not_aborted() {
+fn commands_of_io_queues_complete_and_are_not_aborted() {
     run(|| async {
         let served = serve(short());
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -156,7 +156,7 @@ fn commands_of_io_queues_are_answered_and_not_aborted() {
 }
 
 #[test]
-fn features_that_mean_nothing_answer_so() {
+fn features_without_effect_have_constant_values() {
     use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures};
     run(|| async {
         let served = serve(short());
@@ -195,7 +195,7 @@ fn features_that_mean_nothing_answer_so() {
 }
 
 #[test]
-fn pages_say_which_features_and_pages_there_are() {
+fn pages_list_the_supported_features_and_pages() {
     run(|| async {
         let served = serve(short());
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
@@ -208,7 +208,7 @@ fn pages_say_which_features_and_pages_there_are() {
 }
 
 #[test]
-fn copies_that_are_away_are_a_critical_warning_and_an_event_for_those_who_want_it() {
+fn offline_copies_are_a_critical_warning_and_an_event_if_enabled() {
     run(|| async {
         let (served, state) = serve_with_state();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
