@@ -21,7 +21,6 @@ use sealblock_units::BlockSize;
 use tempfile::TempDir;
 
 use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
-use crate::served::Program;
 use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
 /// Bytes of a block of the namespaces.
@@ -127,7 +126,7 @@ pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
     /// The folder of its volumes, if they are removed with it.
-    folder: Option<TempDir>,
+    pub(crate) folder: Option<TempDir>,
     /// Where it listens.
     pub address: SocketAddr,
     /// Resident memory when it began to listen, in bytes.
@@ -165,16 +164,6 @@ impl Process {
         BufReader::new(child.stdout.take().context("the target's output")?).read_line(&mut line)?;
         let address = line.trim().parse().with_context(|| format!("the target says {line:?}"))?;
         Process::of(child, stdin, address)
-    }
-
-    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that are removed with it.
-    pub fn start_sealblock(program: &Program) -> Result<Process> {
-        let folder = tempfile::tempdir().context("making a folder")?;
-        let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
-        kinds.iter().try_for_each(|kind| program.create(folder.path(), kind))?;
-        let mut process = program.serve_with(folder.path(), &kinds, (Ipv4Addr::LOCALHOST, 0).into(), &limits())?;
-        process.folder = Some(folder);
-        Ok(process)
     }
 
     /// A process that accepts connections.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use sealblock_exports_nvme_tcp::Limits;
 
 use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
-use crate::process::{BLOCK_BYTES, BLOCKS, BYSTANDER, PLAIN, PROTECTED, Process, patient_limits};
+use crate::process::{BLOCK_BYTES, BLOCKS, BYSTANDER, PLAIN, PROTECTED, Process, limits, patient_limits};
 use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
 /// Messages of the program about a volume that another process has open, and about an address where another process
@@ -106,6 +106,18 @@ impl Program {
         };
         let address = address.parse()?;
         Process::of(child, None, address)
+    }
+}
+
+impl Process {
+    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that are removed with it.
+    pub fn start_sealblock(program: &Program) -> Result<Process> {
+        let folder = tempfile::tempdir().context("making a folder")?;
+        let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
+        kinds.iter().try_for_each(|kind| program.create(folder.path(), kind))?;
+        let mut process = program.serve_with(folder.path(), &kinds, (Ipv4Addr::LOCALHOST, 0).into(), &limits())?;
+        process.folder = Some(folder);
+        Ok(process)
     }
 }
 

@@ -5,7 +5,7 @@ use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::nvm::{IoCommand, WriteZeroes};
 use sealblock_protocols_nvme::{AdminOpcode, Command, DataPointer};
 
-use super::{TestContext, blocks, queues};
+use super::context::{TestContext, blocks, queues};
 use crate::process::{BLOCK_BYTES, BLOCKS, PLAIN, PROTECTED, limits};
 use crate::wire::{C2H_DATA, Data, Peer, R2T, RESPONSE, capsule, h2c, in_capsule, transport};
 

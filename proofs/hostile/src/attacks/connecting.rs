@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use sealblock_protocols_nvme::fabrics::{CNTLID_DYNAMIC, FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE};
 
-use super::{TestContext, queues};
+use super::context::{TestContext, queues};
 use crate::process::limits;
 use crate::wire::{Answer, Data, Peer, SUBNQN, connect as connect_command};
 

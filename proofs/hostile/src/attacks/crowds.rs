@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::TestContext;
+use super::context::TestContext;
 use crate::process::limits;
 use crate::wire::{HANG_TIMEOUT, Peer, SUBNQN, icreq};
 

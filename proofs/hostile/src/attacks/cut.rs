@@ -10,7 +10,7 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::{BlockSize, Extent};
 
-use super::TestContext;
+use super::context::TestContext;
 use crate::formats::{self, FORMATS_NQN, FormattedNamespace};
 use crate::wire::{Data, HANG_TIMEOUT, Peer, RESPONSE, connect};
 use crate::writes::{CutPoint, WriteMode, answered, read, verify};

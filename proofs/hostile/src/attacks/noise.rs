@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 
-use super::{TestContext, queues};
+use super::context::{TestContext, queues};
 use crate::process::PLAIN;
 use crate::random::Random;
 use crate::wire::{Peer, SUBNQN, capsule, connect, icreq, in_capsule, transport};
@@ -26,7 +26,7 @@ fn session() -> Vec<u8> {
 
 /// What a host sends on an I/O queue: a Write with in-capsule data, a Write with data by R2T, a Read.
 fn io_session() -> Result<Vec<u8>> {
-    let (write, read) = (super::write_command(4096)?, Command::new(2, PLAIN).with_cid(3));
+    let (write, read) = (super::context::write_command(4096)?, Command::new(2, PLAIN).with_cid(3));
     let data = [9; 4096];
     Ok([
         capsule(&in_capsule(write.with_cid(1), &data), &data),

@@ -9,7 +9,7 @@ use sealblock_protocols_nvme::admin::{GetLogPage, SetFeatures};
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 
-use super::{TestContext, blocks, fetching, max_commands, queues, write_command};
+use super::context::{TestContext, blocks, fetching, max_commands, queues, write_command};
 use crate::process::{BLOCK_BYTES, PLAIN, limits};
 use crate::wire::{
     C2H_DATA, Data, HANG_TIMEOUT, Peer, R2T, RESPONSE, SUBNQN, capsule, connect, h2c, icreq, in_capsule, transport,

@@ -7,7 +7,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk};
 use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::Extent;
 
-use super::TestContext;
+use super::context::TestContext;
 use crate::formats::{self, FORMATS_NQN, FormattedNamespace, TagMaker};
 use crate::wire::{Data, Peer, connect, transport};
 use crate::writes::{WriteMode, read, verify};

@@ -5,7 +5,7 @@ use sealblock_integrity::guard::crc32c;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_protocols_nvme::{Command, DataPointer};
 
-use super::{TestContext, blocks, fetching, max_commands, queues, write_command};
+use super::context::{TestContext, blocks, fetching, max_commands, queues, write_command};
 use crate::process::PLAIN;
 use crate::wire::{self, Data, Peer, R2T, RESPONSE, SUBNQN, capsule, h2c, in_capsule, transport};
 
