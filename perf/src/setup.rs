@@ -181,7 +181,7 @@ pub fn new_path(dir: &Path, name: &str) -> anyhow::Result<Scratch> {
 /// A new file with reserved or written space.
 pub async fn new_file(path: &Path, bytes: u64, prepared: Prepared) -> anyhow::Result<FileMedium> {
     let medium = FileMedium::open(path, Options::CREATE)?;
-    anyhow::ensure!(medium.direct(), "{} has no direct I/O", path.display());
+    anyhow::ensure!(medium.is_direct(), "{} has no direct I/O", path.display());
     medium.set_len_bytes(bytes)?;
     reserve(path, bytes)?;
     if prepared == Prepared::Written {

@@ -18,12 +18,12 @@ pub struct Backing {
     /// Device and inode.
     identity: (u64, u64),
     length_bytes: AtomicU64,
-    trouble: Mutex<Option<Trouble>>,
+    trouble: Mutex<Option<BackingError>>,
 }
 
 /// What is wrong with the file behind a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum BackingError {
     /// Nothing is at its path any more: it was deleted or renamed.
     Gone,
     /// Another file is at its path.
@@ -70,16 +70,16 @@ impl Backing {
     }
 
     /// What was wrong when it was looked at last.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn trouble(&self) -> Option<BackingError> {
         *lock(&self.trouble)
     }
 
     /// Looks, which waits for the file system, and gives what is wrong if that is another thing than before. A file system that does
     /// not tell changes nothing.
-    pub fn look(&self) -> Option<Option<Trouble>> {
+    pub fn look(&self) -> Option<Option<BackingError>> {
         let found = match std::fs::metadata(&self.path) {
             Ok(there) => self.judge(&there),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(Trouble::Gone),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Some(BackingError::Gone),
             Err(_) => return None,
         };
         let mut trouble = lock(&self.trouble);
@@ -87,13 +87,13 @@ impl Backing {
         (before != found).then_some(found)
     }
 
-    fn judge(&self, there: &Metadata) -> Option<Trouble> {
+    fn judge(&self, there: &Metadata) -> Option<BackingError> {
         if (there.dev(), there.ino()) != self.identity {
-            return Some(Trouble::Replaced);
+            return Some(BackingError::Replaced);
         }
         // Asked after the file was: see `set_length_bytes`.
         let (left_bytes, length_bytes) = (there.len(), self.length_bytes());
-        (left_bytes < length_bytes).then_some(Trouble::CutOff { left_bytes, length_bytes })
+        (left_bytes < length_bytes).then_some(BackingError::CutOff { left_bytes, length_bytes })
     }
 }
 
@@ -136,14 +136,14 @@ mod tests {
         let (path, backing) = file(folder.path());
         let elsewhere = folder.path().join("w");
         fs::rename(&path, &elsewhere).unwrap();
-        assert_eq!((backing.look(), backing.look()), (Some(Some(Trouble::Gone)), None));
-        assert_eq!(backing.trouble(), Some(Trouble::Gone));
+        assert_eq!((backing.look(), backing.look()), (Some(Some(BackingError::Gone)), None));
+        assert_eq!(backing.trouble(), Some(BackingError::Gone));
         fs::write(&path, [0; 4096]).unwrap();
-        assert_eq!(backing.look(), Some(Some(Trouble::Replaced)));
+        assert_eq!(backing.look(), Some(Some(BackingError::Replaced)));
         fs::rename(&elsewhere, &path).unwrap();
         assert_eq!((backing.look(), backing.trouble()), (Some(None), None));
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1000).unwrap();
-        let cut = Trouble::CutOff { left_bytes: 1000, length_bytes: 4096 };
+        let cut = BackingError::CutOff { left_bytes: 1000, length_bytes: 4096 };
         assert_eq!(backing.look(), Some(Some(cut)));
         backing.set_length_bytes(512);
         assert_eq!(backing.look(), Some(None), "it is to be shorter");

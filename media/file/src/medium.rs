@@ -101,7 +101,7 @@ impl FileMedium {
     }
 
     /// Whether it bypasses the page cache.
-    pub fn direct(&self) -> bool {
+    pub fn is_direct(&self) -> bool {
         self.direct
     }
 

@@ -39,7 +39,7 @@ impl Allocation<'_> {
     }
 
     /// Gives them back: every write to them has ended.
-    pub fn give_back(mut self) {
+    pub fn release(mut self) {
         self.allocator.give_back(self.group, &std::mem::take(&mut self.runs));
     }
 }
@@ -149,7 +149,7 @@ impl BlockAllocator {
     }
 
     /// Whether the block group's map is there.
-    pub fn loaded(&self, group: u64) -> bool {
+    pub fn is_loaded(&self, group: u64) -> bool {
         self.groups.borrow().contains_key(&group)
     }
 
@@ -325,7 +325,7 @@ mod tests {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(16));
         let taken = allocator.take(0, 2, 4).unwrap();
-        allocator.take(0, 8, 2).unwrap().give_back();
+        allocator.take(0, 8, 2).unwrap().release();
         assert!(!allocator.has_work());
         drop(taken);
         assert_eq!((allocator.free(0), allocator.has_work()), (28, true));
@@ -346,7 +346,7 @@ mod tests {
             assert!(allocator.has_work());
             let taken = allocator.take_punches(2).unwrap();
             assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [expected]);
-            taken.into_iter().for_each(|(_, taken)| taken.give_back());
+            taken.into_iter().for_each(|(_, taken)| taken.release());
         }
         assert!(!allocator.has_work() && allocator.take_punches(2).is_none());
     }
@@ -363,7 +363,7 @@ mod tests {
         let taken = allocator.take_punches(99).unwrap();
         assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [&[(32, 32)][..]]);
         assert_eq!(allocator.free(0), free - 32, "no write may use them now");
-        taken.into_iter().for_each(|(_, taken)| taken.give_back());
+        taken.into_iter().for_each(|(_, taken)| taken.release());
         assert_eq!(allocator.free(0), free);
         assert!(allocator.take_punches(99).is_none());
         let keeping = BlockAllocator::new(Rc::default(), true);

@@ -105,7 +105,7 @@ impl BlockMap {
         page.or_else(|| (!self.groups.is_initialized(self.group_of(number))).then(|| self.unwritten.clone()))
     }
 
-    /// Has the medium asked once more for a page of which it did not give everything.
+    /// Drops a page that the medium returned in part, so that the next use reads it again.
     pub fn retry(&self, number: u64) {
         let mut pages = self.pages.borrow_mut();
         // One that is held may be on its way to the medium: another, read meanwhile, would be neither old nor new.
@@ -212,12 +212,12 @@ impl BlockMap {
         }
     }
 
-    /// Whether so much waits for the block map that nothing should be added before a checkpoint has ended.
+    /// True if the patches take so much memory that commits wait for a checkpoint.
     pub fn is_full(&self) -> bool {
         self.patches.bytes() > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
-    /// Whether so much waits for the block map that a checkpoint is due.
+    /// True if the patches take so much memory that a checkpoint is due.
     pub fn is_dirty_limit_reached(&self) -> bool {
         self.patches.active_bytes() * 2 > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
@@ -275,7 +275,7 @@ impl BlockMap {
         is_lost
     }
 
-    /// Takes sectors of a page for lost, whatever the medium gives from now on.
+    /// Counts sectors of a page as lost, whatever the medium returns from now on.
     fn mark_sectors_lost(&self, number: u64, sectors: u32) {
         self.lost_sectors.borrow_mut().insert(number, sectors);
         if let Some(cached) = self.pages.borrow().get(&number) {
@@ -283,7 +283,7 @@ impl BlockMap {
         }
     }
 
-    /// Makes sure that it is a sector that is lost, and not the medium that gives nothing at all: before what cannot be read is
+    /// Fails if the whole medium is unreadable, rather than single sectors: before what cannot be read is
     /// written over, it has to give a copy of the page's generations.
     async fn check_medium_reads<M: Medium>(&self, medium: &M, place: &PageOffsets) -> Result<(), MediumError> {
         let buffer = || medium.buffer(self.layout.sector_bytes() as usize);

@@ -13,7 +13,7 @@ use sealblock_block::{Clock, Condition, Error, Medium, MediumError, RangeLock};
 use crate::format::{Generations, Superblock};
 use crate::open::Mutation;
 use crate::superblocks;
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// Pages written at once.
 const PAGES_IN_FLIGHT: usize = 32;
@@ -26,10 +26,10 @@ const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
 /// Requests for checkpoints, and their results.
 #[derive(Default)]
 pub(crate) struct Checkpoints {
-    is_wanted: Cell<bool>,
-    is_over: Cell<bool>,
+    is_requested: Cell<bool>,
+    is_stopped: Cell<bool>,
     /// Counts checkpoints that have ended.
-    ended: Cell<u64>,
+    completed: Cell<u64>,
     last_error: RefCell<Option<Error>>,
     changed: Condition,
     turns: RangeLock,
@@ -37,8 +37,8 @@ pub(crate) struct Checkpoints {
 
 impl Checkpoints {
     /// Asks for a checkpoint.
-    pub fn want(&self) {
-        if !self.is_wanted.replace(true) {
+    pub fn request(&self) {
+        if !self.is_requested.replace(true) {
             self.changed.notify();
         }
     }
@@ -49,29 +49,29 @@ impl Checkpoints {
     }
 
     /// No further checkpoint begins.
-    pub fn end(&self) {
-        self.is_over.set(true);
+    pub fn stop(&self) {
+        self.is_stopped.set(true);
         self.changed.notify();
     }
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Makes checkpoints on request, until [`Checkpoints::end`] or the volume has failed.
+    /// Makes checkpoints on request, until [`Checkpoints::stop`] or the volume has failed.
     pub(crate) async fn run_checkpoints(&self) {
         let of = &self.checkpoints;
-        let is_over = || of.is_over.get() || self.state.get() == State::Failed;
+        let is_over = || of.is_stopped.get() || self.state.get() == VolumeState::Failed;
         loop {
-            of.changed.wait_until(|| of.is_wanted.get() || is_over()).await;
+            of.changed.wait_until(|| of.is_requested.get() || is_over()).await;
             if is_over() {
                 return;
             }
-            of.is_wanted.set(false);
+            of.is_requested.set(false);
             let result = self.checkpoint(false).await;
             if let Err(error) = &result {
                 tracing::warn!(%error, "checkpoint failed; the log keeps its map entries");
             }
             *of.last_error.borrow_mut() = result.err();
-            of.ended.set(of.ended.get() + 1);
+            of.completed.set(of.completed.get() + 1);
             of.changed.notify();
         }
     }
@@ -82,10 +82,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors()
             || self.block_map.is_full()
         {
-            let since = of.ended.get();
-            of.want();
-            of.changed.wait_until(|| of.ended.get() != since || self.state.get() == State::Failed).await;
-            if self.state.get() == State::Failed {
+            let since = of.completed.get();
+            of.request();
+            of.changed.wait_until(|| of.completed.get() != since || self.state.get() == VolumeState::Failed).await;
+            if self.state.get() == VolumeState::Failed {
                 return Err(self.failed());
             }
             if let Some(error) = &*of.last_error.borrow() {

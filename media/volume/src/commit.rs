@@ -10,7 +10,7 @@ use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntryKind, MapEntryRun};
 use crate::map_page::MapLookup;
 use crate::open::Mutation;
 use crate::patches::Patch;
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// Map entries gathered in memory at most; bounds what an unclean end can lose and the memory of the memtable.
 const MAX_UNCOMMITTED: usize = 32 << 10;
@@ -38,7 +38,7 @@ pub(crate) struct CommitQueue {
     /// Notified when the worker has something to do.
     pub wanted: Rc<Condition>,
     /// Counts commits that have ended.
-    pub ended: Cell<u64>,
+    pub completed: Cell<u64>,
     /// Why the volume failed: writes are disabled.
     pub failure: RefCell<Option<String>>,
     /// Map entries in memory at which writers wait for a commit.
@@ -53,7 +53,7 @@ pub(crate) struct CommitQueue {
     /// Writers that wait for physical blocks.
     starved: Cell<usize>,
     last_error: RefCell<Option<Error>>,
-    answered: Condition,
+    flushed: Condition,
 }
 
 /// A writer that waits for physical blocks.
@@ -72,7 +72,7 @@ impl CommitQueue {
         let quarter = (layout.log_sectors() / 4 * layout.log_sector_entries()) as usize;
         CommitQueue {
             wanted,
-            ended: Cell::new(0),
+            completed: Cell::new(0),
             failure: RefCell::default(),
             max_uncommitted: quarter.min(MAX_UNCOMMITTED),
             uncorrectable: Cell::new(false),
@@ -82,7 +82,7 @@ impl CommitQueue {
             space_wanted: Cell::new(false),
             starved: Cell::new(0),
             last_error: RefCell::default(),
-            answered: Condition::default(),
+            flushed: Condition::default(),
         }
     }
 
@@ -115,13 +115,13 @@ impl CommitQueue {
     }
 
     /// True if a flush or a writer waits for a commit.
-    pub fn due(&self) -> bool {
+    pub fn is_due(&self) -> bool {
         self.flush_wanted.get() || self.space_wanted.get()
     }
 
     /// The error of the last commit, if one ended since the count was `since`.
     pub fn error_since(&self, since: u64) -> Option<Error> {
-        (self.ended.get() != since).then(|| self.last_error.borrow().clone()).flatten()
+        (self.completed.get() != since).then(|| self.last_error.borrow().clone()).flatten()
     }
 
     /// Takes the flushes that wait now; the returned function completes them.
@@ -132,8 +132,8 @@ impl CommitQueue {
         move |result| {
             *self.last_error.borrow_mut() = result.as_ref().err().cloned();
             *ticket.result.borrow_mut() = Some(result);
-            self.ended.set(self.ended.get() + 1);
-            self.answered.notify();
+            self.completed.set(self.completed.get() + 1);
+            self.flushed.notify();
         }
     }
 }
@@ -141,17 +141,17 @@ impl CommitQueue {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Waits until everything written before is durable.
     pub(crate) async fn flush(&self) -> Outcome {
-        if self.read_only || (self.memtable.is_empty() && self.state.get() != State::Failed) {
+        if self.is_read_only || (self.memtable.is_empty() && self.state.get() != VolumeState::Failed) {
             return Ok(Response::Done);
         }
-        if self.state.get() != State::Closing {
+        if self.state.get() != VolumeState::Closing {
             self.check_writable()?;
         }
         let ticket = self.commits.ticket.borrow().clone();
         if !self.commits.flush_wanted.replace(true) {
             self.commits.wanted.notify();
         }
-        self.commits.answered.wait_until(|| ticket.result.borrow().is_some()).await;
+        self.commits.flushed.wait_until(|| ticket.result.borrow().is_some()).await;
         let result = ticket.result.borrow().clone();
         result.unwrap_or_else(|| Err(self.failed())).map(|()| Response::Done)
     }
@@ -197,7 +197,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let max = quarter.min(self.log_entries_in(due));
         let mut runs = self.memtable.begin_commit(max);
-        let place = self.log.place(&runs, &self.layout, self.mutation);
+        let place = self.log.place_commit(&runs, &self.layout, self.mutation);
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
         let entries = self.encode(&runs);
         let is_all = self.memtable.active_len() == 0;
@@ -281,7 +281,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Stops all writes for good.
     pub(crate) fn fail(&self, why: &MediumError) -> Error {
-        self.state.set(State::Failed);
+        self.state.set(VolumeState::Failed);
         *self.commits.failure.borrow_mut() = Some(why.to_string());
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();

@@ -32,7 +32,7 @@ pub enum CorruptionKind {
 
 /// Why no damage can be made.
 #[derive(Debug, thiserror::Error)]
-pub enum DamageError {
+pub enum CorruptionError {
     /// The block is past the end.
     #[error("block {lba} is past the last block, {last}")]
     Range {
@@ -63,16 +63,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ///
     /// # Errors
     /// When the block cannot be damaged this way; the volume is unchanged then.
-    pub async fn damage(&self, lba: Lba, kind: CorruptionKind) -> Result<(), DamageError> {
+    pub async fn damage(&self, lba: Lba, kind: CorruptionKind) -> Result<(), CorruptionError> {
         if lba.get() >= self.geometry.capacity_blocks {
-            return Err(DamageError::Range { lba, last: self.geometry.capacity_blocks - 1 });
+            return Err(CorruptionError::Range { lba, last: self.geometry.capacity_blocks - 1 });
         }
         self.check_writable()?;
         self.flush().await?;
         // The damage is to what lies on the medium, so that has to be all there is.
         self.checkpoint(false).await?;
         let entry = self.stored(lba).await?;
-        let protection = || self.geometry.protection.ok_or(DamageError::Unprotected);
+        let protection = || self.geometry.protection.ok_or(CorruptionError::Unprotected);
         match kind {
             CorruptionKind::Data => {
                 protection()?;
@@ -96,23 +96,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    async fn stored(&self, lba: Lba) -> Result<MapEntry, DamageError> {
+    async fn stored(&self, lba: Lba) -> Result<MapEntry, CorruptionError> {
         match self.held(lba).await?.1 {
             MapLookup::Mapped(entry) if entry.kind == MapEntryKind::Stored && self.is_in_bounds(&entry) => Ok(entry),
-            MapLookup::Mapped(_) | MapLookup::Unwritten => Err(DamageError::Empty(lba)),
-            MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable => Err(DamageError::Damaged(lba)),
+            MapLookup::Mapped(_) | MapLookup::Unwritten => Err(CorruptionError::Empty(lba)),
+            MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable => {
+                Err(CorruptionError::Damaged(lba))
+            }
         }
     }
 
     /// The page of a block, and what it says of the block.
-    async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), DamageError> {
+    async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), CorruptionError> {
         let (number, index) = self.block_map.locate(lba);
         let page = self.block_map.page(&self.medium, number).await.map_err(Error::from)?;
         let lookup = page.lookup(index, lba, self.seed);
         Ok((page, lookup))
     }
 
-    async fn stored_data(&self, entry: &MapEntry) -> Result<Buffer, DamageError> {
+    async fn stored_data(&self, entry: &MapEntry) -> Result<Buffer, CorruptionError> {
         let offset = self.pbn_offset(self.layout.group_of(entry.lba), entry.pbn);
         let buffer = self.medium.buffer(self.geometry.block_size.bytes());
         let (read, data) = self.medium.read(offset, buffer).await;
@@ -120,7 +122,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(data)
     }
 
-    async fn put_stored_data(&self, entry: &MapEntry, data: Buffer) -> Result<(), DamageError> {
+    async fn put_stored_data(&self, entry: &MapEntry, data: Buffer) -> Result<(), CorruptionError> {
         let offset = self.pbn_offset(self.layout.group_of(entry.lba), entry.pbn);
         Ok(self.medium.write(offset, data.freeze()).await.map_err(Error::from)?)
     }
@@ -131,7 +133,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         entry: &MapEntry,
         format: PiFormat,
         change: impl FnOnce(&mut Tuple),
-    ) -> Result<(), DamageError> {
+    ) -> Result<(), CorruptionError> {
         let (page, _) = self.held(entry.lba).await?;
         let mut raw = page.raw(self.block_map.locate(entry.lba).1);
         let mut tuple = Tuple::read(format, &raw[..format.tuple_bytes()]);
@@ -141,12 +143,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Puts a map entry in place of a block's that is whole and right in itself, under the block's present generation.
-    async fn put_entry(&self, lba: Lba, planted: &MapEntry) -> Result<(), DamageError> {
+    async fn put_entry(&self, lba: Lba, planted: &MapEntry) -> Result<(), CorruptionError> {
         let bytes = planted.encode(self.seed);
         Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
-    async fn lose_write(&self, entry: &MapEntry) -> Result<(), DamageError> {
+    async fn lose_write(&self, entry: &MapEntry) -> Result<(), CorruptionError> {
         let mut data = self.stored_data(entry).await?;
         // What the block held before is gone, so the older block is one that differs from the present one.
         data.iter_mut().for_each(|byte| *byte = !*byte);
@@ -156,11 +158,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.put_entry(entry.lba, &older).await
     }
 
-    async fn misdirect(&self, entry: &MapEntry) -> Result<(), DamageError> {
+    async fn misdirect(&self, entry: &MapEntry) -> Result<(), CorruptionError> {
         let lba = entry.lba;
         let other = if lba.get() > 0 { lba.get() - 1 } else { 1 };
         if other >= self.geometry.capacity_blocks {
-            return Err(DamageError::Single);
+            return Err(CorruptionError::Single);
         }
         let mut data = self.stored_data(entry).await?;
         data.iter_mut().for_each(|byte| *byte = byte.rotate_left(1) ^ 0x5a);

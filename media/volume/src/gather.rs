@@ -33,7 +33,7 @@ pub(crate) type Pieces = SmallVec<[Piece; 1]>;
 struct Span<'a> {
     offset: u64,
     end: u64,
-    /// Each with its place on the medium.
+    /// Each with its offset on the medium.
     members: Vec<(u64, &'a Piece)>,
 }
 
@@ -87,7 +87,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         whole.unwrap_or(rest)
     }
 
-    /// Reads one piece. Where the medium fails, block by block, so that exactly the unreadable ones are charged.
+    /// Reads one piece. Where the medium fails, block by block, so that the error names exactly the unreadable ones.
     async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, bad_blocks: &mut Vec<BadBlock>) -> Buffer {
         let Some(pbn) = piece.pbn else {
             let mut buffer = buffer;

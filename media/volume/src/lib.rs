@@ -51,7 +51,7 @@ mod worker;
 mod write;
 
 pub use block_groups::LostCopies;
-pub use corrupt::{CorruptionKind, DamageError};
+pub use corrupt::{CorruptionError, CorruptionKind};
 pub use open::{CreateOptions, Mutation, OpenOptions, OpenVolume, VolumeError, create, open, probe};
 pub use profile::{Hints, ProfileError, VolumeProfile};
 pub use recognise::{Recognised, Trace, recognise};

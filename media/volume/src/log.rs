@@ -36,12 +36,12 @@ pub(crate) struct Log {
     pub tail: Cell<u64>,
     /// Counts commits that were written.
     pub commits: Cell<u64>,
-    last: RefCell<Option<Last>>,
+    last: RefCell<Option<LastSector>>,
 }
 
 /// The last sector that was written.
 #[derive(Clone)]
-struct Last {
+struct LastSector {
     sequence: u64,
     bytes: Vec<u8>,
     /// The blocks of its own map entries, from one up to another, where only one place has the newest.
@@ -96,7 +96,7 @@ impl Log {
     }
 
     /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in the block map.
-    pub fn place(&self, entries: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
+    pub fn place_commit(&self, entries: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
         // A long run is one map entry, and yet more than may hang on a single sector.
         let is_small = entries.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL_COMMIT_ENTRIES;
         let small = if is_small { entries } else { &[] };
@@ -132,7 +132,7 @@ impl Log {
     }
 }
 
-impl Last {
+impl LastSector {
     /// Whether map entries of these blocks may be added. Two of one block would have the same generation.
     fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
         let sector = LogSector::of_encoded(&self.bytes);
@@ -173,8 +173,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let sector = self.layout.sector_bytes() as usize;
         let end = first + (bytes.len() / sector) as u64;
         let bytes = bytes[bytes.len() - sector..].to_vec();
-        let last =
-            Last { sequence: end - 1, bytes, blocks, only_in: region, is_closed: false, has_no_second_copy: false };
+        let last = LastSector {
+            sequence: end - 1,
+            bytes,
+            blocks,
+            only_in: region,
+            is_closed: false,
+            has_no_second_copy: false,
+        };
         *self.log.last.borrow_mut() = Some(last);
         self.log.next.set(end);
         self.log.commits.set(self.log.commits.get() + 1);

@@ -15,7 +15,7 @@ use crate::volume::Volume;
 /// Reference tags tried, back from the block's address and around the stored one, when a map entry's checksum is off.
 const MAX_TAGS_TRIED: u64 = u16::MAX as u64;
 
-/// What is known of one block.
+/// Where one block's data are.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockLocation {
     /// Reads as zeroes and carries no tags.
@@ -48,7 +48,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Has the medium asked once more for what it did not give of the block map of these blocks.
+    /// Drops the map pages of these blocks that the medium returned in part, so that they are read again.
     pub(crate) fn retry_map_pages(&self, extent: Extent) {
         self.layout.page_pieces(extent).for_each(|(page, _)| self.block_map.retry(page));
     }
@@ -136,18 +136,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return bad_tag(lba, Field::Guard, due, tuple.guard);
         }
         let mut references = likely_references(format, lba, tuple.ref_tag);
-        if let Some(due) = references.find(|&ref_tag| self.holds(raw, format, &Tuple { ref_tag, ..tuple })) {
+        if let Some(due) = references.find(|&ref_tag| self.matches(raw, format, &Tuple { ref_tag, ..tuple })) {
             return bad_tag(lba, Field::RefTag, due, tuple.ref_tag);
         }
         let mut app_tags = 0..=u16::MAX;
-        match app_tags.find(|&app_tag| self.holds(raw, format, &Tuple { app_tag, ..tuple })) {
+        match app_tags.find(|&app_tag| self.matches(raw, format, &Tuple { app_tag, ..tuple })) {
             Some(due) => bad_tag(lba, Field::AppTag, u64::from(due), u64::from(tuple.app_tag)),
             None => BadBlock::media(lba),
         }
     }
 
     /// Whether the map entry would check with this tuple.
-    fn holds(&self, raw: &[u8; MAP_ENTRY_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
+    fn matches(&self, raw: &[u8; MAP_ENTRY_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
         let mut bytes = *raw;
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
         MapEntry::decode(&bytes, self.seed).is_ok()

@@ -54,7 +54,7 @@ pub(crate) struct MapPage {
     unreadable: Cell<u32>,
     /// Copies of the generations that do not check.
     lost_copies: Cell<u32>,
-    /// One copy is older than the other.
+    /// One copy of the generations is older than the other.
     is_behind: Cell<bool>,
     pub touched: Cell<bool>,
 }
@@ -134,7 +134,7 @@ impl MapPage {
         self.unreadable.get()
     }
 
-    /// Takes these sectors for unreadable from now on, whatever the medium gives.
+    /// Counts these sectors as unreadable from now on, whatever the medium returns.
     pub fn mark_unreadable(&self, sectors: u32) {
         self.unreadable.set(self.unreadable.get() | sectors);
     }

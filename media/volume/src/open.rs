@@ -20,10 +20,10 @@ use crate::medium::OneSync;
 use crate::memtable::Memtable;
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
-use crate::superblocks::{self, COPIES, Found, SuperblockCopy};
+use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
 use crate::turns::Turns;
 use crate::upkeep::Upkeep;
-use crate::volume::{State, Volume, VolumeInfo, transfer_blocks};
+use crate::volume::{Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 use crate::worker::Worker;
 
 /// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
@@ -149,7 +149,7 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<OpenVolume<M, C>, VolumeError> {
-    let Found { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
+    let SuperblockProbe { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -194,7 +194,7 @@ fn describe(
 ) -> VolumeInfo {
     VolumeInfo {
         uuid: superblock.uuid,
-        clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
+        is_clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,
         dropped: recovered.discarded,
@@ -208,7 +208,7 @@ fn describe(
 /// The shape of the device, with limits that the volume can always meet.
 fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     let layout = &superblock.layout;
-    let transfer = transfer_blocks(layout);
+    let transfer = max_transfer_blocks(layout);
     let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
     let limits = Limits {
         max_transfer_blocks: transfer,
@@ -243,7 +243,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         geometry,
         layout,
         seed: superblock.seed(),
-        read_only: options.read_only,
+        is_read_only: options.read_only,
         mutation: options.mutation,
         block_map: BlockMap::new(&superblock, groups, options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
@@ -258,7 +258,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         superblock: Cell::new(superblock),
         loading_groups: RefCell::default(),
         group_loaded: Condition::default(),
-        state: Cell::new(State::Open),
+        state: Cell::new(VolumeState::Open),
         keeps_free_space: Cell::new(false),
         changes: Cell::new(0),
         changed: Condition::default(),

@@ -85,7 +85,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.fetch_located(extent, &located, checks).await
     }
 
-    /// Reads blocks and checks them, where it is known where they lie. Their physical blocks must be held.
+    /// Reads and checks located blocks. The caller holds the read guard on their physical blocks.
     pub(crate) async fn fetch_located(
         &self,
         extent: Extent,
@@ -110,7 +110,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Err(BadBlocks::new(bad_blocks).expect("a failed check left a fault").into())
     }
 
-    /// Charges blocks whose map entries are bad.
+    /// Adds the blocks whose map entries are bad.
     fn report_bad(&self, extent: Extent, located: &LocatedBlocks, data: &Slice, bad_blocks: &mut Vec<BadBlock>) {
         let bytes = self.geometry.block_size.bytes();
         for ((lba, block), data) in extent.iter().zip(located).zip(data.chunks_exact(bytes)) {

@@ -73,7 +73,7 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Says what lies on a medium.
+/// Finds out what lies on a medium.
 ///
 /// # Errors
 /// When the medium fails where a superblock would be, and nothing else is found: it cannot be said then.
@@ -105,7 +105,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     }
 }
 
-/// Up to [`LOOK_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
+/// Up to [`PROBE_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
 pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
     let sector = u64::from(medium.sector_bytes());
     let length = medium.len_bytes().saturating_sub(offset).min(PROBE_BYTES);

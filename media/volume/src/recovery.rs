@@ -1,10 +1,10 @@
-//! What a crash left in the log.
+//! Recovery: which map entries of the log count after a crash.
 //!
 //! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
 //! of them has is there as well where the next sector repeats it; so no single fault takes away map entries before the newest
 //! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits may
 //! not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block that count, the newest wins; where none counts, the block is as the block map has it.
-//! No map entry is ever made up, so nothing that went wrong on the medium is ever sealed anew.
+//! Recovery never makes up a map entry, so damaged data are never sealed with a new tuple.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -188,7 +188,7 @@ impl LogScan<'_> {
     }
 
     /// Notes that a position of neither region can be read.
-    fn miss(&mut self, position: u64) {
+    fn note_unreadable(&mut self, position: u64) {
         let (tail, sectors) = (self.superblock.log_tail, self.superblock.layout.log_sectors());
         let ahead = (position + sectors - tail % sectors) % sectors;
         self.unseen.push(tail + ahead);
@@ -264,7 +264,10 @@ async fn read_log<'a, M: Medium>(
         let regions = if options.mutation == Mutation::OneRegion { 1 } else { LOG_REGIONS as usize };
         let parts = [a?, b?];
         let [(_, missing), (_, also)] = &parts;
-        missing.iter().filter(|at| also.binary_search(at).is_ok()).for_each(|at| scan.miss(first + *at as u64));
+        missing
+            .iter()
+            .filter(|at| also.binary_search(at).is_ok())
+            .for_each(|at| scan.note_unreadable(first + *at as u64));
         for (bytes, unreadable) in parts.into_iter().take(regions) {
             scan.unreadable += unreadable.len() as u64;
             let sectors = bytes.chunks_exact(sector_bytes);
@@ -287,8 +290,8 @@ pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
 pub(crate) enum DataPresence {
     Yes,
     No,
-    /// The physical block says neither yes nor no. To take the old block would lose a write that may have been flushed, for good; so the
-    /// map entry counts, and the block is one that cannot be read.
+    /// An unreadable physical block proves nothing. The old mapping could lose a flushed write for good; so the map entry counts, and
+    /// the block is unreadable until it is written.
     Unreadable,
 }
 

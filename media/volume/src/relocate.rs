@@ -1,4 +1,4 @@
-//! Relocation: the blocks of an extent that small overwrites have scattered are brought together again.
+//! Relocation: moves the blocks of an extent together again after small overwrites have scattered them.
 //!
 //! A move is a read and a write of the volume's own. The data are checked against their map entry, the strongest check that
 //! it has; a block that does not check stays where it is. They are written to free physical blocks, and a map entry goes into
@@ -19,19 +19,19 @@ use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
 use crate::map_page::MapLookup;
 use crate::open::Mutation;
 use crate::upkeep::IdlePeriod;
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// A block that is to be moved: its offset in the extent, and its map entry.
 type Block = (u32, MapEntry);
 
-/// How a step ended.
+/// The result of moving one extent.
 #[derive(PartialEq, Eq)]
-enum Step {
+enum RelocateStep {
     /// The extent is as it should be, or cannot be made so.
     Done,
     /// There are no free physical blocks to move it to.
     NoSpace,
-    /// A request has come.
+    /// A request came.
     Interrupted,
 }
 
@@ -42,17 +42,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for group in self.allocator.groups() {
             let (mut from, mut waited) = (0, false);
             while let Some(extent) = self.allocator.with(group, |map| map.scattered(from)).flatten() {
-                if !idle_period.lasts() || self.state.get() != State::Open {
+                if !idle_period.lasts() || self.state.get() != VolumeState::Open {
                     return false;
                 }
                 match self.relocate(group, extent, idle_period).await {
-                    Ok(Step::Done) => (from, waited) = (extent + 1, false),
-                    Ok(Step::NoSpace) if !waited && !self.memtable.is_empty() => {
+                    Ok(RelocateStep::Done) => (from, waited) = (extent + 1, false),
+                    Ok(RelocateStep::NoSpace) if !waited && !self.memtable.is_empty() => {
                         self.wait_for_commit().await;
                         waited = true;
                     }
-                    Ok(Step::NoSpace) => break,
-                    Ok(Step::Interrupted) => return false,
+                    Ok(RelocateStep::NoSpace) => break,
+                    Ok(RelocateStep::Interrupted) => return false,
                     Err(error) => {
                         tracing::warn!(%error, "cannot move blocks");
                         self.allocator.with(group, |map| map.set_pieces(extent, 0));
@@ -64,7 +64,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Brings one extent of a block group together.
-    async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<Step, Error> {
+    async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
         let _change = self.begin_change()?;
         let place = self.extent_of(group, extent)?;
         let (blocks, _reading) = loop {
@@ -84,11 +84,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             false => (strays, false),
         };
         if chosen.is_empty() {
-            return Ok(if pieces > allowed { Step::NoSpace } else { self.done(group, extent) });
+            return Ok(if pieces > allowed { RelocateStep::NoSpace } else { self.done(group, extent) });
         }
         let (chosen, data) = self.read_checked(place, chosen).await;
         if !idle_period.lasts() {
-            return Ok(Step::Interrupted);
+            return Ok(RelocateStep::Interrupted);
         }
         let offsets: Vec<u32> = chosen.iter().map(|(offset, _)| *offset).collect();
         let taken = self.allocator.take_by(group, |map| match anew {
@@ -98,17 +98,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         });
         let Some(taken) = taken else {
             // No block verifies, so nothing can be moved until a write.
-            return Ok(if offsets.is_empty() { self.done(group, extent) } else { Step::NoSpace });
+            return Ok(if offsets.is_empty() { self.done(group, extent) } else { RelocateStep::NoSpace });
         };
         self.write_moved(group, place, &chosen, &data, taken).await?;
         Ok(self.done(group, extent))
     }
 
     /// Notes that an extent needs no move.
-    fn done(&self, group: u64, extent: u32) -> Step {
+    fn done(&self, group: u64, extent: u32) -> RelocateStep {
         self.allocator.with(group, |map| map.set_pieces(extent, 0));
         self.request_early_commit(group);
-        Step::Done
+        RelocateStep::Done
     }
 
     /// The blocks of an extent of a block group.
@@ -186,7 +186,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.medium.write(self.pbn_offset(group, run[0].1), data.slice(from..to))
         });
         if let Err(error) = join_all(writes).await.into_iter().collect::<Result<(), MediumError>>() {
-            taken.give_back();
+            taken.release();
             return Err(error.into());
         }
         let is_here = |(_, entry): &Block| self.stored_entry_now(entry.lba).is_some();
@@ -217,9 +217,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Asks for a commit and waits for its end.
     async fn wait_for_commit(&self) {
-        let since = self.commits.ended.get();
+        let since = self.commits.completed.get();
         self.commits.request_space();
-        self.allocator.freed.wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open).await;
+        self.allocator
+            .freed
+            .wait_until(|| self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
+            .await;
     }
 }
 

@@ -68,7 +68,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
 ) -> Result<(OpenVolume<M, C>, Remains), RemainsError> {
     let shape = profile::find(&medium, hints).await?;
     let superblock = superblock(&shape);
-    let log = Log::read(&medium, &superblock).await;
+    let log = RemainingLog::read(&medium, &superblock).await;
     let options = OpenOptions { read_only: true, ..*options };
     let nothing = Recovered { next: log.next, ..Recovered::default() };
     let groups = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
@@ -77,7 +77,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
     }
     groups.assume_initialized();
     let base = assemble(medium, clock, superblock, &options, nothing, groups);
-    let entries = log.weigh(&base).await?;
+    let entries = log.newer_entries(&base).await?;
     let Volume { medium, clock, block_map: table, .. } = base;
     let remains = Remains {
         profile: shape,
@@ -87,7 +87,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
     };
     let description = VolumeInfo {
         uuid: superblock.uuid,
-        clean: false,
+        is_clean: false,
         layout: superblock.layout,
         recovered: entries.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
         dropped: 0,
@@ -118,16 +118,16 @@ fn superblock(shape: &VolumeProfile) -> Superblock {
 
 /// The newest sector of the log, which tells where the one behind it would be.
 #[derive(Default)]
-struct Newest {
+struct NewestSector {
     sequence: u64,
     /// How many own map entries each region has of it.
     entries: [Option<usize>; 2],
 }
 
-impl Newest {
+impl NewestSector {
     fn note(&mut self, sequence: u64, region: u64, entries: usize) {
         if sequence > self.sequence {
-            *self = Newest { sequence, ..Newest::default() };
+            *self = NewestSector { sequence, ..NewestSector::default() };
         }
         if sequence == self.sequence {
             self.entries[region as usize] = Some(entries);
@@ -145,7 +145,7 @@ impl Newest {
 }
 
 /// What is left of the log.
-struct Log {
+struct RemainingLog {
     /// The map entries of each sector, in it or repeated behind it, and whether some sector says that they were durable.
     sectors: BTreeMap<u64, Vec<(MapEntryRun, bool)>>,
     /// Positions of which some place holds a sector.
@@ -159,10 +159,10 @@ struct Log {
     next: u64,
 }
 
-impl Log {
-    async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Log {
-        let (layout, mut log) = (&superblock.layout, Log::empty(superblock.layout.log_sectors()));
-        let (mut places, mut newest) = (BTreeSet::new(), Newest::default());
+impl RemainingLog {
+    async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> RemainingLog {
+        let (layout, mut log) = (&superblock.layout, RemainingLog::empty(superblock.layout.log_sectors()));
+        let (mut places, mut newest) = (BTreeSet::new(), NewestSector::default());
         for (offset, sequence, bytes) in profile::read_log(medium, layout).await {
             let Ok(sector) = LogSector::decode(&bytes, superblock.seed()) else { continue };
             log.positions.insert(sequence % log.ring);
@@ -185,9 +185,9 @@ impl Log {
         log
     }
 
-    fn empty(ring: u64) -> Log {
+    fn empty(ring: u64) -> RemainingLog {
         let (sectors, positions) = (BTreeMap::new(), BTreeSet::new());
-        Log { sectors, positions, is_end_known: false, ring, durable: 0, next: 0 }
+        RemainingLog { sectors, positions, is_end_known: false, ring, durable: 0, next: 0 }
     }
 
     fn missing(&self) -> u64 {
@@ -200,7 +200,7 @@ impl Log {
     }
 
     /// The map entries that are newer than what the block map has.
-    async fn weigh<M: Medium, C: Clock>(&self, base: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
+    async fn newer_entries<M: Medium, C: Clock>(&self, base: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
         let (mut entries, mut seen, mut reached) = (MapEntries::default(), MapEntries::default(), BTreeMap::new());
         for (&sequence, found) in self.sectors.iter().rev() {
             for (run, is_durable) in found {

@@ -102,8 +102,8 @@ pub async fn resize<M: Medium, C: Clock>(
     layout_for(&superblocks::read(medium).await?.superblock, options)?;
     let superblock = close_in_order(medium, clock, options).await?;
     let layout = layout_for(&superblock, options)?;
-    let step = Step { medium, old: superblock, layout, mutation: options.mutation };
-    step.take().await?;
+    let step = ResizeStep { medium, old: superblock, layout, mutation: options.mutation };
+    step.run().await?;
     Ok(Resized {
         before_blocks: superblock.layout.capacity_blocks(),
         capacity_blocks: layout.capacity_blocks(),
@@ -171,15 +171,15 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
 ///
 /// What a layout needs is durable before the first superblock that tells of it; what only the layout before needs is
 /// overwritten after that. Between the two there are the copies at the start alone.
-struct Step<'a, M> {
+struct ResizeStep<'a, M> {
     medium: &'a M,
     old: Superblock,
     layout: Layout,
     mutation: Mutation,
 }
 
-impl<M: Medium> Step<'_, M> {
-    async fn take(&self) -> Result<(), ResizeError> {
+impl<M: Medium> ResizeStep<'_, M> {
+    async fn run(&self) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         if to == from {
             // A crash may have come before the end.
@@ -191,7 +191,7 @@ impl<M: Medium> Step<'_, M> {
         let (write_seq, initialized_groups) = (self.old.write_seq + 1, groups.initialized_below(to.block_groups()));
         let renamed = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
         match self.mutation {
-            Mutation::NameEarly => self.name(&renamed).await?,
+            Mutation::NameEarly => self.write_first_superblock(&renamed).await?,
             Mutation::TailEarlier if !self.grows() => self.copy_reserved(&self.layout).await?,
             _ => {}
         }
@@ -205,7 +205,7 @@ impl<M: Medium> Step<'_, M> {
         if self.mutation == Mutation::CutEarly {
             self.cut().await?;
         }
-        self.name(&renamed).await?;
+        self.write_first_superblock(&renamed).await?;
         self.finish(&renamed).await
     }
 
@@ -248,7 +248,7 @@ impl<M: Medium> Step<'_, M> {
     }
 
     /// Writes the first superblock that tells of the new layout. From here on the volume has its new size.
-    async fn name(&self, renamed: &Superblock) -> Result<(), ResizeError> {
+    async fn write_first_superblock(&self, renamed: &Superblock) -> Result<(), ResizeError> {
         superblocks::write_at_start(self.medium, renamed).await?;
         Ok(self.medium.sync().await?)
     }

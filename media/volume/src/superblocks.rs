@@ -30,7 +30,7 @@ pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
 }
 
 /// What the copies say together.
-pub(crate) struct Found {
+pub(crate) struct SuperblockProbe {
     /// The one that counts: the newest.
     pub superblock: Superblock,
     /// Each of them.
@@ -43,7 +43,7 @@ pub(crate) struct Found {
 enum CopyError {
     Medium(MediumError),
     Superblock(SuperblockError),
-    /// It missed so many writes of the others.
+    /// It is this many writes older than the others.
     Behind(u64),
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
 ///
 /// # Errors
 /// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock.
-pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
+pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, VolumeError> {
     let first = read_at_start(medium, 0).await;
     let second = read_at_start(medium, 1).await;
     let third = |superblock: Superblock| async move {
@@ -117,7 +117,7 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<Found, VolumeError> {
     let are_all_usable = [&first, &second, &third].into_iter().all(serves);
     let copy = |offset_bytes, copy| SuperblockCopy { offset_bytes, lost: lost(copy, &superblock) };
     let [a, b] = SUPERBLOCK_OFFSETS;
-    Ok(Found { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], are_all_usable })
+    Ok(SuperblockProbe { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], are_all_usable })
 }
 
 /// Why a copy cannot be used beside the one that counts, where it cannot.

@@ -26,7 +26,7 @@ pub(crate) struct Queue {
 }
 
 /// A place in a [`Queue`], until it is dropped.
-pub(crate) struct Place<'a> {
+pub(crate) struct QueuePlace<'a> {
     queue: &'a Queue,
     key: u64,
     number: u64,
@@ -34,10 +34,10 @@ pub(crate) struct Place<'a> {
 
 impl Queue {
     /// Takes the last place of this line.
-    pub fn join(&self, key: u64) -> Place<'_> {
+    pub fn join(&self, key: u64) -> QueuePlace<'_> {
         let number = self.next.replace(self.next.get() + 1);
         self.waiting.borrow_mut().push_back((key, number));
-        Place { queue: self, key, number }
+        QueuePlace { queue: self, key, number }
     }
 
     /// True if this line is empty.
@@ -46,7 +46,7 @@ impl Queue {
     }
 }
 
-impl Place<'_> {
+impl QueuePlace<'_> {
     /// Whether it is the first of its line.
     pub fn is_first(&self) -> bool {
         let waiting = self.queue.waiting.borrow();
@@ -59,7 +59,7 @@ impl Place<'_> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueuePlace<'_> {
     fn drop(&mut self) {
         self.queue.waiting.borrow_mut().retain(|&(_, number)| number != self.number);
         self.queue.moved.notify();

@@ -14,7 +14,7 @@ use sealblock_block::{Clock, Medium};
 use crate::block_allocator::Allocation;
 use crate::free_map::PUNCH_BYTES;
 use crate::open::{Mutation, OpenOptions};
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon keep theirs.
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
@@ -86,7 +86,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
             let idle_period = self.idle_period();
             self.clock.sleep(self.upkeep.idle_after).await;
-            if self.state.get() != State::Open {
+            if self.state.get() != VolumeState::Open {
                 return pending().await;
             }
             if !idle_period.lasts() {
@@ -119,14 +119,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives the space of free physical blocks back while the volume is idle. A close waits for the step in flight.
     async fn punch_idle(&self, idle_period: &IdlePeriod<'_>) -> bool {
         let Ok(_change) = self.begin_change() else { return false };
-        self.punch_all(|| idle_period.lasts() && self.state.get() == State::Open).await
+        self.punch_all(|| idle_period.lasts() && self.state.get() == VolumeState::Open).await
     }
 
     /// Gives the space of free physical blocks back as closing does, beside requests, while `goes_on` says so: before one that is not to
     /// take long.
     pub async fn give_space_back(&self, goes_on: impl Fn() -> bool) {
         if let Ok(_change) = self.begin_change() {
-            self.punch_all(|| goes_on() && self.state.get() == State::Open).await;
+            self.punch_all(|| goes_on() && self.state.get() == VolumeState::Open).await;
         }
     }
 
@@ -168,6 +168,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Err(error) => tracing::debug!(%error, "the medium kept the space of free physical blocks"),
             }
         }
-        taken.give_back();
+        taken.release();
     }
 }

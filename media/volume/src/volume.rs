@@ -35,7 +35,7 @@ pub struct Volume<M, C> {
     pub(crate) geometry: Geometry,
     pub(crate) layout: Layout,
     pub(crate) seed: Seed,
-    pub(crate) read_only: bool,
+    pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
     pub(crate) block_map: BlockMap,
     pub(crate) allocator: BlockAllocator,
@@ -51,17 +51,17 @@ pub struct Volume<M, C> {
     pub(crate) superblock: Cell<Superblock>,
     pub(crate) loading_groups: RefCell<Vec<u64>>,
     pub(crate) group_loaded: Condition,
-    pub(crate) state: Cell<State>,
+    pub(crate) state: Cell<VolumeState>,
     /// When it is closed, the space of free physical blocks is not given back.
     pub(crate) keeps_free_space: Cell<bool>,
-    /// Changes in flight: [`Change`]s.
+    /// Changes in flight: [`ChangeGuard`]s.
     pub(crate) changes: Cell<usize>,
     pub(crate) changed: Condition,
 }
 
 /// What the volume is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum VolumeState {
     Open,
     /// Closing: no change begins any more, and the worker is to commit everything, once the last one has ended, and end.
     Closing,
@@ -77,7 +77,7 @@ pub struct VolumeInfo {
     /// The volume's identity.
     pub uuid: [u8; 16],
     /// True if it was closed cleanly before this open.
-    pub clean: bool,
+    pub is_clean: bool,
     /// Where everything lies.
     pub layout: Layout,
     /// Blocks whose map entries a crash had left in the log and recovery took over.
@@ -127,19 +127,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     async fn close_as(&self, gives_space_back: bool) -> Result<(), Error> {
-        if self.read_only || self.state.get() == State::Closed {
+        if self.is_read_only || self.state.get() == VolumeState::Closed {
             return Ok(());
         }
-        if self.state.get() == State::Open {
-            self.state.set(State::Closing);
+        if self.state.get() == VolumeState::Open {
+            self.state.set(VolumeState::Closing);
             self.keeps_free_space.set(!gives_space_back);
             self.commits.wanted.notify();
             // Writers that wait for space are refused.
             self.allocator.freed.notify();
         }
-        self.changed.wait_until(|| matches!(self.state.get(), State::Closed | State::Failed)).await;
+        self.changed.wait_until(|| matches!(self.state.get(), VolumeState::Closed | VolumeState::Failed)).await;
         match self.state.get() {
-            State::Closed => Ok(()),
+            VolumeState::Closed => Ok(()),
             _ => Err(self.failed()),
         }
     }
@@ -147,26 +147,26 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Refuses changes to a volume that takes none.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         match self.state.get() {
-            _ if self.read_only => Err(ErrorKind::ReadOnly.into()),
-            State::Open => Ok(()),
-            State::Closing | State::Closed => {
+            _ if self.is_read_only => Err(ErrorKind::ReadOnly.into()),
+            VolumeState::Open => Ok(()),
+            VolumeState::Closing | VolumeState::Closed => {
                 Err(ErrorKind::Unreachable { reason: "the volume is closed".to_owned() }.into())
             }
-            State::Failed => Err(self.failed()),
+            VolumeState::Failed => Err(self.failed()),
         }
     }
 
     /// Begins a change, unless the volume is closing, failed or read-only. The guard ends it when dropped.
-    pub(crate) fn begin_change(&self) -> Result<Change<'_>, Error> {
+    pub(crate) fn begin_change(&self) -> Result<ChangeGuard<'_>, Error> {
         self.check_writable()?;
         self.changes.set(self.changes.get() + 1);
-        Ok(Change { changes: &self.changes, state: &self.state, ended: &self.commits.wanted })
+        Ok(ChangeGuard { changes: &self.changes, state: &self.state, ended: &self.commits.wanted })
     }
 
     /// True if nothing is left to do before the close: from here on nothing changes, and flushes complete at once.
     pub(crate) fn is_quiesced(&self) -> bool {
-        let is_idle = self.changes.get() == 0 && !self.commits.due() && !self.allocator.has_work();
-        self.state.get() == State::Closing && is_idle && self.memtable.is_empty()
+        let is_idle = self.changes.get() == 0 && !self.commits.is_due() && !self.allocator.has_work();
+        self.state.get() == VolumeState::Closing && is_idle && self.memtable.is_empty()
     }
 
     pub(crate) fn failed(&self) -> Error {
@@ -192,7 +192,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Loads the map of free physical blocks of a block group by reading its map entries.
     pub(crate) async fn load_group(&self, group: u64) -> Result<(), Error> {
-        while !self.allocator.loaded(group) {
+        while !self.allocator.is_loaded(group) {
             if self.loading_groups.borrow().contains(&group) {
                 self.group_loaded.wait_until(|| !self.loading_groups.borrow().contains(&group)).await;
                 continue;
@@ -220,7 +220,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             mapped_pbn(&lookup).into_iter().for_each(|pbn| loader.mark_used(index, pbn));
             index += 1;
         };
-        self.block_map.scan(&self.medium, number, !self.read_only, see).await?;
+        self.block_map.scan(&self.medium, number, !self.is_read_only, see).await?;
         Ok(loader.finish())
     }
 
@@ -247,16 +247,16 @@ fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
 }
 
 /// A change in flight, until it is dropped: with its map entries in the memtable, refused, or cancelled half-way.
-pub(crate) struct Change<'a> {
+pub(crate) struct ChangeGuard<'a> {
     changes: &'a Cell<usize>,
-    state: &'a Cell<State>,
+    state: &'a Cell<VolumeState>,
     ended: &'a Condition,
 }
 
-impl Drop for Change<'_> {
+impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
         self.changes.set(self.changes.get() - 1);
-        if self.changes.get() == 0 && self.state.get() == State::Closing {
+        if self.changes.get() == 0 && self.state.get() == VolumeState::Closing {
             self.ended.notify();
         }
     }
@@ -281,7 +281,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
 
     fn abilities(&self) -> Abilities {
         Abilities {
-            writable: !self.read_only,
+            writable: !self.is_read_only,
             verify: Ability::Native,
             compare: Ability::Absent,
             discard: Ability::Native,
@@ -322,7 +322,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
 }
 
 /// Most blocks of one transfer. A block group has spare physical blocks for several such, or for every block it has.
-pub(crate) fn transfer_blocks(layout: &Layout) -> BlockCount {
+pub(crate) fn max_transfer_blocks(layout: &Layout) -> BlockCount {
     const TRANSFER_BYTES: u32 = 1 << 20;
     BlockCount::new(TRANSFER_BYTES >> layout.block_size().shift()).unwrap_or(BlockCount::ONE)
 }

@@ -8,7 +8,7 @@ use futures_util::future::{Either, join, pending, select};
 use sealblock_block::{Clock, Error, Medium};
 
 use crate::open::Mutation;
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// A write without a flush is durable after this time at the latest, plus the time of the commit.
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
@@ -36,12 +36,12 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Runs until the volume is closed or has failed. Spawn this.
     pub async fn run(self) {
         let volume = &*self.volume;
-        if volume.read_only {
+        if volume.is_read_only {
             return;
         }
         let commits = async {
             let is_closing = self.commits().await;
-            volume.checkpoints.end();
+            volume.checkpoints.stop();
             is_closing
         };
         // Upkeep has no end of its own. What it does counts as a change, so it is in the middle of nothing when commits end.
@@ -51,7 +51,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             Either::Right(((), _)) => false,
         };
         // A read that ended beside the last checkpoint may have left a physical block to be punched since; nothing else has changed.
-        if is_closing && volume.state.get() == State::Closing {
+        if is_closing && volume.state.get() == VolumeState::Closing {
             self.close().await;
         }
         self.end();
@@ -62,7 +62,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let volume = &*self.volume;
         // From the last commit on, whatever else there is to do meanwhile.
         let mut settle = pin!(self.second_copy_due());
-        while volume.state.get() != State::Failed {
+        while volume.state.get() != VolumeState::Failed {
             let wake = self.wait(settle.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
                 // The error is logged, and has failed the volume if a sync failed.
@@ -75,21 +75,21 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             if volume.log.commits.get() != commits {
                 settle.set(self.second_copy_due());
             }
-            if volume.state.get() == State::Failed {
+            if volume.state.get() == VolumeState::Failed {
                 return false;
             }
             self.punch().await;
             self.reclaim().await;
-            if let (Err(error), State::Closing) = (&committed, volume.state.get()) {
+            if let (Err(error), VolumeState::Closing) = (&committed, volume.state.get()) {
                 // Uncommitted map entries would be lost, so the volume is not marked clean.
-                self.give_up(error);
+                self.fail_close(error);
                 return false;
             }
             if volume.is_quiesced() {
                 return true;
             }
             if volume.checkpoint_due() || wake == WakeReason::Idle && volume.log.next.get() != volume.log.tail.get() {
-                volume.checkpoints.want();
+                volume.checkpoints.request();
             }
         }
         false
@@ -130,7 +130,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             for (group, taken) in found {
                 volume.punch(group, taken).await;
             }
-            if volume.commits.due() {
+            if volume.commits.is_due() {
                 return;
             }
         }
@@ -144,21 +144,21 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.punch_all(|| true).await;
         }
         match volume.checkpoint_both(true).await {
-            Ok(()) => volume.state.set(State::Closed),
-            Err(error) => self.give_up(&error),
+            Ok(()) => volume.state.set(VolumeState::Closed),
+            Err(error) => self.fail_close(&error),
         }
     }
 
     /// Fails the volume: it cannot be closed cleanly.
-    fn give_up(&self, error: &Error) {
+    fn fail_close(&self, error: &Error) {
         *self.volume.commits.failure.borrow_mut() = Some(error.to_string());
-        self.volume.state.set(State::Failed);
+        self.volume.state.set(VolumeState::Failed);
     }
 
     /// Completes every waiting flush and wakes writers and the close.
     fn end(&self) {
         let volume = &*self.volume;
-        let outcome = if volume.state.get() == State::Failed { Err(volume.failed()) } else { Ok(()) };
+        let outcome = if volume.state.get() == VolumeState::Failed { Err(volume.failed()) } else { Ok(()) };
         volume.commits.begin()(outcome);
         volume.changed.notify();
         volume.allocator.freed.notify();
@@ -199,11 +199,11 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     fn is_due(&self) -> bool {
         let volume = &*self.volume;
         let ends = match volume.state.get() {
-            State::Open => false,
-            State::Closing => volume.changes.get() == 0,
-            State::Closed | State::Failed => true,
+            VolumeState::Open => false,
+            VolumeState::Closing => volume.changes.get() == 0,
+            VolumeState::Closed | VolumeState::Failed => true,
         };
-        ends || volume.commits.due() || volume.allocator.has_work()
+        ends || volume.commits.is_due() || volume.allocator.has_work()
     }
 
     /// Resolves when the last commit has waited long enough for its second copy.

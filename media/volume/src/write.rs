@@ -11,7 +11,7 @@ use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::Run;
 use crate::map_page::MapLookup;
 use crate::open::Mutation;
-use crate::volume::{State, Volume};
+use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.
 const MAX_WAITS: u32 = 4;
@@ -58,7 +58,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         if let Err(error) = written {
             // Every write has ended, and no map entry names the physical blocks.
-            taken.give_back();
+            taken.release();
             return Err(error.into());
         }
         self.entry(group, extent, data, runs);
@@ -91,7 +91,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok(taken);
             }
             let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
-            let since = self.commits.ended.get();
+            let since = self.commits.completed.get();
             let _starved = self.commits.starve(self.memtable.active_len() > 0);
             // Looked at anew each time: what makes it tight ends with a commit that may have been in flight already.
             let room = || {
@@ -101,7 +101,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             };
             self.allocator
                 .freed
-                .wait_until(|| room() || self.commits.ended.get() != since || self.state.get() != State::Open)
+                .wait_until(|| room() || self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
                 .await;
             waits += 1;
             if let Some(error) = self.commits.error_since(since) {
@@ -271,11 +271,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if self.memtable.active_len() < self.commits.max_uncommitted {
                 return Ok(());
             }
-            let since = self.commits.ended.get();
+            let since = self.commits.completed.get();
             self.commits.request_space();
             self.allocator
                 .freed
-                .wait_until(|| self.commits.ended.get() != since || self.state.get() != State::Open)
+                .wait_until(|| self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
                 .await;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);

@@ -73,7 +73,7 @@ impl Target {
                 RegionKind::Superblock(_) => "superblock",
                 RegionKind::ReservedArea(_) => "reserved area",
                 RegionKind::Log(_) => "log",
-                RegionKind::GroupMap(_) => "group map",
+                RegionKind::GroupMap(_) => "block group map",
                 RegionKind::BitmapPages => "bitmap pages",
                 RegionKind::MapEntries(_) => "map entries",
                 RegionKind::Generations(_) => "generations",

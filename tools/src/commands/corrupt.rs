@@ -1,7 +1,7 @@
 //! `sealblock corrupt`: damage on purpose.
 
 use sealblock_block::Device;
-use sealblock_media_volume::{CorruptionKind, DamageError};
+use sealblock_media_volume::{CorruptionError, CorruptionKind};
 use sealblock_units::Lba;
 
 use crate::cli::{Corrupt, CorruptKind};
@@ -27,14 +27,14 @@ pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Resu
     volume.damage(lba, kind).await.map_err(|error| {
         let doing = format!("damaging block {lba}");
         match error {
-            DamageError::Range { .. } => CliError::new(Cause::Usage, doing, error)
+            CorruptionError::Range { .. } => CliError::new(Cause::Usage, doing, error)
                 .advise(format!("a block from 0 to {}", volume.geometry().capacity_blocks - 1)),
-            DamageError::Unprotected | DamageError::Single => CliError::new(Cause::Usage, doing, error),
-            DamageError::Empty(_) => {
+            CorruptionError::Unprotected | CorruptionError::Single => CliError::new(Cause::Usage, doing, error),
+            CorruptionError::Empty(_) => {
                 CliError::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
             }
-            DamageError::Damaged(_) => CliError::new(Cause::Unsuitable, doing, error),
-            DamageError::Volume(error) => of_block(doing, &error),
+            CorruptionError::Damaged(_) => CliError::new(Cause::Unsuitable, doing, error),
+            CorruptionError::Volume(error) => of_block(doing, &error),
         }
     })
 }

@@ -81,7 +81,7 @@ fn info_json(info: &TargetInfo) -> Value {
         "kind": info.kind,
         "volume": info.volume.as_ref().map(|volume| json!({
             "uuid": uuid_text(&volume.uuid),
-            "clean": volume.clean,
+            "clean": volume.is_clean,
             "recovered_records": volume.recovered,
             "discarded_records": volume.dropped,
             "unreadable_blocks": volume.unreadable.iter().map(|lba| lba.get()).collect::<Vec<_>>(),
@@ -97,9 +97,9 @@ fn info_json(info: &TargetInfo) -> Value {
         })),
         "file": info.file.as_ref().map(|file| json!({
             "path": file.path.to_string_lossy(),
-            "block_device": file.block_device,
-            "direct": file.direct,
-            "locked": file.locked,
+            "block_device": file.is_block_device,
+            "direct": file.is_direct,
+            "locked": file.is_locked,
             "sector_bytes": file.sector_bytes,
             "bytes": file.length_bytes,
             "allocated_bytes": file.allocated_bytes,
@@ -230,7 +230,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put("uuid", uuid_text(&volume.uuid));
     lines.put(
         "state",
-        match (volume.clean, volume.recovered, volume.dropped) {
+        match (volume.is_clean, volume.recovered, volume.dropped) {
             (true, ..) => "clean".to_owned(),
             (false, taken, left) => {
                 format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
@@ -321,7 +321,7 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         volume_text(lines, volume);
     }
     if let Some(file) = &info.file {
-        let way = if file.direct { "direct" } else { "through the page cache" };
+        let way = if file.is_direct { "direct" } else { "through the page cache" };
         let system = file.file_system.as_deref().unwrap_or("block device");
         lines.put("file", format!("{} ({system}, {way}, sectors of {} bytes)", file.path.display(), file.sector_bytes));
         if let Some(bytes) = file.allocated_bytes {

@@ -51,7 +51,7 @@ pub struct OpenVolume {
     /// What was found.
     pub description: VolumeInfo,
     /// The file it lies in.
-    pub file: Option<sealblock_media_file::Description>,
+    pub file: Option<sealblock_media_file::FileInfo>,
 }
 
 /// A path to overwrite.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use sealblock_layers_multipath::PathMonitor;
-use sealblock_media_file::Description as FileDescription;
+use sealblock_media_file::FileInfo as FileDescription;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;

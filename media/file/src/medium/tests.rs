@@ -51,7 +51,7 @@ fn what_is_written_is_there_when_the_file_is_opened_again() {
             medium.sync().await.unwrap();
             drop(medium);
             let medium = FileMedium::open(&path, Options { buffered, ..Options::READ }).unwrap();
-            assert!(!(buffered && medium.direct()), "asked for the page cache");
+            assert!(!(buffered && medium.is_direct()), "asked for the page cache");
             assert_eq!(medium.len_bytes(), MIB);
             assert_bytes(&medium, 4096, 4096, 0).await;
             assert_bytes(&medium, 8192, 4096, 7).await;
@@ -67,9 +67,9 @@ fn a_file_system_in_memory_is_said_to_go_through_the_page_cache() {
         for directory in memory.iter().chain([disk]) {
             let medium = create(directory, MIB);
             let known = medium.describe().unwrap();
-            assert!(known.locked, "the lock is taken again after opening anew");
-            assert_eq!(medium.direct(), known.direct);
-            assert!(!(known.direct && known.file_system.as_deref() == Some("tmpfs")));
+            assert!(known.is_locked, "the lock is taken again after opening anew");
+            assert_eq!(medium.is_direct(), known.is_direct);
+            assert!(!(known.is_direct && known.file_system.as_deref() == Some("tmpfs")));
             medium.write(0, Slice::copy_from(&[7; 512 * 8])).await.unwrap();
             assert_bytes(&medium, 0, 512 * 8, 7).await;
         }
@@ -223,9 +223,9 @@ fn a_medium_describes_itself() {
     on_reactor(async |directory| {
         let medium = create(directory, MIB);
         let sparse = medium.describe().unwrap();
-        assert_eq!((sparse.length_bytes, sparse.read_only, sparse.block_device), (MIB, false, false));
-        assert_eq!((sparse.direct, sparse.sector_bytes), (medium.direct(), medium.sector_bytes()));
-        assert!(sparse.locked && !sparse.backend.is_empty() && sparse.file_system.is_some());
+        assert_eq!((sparse.length_bytes, sparse.is_read_only, sparse.is_block_device), (MIB, false, false));
+        assert_eq!((sparse.is_direct, sparse.sector_bytes), (medium.is_direct(), medium.sector_bytes()));
+        assert!(sparse.is_locked && !sparse.backend.is_empty() && sparse.file_system.is_some());
         medium.write(0, Slice::copy_from(&vec![3; 1 << 20])).await.unwrap();
         medium.sync().await.unwrap();
         let full = medium.describe().unwrap();

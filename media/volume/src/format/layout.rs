@@ -15,7 +15,7 @@ const GROUP_DATA_BYTES: u64 = 1 << 30;
 /// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
 const MAX_GROUP_BLOCKS: u64 = 1 << 18;
 /// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups have one spare
-/// physical block for every block instead, and at least `SPARE_MIN` of them.
+/// physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
 const SPARE_BYTES: u64 = 8 << 20;
 const MIN_SPARE_BLOCKS: u64 = 16;
 /// One spare physical block for this many blocks.

@@ -1,7 +1,9 @@
-//! One block's map entry: where its data are, and its tags.
+//! The map entry of one block, and of a run of blocks without data: where the data are, and their tuple.
 //!
-//! A map entry is the same 32 bytes in the log and in the block map. It checks itself, so that damage to a block map is charged to
-//! exactly the blocks it hit.
+//! Blocks that are deallocated, or made unreadable, together share one entry in the log: a run, with a flag and a number of blocks in
+//! place of the pbn. A reader of single entries finds the flag unknown and refuses it, so a run never counts as its first block alone.
+//!
+//! A map entry is the same 32 bytes in the log and in the block map. It checks itself, so that damage to a map page costs exactly the blocks that it hit.
 
 use sealblock_integrity::PiFormat;
 use sealblock_units::{Extent, Lba};
@@ -22,12 +24,12 @@ const KIND: usize = 26;
 const FLAGS: usize = 27;
 const CHECKSUM: usize = 28;
 
-/// Flag: the tags came from a host and their guard was not found to match the data, so recovery cannot use it.
+/// Flag: the host asked for no check and its guard does not match the data, so recovery cannot use the guard.
 const FLAG_GUARD_UNVERIFIED: u8 = 1;
-/// Flag, in the log only: the map entry is that of several blocks without data, as many as the physical block field says.
+/// Flag, in the log only: the map entry is that of several blocks without data, as many as the pbn field says.
 pub(super) const FLAG_RUN: u8 = 2;
 
-/// What a map entry says of its block.
+/// The state of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapEntryKind {
     /// The data are in the physical block.
@@ -52,14 +54,14 @@ pub struct MapEntry {
     /// The protection information tuple as it was sealed, padded with zeroes; for an 8-byte tuple or none, bytes 8..12
     /// are the CRC-32C of the data, by which recovery recognises data that did not all reach the medium.
     pub tuple: [u8; 16],
-    /// The tuple's guard was not checked when it was written.
+    /// The guard did not match the data when the host wrote it unchecked.
     pub guard_unverified: bool,
 }
 
-/// Why 32 bytes are no map entry of a block.
+/// Why 32 bytes are not a map entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapEntryError {
-    /// All bytes are zero: no map entry was ever written here.
+    /// All bytes are zero: the block was never written.
     #[error("no map entry")]
     Unwritten,
     /// The checksum does not match.

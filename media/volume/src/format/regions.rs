@@ -40,7 +40,7 @@ impl fmt::Display for RegionKind {
             RegionKind::Superblock(copy) => write!(f, "superblock {copy}"),
             RegionKind::ReservedArea(copy) => write!(f, "reserved area {copy}"),
             RegionKind::Log(copy) => write!(f, "log {copy}"),
-            RegionKind::GroupMap(copy) => write!(f, "group map {copy}"),
+            RegionKind::GroupMap(copy) => write!(f, "block group map {copy}"),
             RegionKind::BitmapPages => write!(f, "bitmap pages"),
             RegionKind::MapEntries(copy) => write!(f, "map entries {copy}"),
             RegionKind::Generations(copy) => write!(f, "generations {copy}"),

@@ -162,7 +162,7 @@ fn close_beside_others(bytes: &[u8], seed: u64) {
     assert!(told.is_closed.get());
     drop(volume);
     medium.turns.set(0);
-    assert!(open_now(&medium, true).description.clean, "seed {seed}");
+    assert!(open_now(&medium, true).description.is_clean, "seed {seed}");
     let again = Rig::open(&medium, true).unwrap();
     for (lba, acknowledged) in told.acknowledged.borrow().iter() {
         let found = again.read(*lba, 1).unwrap();
@@ -191,7 +191,7 @@ fn a_volume_whose_last_commit_failed_is_not_called_clean() {
     });
     assert!(flushed.is_err());
     medium.syncs_left.set(u64::MAX);
-    assert!(!open_now(&medium, true).description.clean);
+    assert!(!open_now(&medium, true).description.is_clean);
 }
 
 /// Polls so often, with turns for the worker in between. Whether it ended.

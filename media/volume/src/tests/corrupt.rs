@@ -5,7 +5,7 @@ use sealblock_integrity::{Field, GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Lba};
 
 use super::setup::{Rig, pattern, protection};
-use crate::{CorruptionKind, DamageError};
+use crate::{CorruptionError, CorruptionKind};
 
 fn bad_blocks(rig: &Rig) -> Vec<BadBlock> {
     rig.verify().unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec()
@@ -102,13 +102,13 @@ fn rewriting_a_damaged_block_mends_it() {
 fn what_cannot_be_damaged_says_why() {
     let rig = Rig::new(BlockSize::B512, 64, protection(GuardKind::Crc16, ProtectionType::Type1));
     let damage = |lba, kind| rig.run(rig.gate.device().damage(Lba::new(lba), kind));
-    assert!(matches!(damage(64, CorruptionKind::Data), Err(DamageError::Range { .. })));
-    assert!(matches!(damage(3, CorruptionKind::Data), Err(DamageError::Empty(_))));
+    assert!(matches!(damage(64, CorruptionKind::Data), Err(CorruptionError::Range { .. })));
+    assert!(matches!(damage(3, CorruptionKind::Data), Err(CorruptionError::Empty(_))));
     rig.write(3, &[7; 512]).unwrap();
     damage(3, CorruptionKind::Guard).unwrap();
-    assert!(matches!(damage(3, CorruptionKind::Guard), Err(DamageError::Damaged(_))));
+    assert!(matches!(damage(3, CorruptionKind::Guard), Err(CorruptionError::Damaged(_))));
     let plain = Rig::new(BlockSize::B512, 64, None);
     plain.write(3, &[7; 512]).unwrap();
     let why = plain.run(plain.gate.device().damage(Lba::new(3), CorruptionKind::Data));
-    assert!(matches!(why, Err(DamageError::Unprotected)));
+    assert!(matches!(why, Err(CorruptionError::Unprotected)));
 }

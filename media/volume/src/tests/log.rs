@@ -237,7 +237,7 @@ fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_
         rig.write(0, &pattern(1, 4096)).unwrap();
         rig.flush().unwrap();
         hold_tables(&rig);
-        rig.gate.device().checkpoints.want();
+        rig.gate.device().checkpoints.request();
         rig.idle();
         // A checkpoint is in flight, and has the sector.
         rig.write(1, &pattern(2, 4096)).unwrap();
@@ -277,7 +277,7 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         }
         let before = medium.bytes.borrow().clone();
         let description = open_described(&medium, true).unwrap().description;
-        assert!(description.log_lost > 0 && !description.clean);
+        assert!(description.log_lost > 0 && !description.is_clean);
         let rig = Rig::open(&medium, true).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
         let verify = Request::Verify { extent, checks: rig.checks(extent) };
@@ -493,7 +493,7 @@ fn a_log_that_cannot_be_read_at_all_is_not_taken_for_an_empty_one_unless_the_sup
     let medium = rig.close();
     medium.unreadable.set(log);
     let opened = open_described(&medium, true).unwrap();
-    assert!(opened.description.clean && opened.description.log_lost == 0);
+    assert!(opened.description.is_clean && opened.description.log_lost == 0);
     let rig = Rig::open(&medium, false).unwrap();
     rig.write(6, &pattern(3, 4096)).unwrap();
     rig.flush().unwrap();

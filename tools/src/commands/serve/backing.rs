@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use sealblock_media_file::{Backing, Trouble, open_files};
+use sealblock_media_file::{Backing, BackingError, open_files};
 use sealblock_units::ByteCount;
 
 use crate::control::server::FileError;
@@ -30,12 +30,14 @@ pub fn watch() -> io::Result<()> {
     thread::Builder::new().name("backing".to_owned()).spawn(look).map(drop)
 }
 
-fn report(backing: &Backing, news: Option<Trouble>) {
+fn report(backing: &Backing, news: Option<BackingError>) {
     let file = backing.path().display();
     match news {
-        Some(Trouble::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
-        Some(Trouble::Replaced) => tracing::error!(%file, "another file is in the place of the one that is in use"),
-        Some(Trouble::CutOff { left_bytes, length_bytes }) => {
+        Some(BackingError::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
+        Some(BackingError::Replaced) => {
+            tracing::error!(%file, "another file is in the place of the one that is in use")
+        }
+        Some(BackingError::CutOff { left_bytes, length_bytes }) => {
             tracing::error!(%file, left_bytes, length_bytes, "the file was cut off while it is in use");
         }
         None => tracing::warn!(%file, "the file is there again"),
@@ -64,9 +66,9 @@ impl Files {
 
 fn error_of(backing: &Backing) -> Option<FileError> {
     let (trouble, lengths) = match backing.trouble()? {
-        Trouble::Gone => ("gone", None),
-        Trouble::Replaced => ("replaced", None),
-        Trouble::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
+        BackingError::Gone => ("gone", None),
+        BackingError::Replaced => ("replaced", None),
+        BackingError::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
     };
     let (left_bytes, length_bytes) = lengths.unzip();
     let path = backing.path().display().to_string();
