@@ -6,12 +6,17 @@ use sealblock_block::ReservedArea;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
+pub use crate::codec::LabelError;
+use crate::codec::{LabelReader, VERSION, get, put, put_varint};
 use crate::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
 use crate::regions::{RegionMap, Regions};
-use crate::sets::{LabelReader, NoPages, Pages, encode_plain, put_varint};
+use crate::sets::{NoPages, Pages, encode_plain};
 
 /// Most records of a mirror, those of removed replicas included until they are reused.
 pub const MAX_REPLICAS: usize = 8;
+
+/// Most sets of a mirror: dirty regions, and the out-of-sync regions of each replica.
+pub const MAX_SETS: usize = 1 + MAX_REPLICAS;
 
 /// Most stale blocks of all replicas of a mirror together.
 pub const MAX_STALE_BLOCKS: usize = 2048;
@@ -24,7 +29,6 @@ pub const MAX_STALE_BYTES: usize = 6 << 10;
 const MAX_EVENTS: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
-const VERSION: u64 = 2;
 const HEAD_BYTES: usize = 96;
 const RECORD_BYTES: usize = 48;
 
@@ -138,30 +142,6 @@ pub struct Label {
     pub replicas: Vec<ReplicaRecord>,
     /// Regions in which in-sync replicas may differ.
     pub dirty: Regions,
-}
-
-/// Why bytes are no valid label.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum LabelError {
-    /// They are cut off, damaged, or no label.
-    #[error("the mirror's label is damaged")]
-    Damaged,
-    /// Another version of the format.
-    #[error("the mirror's label has version {0}; this program knows version {VERSION}")]
-    Version(u64),
-    /// A field has an invalid value.
-    #[error("invalid {0} in the mirror's label")]
-    Field(&'static str),
-}
-
-pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut wide = [0; 8];
-    wide[..N].copy_from_slice(&bytes[at..at + N]);
-    u64::from_le_bytes(wide)
-}
-
-pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
 /// Most bytes of each set of regions in a label with so many records. A bit for each of

@@ -16,6 +16,7 @@
 //! same order.
 
 pub mod assemble;
+mod codec;
 mod create;
 mod io;
 pub mod label;

@@ -12,13 +12,13 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
 use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, mark_out_of_sync, replica_id};
-use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
+use crate::label::{Label, LabelError, MAX_REPLICAS, MAX_SETS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, MirrorParts, abilities};
 use crate::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::replica::{Replica, ReplicaSource, has_reserved_area};
 use crate::resync::Worker;
-use crate::sets::{MAX_SETS, PageId, Pages, pages_of_set};
+use crate::sets::{PageId, Pages, pages_of_set};
 use crate::test_hooks::{Mutation, TestHooks};
 use crate::write_intent::{PriorState, WriteIntent};
 

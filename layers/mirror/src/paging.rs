@@ -11,11 +11,11 @@ use futures_util::future::join_all;
 use sealblock_block::{Clock, Error, Request};
 use sealblock_runtime_memory::Slice;
 
-use crate::label::max_set_bytes;
+use crate::label::{MAX_SETS, max_set_bytes};
 use crate::mirror::Mirror;
 use crate::regions::Regions;
 use crate::replica::Replica;
-use crate::sets::{MAX_SETS, PageId, encode_paged, encode_plain, pages_of_set, pages_with};
+use crate::sets::{PageId, encode_paged, encode_plain, pages_of_set, pages_with};
 
 /// Pages that are written to a replica at once.
 const PAGES_AT_ONCE: usize = 16;

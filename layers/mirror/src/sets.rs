@@ -11,11 +11,8 @@ use std::ops::RangeInclusive;
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 
-use crate::label::{LabelError, MAX_REPLICAS, get, put};
+use crate::codec::{LabelError, LabelReader, get, put, put_varint};
 use crate::regions::{MAX_REGIONS_IN_LABEL, Regions, bytes_of};
-
-/// Most sets of a mirror: dirty regions, and the out-of-sync regions of each replica.
-pub const MAX_SETS: usize = 1 + MAX_REPLICAS;
 
 const PAGE_BYTES: usize = ReservedArea::Bitmap { page: 0 }.max_bytes();
 const PAGE_HEAD_BYTES: usize = 64;
@@ -94,15 +91,6 @@ fn bits_of(bytes: &[u8]) -> Option<&[u8]> {
     (bytes.len() == PAGE_BYTES).then(|| &bytes[PAGE_HEAD_BYTES..])
 }
 
-/// Appends a varint: seven bits a byte, lowest first.
-pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-}
-
 /// The runs of a set, each as the gap before it and its length less one; `None` if they take more than `max_bytes`.
 fn runs_bytes(set: &Regions, max_bytes: usize) -> Option<Vec<u8>> {
     let (mut bytes, mut next) = (Vec::new(), 0);
@@ -178,32 +166,7 @@ impl Pages for NoPages {
     }
 }
 
-/// Reader of the variable part of a label.
-pub(crate) struct LabelReader<'a>(pub &'a [u8]);
-
-impl<'a> LabelReader<'a> {
-    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    /// A varint of at most 56 bits, in its shortest form.
-    pub fn varint(&mut self, what: &'static str) -> Result<u64, LabelError> {
-        let (mut value, mut shift) = (0, 0);
-        loop {
-            let byte = self.bytes(1)?[0];
-            value |= u64::from(byte & 0x7F) << shift;
-            shift += 7;
-            match byte {
-                0 if shift > 7 => return Err(LabelError::Field(what)),
-                0..0x80 => return Ok(value),
-                _ if shift >= 56 => return Err(LabelError::Field(what)),
-                _ => {}
-            }
-        }
-    }
-
+impl LabelReader<'_> {
     /// Decodes set `number` of a mirror with this identity and so many regions.
     pub fn set(
         &mut self,

@@ -1,0 +1,64 @@
+//! Fields and varints of labels and bitmap pages. Drawn in `docs/formats/mirror-label.md`.
+
+/// Version of the label format.
+pub(crate) const VERSION: u64 = 2;
+
+/// Why bytes are no valid label.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LabelError {
+    /// They are cut off, damaged, or no label.
+    #[error("the mirror's label is damaged")]
+    Damaged,
+    /// Another version of the format.
+    #[error("the mirror's label has version {0}; this program knows version {VERSION}")]
+    Version(u64),
+    /// A field has an invalid value.
+    #[error("invalid {0} in the mirror's label")]
+    Field(&'static str),
+}
+
+pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
+    let mut wide = [0; 8];
+    wide[..N].copy_from_slice(&bytes[at..at + N]);
+    u64::from_le_bytes(wide)
+}
+
+pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
+    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
+}
+
+/// Appends a varint: seven bits a byte, lowest first.
+pub(crate) fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        bytes.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    bytes.push(value as u8);
+}
+
+/// Reader of the variable part of a label.
+pub(crate) struct LabelReader<'a>(pub &'a [u8]);
+
+impl<'a> LabelReader<'a> {
+    pub fn bytes(&mut self, count: usize) -> Result<&'a [u8], LabelError> {
+        let (taken, rest) = self.0.split_at_checked(count).ok_or(LabelError::Damaged)?;
+        self.0 = rest;
+        Ok(taken)
+    }
+
+    /// A varint of at most 56 bits, in its shortest form.
+    pub fn varint(&mut self, what: &'static str) -> Result<u64, LabelError> {
+        let (mut value, mut shift) = (0, 0);
+        loop {
+            let byte = self.bytes(1)?[0];
+            value |= u64::from(byte & 0x7F) << shift;
+            shift += 7;
+            match byte {
+                0 if shift > 7 => return Err(LabelError::Field(what)),
+                0..0x80 => return Ok(value),
+                _ if shift >= 56 => return Err(LabelError::Field(what)),
+                _ => {}
+            }
+        }
+    }
+}
