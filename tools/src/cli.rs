@@ -436,7 +436,7 @@ pub struct Rescue {
     /// Where to; a path where nothing is becomes a plain file; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
-    /// What a volume without a superblock was created with (`create --size`), where the length of the medium does not tell.
+    /// The size at creation (`create --size`) of a volume without a superblock, if the length of the medium does not show it.
     #[arg(long, value_name = "SIZE")]
     pub capacity: Option<ByteCount>,
     /// Bytes of data in a block of a volume without a superblock.

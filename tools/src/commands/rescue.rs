@@ -1,6 +1,6 @@
 //! `sealblock rescue`: what still verifies of a damaged volume, and a list of the rest.
 //!
-//! The volume is only read. It opens from whichever copy of its superblock is left, or, without any, from what its records tell
+//! The volume is only read. It opens from any copy of its superblock, or, without one, from what its map entries show
 //! of its shape. What cannot be read is never passed on:
 //! a destination that can make blocks unreadable gets them so, a file has zeroes there, and the list names them.
 

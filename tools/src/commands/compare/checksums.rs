@@ -1,6 +1,6 @@
-//! Comparing by digests: what is equal is told by sums that are made where the blocks are, and only what is left is read.
+//! Compares by checksums, which are computed where the blocks are; only blocks with different ones are read.
 //!
-//! A region whose sums differ is halved until its blocks are known one by one. Where both halves differ, digests would soon
+//! A region with different checksums is halved down to single blocks. Where both halves differ, digests would soon
 //! cost more than the data, so short regions of that kind are read.
 
 use futures_util::future::join;
@@ -21,7 +21,7 @@ const READ_BYTES: u64 = 1 << 20;
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 impl Sides<'_> {
-    /// Whether sums save anything: a side is away, and each such side makes them itself.
+    /// True if checksums save traffic: a side is remote, and each remote side computes them itself.
     pub(super) fn have_digests(&self) -> bool {
         let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.gate.abilities());
         abilities().any(|side| side.offloads)
@@ -32,7 +32,7 @@ impl Sides<'_> {
     pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, CliError> {
         let mut runs = Vec::new();
         let mut different = Vec::new();
-        // Sums are of whole blocks; what ends within one is read.
+        // Checksums cover whole blocks; a partial block is read.
         let rest = length % self.block.bytes() as u64;
         let length = length - rest;
         if length > 0 {
@@ -54,7 +54,7 @@ impl Sides<'_> {
             let (first, second) = ((offset, half), (offset + half, length - half));
             let sums = join(self.checksums(first.0, first.1), self.checksums(second.0, second.1)).await;
             match (sums.0?, sums.1?) {
-                // Somebody writes there just now, or a sum is wrong: what is read decides.
+                // A concurrent write, or a wrong checksum: the data that is read decides.
                 (Checksums::Same, Checksums::Same) => self.read_into(&mut runs, offset, length).await?,
                 (one, other)
                     if one != Checksums::Same && other != Checksums::Same && blocks > 2 && length <= READ_BYTES =>
@@ -79,7 +79,7 @@ impl Sides<'_> {
         Ok(())
     }
 
-    /// What the sums of both sides tell.
+    /// Compares the checksums of both sides.
     async fn checksums(&self, offset: u64, length: u64) -> Result<Checksums, CliError> {
         let other = async {
             match self.b {
@@ -96,7 +96,7 @@ impl Sides<'_> {
     }
 }
 
-/// What sums tell of a region.
+/// The checksums of a region.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Checksums {
     Same,

@@ -1,4 +1,4 @@
-//! A scrub in words.
+//! A scrub as text.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -9,7 +9,7 @@ use crate::control::status::{KeptWord, ResultWord, RunStatus, ScrubStatus, State
 use crate::report::Checked;
 use crate::tally::count;
 
-/// Everything there is to say.
+/// The whole state.
 pub fn to_text(status: &ScrubStatus) -> String {
     let mut text = String::new();
     put(&mut text, line(status));
@@ -99,7 +99,7 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
     }
 }
 
-/// A time in one unit, or two where that tells more.
+/// A duration in one unit, or two.
 pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),

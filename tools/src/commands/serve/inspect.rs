@@ -1,4 +1,4 @@
-//! How a served device is, for whoever asks: looked at on its own core, without a request to the device.
+//! The state of a served device for `status`: read on its own core, without a request to the device.
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
@@ -21,7 +21,7 @@ use crate::control::server::{
 use crate::stack::{OpenMirror, TargetInfo};
 use crate::tally::count;
 
-/// How long a core may take to look.
+/// How long a core may take to respond.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Runs of bad blocks that are named.
 const MAX_RUNS: usize = 64;
@@ -29,13 +29,13 @@ const MAX_RUNS: usize = 64;
 /// A device on its own core, as long as its scrub is there.
 pub struct InspectedDevice {
     scrub_task: Rc<ScrubTask>,
-    /// Not held: who closes a mirror waits for nobody who only looks.
+    /// Weak: the close of a mirror waits for its owners.
     mirrors: Vec<Weak<OpenMirror>>,
     paths: Vec<PathMonitor>,
     files: Vec<String>,
     /// The same files, as long as they are open.
     backing: Files,
-    /// What the opening found lost, which writing does not mend.
+    /// Losses that the open found and that writes do not repair.
     lost_metadata: Vec<String>,
 }
 
@@ -96,7 +96,7 @@ impl DeviceInspector {
         Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
     }
 
-    /// How the device is now. One that does not tell in time says so.
+    /// The state of the device now, or that it did not respond in time.
     pub async fn snapshot(&self) -> DeviceSnapshot {
         let watched = self.watched.clone();
         let looked = self.core.call(move || async move { watched.get().map(|watched| watched.snapshot()) });
@@ -137,7 +137,7 @@ fn lost_logs(info: &TargetInfo) -> Vec<String> {
 
 fn named(mirror: &OpenMirror) -> NamedMirror {
     let mut status = MirrorStatus::of(&mirror.describe());
-    // Those that were taken out concern nobody any more.
+    // Removed replicas are not shown.
     status.replicas.retain(|replica| !replica.is_removed());
     NamedMirror { target: mirror.target().to_string(), status }
 }

@@ -117,7 +117,7 @@ impl Observer for RequestObserver {
                 self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
             }
-            // Answers, and mistakes of whoever asked: they have the status, and the log for debugging.
+            // Results such as a miscompare, and errors of the client: it gets the status, and the debug log has them.
             ErrorKind::Miscompare { .. }
             | ErrorKind::ReadOnly
             | ErrorKind::Range { .. }

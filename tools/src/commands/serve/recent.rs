@@ -1,7 +1,7 @@
 //! The last warnings and errors, for `status`.
 //!
-//! Bounded: [`MAX_LINES`] for each place of the program, of which there are as many as there are such places, so that one that
-//! tells much does not push out what the others had to say.
+//! Bounded: [`MAX_LINES`] for each call site, so that one that
+//! logs much does not push out the lines of the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{LazyLock, Mutex, PoisonError};

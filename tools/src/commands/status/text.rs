@@ -18,7 +18,7 @@ const MAX_RUNS: usize = 3;
 /// Runs of bad blocks that are named.
 const MAX_DAMAGE: usize = 16;
 
-/// Operations that are told, by one and by several.
+/// The kinds of requests that are printed, singular and plural.
 const OPERATIONS: [(&str, &str, &str); 9] = [
     ("read", "read", "reads"),
     ("write", "write", "writes"),
@@ -179,7 +179,7 @@ fn io(io: &IoStatus, before: Option<(Duration, &IoStatus)>) -> String {
         });
         words.push(format!("{requests} {}{of_bytes}{rate}", if requests == 1 { one } else { several }));
     }
-    // What the program asks for itself, labels and the like, may fail and concerns nobody.
+    // Internal requests, such as for labels, may fail without effect on clients.
     let errors: u64 = OPERATIONS.iter().map(|(operation, ..)| io.of(operation).errors).sum();
     words.push(format!("{errors} failed, {} in flight", io.in_flight));
     words.join(", ")
@@ -213,7 +213,7 @@ fn client_text(client: &ClientStatus) -> String {
 /// A line of the server's log.
 fn log_line_text(line: &Map<String, Value>) -> String {
     let text = |name: &str| line.get(name).and_then(Value::as_str).unwrap_or_default();
-    // Fractions of a second tell nobody anything here.
+    // Fractions of a second are of no use here.
     let time = text("time").split('.').next().unwrap_or_default();
     let mut words = format!("{time} {}", text("message"));
     for (name, value) in line.iter().filter(|(name, _)| !["time", "level", "message"].contains(&name.as_str())) {

@@ -1,4 +1,4 @@
-//! The scrub of devices that mend, fail and come back.
+//! The scrub of devices that repair, fail and return.
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Error, ErrorKind, Geometry, Limits, RequestKind, Response, Unchecked,
@@ -204,7 +204,7 @@ fn a_device_that_is_away_is_no_damage() {
         assert!(status.trouble.unwrap().contains("it is away"));
         assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
         device.is_away.set(false);
-        // Somebody who knows that it is back need not wait.
+        // A client that knows that it is back need not wait.
         scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
         let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
         assert_eq!((status.runs[0].blocks, status.trouble), (BLOCKS, None));
