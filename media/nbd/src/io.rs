@@ -69,7 +69,7 @@ impl Io {
             Reply::Done | Reply::Status(_) => unreachable!("the core answers reads with data"),
         };
         let size = self.session.profile.geometry.block_size;
-        let plain = Unverified::new(buffer.freeze(), Slice::empty(), size, None).expect("whole blocks were asked for");
+        let plain = Unverified::new(buffer.freeze(), Slice::empty(), size, None).expect("a read has whole blocks");
         Ok(Response::Data(plain.verify(&Checks::NONE).expect("there is nothing to check")))
     }
 

@@ -40,7 +40,7 @@ fn serve() -> SocketAddr {
             let limits = Limits { commands: 256, ..Limits::default() };
             let target = Target::new([subsystem], limits).expect("one subsystem");
             let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16).expect("a port");
-            tell.send(listener.local_addr().expect("an address")).expect("somebody listens");
+            tell.send(listener.local_addr().expect("an address")).expect("the receiver is alive");
             let _ = target.serve(listener).await;
         });
     });

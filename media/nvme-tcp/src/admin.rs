@@ -184,7 +184,7 @@ pub(crate) async fn namespace_pages(
         None => None,
     };
     let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
-    let (extensions, annex_pages) = extensions(admin, &controller, nsid).await?;
+    let (extensions, bitmap_pages) = extensions(admin, &controller, nsid).await?;
     Ok(IdentifyPages {
         capabilities,
         controller,
@@ -194,7 +194,7 @@ pub(crate) async fn namespace_pages(
         independent,
         ids,
         extensions,
-        bitmap_pages: annex_pages,
+        bitmap_pages,
     })
 }
 

@@ -67,10 +67,10 @@ pub enum ConnectError {
     /// The target requires authentication or a secure channel, which this host does not support.
     #[error("the target demands authentication or a secure channel")]
     AuthenticationRequired,
-    /// The namespace asked for is not among the active ones.
+    /// The requested namespace is not among the active ones.
     #[error("there is no namespace {wanted}; the active ones are {}", List(.active))]
     NoNamespace {
-        /// NSID asked for.
+        /// The requested NSID.
         wanted: u32,
         /// NSIDs there are.
         active: Vec<u32>,

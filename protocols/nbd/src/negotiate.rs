@@ -325,7 +325,7 @@ mod tests {
 
     #[test]
     fn contexts_are_matched_exactly_or_by_their_namespace() {
-        assert_eq!(answers(&[]), (true, false), "none asked: all are listed, none is set");
+        assert_eq!(answers(&[]), (true, false), "no query: all are listed, none is set");
         assert_eq!(answers(&["qemu:a", "base:allocation"]), (true, true));
         assert_eq!(answers(&["base:"]), (true, false));
         assert_eq!(answers(&["base:allocations", "", "other"]), (false, false));

@@ -1,4 +1,4 @@
-//! Admin commands that ask for structures or control the controller: Identify, Get Log Page, Get and Set Features, Abort,
+//! Admin commands that read structures or control the controller: Identify, Get Log Page, Get and Set Features, Abort,
 //! Asynchronous Event Request, Keep Alive. Get LBA Status is in [`crate::nvm`].
 
 use zerocopy::little_endian::U32;
@@ -64,9 +64,9 @@ pub struct GetLogPage {
     pub lsp: u8,
     /// RAE: the event that made the host read is not cleared.
     pub retain_event: bool,
-    /// NUMD: bytes asked for, a multiple of 4 and at least 4.
+    /// NUMD: requested bytes, a multiple of 4 and at least 4.
     pub length_bytes: u64,
-    /// LPO: first byte asked for (or index, with `offset_is_index`).
+    /// LPO: first requested byte (or index, with `offset_is_index`).
     pub offset: u64,
     /// OT: the offset counts entries instead of bytes.
     pub offset_is_index: bool,
@@ -245,7 +245,7 @@ impl GetLogPage {
         command
     }
 
-    /// The part of a page that is asked for, cut where the page ends; the rest of the transfer is zero. Refused if
+    /// The requested part of a page, cut where the page ends; the rest of the transfer is zero. Refused if
     /// it starts behind the page's end or, as only paged logs have them, if it counts in entries or lies odd.
     pub fn slice<'a>(&self, page: &'a [u8]) -> Result<&'a [u8], Invalid> {
         if self.offset_is_index {

@@ -1,8 +1,8 @@
-//! The submission queue entry: 64 bytes that ask for one operation.
+//! The submission queue entry: 64 bytes, one command.
 //!
 //! The layout is that of clause "Submission Queue Entry" of the NVM Express Base specification. Every bit pattern is a
-//! [`Command`]; what a pattern means is asked through the typed views here and in the modules `nvm` and
-//! `fabrics`, which refuse what is not legal with a status code. The dwords stay public, because a target
+//! [`Command`]; the typed views here and in the modules `nvm` and `fabrics` interpret it, and refuse illegal values with a
+//! status code. The dwords stay public, because a target
 //! has to echo and log commands it does not know.
 
 use std::fmt;

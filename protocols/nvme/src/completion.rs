@@ -27,7 +27,7 @@ impl Completion {
     /// Bytes of a completion queue entry.
     pub const BYTES: usize = 16;
 
-    /// The answer to command `cid`. The head of the submission queue is filled in by whoever sends it.
+    /// The completion of command `cid`. The sender fills in the head of the submission queue.
     pub fn new(cid: u16, status: Status, result: u64) -> Completion {
         let (cid, status) = (U16::new(cid), U16::new(status.bits() << 1));
         Completion { result: U64::new(result), cid, status, ..Completion::default() }

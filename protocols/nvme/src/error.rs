@@ -47,26 +47,26 @@ pub enum Invalid {
     /// The range goes past the end of the namespace.
     #[error("{extent} go past the end of a namespace of {capacity_blocks} blocks")]
     PastEnd {
-        /// Blocks asked for.
+        /// Requested blocks.
         extent: Extent,
         /// Blocks there are.
         capacity_blocks: u64,
     },
     /// More blocks than a command can name, or than the controller allows in one command.
-    #[error("{blocks} blocks are more than the {most} that one command may name")]
+    #[error("{blocks} blocks are more than the {max} that one command may name")]
     TooManyBlocks {
-        /// Blocks asked for.
+        /// Requested blocks.
         blocks: u64,
         /// The largest number.
-        most: u64,
+        max: u64,
     },
     /// A list has no entry, or more than a command or the controller allows.
-    #[error("a list of {entries} entries is outside 1 to {most}")]
+    #[error("a list of {entries} entries is outside 1 to {max}")]
     Entries {
-        /// Entries asked for.
+        /// Requested entries.
         entries: usize,
         /// The largest number.
-        most: usize,
+        max: usize,
     },
     /// Type 1 wants the reference tag of a command to be the low bits of its address.
     #[error("the reference tag {given:#x} is not the low bits of the address, {expected:#x}")]

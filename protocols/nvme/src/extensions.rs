@@ -1,8 +1,8 @@
-//! What sealblock has besides the specification: the command Digest, room beside the blocks of a namespace (the annex), and
-//! the log page that tells of both. The bytes and the reasons are in `docs/formats/vendor-extensions.md`.
+//! Sealblock's vendor specific extensions: the command Checksum, the reserved area beside the blocks of a namespace, and the
+//! log page that reports both. `docs/formats/vendor-extensions.md` specifies their bytes.
 //!
-//! Opcodes and identifiers from C0h up are any vendor's. So a host sends them only to a namespace whose log page C1h has the
-//! signature and the bits, and to read that page does nothing, whatever it means elsewhere.
+//! Opcodes and identifiers from C0h up are vendor specific. So a host uses them only on a namespace whose log page C1h has
+//! the signature and the bits; to read that page has no effect, whatever it means for another vendor.
 
 use sealblock_integrity::guard;
 
@@ -11,17 +11,17 @@ use crate::features::FeatureId;
 use crate::wire::{TooShort, flags, layout};
 
 flags! {
-    /// What a namespace has.
+    /// Extensions that a namespace supports.
     pub struct Extensions(u32) {
-        /// The I/O command Digest.
+        /// The I/O command Checksum.
         CHECKSUM = 0,
-        /// The features of both slots of its annex.
+        /// The features of its reserved area.
         RESERVED = 1,
-        /// Dword 0 of the completion of a Verify says what was not checked.
+        /// Dword 0 of the completion of a Verify reports what was not checked.
         COVERAGE = 2,
-        /// A Verify, or a Read, of the namespace checks every block against a seal, also where it is shown without.
+        /// A Verify or Read checks every block against a seal, even if the namespace has no protection information.
         SEALS = 3,
-        /// The namespace holds copies; a Digest does not say which of them it has not looked at.
+        /// The namespace has several copies; a Checksum does not report which of them it did not check.
         COPIES = 4,
     }
 }
@@ -33,45 +33,46 @@ layout! {
         0 => signature: [u8; 8],
         /// Version, see [`ExtensionsLog::VERSION`].
         8 => version: u16,
-        /// NSID: whose.
+        /// NSID: the namespace.
         12 => nsid: u32,
-        /// What the namespace has.
+        /// Extensions of the namespace.
         16 => extensions: Extensions,
-        /// Bytes of each slot's frame, in the order of [`ReservedArea::ALL`]; 0 without ANNEX.
-        20 => annex_bytes: [u32; 2],
-        /// Bytes of the frame of a bitmap page; 0 without ANNEX.
+        /// Bytes of each frame, in the order of [`ReservedArea::ALL`]; 0 without RESERVED.
+        20 => reserved_bytes: [u32; 2],
+        /// Bytes of the frame of a bitmap page; 0 without RESERVED.
         28 => page_bytes: u32,
-        /// How many bitmap pages the annex has.
+        /// Number of bitmap pages in the reserved area.
         32 => pages: u32,
     }
 }
 
 impl ExtensionsLog {
-    /// What the page begins with.
+    /// Magic of the page.
     pub const SIGNATURE: [u8; 8] = *b"SBEXTEND";
-    /// The version drawn here.
+    /// The version of this layout.
     pub const VERSION: u16 = 1;
 
-    /// The page of a namespace that has these, and so many bitmap pages in its annex if it has one.
+    /// The page of a namespace with these extensions, and this many bitmap pages if it has a reserved area.
     pub fn new(nsid: u32, extensions: Extensions, pages: u32) -> ExtensionsLog {
-        let has_annex = extensions.contains(Extensions::RESERVED);
-        let annex_bytes = ReservedArea::ALL.map(|slot| if has_annex { slot.frame_bytes() as u32 } else { 0 });
+        let has_reserved = extensions.contains(Extensions::RESERVED);
+        let reserved_bytes = ReservedArea::ALL.map(|area| if has_reserved { area.frame_bytes() as u32 } else { 0 });
         let (signature, version) = (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION);
-        let (page_bytes, pages) = if has_annex { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
-        ExtensionsLog { signature, version, nsid, extensions, annex_bytes, page_bytes, pages }
+        let (page_bytes, pages) =
+            if has_reserved { (ReservedArea::Bitmap.frame_bytes() as u32, pages) } else { (0, 0) };
+        ExtensionsLog { signature, version, nsid, extensions, reserved_bytes, page_bytes, pages }
     }
 
-    /// What a page says that namespace `nsid` has and that is used as it is drawn here: nothing if it is another vendor's
-    /// page, another version, cut short, or about another namespace; and no annex of other sizes.
+    /// The extensions of namespace `nsid` by this page: none if it is another vendor's page, another version, too short, or
+    /// about another namespace; no reserved area of another size.
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
-        let has_our_annex = log.annex_bytes == ReservedArea::ALL.map(|slot| slot.frame_bytes() as u32);
-        let usable = if has_our_annex { checks | Extensions::RESERVED } else { checks };
+        let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
+        let usable = if has_reserved { checks | Extensions::RESERVED } else { checks };
         Extensions::from_bits(log.extensions.bits() & usable.bits())
     }
 
-    /// How many bitmap pages a page says that the annex of namespace `nsid` has: none with frames of another size.
+    /// The number of bitmap pages of namespace `nsid` by this page: none with frames of another size.
     pub fn bitmap_pages(page: &[u8], nsid: u32) -> u32 {
         let log =
             ExtensionsLog::known(page, nsid).filter(|_| ExtensionsLog::read(page, nsid).contains(Extensions::RESERVED));
@@ -79,7 +80,7 @@ impl ExtensionsLog {
         log.map_or(0, |log| log.pages)
     }
 
-    /// The page, if it is one of ours about that namespace.
+    /// The page, if it is sealblock's and about that namespace.
     fn known(page: &[u8], nsid: u32) -> Option<ExtensionsLog> {
         ExtensionsLog::decode(page).ok().filter(|log| {
             (log.signature, log.version, log.nsid) == (ExtensionsLog::SIGNATURE, ExtensionsLog::VERSION, nsid)
@@ -87,10 +88,10 @@ impl ExtensionsLog {
     }
 }
 
-/// A part of a namespace's annex: a feature with data.
+/// A part of a namespace's reserved area: a feature with data.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ReservedArea {
-    /// The label of the group whose leg the namespace is.
+    /// The label of the group of which the namespace is a member.
     Group,
     /// The state of its scrub.
     Scrub,
@@ -99,66 +100,66 @@ pub enum ReservedArea {
 }
 
 layout! {
-    /// What stands before the bytes of a slot.
+    /// Header of a frame, before the bytes of the area.
     pub struct ReservedHeader[64] {
         /// Signature, see [`ReservedHeader::SIGNATURE`].
         0 => signature: [u8; 8],
         /// Version, see [`ReservedHeader::VERSION`].
         8 => version: u16,
-        /// FID of the slot.
+        /// FID of the area.
         10 => feature: u8,
-        /// How many bytes the slot holds; 0 when nothing was written.
+        /// Bytes that the area holds; 0 if it was never written.
         12 => length_bytes: u32,
         /// CRC-64/NVME of these bytes.
         16 => crc64: u64,
     }
 }
 
-/// Why the data of an annex feature are none.
+/// Why the frame of a reserved area is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReservedError {
-    /// There is less, or more, of it than a slot's frame has.
-    #[error("a slot's frame has {needed_bytes} bytes, and there are {got_bytes}")]
+    /// The length is not the frame's.
+    #[error("the frame has {needed_bytes} bytes, and there are {got_bytes}")]
     Length {
         /// Bytes of the frame.
         needed_bytes: u64,
         /// Bytes there were.
         got_bytes: u64,
     },
-    /// It begins in another way.
-    #[error("the data do not have the signature of an annex")]
+    /// The frame has a bad magic.
+    #[error("the frame has a bad magic")]
     Signature,
-    /// It is of a version that is not known.
-    #[error("version {0} of the annex is not known")]
+    /// The version is unknown.
+    #[error("unknown version {0} of the reserved area")]
     Version(u16),
-    /// It is of another slot.
-    #[error("the data are of feature {0:#04x}")]
+    /// The frame is of another area.
+    #[error("the frame is of feature {0:#04x}")]
     Feature(u8),
-    /// It announces more than a slot holds.
-    #[error("{0} bytes are announced, which is more than the slot holds")]
+    /// The header announces more bytes than the area holds.
+    #[error("{0} bytes are announced, which is more than the area holds")]
     TooLong(u32),
     /// The checksum is not that of the bytes.
     #[error("the checksum is {stored:#018x} and that of the bytes is {computed:#018x}")]
     Checksum {
-        /// What the head says.
+        /// The CRC in the header.
         stored: u64,
-        /// What the bytes have.
+        /// The CRC of the bytes.
         computed: u64,
     },
 }
 
 impl ReservedHeader {
-    /// What a frame begins with.
+    /// Magic of a frame.
     pub const SIGNATURE: [u8; 8] = *b"SBANNEX\0";
-    /// The version drawn here.
+    /// The version of this layout.
     pub const VERSION: u16 = 1;
 }
 
 impl ReservedArea {
-    /// The slots that every annex has.
+    /// The areas that every reserved area has.
     pub const ALL: [ReservedArea; 2] = [ReservedArea::Group, ReservedArea::Scrub];
 
-    /// The slot that a feature is, if it is one.
+    /// The area of a feature, if it is one.
     pub const fn of_feature(feature: FeatureId) -> Option<ReservedArea> {
         match feature {
             FeatureId::ReservedGroupLabel => Some(ReservedArea::Group),
@@ -168,7 +169,7 @@ impl ReservedArea {
         }
     }
 
-    /// The feature that it is.
+    /// The feature of the area.
     pub const fn feature(self) -> FeatureId {
         match self {
             ReservedArea::Group => FeatureId::ReservedGroupLabel,
@@ -177,7 +178,7 @@ impl ReservedArea {
         }
     }
 
-    /// Bytes of a transfer: the head and all the room there is, whatever the slot holds.
+    /// Bytes of a frame: the header and the whole area, whatever it holds.
     pub const fn frame_bytes(self) -> usize {
         match self {
             ReservedArea::Group => 20 << 10,
@@ -186,12 +187,12 @@ impl ReservedArea {
         }
     }
 
-    /// The most that the slot holds, in bytes.
+    /// Maximum bytes that the area holds.
     pub const fn max_bytes(self) -> usize {
         self.frame_bytes() - ReservedHeader::BYTES
     }
 
-    /// The data of the feature when the slot holds `bytes`; `None` if there are more than it holds.
+    /// The frame of an area that holds `bytes`; `None` if there are more than it can hold.
     pub fn encode(self, bytes: &[u8]) -> Option<Vec<u8>> {
         if bytes.len() > self.max_bytes() {
             return None;
@@ -209,7 +210,7 @@ impl ReservedArea {
         Some(frame)
     }
 
-    /// What the slot holds, or is to hold, by the data of its feature. What lies behind it is not looked at.
+    /// The bytes that a frame holds. Bytes after them are ignored.
     pub fn decode(self, frame: &[u8]) -> Result<&[u8], ReservedError> {
         let (needed_bytes, got_bytes) = (self.frame_bytes() as u64, frame.len() as u64);
         let wrong_length = ReservedError::Length { needed_bytes, got_bytes };
@@ -237,7 +238,7 @@ impl ReservedArea {
 }
 
 impl From<ReservedError> for Invalid {
-    /// The data are named by the data pointer, which begins in dword 6 of the command.
+    /// Names the data pointer, which starts in dword 6 of the command.
     fn from(why: ReservedError) -> Invalid {
         match why {
             ReservedError::Length { needed_bytes, got_bytes } => Invalid::DataLength { needed_bytes, got_bytes },
@@ -280,7 +281,7 @@ mod tests {
         assert_eq!(ExtensionsLog::read(&page[..63], 3), Extensions::NONE);
         assert_eq!(ExtensionsLog::read(&page, 4), Extensions::NONE, "of another namespace");
         for at in 20..28 {
-            assert_eq!(changed(at, 0xFF), Extensions::CHECKSUM, "an annex of another size, byte {at}");
+            assert_eq!(changed(at, 0xFF), Extensions::CHECKSUM, "a reserved area of another size, byte {at}");
         }
         for at in 28..32 {
             let mut page = page;
@@ -302,26 +303,26 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_holds_as_much_as_it_says() {
-        for slot in [ReservedArea::Group, ReservedArea::Scrub, ReservedArea::Bitmap] {
-            let bytes = vec![7; slot.max_bytes()];
-            let frame = slot.encode(&bytes).unwrap();
-            assert_eq!((slot.decode(&frame), frame.len()), (Ok(bytes.as_slice()), slot.frame_bytes()));
-            assert_eq!(slot.encode(&vec![7; slot.max_bytes() + 1]), None);
-            assert_eq!(slot.decode(&slot.encode(&[]).unwrap()), Ok([].as_slice()));
-            assert_eq!(ReservedArea::of_feature(slot.feature()), Some(slot));
+    fn an_area_holds_its_maximum_bytes() {
+        for area in [ReservedArea::Group, ReservedArea::Scrub, ReservedArea::Bitmap] {
+            let bytes = vec![7; area.max_bytes()];
+            let frame = area.encode(&bytes).unwrap();
+            assert_eq!((area.decode(&frame), frame.len()), (Ok(bytes.as_slice()), area.frame_bytes()));
+            assert_eq!(area.encode(&vec![7; area.max_bytes() + 1]), None);
+            assert_eq!(area.decode(&area.encode(&[]).unwrap()), Ok([].as_slice()));
+            assert_eq!(ReservedArea::of_feature(area.feature()), Some(area));
         }
         assert_eq!(ReservedArea::of_feature(FeatureId::HostIdentifier), None);
     }
 
     #[test]
     fn other_data_are_refused() {
-        let slot = ReservedArea::Group;
-        let frame = slot.encode(b"label").unwrap();
+        let area = ReservedArea::Group;
+        let frame = area.encode(b"label").unwrap();
         let changed = |at: usize, byte: u8| {
             let mut frame = frame.clone();
             frame[at] = byte;
-            slot.decode(&frame).map(<[u8]>::len)
+            area.decode(&frame).map(<[u8]>::len)
         };
         assert_eq!(changed(5, 0), Err(ReservedError::Signature));
         assert_eq!(changed(8, 2), Err(ReservedError::Version(2)));
@@ -331,7 +332,7 @@ mod tests {
         assert!(matches!(changed(12, 6), Err(ReservedError::Checksum { .. })));
         assert!(matches!(changed(64, b'L'), Err(ReservedError::Checksum { .. })));
         assert_eq!(changed(70, 1), Ok(5), "behind the bytes");
-        let short = slot.decode(&frame[..frame.len() - 4]).map_err(Invalid::from);
+        let short = area.decode(&frame[..frame.len() - 4]).map_err(Invalid::from);
         assert_eq!(short, Err(Invalid::DataLength { needed_bytes: 20_480, got_bytes: 20_476 }));
         assert!(ReservedArea::Scrub.decode(&frame).is_err());
     }

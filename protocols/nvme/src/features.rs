@@ -45,11 +45,11 @@ codes! {
         ReservationPersistence = 0x83,
         /// Namespace Write Protection Configuration.
         NamespaceWriteProtection = 0x84,
-        /// Annex of a group: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
+        /// Label of a group: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
         ReservedGroupLabel = 0xC0,
-        /// Annex of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
+        /// State of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
         ReservedScrubState = 0xC1,
-        /// Bitmap pages of a group's annex, the page's number in dword 11: see [`crate::extensions::ReservedArea`].
+        /// Bitmap pages of a group, the page's number in dword 11: see [`crate::extensions::ReservedArea`].
         ReservedBitmap = 0xC2,
     }
 }
@@ -125,12 +125,12 @@ pub struct NumberOfQueues {
 }
 
 impl NumberOfQueues {
-    /// Dword 11 of the command, or dword 0 of the answer; numbers outside 1 to 65,535 become the nearest legal one.
+    /// Dword 11 of the command, or dword 0 of the completion; numbers outside 1 to 65,535 become the nearest legal one.
     pub fn bits(self) -> u32 {
         (self.submission.clamp(1, 65_535) - 1) | (self.completion.clamp(1, 65_535) - 1) << 16
     }
 
-    /// What dword 11 asks for; 65,536 queues of a kind are refused, as the clause says.
+    /// The queues that dword 11 requests; refuses 65,536 queues of a kind, as the clause requires.
     pub fn from_bits(bits: u32) -> Result<NumberOfQueues, Invalid> {
         let (submission, completion) = ((bits & 0xFFFF) + 1, (bits >> 16) + 1);
         match (submission, completion) {
@@ -213,7 +213,7 @@ pub enum WriteProtection {
 }
 
 impl WriteProtection {
-    /// What dword 11 asks for.
+    /// The value that dword 11 requests.
     pub fn from_bits(dword: u32) -> Result<WriteProtection, Invalid> {
         match bits(dword, 0, 3) {
             0 => Ok(WriteProtection::None),

@@ -145,7 +145,7 @@ impl fmt::Debug for Nqn {
     }
 }
 
-/// Text in a fixed field that NUL pads, as it came: not checked until it is asked for.
+/// Text in a fixed field padded with NUL, as received: unchecked until it is read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PaddedText<const N: usize>([u8; N]);
 

@@ -1,4 +1,4 @@
-//! Which operation a command asks for: the opcodes of the admin queue, of I/O queues and of Fabrics.
+//! The opcodes of admin commands, I/O commands and Fabrics commands.
 
 use crate::wire::codes;
 
@@ -90,7 +90,7 @@ codes! {
         Copy = 0x19,
         /// Fabrics: see [`FabricsType`].
         Fabrics = 0x7F,
-        /// Digest: a vendor specific command of sealblock, see [`crate::extensions`].
+        /// Checksum: a vendor specific command of sealblock, see [`crate::extensions`].
         Checksum = 0xC0,
     }
 }

@@ -188,10 +188,10 @@ impl Configuration {
 /// How far a shutdown is (Base, field CSTS.SHST).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ShutdownStatus {
-    /// 00b: none asked for.
+    /// 00b: none requested.
     #[default]
     Normal,
-    /// 01b: under way.
+    /// 01b: in progress.
     InProgress,
     /// 10b: done.
     Complete,

@@ -1,4 +1,4 @@
-//! Servers that fail, lie, keep silent, or go away.
+//! Servers that fail, violate the protocol, do not reply, or disconnect.
 
 use std::cell::{Cell, RefCell};
 use std::net::Ipv4Addr;
@@ -216,7 +216,7 @@ fn patience_has_an_end() {
         let error = read(&device, extent(0, 1)).await.unwrap_err();
         let ErrorKind::Unreachable { reason } = error.kind() else { panic!("{error}") };
         assert!(reason.contains("3 attempts") && reason.contains("cannot connect"), "{reason}");
-        assert!(read(&device, extent(0, 1)).await.is_err(), "it stays given up");
+        assert!(read(&device, extent(0, 1)).await.is_err(), "it stays failed");
     });
 }
 
@@ -284,7 +284,7 @@ fn what_is_no_server_or_no_shape_is_refused() {
 #[test]
 fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short() {
     run(|| async {
-        // Holes of 5 blocks and data of 3 in turn, told one at a time.
+        // Holes of 5 blocks and data of 3 in turn, one in each reply.
         let fake = serve_fake(export(), |command| match command {
             Command::BlockStatus { offset, .. } => {
                 let block = offset >> 12;

@@ -23,7 +23,7 @@ fn has(program: &str) -> bool {
     found
 }
 
-/// A server of somebody else, ended with the test.
+/// Another project's server, ended with the test.
 struct Stock {
     child: Child,
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! How far a Verify went, over the network: what our own target tells, and what is taken of one that tells nothing.
+//! Coverage of a Verify over the network: as sealblock's target reports it, and as assumed of a target that reports none.
 
 use std::cell::Cell;
 use std::rc::Rc;

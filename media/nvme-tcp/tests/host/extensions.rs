@@ -1,4 +1,5 @@
-//! Digests and the annex: over our own target, over targets that have neither, and over some that lie about them.
+//! Checksums and the reserved area: over sealblock's target, over targets without them, and over targets whose pages are
+//! invalid.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -193,7 +194,11 @@ fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
         let mut large = page(BOTH);
         large[23] = 0x7F;
         let abilities = connect(&serve_page(large, |_| None)).await.device().abilities();
-        assert_eq!((abilities.checksum, abilities.reserved), (Ability::Native, Ability::Absent), "an annex of 2 GB");
+        assert_eq!(
+            (abilities.checksum, abilities.reserved),
+            (Ability::Native, Ability::Absent),
+            "a reserved area of 2 GB"
+        );
     });
 }
 

@@ -1,4 +1,4 @@
-//! Targets that lie, fail, fall silent or hang up.
+//! Targets that violate the protocol, fail, do not respond or disconnect.
 
 use std::cell::Cell;
 use std::net::SocketAddr;

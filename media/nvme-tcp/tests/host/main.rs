@@ -5,7 +5,7 @@ mod connections;
 mod coverage;
 mod extensions;
 mod formats;
-mod given_up;
 mod hostile;
 mod one_pass;
+mod timeouts;
 mod wire;

@@ -1,4 +1,4 @@
-//! How often each byte is summed on its way, by count: with the 32-bit guard and data digests once at either end, in both
+//! How often a CRC is computed over each byte, by count: with the 32-bit guard and data digests once at either end, in both
 //! directions; with other guards a second time.
 
 use crate::common::*;
@@ -17,7 +17,7 @@ fn type1(guard: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
 }
 
-/// Bytes that the host moved, and bytes that it summed for that.
+/// Bytes that the host moved, and bytes that it computed a CRC over.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Cost {
     moved: u64,
@@ -107,7 +107,7 @@ fn without_tags_here_the_digest_is_the_only_pass() {
     });
 }
 
-/// A guard that nobody compared with its data may be wrong, and a digest joined from it would be as well.
+/// A guard that was not compared with its data may be wrong, and so would be a digest combined from it.
 #[test]
 fn guards_that_were_not_checked_vouch_for_nothing() {
     run(|| async {
@@ -155,7 +155,7 @@ fn data_that_was_read_is_sent_on_without_a_pass() {
     });
 }
 
-/// What one operation made the target move and sum.
+/// Bytes that the target moved and checksummed for one request.
 async fn at_target<T>(served: &Served, work: impl Future<Output = T>) -> (T, ChecksumStats) {
     let nqn = SUBNQN.parse().unwrap();
     let before = served.target.checksum_stats(&nqn).unwrap();
@@ -229,7 +229,7 @@ fn the_target_sums_what_nobody_checked() {
     });
 }
 
-/// The sums are those of what came, so wrong guards are found without a pass of their own, and nothing is written.
+/// The CRCs are those of the received data, so wrong guards are found without another pass, and nothing is written.
 #[test]
 fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
     run(|| async {

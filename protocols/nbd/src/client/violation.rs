@@ -9,13 +9,13 @@ pub enum Violation {
     #[error("it begins with {0:#018x}, which is not NBD")]
     Greeting(u64),
     /// The greeting has an unknown style of negotiation.
-    #[error("it goes on with {0:#018x}, which is no style of negotiation")]
+    #[error("unknown style of negotiation {0:#018x}")]
     Style(u64),
     /// A reply to an option does not begin with its magic.
     #[error("a reply to an option begins with {0:#018x}")]
     OptionMagic(u64),
     /// A reply to another option than the one that was sent.
-    #[error("a reply to option {actual} where {expected} was asked")]
+    #[error("a reply to option {actual} where {expected} was sent")]
     OptionAnswered {
         /// The option that was sent.
         expected: u32,
@@ -84,7 +84,7 @@ pub enum Violation {
         length: u64,
     },
     /// Data or an error outside of its request.
-    #[error("{length} bytes at {offset} are not what was asked for")]
+    #[error("{length} bytes at {offset} are outside the request")]
     OutOfRange {
         /// Where.
         offset: u64,
@@ -100,13 +100,13 @@ pub enum Violation {
         length: u64,
     },
     /// Data in several chunks in spite of NBD_CMD_FLAG_DF.
-    #[error("several chunks of data although one was asked for")]
+    #[error("several chunks of data although one was requested")]
     Fragmented,
     /// More pieces than [`crate::client::Limits::pieces`].
     #[error("a read in more than {0} pieces that do not touch")]
     Pieces(usize),
     /// A read that succeeded without all of its data, or a status without a descriptor.
-    #[error("a request that succeeded without all that was asked for")]
+    #[error("a request that succeeded without all its data")]
     Incomplete,
     /// Status of a context that was not chosen.
     #[error("status of context {0}, which was not chosen")]

@@ -41,7 +41,7 @@ fn receive_all(style: u8, replies: &[Vec<u8>]) -> Transcript {
     transcript
 }
 
-/// The answers to these structured chunks, as text.
+/// The client's events after these structured chunks, as text.
 fn answers(replies: &[Vec<u8>]) -> Vec<String> {
     let transcript = receive_all(1, replies);
     assert_eq!(transcript.closed, None);

@@ -62,7 +62,7 @@ fn pair(extended: bool, bad: Vec<u64>, direct_bytes: usize) -> Pair {
 }
 
 impl Pair {
-    /// Moves some bytes each way, and gives what the client was told.
+    /// Moves some bytes each way; returns the client's events.
     fn turn(&mut self, max_bytes: usize, newest_first: bool) -> Vec<client::Event> {
         let mut out = Vec::new();
         self.client.transmit(&mut out);
@@ -196,7 +196,7 @@ fn compare(
         (Ok(Reply::Status(runs)), _) => {
             prop_assert_eq!(kind, 3);
             prop_assert_eq!(runs[0].status, first as u32 & 3);
-            prop_assert!(runs.len() == 1 || seed & 1 == 1, "one run was asked for");
+            prop_assert!(runs.len() == 1 || seed & 1 == 1, "one descriptor was requested");
         }
         (Ok(Reply::Done), _) => prop_assert!(kind != 0 && kind != 3),
         (Err(errors), Some(bad)) => {

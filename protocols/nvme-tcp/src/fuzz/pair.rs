@@ -2,7 +2,7 @@
 //!
 //! Both sides make valid PDUs of their own, so an input reaches the middle of transfers with a few bytes: it chooses the
 //! commands, how the export answers them, how the streams are cut, and what is spoilt on the way. While nothing is
-//! spoilt nobody may close, every command must end, and its data must be right. When only data is spoilt, data digests
+//! spoilt neither side may close, every command must end, and its data must be right. When only data is spoilt, data digests
 //! must have found it before anybody is given the data as good.
 
 use std::num::{NonZeroU16, NonZeroU32};

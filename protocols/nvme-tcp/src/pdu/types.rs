@@ -109,7 +109,7 @@ impl H2CData {
         self.common.flags & flags::LAST != 0
     }
 
-    /// Checks what this PDU tells by itself.
+    /// Checks the fields of this PDU alone.
     pub fn check(&self, frame: &Frame) -> Result<(), Violation> {
         check_length(self.datal.get(), frame, clause::H2C_DATA)?;
         check_range(self.datao.get(), self.datal.get(), clause::H2C_DATA)
@@ -139,7 +139,7 @@ impl C2HData {
         self.common.flags & flags::SUCCESS != 0
     }
 
-    /// Checks what this PDU tells by itself.
+    /// Checks the fields of this PDU alone.
     pub fn check(&self, frame: &Frame) -> Result<(), Violation> {
         if self.is_success() && !self.is_last() {
             return Err(Violation::field(1, clause::C2H, "SUCCESS without LAST_PDU"));
@@ -162,7 +162,7 @@ impl R2T {
         }
     }
 
-    /// Checks what this PDU tells by itself.
+    /// Checks the fields of this PDU alone.
     pub fn check(&self) -> Result<(), Violation> {
         check_range(self.r2to.get(), self.r2tl.get(), clause::R2T)
     }

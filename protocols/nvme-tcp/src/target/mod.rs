@@ -1,12 +1,12 @@
 //! The target's side of a connection.
 //!
-//! One file per phase: `connect` until ICResp, `capsule` for commands that arrive, `transfer` for the data of writes,
-//! `calls` for what the export answers, `output` for the PDUs that leave. `state` is what they share.
+//! `state` has the setup of the connection and the commands that arrive, `transfer` their data, their completions and the
+//! PDUs to send.
 //!
-//! The way of a command: [`Event::Command`]; if its data is to be fetched, [`Target::accept_data`] and
-//! [`Event::DataReady`]; if it reads, [`Target::send_data`]; in any case one completion. Until the completion has left
-//! through [`Target::transmit`] the command counts against the limits, so a host that does not read its responses
-//! cannot make the target keep more than the limits allow.
+//! A command starts with [`Event::Command`]; the export fetches its data with [`Target::fetch_data`] until
+//! [`Event::DataReady`], or sends data with [`Target::send_data`], and completes it once. The command counts against the
+//! limits until its completion has left through [`Target::transmit`], so a host that does not read its responses cannot
+//! make the target hold more than the limits allow.
 
 mod state;
 mod transfer;
@@ -46,7 +46,7 @@ pub enum Event {
         /// Its data.
         data: CommandData,
     },
-    /// The data that [`Target::accept_data`] asked for is there. The command is still to be answered.
+    /// The data that [`Target::fetch_data`] requested has arrived. The command is still to be completed.
     DataReady {
         /// The command.
         token: Token,
@@ -73,7 +73,7 @@ pub enum CommandData {
     None,
     /// The data was in the capsule.
     InCapsule(Received),
-    /// A Command Data Buffer of the host: fetched with [`Target::accept_data`] if the command writes, filled with
+    /// A Command Data Buffer of the host: fetched with [`Target::fetch_data`] if the command writes, filled with
     /// [`Target::send_data`] if it reads, left alone otherwise.
     Transport {
         /// Its length in bytes, not 0.

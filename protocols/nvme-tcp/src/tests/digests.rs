@@ -1,4 +1,4 @@
-//! Data digests: damage fails a command and not the connection, and with known sums no byte is read twice.
+//! Data digests: a wrong digest fails a command and not the connection, and with known CRCs no byte is read twice.
 
 use sealblock_integrity::guard;
 use sealblock_protocols_nvme::{Command, Completion, DataPointer, Status, StatusCode};
@@ -110,7 +110,7 @@ fn crcs_of(layout: &BlockLayout, data: &[u8]) -> BlockCrcs {
     BlockCrcs { layout: layout.clone(), guards: data.chunks(layout.stride_bytes()).map(crc).collect() }
 }
 
-/// A pair with all digests and with sums both ways, whose PDUs cut the blocks.
+/// A pair with all digests and with CRCs both ways, whose PDUs cut the blocks.
 fn pair_with_crcs(layout: &BlockLayout) -> Pair {
     let mut host = HostConfig::new(pool());
     (host.header_digest, host.data_digest) = (true, true);
@@ -125,7 +125,7 @@ fn pair_with_crcs(layout: &BlockLayout) -> Pair {
 }
 
 /// Guards known at the sender, digests on the wire, guards for the receiver: the sender reads no block, only tuples,
-/// and the receiver sums each byte once, in both directions, though PDUs and R2Ts cut the blocks.
+/// and the receiver checksums each byte once, in both directions, though PDUs and R2Ts cut the blocks.
 #[test]
 fn each_byte_is_summed_once_at_each_end() {
     for metadata_bytes in [0_usize, 16] {

@@ -44,7 +44,7 @@ pub(super) struct Pair {
     pub(super) disk: Vec<u8>,
     /// How the export sees the data.
     pub(super) layout: Option<BlockLayout>,
-    /// Whether reads go out with the sums of their blocks.
+    /// True if reads are sent with the CRCs of their blocks.
     pub(super) send_crcs: bool,
     /// Commands answered only now and then, in an order that is not theirs.
     waiting: Vec<(Token, Answer)>,

@@ -74,7 +74,7 @@ fn read_back(pair: &mut Pair, written: Vec<(Cid, usize, Vec<u8>)>) -> Result<(),
     Ok(())
 }
 
-/// Both sides count the same bytes, and with digests each was summed once.
+/// Both sides count the same bytes, and with digests each was checksummed once.
 fn counts_agree(pair: &Pair) -> Result<(), TestCaseError> {
     let (host, target) = (pair.host.counters(), pair.target.counters());
     prop_assert_eq!(host.payload_bytes_sent, target.received.payload_bytes);
@@ -96,7 +96,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 96, ..ProptestConfig::default() })]
 
     /// What is written is what the export stores and what is read again; each command completes once; with digests
-    /// each byte is summed once, however it was cut.
+    /// each byte is checksummed once, however it was cut.
     #[test]
     fn what_is_written_is_read(
         (host, target) in configs(),

@@ -75,7 +75,7 @@ impl Victim {
         term(&sent)
     }
 
-    /// Has a write of `len` bytes whose data is being asked for; gives its CID, which is `cid`, and its TTAG.
+    /// Starts a write of `len` bytes up to its R2T; returns its CID, which is `cid`, and its TTAG.
     pub(super) fn write(&mut self, cid: u16, len: u32) -> u16 {
         self.feed(
             CapsuleCmd::new(&TO_CONTROLLER, command(1, cid, DataPointer::Transport { length_bytes: len }), 0)

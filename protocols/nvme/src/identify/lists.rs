@@ -5,7 +5,7 @@ const PAGE_BYTES: usize = 4096;
 /// Namespace identifiers that one list has room for.
 const MAX_NAMESPACES: usize = PAGE_BYTES / 4;
 
-/// What identifies a namespace wherever it is met (Base, "Namespace Identification Descriptor").
+/// A globally unique identifier of a namespace (Base, "Namespace Identification Descriptor").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NamespaceId {
     /// NIDT 1h: IEEE Extended Unique Identifier.
@@ -33,7 +33,7 @@ pub fn namespace_list(namespaces: impl IntoIterator<Item = u32>, after: u32) -> 
 }
 
 /// The namespaces in a list, up to its first 0. `bytes` beyond a whole list are not looked at. A list that does not
-/// ascend is cut there, so that whoever asks for the next part always comes to an end.
+/// ascend is cut there, so that a host which requests the next part always reaches the end.
 pub fn parse_namespace_list(bytes: &[u8]) -> impl Iterator<Item = u32> {
     let mut last = 0;
     bytes

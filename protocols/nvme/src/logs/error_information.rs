@@ -1,6 +1,6 @@
 //! Error Information: the newest errors, each with the block where it happened (Base, "Error Information").
 //!
-//! This is how a Verify that failed tells which block is bad.
+//! A Verify that failed reports its first bad block here.
 
 use sealblock_units::Lba;
 

@@ -1,4 +1,4 @@
-//! LBA Status Information: where a host should ask for damaged blocks (NVM, "LBA Status Information").
+//! LBA Status Information: where a host should look for bad blocks (NVM, "LBA Status Information").
 
 use sealblock_units::Extent;
 
@@ -6,10 +6,10 @@ use crate::error::Invalid;
 use crate::nvm::LbaStatusAction;
 use crate::wire::{Field, layout};
 
-/// NLRD that stands for "no list, ask about the whole namespace".
+/// NLRD that means "no list, query the whole namespace".
 const WHOLE_NAMESPACE: u32 = u32::MAX;
 
-/// Where in a namespace a host should ask.
+/// A range of a namespace that a host should query.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum LbaStatusRanges {
     /// In these ranges.
@@ -23,7 +23,7 @@ pub enum LbaStatusRanges {
 pub struct LbaStatusElement {
     /// NEID: the namespace.
     pub nsid: u32,
-    /// RATYPE: what to ask for.
+    /// RATYPE: the action to request.
     pub action: LbaStatusAction,
     /// Where.
     pub ranges: LbaStatusRanges,
@@ -61,7 +61,7 @@ layout! {
         0 => neid: u32,
         /// NLRD: ranges, FFFFFFFFh for the whole namespace.
         4 => nlrd: u32,
-        /// RATYPE: what to ask for.
+        /// RATYPE: the action to request.
         8 => ratype: u8,
     }
 }

@@ -137,7 +137,7 @@ impl CopyCommand {
     ) -> Result<(Extent, Vec<CopyRange>), Invalid> {
         let entries = usize::from(self.ranges.get());
         if self.ranges > limits.ranges {
-            return Err(Invalid::Entries { entries, most: usize::from(limits.ranges.get()) });
+            return Err(Invalid::Entries { entries, max: usize::from(limits.ranges.get()) });
         }
         let short = Invalid::DataLength { needed_bytes: self.data_bytes() as u64, got_bytes: data.len() as u64 };
         let list = data.get(..self.data_bytes()).ok_or(short)?;
@@ -158,9 +158,9 @@ impl CopyCommand {
 
     /// The data of the command: its source ranges. Fails if their number is not that of the command.
     pub fn encode_ranges(&self, ranges: &[CopyRange]) -> Result<Vec<u8>, Invalid> {
-        let most = usize::from(self.ranges.get());
-        if ranges.len() != most {
-            return Err(Invalid::Entries { entries: ranges.len(), most });
+        let max = usize::from(self.ranges.get());
+        if ranges.len() != max {
+            return Err(Invalid::Entries { entries: ranges.len(), max });
         }
         let mut data = Vec::with_capacity(self.data_bytes());
         for range in ranges {
@@ -237,6 +237,6 @@ impl CopyRange {
     }
 }
 
-fn at_most(blocks: u64, most: u64) -> Result<(), Invalid> {
-    if blocks > most { Err(Invalid::TooManyBlocks { blocks, most }) } else { Ok(()) }
+fn at_most(blocks: u64, max: u64) -> Result<(), Invalid> {
+    if blocks > max { Err(Invalid::TooManyBlocks { blocks, max }) } else { Ok(()) }
 }

@@ -68,7 +68,7 @@ impl DatasetManagement {
     /// The deallocation of this many ranges; fails unless there are 1 to 256.
     pub fn deallocate(ranges: usize) -> Result<DatasetManagement, Invalid> {
         let count = u16::try_from(ranges).ok().and_then(Count8::new);
-        let ranges = count.ok_or(Invalid::Entries { entries: ranges, most: Self::MAX_RANGES })?;
+        let ranges = count.ok_or(Invalid::Entries { entries: ranges, max: Self::MAX_RANGES })?;
         Ok(DatasetManagement { ranges, attributes: DsmAttributes::DEALLOCATE })
     }
 
@@ -128,7 +128,7 @@ mod tests {
     fn one_to_256_ranges() {
         assert!(DatasetManagement::deallocate(256).is_ok());
         for ranges in [0, 257, 65_536 + 1] {
-            assert_eq!(DatasetManagement::deallocate(ranges), Err(Invalid::Entries { entries: ranges, most: 256 }));
+            assert_eq!(DatasetManagement::deallocate(ranges), Err(Invalid::Entries { entries: ranges, max: 256 }));
         }
         let command = DatasetManagement::deallocate(256).unwrap().encode(1).unwrap();
         assert_eq!((command.cdw10.get(), command.cdw11.get()), (255, 4));

@@ -9,7 +9,7 @@ use crate::opcodes::AdminOpcode;
 use crate::wire::{Field, codes, flags, layout};
 
 codes! {
-    /// What is asked for (NVM, Get LBA Status, field ATYPE).
+    /// The requested blocks (NVM, Get LBA Status, field ATYPE).
     pub enum LbaStatusAction: u8 {
         /// Allocated blocks.
         Allocated = 0x02,
@@ -37,7 +37,7 @@ pub struct GetLbaStatus {
     pub start: Lba,
     /// MNDW: most bytes to return, a multiple of 4 and at least 4.
     pub max_bytes: u64,
-    /// ATYPE: what is asked for.
+    /// ATYPE: the requested blocks.
     pub action: LbaStatusAction,
     /// RL: blocks of the range; 0 means all to the end of the namespace.
     pub range_blocks: u16,
@@ -111,7 +111,7 @@ impl GetLbaStatus {
         command
     }
 
-    /// The blocks that are asked about in a namespace of this size. A range that goes past the end is cut there; one
+    /// The requested blocks in a namespace of this size. A range that goes past the end is cut there; one
     /// that starts there is refused.
     pub fn extent(&self, capacity_blocks: u64) -> Result<Extent, Invalid> {
         let start = Extent::one(self.start);
@@ -120,13 +120,13 @@ impl GetLbaStatus {
         }
         let rest = capacity_blocks - self.start.get();
         let blocks = if self.range_blocks == 0 { rest } else { rest.min(u64::from(self.range_blocks)) };
-        // An extent has at most 2^32 - 1 blocks; whoever asks about more than that gets the first part and asks again.
+        // An extent has at most 2^32 - 1 blocks; a longer request gets the first part, and the host sends another.
         Ok(Extent::from_raw(self.start.get(), blocks.min(u64::from(u32::MAX)))?)
     }
 
     /// Bytes of the longest answer: the host's limit, and never more than `most`.
-    pub fn answer_bytes(&self, most: usize) -> usize {
-        usize::try_from(self.max_bytes).unwrap_or(usize::MAX).min(most)
+    pub fn answer_bytes(&self, max: usize) -> usize {
+        usize::try_from(self.max_bytes).unwrap_or(usize::MAX).min(max)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::wire::bit;
 /// The largest number of blocks that the 16-bit 0's based field NLB can name.
 pub const MAX_BLOCKS: u32 = 1 << 16;
 
-/// The fields that Read, Write, Compare, Verify, Digest and Write Zeroes share (NVM, "I/O Commands").
+/// The fields that Read, Write, Compare, Verify, Checksum and Write Zeroes share (NVM, "I/O Commands").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockCommand {
     /// SLBA and NLB: the blocks. Host side: at most [`MAX_BLOCKS`] of them.
@@ -72,7 +72,7 @@ pub enum IoCommand {
     Verify(BlockCommand),
     /// Copy: a list of source ranges from the host.
     Copy(CopyCommand),
-    /// Digest: as Verify, and the answer is the CRC-64/NVME of the blocks' data. See [`crate::extensions`].
+    /// Checksum: as Verify, and the completion has the CRC-64/NVME of the blocks' data. See [`crate::extensions`].
     Checksum(BlockCommand),
 }
 
@@ -157,7 +157,7 @@ impl IoCommand {
     pub fn validate(&self, capacity_blocks: u64, format: Option<PiFormat>) -> Result<(), Invalid> {
         match self {
             IoCommand::Flush | IoCommand::DatasetManagement(_) => Ok(()),
-            // PRACT of Compare, Verify and Digest inserts and strips nothing; hosts that set it everywhere mean data without tags.
+            // PRACT of Compare, Verify and Checksum inserts and strips nothing; hosts that always set it send data without tags.
             IoCommand::Read(blocks)
             | IoCommand::Write(blocks)
             | IoCommand::Compare(blocks)
@@ -208,7 +208,7 @@ fn extent(command: &Command) -> Result<Extent, Invalid> {
 fn nlb(extent: Extent) -> Result<u32, Invalid> {
     match extent.blocks().get() {
         blocks if blocks > MAX_BLOCKS => {
-            Err(Invalid::TooManyBlocks { blocks: extent.len(), most: u64::from(MAX_BLOCKS) })
+            Err(Invalid::TooManyBlocks { blocks: extent.len(), max: u64::from(MAX_BLOCKS) })
         }
         blocks => Ok(blocks - 1),
     }

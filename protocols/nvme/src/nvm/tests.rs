@@ -57,7 +57,7 @@ fn the_number_of_blocks_goes_from_1_to_65536() {
         assert_eq!(u64::from(command.cdw12.get()), count - 1);
         assert_eq!(IoCommand::decode(&command), Ok(IoCommand::Verify(blocks(5, count))));
     }
-    let refused = Err(Invalid::TooManyBlocks { blocks: 65_537, most: 65_536 });
+    let refused = Err(Invalid::TooManyBlocks { blocks: 65_537, max: 65_536 });
     assert_eq!(IoCommand::Verify(blocks(5, 65_537)).encode(1), refused);
 }
 
@@ -177,14 +177,14 @@ fn copy_lists_keep_to_limits_and_to_the_namespace() {
         assert_eq!((destination, ranges.len()), (Extent::from_raw(1000, 200).unwrap(), 2));
         assert_eq!(ranges[1], range(500, 72));
         assert!(matches!(parse(&good[..good.len() - 1]), Err(Invalid::DataLength { .. })));
-        let too_long = Err(Invalid::TooManyBlocks { blocks: 129, most: 128 });
+        let too_long = Err(Invalid::TooManyBlocks { blocks: 129, max: 128 });
         assert_eq!(parse(&list(range(0, 129), range(0, 1))), too_long);
-        let too_many = Err(Invalid::TooManyBlocks { blocks: 201, most: 200 });
+        let too_many = Err(Invalid::TooManyBlocks { blocks: 201, max: 200 });
         assert_eq!(parse(&list(range(0, 128), range(0, 73))), too_many);
         assert!(matches!(parse(&list(range(0, 1), range(1199, 2))), Err(Invalid::PastEnd { .. })));
         assert!(matches!(command.parse(&good, 1199, &LIMITS), Err(Invalid::PastEnd { .. })));
         let many = copy(format, 5);
-        assert_eq!(many.parse(&[0; 4096], 1200, &LIMITS), Err(Invalid::Entries { entries: 5, most: 4 }));
+        assert_eq!(many.parse(&[0; 4096], 1200, &LIMITS), Err(Invalid::Entries { entries: 5, max: 4 }));
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server that answers what a script says, over our own core so that the lies are about requests and not about bytes.
+//! A server that replies as a script says, over sealblock's own core: wrong replies, but well formed bytes.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};

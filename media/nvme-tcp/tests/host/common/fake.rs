@@ -1,4 +1,4 @@
-//! A target that answers what a script says, over our own core so that the lies are about commands and not about PDUs.
+//! A target that responds as a script says, over sealblock's own core: wrong completions, but well formed PDUs.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -141,7 +141,7 @@ impl Connection {
         }
     }
 
-    /// Answers whether the connection goes on.
+    /// True if the connection continues.
     fn answer(&mut self, token: Token, command: Command, data: &CommandData) -> bool {
         self.commands.set(self.commands.get() + 1);
         let asked = match self.queue {

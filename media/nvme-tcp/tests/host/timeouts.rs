@@ -1,4 +1,4 @@
-//! What becomes of the bytes of a connection that is given up.
+//! Unsent bytes of a connection that timed out.
 
 use std::cell::{Cell, RefCell};
 use std::io;
