@@ -1,17 +1,17 @@
-//! How far a check went: which copies of which blocks it could not look at, and whether there was a seal to check against.
+//! The coverage of a check: which copies of which blocks it did not check, and whether the blocks had seals.
 //!
-//! Invariants: nothing that was not checked is ever left out, only told more coarsely once there are [`MOST_RUNS`] runs; a
-//! check that reached everything allocates nothing.
+//! Invariants: no unchecked block is ever left out; above [`MAX_RUNS`] runs are merged and then cover checked blocks too. A
+//! complete coverage allocates nothing.
 //!
-//! Shape: what is wrong with a block is a [`crate::BadBlock`], one for each block; what was not looked at is usually all of one
-//! copy, so it is told in runs.
+//! Shape: bad blocks are rare, so each is a [`crate::BadBlock`] of its own; unchecked blocks are usually all of one copy, so they
+//! are runs.
 
 use sealblock_units::{Extent, Lba};
 
 use crate::{BadBlock, BadBlocks, Error, MemberPath};
 
-/// Runs that one [`Coverage`] keeps at most; further ones are joined with others, blocks between them included.
-pub const MOST_RUNS: usize = 1024;
+/// Maximum runs of one [`Coverage`]; further ones are merged, blocks between them included.
+pub const MAX_RUNS: usize = 1024;
 
 /// Why a copy of blocks was not checked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -19,22 +19,22 @@ pub const MOST_RUNS: usize = 1024;
 pub enum WhyUnchecked {
     /// The member that holds it cannot be reached.
     Absent = 0,
-    /// The member has missed changes and waits to be brought up to date.
+    /// The member is out of sync and waits for its resync.
     OutOfSync = 1,
-    /// The member is being brought up to date.
+    /// The member is being resynchronised.
     Resyncing = 2,
-    /// A crash may have left the copies different here, and nobody has made them alike since.
+    /// A crash may have left the copies different here, and they are not reconciled yet.
     Unsettled = 3,
-    /// The member failed, without saying which blocks are bad, or was lost while it was asked.
+    /// The member failed without naming bad blocks, or was lost during the check.
     Failed = 4,
-    /// The blocks were read from one copy, and the others were not looked at.
+    /// The blocks were read from one copy only.
     OneCopy = 5,
-    /// Part of the device's log is lost: each block is whole and checks, but may be older than what was last written.
+    /// Part of the device's log is lost: each block matches its tags, but may be older than the last write.
     LogLost = 6,
 }
 
 impl WhyUnchecked {
-    /// All of them, in the order of their bits in [`Coverage::bits`].
+    /// All reasons, in the order of their bits in [`Coverage::bits`].
     pub const ALL: [WhyUnchecked; 7] = [
         WhyUnchecked::Absent,
         WhyUnchecked::OutOfSync,
@@ -45,14 +45,14 @@ impl WhyUnchecked {
         WhyUnchecked::LogLost,
     ];
 
-    /// The reason as people read it.
-    pub const fn words(self) -> &'static str {
+    /// The reason in messages.
+    pub const fn to_text(self) -> &'static str {
         match self {
-            WhyUnchecked::Absent => "the member is not there",
+            WhyUnchecked::Absent => "the member is offline",
             WhyUnchecked::OutOfSync => "the member is out of sync",
             WhyUnchecked::Resyncing => "the member is being resynchronised",
             WhyUnchecked::Unsettled => "a crash may have left the copies different",
-            WhyUnchecked::Failed => "the member failed while it was checked",
+            WhyUnchecked::Failed => "the member failed during the check",
             WhyUnchecked::OneCopy => "only one of the copies was read",
             WhyUnchecked::LogLost => "part of the volume's log is lost, so blocks may be older than what was written",
         }
@@ -70,21 +70,21 @@ pub struct Unchecked {
     pub first: Lba,
     /// The last block.
     pub last: Lba,
-    /// Whose copy: the member of a group; [`MemberPath::NONE`] where that is not known, or all are meant.
-    pub leg: MemberPath,
-    /// Why not.
+    /// The member with the unchecked copy; [`MemberPath::NONE`] if it is unknown, or for all members.
+    pub member: MemberPath,
+    /// Why the copy was not checked.
     pub why: WhyUnchecked,
 }
 
 impl Unchecked {
     /// All blocks of an extent, of a device that is no group.
     pub fn new(extent: Extent, why: WhyUnchecked) -> Unchecked {
-        Unchecked { first: extent.start(), last: extent.last(), leg: MemberPath::NONE, why }
+        Unchecked { first: extent.start(), last: extent.last(), member: MemberPath::NONE, why }
     }
 
-    /// Whether the other is about the same copy for the same reason, without a block between them that is in neither.
+    /// True if both runs are of the same copy, for the same reason, and overlap or touch.
     fn joins(&self, other: &Unchecked) -> bool {
-        (self.leg, self.why) == (other.leg, other.why)
+        (self.member, self.why) == (other.member, other.why)
             && self.first.get() <= other.last.get().saturating_add(1)
             && other.first.get() <= self.last.get().saturating_add(1)
     }
@@ -95,7 +95,7 @@ impl Unchecked {
     }
 }
 
-/// How far a check went. The usual one reached every copy of every block, and had a seal to check each against.
+/// The coverage of a check. The default is complete: every copy of every block was checked against a seal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coverage {
     unchecked: Vec<Unchecked>,
@@ -103,46 +103,46 @@ pub struct Coverage {
 }
 
 impl Coverage {
-    /// The bit of [`Coverage::bits`] that says that blocks were read without a seal to check them against.
+    /// The bit of [`Coverage::bits`] for blocks that were read without a seal.
     pub const UNSEALED_BIT: u32 = 1 << 8;
 
-    /// Of blocks that were checked against their seals, or only read because there are none.
-    pub const fn of(sealed: bool) -> Coverage {
-        Coverage { unchecked: Vec::new(), is_unsealed: !sealed }
+    /// The coverage of a check of all copies: against their seals, or without seals if `is_sealed` is false.
+    pub const fn of(is_sealed: bool) -> Coverage {
+        Coverage { unchecked: Vec::new(), is_unsealed: !is_sealed }
     }
 
-    /// Whether every copy was looked at and all of them are in sync.
+    /// True if every copy was checked.
     pub fn is_complete(&self) -> bool {
         self.unchecked.is_empty()
     }
 
-    /// Whether all that was looked at had a seal to be checked against.
+    /// True if every checked block had a seal.
     pub fn is_sealed(&self) -> bool {
         !self.is_unsealed
     }
 
-    /// What was not checked, in the order of the blocks once [`Coverage::sort`] was called.
+    /// The unchecked runs; in the order of their blocks after [`Coverage::sort`].
     pub fn unchecked(&self) -> &[Unchecked] {
         &self.unchecked
     }
 
     /// Sorts the runs by their blocks.
     pub fn sort(&mut self) {
-        self.unchecked.sort_by_key(|run| (run.first, run.last, run.leg));
+        self.unchecked.sort_by_key(|run| (run.first, run.last, run.member));
     }
 
-    /// Adds a run that was not checked.
+    /// Adds an unchecked run.
     pub fn add(&mut self, mut run: Unchecked) {
         while let Some(at) = self.unchecked.iter().position(|known| known.joins(&run)) {
             run.join(&self.unchecked.swap_remove(at));
         }
-        if self.unchecked.len() >= MOST_RUNS {
+        if self.unchecked.len() >= MAX_RUNS {
             self.coarsen();
         }
         self.unchecked.push(run);
     }
 
-    /// Adds what another check, of other blocks or another copy, could not do.
+    /// Adds the coverage of a check of other blocks or of another copy.
     pub fn merge(&mut self, other: Coverage) {
         self.is_unsealed |= other.is_unsealed;
         if self.unchecked.is_empty() {
@@ -152,7 +152,7 @@ impl Coverage {
         }
     }
 
-    /// The same as seen from above, where blocks have other addresses or the device is a member of a group.
+    /// Converts the runs to the addresses and members of the device above.
     #[must_use]
     pub fn map(self, up: impl Fn(Unchecked) -> Unchecked) -> Coverage {
         let mut mapped = Coverage { unchecked: Vec::new(), is_unsealed: self.is_unsealed };
@@ -160,7 +160,7 @@ impl Coverage {
         mapped
     }
 
-    /// How many different blocks have a copy that was not checked.
+    /// The number of distinct blocks with an unchecked copy.
     pub fn blocks(&self) -> u64 {
         let mut runs: Vec<(u64, u64)> = self.unchecked.iter().map(|run| (run.first.get(), run.last.get())).collect();
         runs.sort_unstable();
@@ -175,71 +175,71 @@ impl Coverage {
         blocks
     }
 
-    /// In one number, for those who tell another host: a bit for each [`WhyUnchecked`], and [`Coverage::UNSEALED_BIT`].
+    /// The reasons as bits, to send to another host: a bit for each [`WhyUnchecked`], and [`Coverage::UNSEALED_BIT`].
     pub fn bits(&self) -> u32 {
         let reasons = self.unchecked.iter().fold(0, |bits, run| bits | run.why.bit());
         reasons | if self.is_unsealed { Coverage::UNSEALED_BIT } else { 0 }
     }
 
-    /// What another host has said of a check of this extent. Bits that are not known count as [`WhyUnchecked::Failed`]: something was not
+    /// The coverage of a check of this extent on another host. Unknown bits count as [`WhyUnchecked::Failed`]: something was not
     /// checked.
     pub fn from_bits(bits: u32, extent: Extent) -> Coverage {
         let mut coverage = Coverage::of(bits & Coverage::UNSEALED_BIT == 0);
         let known = WhyUnchecked::ALL.iter().fold(Coverage::UNSEALED_BIT, |known, why| known | why.bit());
-        let said = WhyUnchecked::ALL.into_iter().filter(|why| bits & why.bit() != 0);
+        let reasons = WhyUnchecked::ALL.into_iter().filter(|why| bits & why.bit() != 0);
         let unknown = (bits & !known != 0).then_some(WhyUnchecked::Failed);
-        said.chain(unknown).for_each(|why| coverage.add(Unchecked::new(extent, why)));
+        reasons.chain(unknown).for_each(|why| coverage.add(Unchecked::new(extent, why)));
         coverage
     }
 
-    /// Joins all runs of a copy that are there for one reason; should there be too many copies, then all runs.
+    /// Merges all runs of the same copy and reason; if there are too many of these, all runs.
     fn coarsen(&mut self) {
         let runs = std::mem::take(&mut self.unchecked);
         for run in runs {
-            let known = self.unchecked.iter_mut().find(|known| (known.leg, known.why) == (run.leg, run.why));
+            let known = self.unchecked.iter_mut().find(|known| (known.member, known.why) == (run.member, run.why));
             match known {
                 Some(known) => known.join(&run),
                 None => self.unchecked.push(run),
             }
         }
-        if self.unchecked.len() >= MOST_RUNS {
+        if self.unchecked.len() >= MAX_RUNS {
             let all = self.unchecked.drain(..).reduce(|mut all, run| {
                 all.join(&run);
                 all
             });
-            self.unchecked.extend(all.map(|all| Unchecked { leg: MemberPath::NONE, ..all }));
+            self.unchecked.extend(all.map(|all| Unchecked { member: MemberPath::NONE, ..all }));
         }
     }
 }
 
-/// What checks of several runs of blocks, or of several copies, have found, put together.
+/// Collects the bad blocks and the coverage of several checks, of several extents or copies.
 #[derive(Default)]
 pub struct Tally {
-    /// The damaged blocks.
-    pub faults: Vec<BadBlock>,
-    /// How far all of them went.
+    /// The bad blocks of all checks.
+    pub bad_blocks: Vec<BadBlock>,
+    /// The coverage of all checks.
     pub coverage: Coverage,
 }
 
 impl Tally {
-    /// Takes in what a check has failed with.
+    /// Adds the bad blocks and the coverage of a check that failed.
     ///
     /// # Errors
-    /// The error itself, where it is about something else than damaged blocks.
+    /// An error of another kind than [`crate::ErrorKind::Integrity`].
     pub fn take(&mut self, error: Error) -> Result<(), Error> {
-        let (faults, coverage) = error.into_damage()?;
-        self.faults.extend(faults);
+        let (bad_blocks, coverage) = error.into_damage()?;
+        self.bad_blocks.extend(bad_blocks);
         self.coverage.merge(coverage);
         Ok(())
     }
 
-    /// How far the checks went, where they have found no damage.
+    /// The coverage of the checks, if they found no bad block.
     ///
     /// # Errors
-    /// The damaged blocks.
+    /// The bad blocks.
     pub fn finish(self) -> Result<Coverage, Error> {
-        match BadBlocks::new(self.faults) {
-            Some(faults) => Err(faults.covering(self.coverage).into()),
+        match BadBlocks::new(self.bad_blocks) {
+            Some(bad_blocks) => Err(bad_blocks.with_coverage(self.coverage).into()),
             None => Ok(self.coverage),
         }
     }
@@ -249,8 +249,8 @@ impl Tally {
 mod tests {
     use super::*;
 
-    fn run(first: u64, last: u64, leg: MemberPath, why: WhyUnchecked) -> Unchecked {
-        Unchecked { first: Lba::new(first), last: Lba::new(last), leg, why }
+    fn run(first: u64, last: u64, member: MemberPath, why: WhyUnchecked) -> Unchecked {
+        Unchecked { first: Lba::new(first), last: Lba::new(last), member: member, why }
     }
 
     fn runs(coverage: &mut Coverage) -> Vec<(u64, u64)> {
@@ -259,18 +259,18 @@ mod tests {
     }
 
     #[test]
-    fn runs_of_one_copy_are_joined_in_any_order_and_others_are_not() {
+    fn runs_of_one_copy_are_joined_in_any_order_and_runs_of_several_are_not() {
         let mut coverage = Coverage::default();
         assert!(coverage.is_complete() && coverage.is_sealed());
         let (a, b) = (MemberPath::NONE.within(0), MemberPath::NONE.within(1));
-        for (first, last, leg, why) in [
+        for (first, last, member, why) in [
             (0, 9, a, WhyUnchecked::Absent),
             (20, 29, a, WhyUnchecked::Absent),
             (10, 19, a, WhyUnchecked::Absent),
             (0, 29, b, WhyUnchecked::Absent),
             (30, 31, a, WhyUnchecked::Failed),
         ] {
-            coverage.add(run(first, last, leg, why));
+            coverage.add(run(first, last, member, why));
         }
         assert_eq!(runs(&mut coverage), [(0, 29), (0, 29), (30, 31)]);
         assert_eq!(coverage.blocks(), 32, "a block counts once");
@@ -278,25 +278,25 @@ mod tests {
     }
 
     #[test]
-    fn too_many_runs_are_told_coarsely_and_none_is_lost() {
+    fn too_many_runs_are_merged_and_none_is_lost() {
         let mut coverage = Coverage::default();
-        for at in 0..3 * MOST_RUNS as u64 {
+        for at in 0..3 * MAX_RUNS as u64 {
             coverage.add(run(at * 2, at * 2, MemberPath::NONE, WhyUnchecked::Absent));
-            assert!(coverage.unchecked().len() <= MOST_RUNS);
+            assert!(coverage.unchecked().len() <= MAX_RUNS);
         }
-        let told = runs(&mut coverage);
-        assert_eq!((told[0].0, told[told.len() - 1].1), (0, 6 * MOST_RUNS as u64 - 2));
+        let merged = runs(&mut coverage);
+        assert_eq!((merged[0].0, merged[merged.len() - 1].1), (0, 6 * MAX_RUNS as u64 - 2));
         let mut coverage = Coverage::default();
-        for leg in 0..2 * MOST_RUNS {
-            let path = MemberPath::NONE.within(leg % 120).within(leg / 120);
-            coverage.add(run(leg as u64 * 2, leg as u64 * 2, path, WhyUnchecked::Absent));
-            assert!(coverage.unchecked().len() <= MOST_RUNS);
+        for member in 0..2 * MAX_RUNS {
+            let path = MemberPath::NONE.within(member % 120).within(member / 120);
+            coverage.add(run(member as u64 * 2, member as u64 * 2, path, WhyUnchecked::Absent));
+            assert!(coverage.unchecked().len() <= MAX_RUNS);
         }
-        assert!(coverage.blocks() >= 2 * MOST_RUNS as u64);
+        assert!(coverage.blocks() >= 2 * MAX_RUNS as u64);
     }
 
     #[test]
-    fn what_is_told_another_host_comes_back() {
+    fn bits_for_another_host_convert_back() {
         let extent = Extent::from_raw(8, 4).unwrap();
         assert_eq!(Coverage::from_bits(0, extent), Coverage::default());
         assert_eq!(Coverage::from_bits(Coverage::UNSEALED_BIT, extent), Coverage::of(false));
@@ -306,15 +306,15 @@ mod tests {
         let back = Coverage::from_bits(coverage.bits(), extent);
         assert_eq!((back.bits(), back.blocks()), (coverage.bits(), 4));
         let later = Coverage::from_bits(1 << 31, extent);
-        assert_eq!(later.unchecked()[0].why, WhyUnchecked::Failed, "what is not understood is not taken for nothing");
+        assert_eq!(later.unchecked()[0].why, WhyUnchecked::Failed, "an unknown bit is not ignored");
     }
 
     #[test]
-    fn what_lies_below_is_seen_from_above() {
+    fn map_converts_members_and_addresses() {
         let mut coverage = Coverage::default();
         coverage.add(run(0, 3, MemberPath::NONE, WhyUnchecked::Absent));
-        let mut up = coverage.map(|run| Unchecked { leg: run.leg.within(1), last: Lba::new(7), ..run });
+        let mut up = coverage.map(|run| Unchecked { member: run.member.within(1), last: Lba::new(7), ..run });
         assert_eq!(runs(&mut up), [(0, 7)]);
-        assert_eq!(up.unchecked()[0].leg, MemberPath::NONE.within(1));
+        assert_eq!(up.unchecked()[0].member, MemberPath::NONE.within(1));
     }
 }

@@ -1,43 +1,47 @@
-//! A device, and devices made at run time from a target's name.
+//! Devices: the trait, devices whose type is known only at run time, and openers of devices.
 
 use std::cell::{Cell, RefCell};
+use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-use crate::{Abilities, Geometry, Outcome, Request};
+use futures_util::future::LocalBoxFuture;
+
+use crate::{Abilities, Error, Geometry, Outcome, Request};
 
 /// Something that stores blocks.
 ///
-/// A device may rely on the gate in front of it: requests are in range, within its limits, of its shape, and of a kind it
-/// lists as native.
+/// A device may rely on the gate in front of it: requests are in range, within its limits, fit its geometry, and are of a kind
+/// that it lists as native.
 pub trait Device {
-    /// Its shape.
+    /// The geometry; it does not change while the device is open.
     fn geometry(&self) -> &Geometry;
 
-    /// What it does itself.
+    /// What the device executes itself.
     fn abilities(&self) -> Abilities;
 
-    /// Carries out one request. Several may be under way at once; their order is open unless a Flush stands between.
-    fn execute(&self, operation: Request) -> impl Future<Output = Outcome>;
+    /// Executes one request. Several may be in flight at once, in any order; a Flush covers the writes that completed before it
+    /// started.
+    fn execute(&self, request: Request) -> impl Future<Output = Outcome>;
 
-    /// Carries a request out in place, for a device that has nothing to wait for; `None`, with nothing done, when it is to
-    /// go through [`Device::execute`]. Saves callers with many small requests the future of each.
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        let _ = operation;
+    /// Executes a request in place if the device need not wait for anything; `None` if the request was not started and has to go
+    /// through [`Device::execute`]. This saves a future per small request.
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let _ = request;
         None
     }
 }
 
-/// A device of a kind that is known only at run time. Clones are the same device.
+/// A device whose type is known only at run time. Clones are the same device.
 ///
-/// The futures of its requests live on the heap and are used again, so that in the long run a request allocates nothing.
+/// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run.
 #[derive(Clone)]
-pub struct DynDevice(Rc<dyn Hidden>);
+pub struct DynDevice(Rc<dyn ObjectSafeDevice>);
 
 impl DynDevice {
-    /// Hides the kind of `device`.
+    /// Erases the type of `device`.
     pub fn new(device: impl Device + 'static) -> DynDevice {
         DynDevice(Rc::new(ErasedDevice { device: Rc::new(device), idle: RefCell::default() }))
     }
@@ -52,56 +56,56 @@ impl Device for DynDevice {
         self.0.abilities()
     }
 
-    fn execute(&self, operation: Request) -> impl Future<Output = Outcome> {
-        let runner = self.0.runner();
-        runner.desk.operation.set(Some(operation));
-        ExecuteFuture { home: &*self.0, runner: Some(runner) }
+    fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
+        let future = self.0.take_future();
+        future.handoff.request.set(Some(request));
+        ExecuteFuture { device: &*self.0, future: Some(future) }
     }
 
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        self.0.try_execute(operation)
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        self.0.try_execute(request)
     }
 }
 
-/// How many futures that are not in use a stack keeps.
+/// Maximum idle futures that a device keeps.
 const IDLE_LIMIT: usize = 256;
 
-/// A device without its kind.
-trait Hidden {
+/// The methods of [`Device`] that need no type.
+trait ObjectSafeDevice {
     fn geometry(&self) -> &Geometry;
     fn abilities(&self) -> Abilities;
-    fn try_execute(&self, operation: &Request) -> Option<Outcome>;
-    fn runner(&self) -> PooledFuture;
-    fn put_back(&self, runner: PooledFuture);
+    fn try_execute(&self, request: &Request) -> Option<Outcome>;
+    fn take_future(&self) -> PooledFuture;
+    fn put_back(&self, future: PooledFuture);
 }
 
-/// A device and the futures that wait for its next requests.
+/// A device and its idle futures.
 struct ErasedDevice<D> {
     device: Rc<D>,
     idle: RefCell<Vec<PooledFuture>>,
 }
 
-/// A future that carries out one request after the other, and the place where it finds and leaves them.
+/// A future that executes one request after the other, and the place where it takes requests and leaves outcomes.
 struct PooledFuture {
-    desk: Rc<Handoff>,
+    handoff: Rc<Handoff>,
     future: Pin<Box<dyn Future<Output = ()>>>,
 }
 
 #[derive(Default)]
 struct Handoff {
-    operation: Cell<Option<Request>>,
+    request: Cell<Option<Request>>,
     outcome: Cell<Option<Outcome>>,
 }
 
-async fn serve(device: Rc<impl Device>, desk: Rc<Handoff>) {
+async fn serve(device: Rc<impl Device>, handoff: Rc<Handoff>) {
     loop {
-        let operation = poll_fn(|_| desk.operation.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let outcome = device.execute(operation).await;
-        desk.outcome.set(Some(outcome));
+        let request = poll_fn(|_| handoff.request.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let outcome = device.execute(request).await;
+        handoff.outcome.set(Some(outcome));
     }
 }
 
-impl<D: Device + 'static> Hidden for ErasedDevice<D> {
+impl<D: Device + 'static> ObjectSafeDevice for ErasedDevice<D> {
     fn geometry(&self) -> &Geometry {
         self.device.geometry()
     }
@@ -110,43 +114,43 @@ impl<D: Device + 'static> Hidden for ErasedDevice<D> {
         self.device.abilities()
     }
 
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        self.device.try_execute(operation)
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        self.device.try_execute(request)
     }
 
-    fn runner(&self) -> PooledFuture {
+    fn take_future(&self) -> PooledFuture {
         let idle = self.idle.borrow_mut().pop();
         idle.unwrap_or_else(|| {
-            let desk = Rc::new(Handoff::default());
-            let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&desk)));
-            PooledFuture { desk, future }
+            let handoff = Rc::new(Handoff::default());
+            let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&handoff)));
+            PooledFuture { handoff: handoff, future }
         })
     }
 
-    fn put_back(&self, runner: PooledFuture) {
+    fn put_back(&self, future: PooledFuture) {
         let mut idle = self.idle.borrow_mut();
         if idle.len() < IDLE_LIMIT {
-            idle.push(runner);
+            idle.push(future);
         }
     }
 }
 
-/// One request. Dropped early, it takes its future along, and so ends what the device had begun.
+/// The future of one request. If it is dropped early, it drops its pooled future too, which cancels the request.
 struct ExecuteFuture<'a> {
-    home: &'a dyn Hidden,
-    runner: Option<PooledFuture>,
+    device: &'a dyn ObjectSafeDevice,
+    future: Option<PooledFuture>,
 }
 
 impl Future for ExecuteFuture<'_> {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        let runner = self.runner.as_mut().expect("not polled after its end");
-        // The future itself has no end.
-        let _ = runner.future.as_mut().poll(cx);
-        let Some(outcome) = runner.desk.outcome.take() else { return Poll::Pending };
-        if let Some(runner) = self.runner.take() {
-            self.home.put_back(runner);
+        let pooled = self.future.as_mut().expect("not polled after its end");
+        // `serve` never returns.
+        let _ = pooled.future.as_mut().poll(cx);
+        let Some(outcome) = pooled.handoff.outcome.take() else { return Poll::Pending };
+        if let Some(pooled) = self.future.take() {
+            self.device.put_back(pooled);
         }
         Poll::Ready(outcome)
     }
@@ -161,11 +165,49 @@ impl<D: Device> Device for Rc<D> {
         Device::abilities(&**self)
     }
 
-    fn execute(&self, operation: Request) -> impl Future<Output = Outcome> {
-        Device::execute(&**self, operation)
+    fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
+        Device::execute(&**self, request)
     }
 
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        Device::try_execute(&**self, operation)
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        Device::try_execute(&**self, request)
+    }
+}
+
+/// Opens a device, again each time a layer has lost it. Clones open the same device.
+///
+/// Dropping a device that was opened closes it; a caller that has to close devices cleanly keeps the handles for that itself.
+#[derive(Clone)]
+pub struct DeviceOpener {
+    name: Rc<str>,
+    open: Rc<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, Error>>>,
+}
+
+impl DeviceOpener {
+    /// An opener that calls `open`; `name` is the name of the device in messages, usually its target name.
+    pub fn new<F>(name: impl Into<Rc<str>>, open: impl Fn() -> F + 'static) -> DeviceOpener
+    where
+        F: Future<Output = Result<DynDevice, Error>> + 'static,
+    {
+        DeviceOpener { name: name.into(), open: Rc::new(move || Box::pin(open())) }
+    }
+
+    /// The name of the device in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Opens the device, behind its gate. The opener has its own time limits.
+    ///
+    /// # Errors
+    /// When the device cannot be opened now. The caller may retry.
+    pub async fn open(&self) -> Result<DynDevice, Error> {
+        (self.open)().await
+    }
+}
+
+impl fmt::Debug for DeviceOpener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceOpener").field(&self.name).finish()
     }
 }

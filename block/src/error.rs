@@ -1,4 +1,4 @@
-//! What went wrong, where, and at which hop.
+//! Errors: what failed, on which blocks, and on which device.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use sealblock_units::{Extent, Lba};
 
 use crate::{Coverage, RequestKind};
 
-/// The part of a block that failed its check.
+/// Why a block is bad.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BadBlockCause {
-    /// A tag of the protection information.
+    /// This field of its protection information does not match.
     Tag(Field),
-    /// The block, or the record that holds its tags, could not be read at all.
+    /// The block, or the metadata that holds its tags, is unreadable.
     Media,
-    /// Copies of the block differ, each of them is good by itself, and nothing tells which one is right.
+    /// Copies of the block differ, and each of them matches its own tags, so the right one is unknown.
     Conflict,
-    /// An older copy is kept here, and withheld: every copy that was up to date is lost.
+    /// Every in-sync copy is lost. An older copy remains and is not returned.
     Stale,
 }
 
@@ -38,44 +38,43 @@ impl fmt::Display for BadBlockCause {
     }
 }
 
-/// One damaged block.
+/// One bad block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadBlock {
     /// The block.
     pub lba: Lba,
-    /// What failed.
+    /// Why it is bad.
     pub cause: BadBlockCause,
-    /// What the check computed or demanded; nothing for a medium's error.
+    /// The value that the check computed or requires; none for an unreadable block.
     pub expected: Option<u64>,
-    /// What was stored; nothing for a medium's error.
+    /// The stored value; none for an unreadable block.
     pub actual: Option<u64>,
-    /// Which leg of a group it is bad on.
+    /// The member of a group that holds the bad copy.
     pub member: MemberPath,
-    /// Whether it was written anew from another copy.
+    /// True if the block was rewritten from another copy.
     pub repaired: bool,
 }
 
 impl BadBlock {
-    /// The fault of a mismatch found `mismatch.block` blocks behind `start`.
+    /// The bad block of a mismatch in a run of blocks that begins at `start`.
     pub fn of_mismatch(start: Lba, mismatch: &Mismatch) -> BadBlock {
         let lba = Lba::new(start.get().saturating_add(mismatch.block as u64));
         BadBlock::new(lba, BadBlockCause::Tag(mismatch.field), Some(mismatch.expected), Some(mismatch.actual))
     }
 
-    /// The width of the field as far as its values tell, for whoever does not know the format: the least of those there are that
-    /// holds both.
+    /// The width of the field in bits, for callers that do not know the format: the smallest legal width that holds both values.
     pub fn fitting_bits(&self) -> u32 {
         let used = u64::BITS - (self.expected.unwrap_or(0) | self.actual.unwrap_or(0)).leading_zeros();
-        let least = if self.cause == BadBlockCause::Tag(Field::RefTag) { 32 } else { 16 };
-        [16, 32, 48].into_iter().find(|bits| *bits >= used.max(least)).unwrap_or(64)
+        let min = if self.cause == BadBlockCause::Tag(Field::RefTag) { 32 } else { 16 };
+        [16, 32, 48].into_iter().find(|bits| *bits >= used.max(min)).unwrap_or(64)
     }
 
-    /// A fault of a device that is no group.
-    pub const fn new(lba: Lba, field: BadBlockCause, expected: Option<u64>, actual: Option<u64>) -> BadBlock {
-        BadBlock { lba, cause: field, expected, actual, member: MemberPath::NONE, repaired: false }
+    /// A bad block of a device that is no group.
+    pub const fn new(lba: Lba, cause: BadBlockCause, expected: Option<u64>, actual: Option<u64>) -> BadBlock {
+        BadBlock { lba, cause, expected, actual, member: MemberPath::NONE, repaired: false }
     }
 
-    /// A block that the medium does not give.
+    /// An unreadable block.
     pub const fn media(lba: Lba) -> BadBlock {
         BadBlock::new(lba, BadBlockCause::Media, None, None)
     }
@@ -97,19 +96,19 @@ impl fmt::Display for BadBlock {
     }
 }
 
-/// Which leg of a group, and of groups within it: the numbers of the legs on the way down, from 0.
+/// Names a member of a group, of a group within that member, and so on: the member numbers from the outermost group inwards, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct MemberPath(u64);
 
 impl MemberPath {
-    /// No group on the way.
+    /// The device is no member of a group.
     pub const NONE: MemberPath = MemberPath(0);
-    /// Legs of one group that can be told apart.
+    /// Members of one group that a path can name.
     pub const MAX_MEMBERS: usize = 127;
     const BITS: u32 = 7;
 
-    /// The same place seen from a group of which it is leg `number`, or within it. What is deeper than nine groups, or
-    /// beyond [`MemberPath::MAX_MEMBERS`], is left out.
+    /// The path as seen from a group whose member `number` contains it. Drops what is deeper than nine groups, and all of it for a
+    /// number of [`MemberPath::MAX_MEMBERS`] or above.
     #[must_use]
     pub const fn within(self, number: usize) -> MemberPath {
         if number >= MemberPath::MAX_MEMBERS {
@@ -119,7 +118,7 @@ impl MemberPath {
         }
     }
 
-    /// The number of the leg of the outermost group, and the place within that leg; nothing without a group.
+    /// The member number in the outermost group, and the path within that member; none without a group.
     pub const fn outermost(self) -> Option<(usize, MemberPath)> {
         match (self.0 & ((1 << MemberPath::BITS) - 1)) as usize {
             0 => None,
@@ -128,7 +127,7 @@ impl MemberPath {
     }
 }
 
-/// The damaged blocks that one request met: at least one, in rising order, each once for a leg that it is bad on.
+/// The bad blocks of one request: at least one, in ascending order, each once per member that holds a bad copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct BadBlocks {
     list: Vec<BadBlock>,
@@ -136,43 +135,43 @@ pub struct BadBlocks {
 }
 
 impl BadBlocks {
-    /// The faults in order of their blocks, or nothing when there are none.
-    pub fn new(mut faults: Vec<BadBlock>) -> Option<BadBlocks> {
-        faults.sort_by_key(|fault| (fault.lba, fault.member));
-        faults.dedup_by_key(|fault| (fault.lba, fault.member));
-        if faults.is_empty() { None } else { Some(BadBlocks { list: faults, coverage: Coverage::default() }) }
+    /// Sorts the bad blocks and drops duplicates; none if there are no bad blocks.
+    pub fn new(mut bad_blocks: Vec<BadBlock>) -> Option<BadBlocks> {
+        bad_blocks.sort_by_key(|bad_block| (bad_block.lba, bad_block.member));
+        bad_blocks.dedup_by_key(|bad_block| (bad_block.lba, bad_block.member));
+        if bad_blocks.is_empty() { None } else { Some(BadBlocks { list: bad_blocks, coverage: Coverage::default() }) }
     }
 
-    /// Fails with these faults, if there are any.
+    /// Fails with these bad blocks, if there are any.
     ///
     /// # Errors
-    /// The faults, as an error.
-    pub fn refuse(faults: Vec<BadBlock>) -> Result<(), Error> {
-        BadBlocks::new(faults).map_or(Ok(()), |faults| Err(faults.into()))
+    /// The bad blocks.
+    pub fn fail_if_any(bad_blocks: Vec<BadBlock>) -> Result<(), Error> {
+        BadBlocks::new(bad_blocks).map_or(Ok(()), |bad_blocks| Err(bad_blocks.into()))
     }
 
-    /// The same faults, found by a check that went so far.
+    /// The same bad blocks, with the coverage of the check that found them.
     #[must_use]
-    pub fn covering(self, coverage: Coverage) -> BadBlocks {
+    pub fn with_coverage(self, coverage: Coverage) -> BadBlocks {
         BadBlocks { coverage, ..self }
     }
 
-    /// How far the check went that found them; of reads nothing is told.
+    /// The coverage of the check that found them; complete for reads.
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
-    /// The first damaged block.
+    /// The first bad block.
     pub fn first(&self) -> &BadBlock {
         &self.list[0]
     }
 
-    /// Every damaged block.
+    /// All bad blocks.
     pub fn as_slice(&self) -> &[BadBlock] {
         &self.list
     }
 
-    /// Every damaged block, and how far the check went.
+    /// All bad blocks, and the coverage of the check that found them.
     pub fn into_parts(self) -> (Vec<BadBlock>, Coverage) {
         (self.list, self.coverage)
     }
@@ -188,10 +187,10 @@ impl fmt::Display for BadBlocks {
     }
 }
 
-/// What went wrong.
+/// The kind of an error.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ErrorKind {
-    /// Blocks do not match their tags, or could not be read.
+    /// Blocks do not match their tags, or are unreadable.
     #[error("integrity error: {0}")]
     Integrity(BadBlocks),
     /// Compared data differ.
@@ -203,13 +202,13 @@ pub enum ErrorKind {
     /// The medium failed.
     #[error("the medium failed: {reason}")]
     Media {
-        /// What the medium said.
+        /// The error of the medium.
         reason: String,
     },
     /// The medium is full.
     #[error("no space left on the medium: {reason}")]
     NoSpace {
-        /// What was being written.
+        /// What was written.
         reason: String,
     },
     /// The device takes no writes.
@@ -218,33 +217,33 @@ pub enum ErrorKind {
     /// Blocks past the end of the device.
     #[error("{extent} go past the last block, {last}")]
     Range {
-        /// What was asked.
+        /// The requested blocks.
         extent: Extent,
         /// The last block of the device.
         last: Lba,
     },
-    /// The request breaks a limit or does not have the device's shape.
+    /// The request exceeds a limit or does not fit the device's geometry.
     #[error("{what}: {actual}, the device takes {limit}")]
     Limit {
-        /// Which limit.
+        /// The quantity.
         what: &'static str,
         /// The device's value.
         limit: u64,
         /// The request's value.
         actual: u64,
     },
-    /// The operation is not there.
+    /// The device does not support requests of this kind.
     #[error("the device does not support {}", .0.name())]
     Absent(RequestKind),
-    /// The device cannot be reached any more.
+    /// The device is unreachable.
     #[error("the device cannot be reached: {reason}")]
     Unreachable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A failure and the hop it happened at.
+/// An error, and the device that it happened on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     kind: Box<ErrorKind>,
@@ -252,71 +251,71 @@ pub struct Error {
 }
 
 impl Error {
-    /// What went wrong.
+    /// The kind of the error.
     pub fn kind(&self) -> &ErrorKind {
         &self.kind
     }
 
-    /// What went wrong, owned.
+    /// The kind of the error, owned.
     pub fn into_kind(self) -> ErrorKind {
         *self.kind
     }
 
-    /// The name of the device at which it went wrong, once a gate has seen it.
+    /// The name of the device that failed, once its gate has added it.
     pub fn device_name(&self) -> Option<&str> {
         self.device_name.as_deref()
     }
 
-    /// The same error, said to come from `hop` unless a deeper hop has claimed it.
-    pub fn with_device(mut self, hop: &str) -> Error {
-        self.device_name.get_or_insert_with(|| hop.into());
+    /// Names the device that failed, unless a device further down is named already.
+    pub fn with_device(mut self, name: &str) -> Error {
+        self.device_name.get_or_insert_with(|| name.into());
         self
     }
 
-    /// The damaged blocks, if that is what the error is about.
+    /// The bad blocks, if the kind is [`ErrorKind::Integrity`].
     pub fn bad_blocks(&self) -> Option<&BadBlocks> {
         match &*self.kind {
-            ErrorKind::Integrity(faults) => Some(faults),
+            ErrorKind::Integrity(bad_blocks) => Some(bad_blocks),
             _ => None,
         }
     }
 
-    /// The damaged blocks, owned, if that is what the error is about; every other error stays one.
+    /// The bad blocks, owned.
     ///
     /// # Errors
-    /// The error itself.
+    /// An error of another kind.
     pub fn into_bad_blocks(self) -> Result<Vec<BadBlock>, Error> {
-        self.into_damage().map(|(faults, _)| faults)
+        self.into_damage().map(|(bad_blocks, _)| bad_blocks)
     }
 
-    /// The damaged blocks and how far the check went that found them; every other error stays one.
+    /// The bad blocks, and the coverage of the check that found them.
     ///
     /// # Errors
-    /// The error itself.
+    /// An error of another kind.
     pub fn into_damage(self) -> Result<(Vec<BadBlock>, Coverage), Error> {
         match *self.kind {
-            ErrorKind::Integrity(faults) => Ok(faults.into_parts()),
-            failure => Err(Error { kind: Box::new(failure), device_name: self.device_name }),
+            ErrorKind::Integrity(bad_blocks) => Ok(bad_blocks.into_parts()),
+            kind => Err(Error { kind: Box::new(kind), device_name: self.device_name }),
         }
     }
 }
 
 impl From<ErrorKind> for Error {
-    fn from(failure: ErrorKind) -> Error {
-        Error { kind: Box::new(failure), device_name: None }
+    fn from(kind: ErrorKind) -> Error {
+        Error { kind: Box::new(kind), device_name: None }
     }
 }
 
 impl From<BadBlocks> for Error {
-    fn from(faults: BadBlocks) -> Error {
-        ErrorKind::Integrity(faults).into()
+    fn from(bad_blocks: BadBlocks) -> Error {
+        ErrorKind::Integrity(bad_blocks).into()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.device_name {
-            Some(hop) => write!(f, "{hop}: {}", self.kind),
+            Some(name) => write!(f, "{name}: {}", self.kind),
             None => write!(f, "{}", self.kind),
         }
     }
@@ -330,12 +329,12 @@ mod tests {
 
     #[test]
     fn values_of_an_unknown_format_have_one_width_that_fits_both() {
-        let fault = |field, expected, actual| BadBlock::new(Lba::ZERO, field, Some(expected), Some(actual));
-        let of = |field, expected, actual| fault(field, expected, actual).fitting_bits();
+        let bad_block = |cause, expected, actual| BadBlock::new(Lba::ZERO, cause, Some(expected), Some(actual));
+        let of = |cause, expected, actual| bad_block(cause, expected, actual).fitting_bits();
         let (guard, tag) = (BadBlockCause::Tag(Field::Guard), BadBlockCause::Tag(Field::RefTag));
         assert_eq!((of(guard, 1, 0xffff), of(guard, 0x1_0000, 2), of(guard, 1 << 48, 2)), (16, 32, 64));
         assert_eq!((of(tag, 1, 2), of(tag, 1 << 32, 2), of(guard, 0, 0)), (32, 48, 16));
-        let words = fault(guard, 0xabcde, 1).to_string();
-        assert_eq!(words, "block 0: guard expected 0x000abcde, found 0x00000001");
+        let text = bad_block(guard, 0xabcde, 1).to_string();
+        assert_eq!(text, "block 0: guard expected 0x000abcde, found 0x00000001");
     }
 }

@@ -1,64 +1,64 @@
-//! Which writes a Flush can still vouch for.
+//! Flush epochs: which completed writes a Flush can make durable on a device that may lose its connection.
 //!
-//! A server with a volatile write cache may have lost, together with a connection, writes that it had acknowledged: from
-//! here a crash and a broken cable look the same. A later Flush on a new connection would succeed and vouch for what is
-//! gone. So the first Flush after such a loss fails and says so; then whoever flushes knows, and what is written from there
-//! on is vouched for again. Writes are not kept to be repeated: another client may have written the same blocks since,
-//! and the memory of a writer's buffers is not the device's to hold.
+//! A server with a volatile write cache may lose completed writes together with the connection: the client cannot tell a crash
+//! from a broken cable. A Flush on the next connection would succeed although those writes are gone. So the first Flush after
+//! such a loss fails, which tells the client, and the writes completed from then on can be flushed again. Writes are not kept for
+//! a retry: another client may have written the same blocks since, and the buffers of a writer are not the device's to hold.
 //!
-//! Invariant: a Flush vouches for a write only if both were acknowledged in the same session.
+//! Invariant: a Flush makes a write durable only if both completed in the same session.
 
 use std::cell::Cell;
 
 use crate::{Error, ErrorKind};
 
-/// The writes of a device behind a connection, by count, and whether any of them are in doubt. A *session* is the time for
-/// which the server is sure to be the same. Belongs to one core.
+/// Counts the writes of a device behind a connection, and whether some may be lost. A *session* is a period in which the server
+/// certainly did not restart. Belongs to one core.
 #[derive(Default)]
 pub struct FlushEpochs {
-    /// The session that counts now.
+    /// The number of the current session.
     epoch: Cell<u64>,
-    /// Volatile writes that were acknowledged in this session.
+    /// Volatile writes that completed in this session.
     written: Cell<u64>,
     /// Of these, how many a Flush has made durable.
     flushed: Cell<u64>,
-    in_doubt: Cell<bool>,
+    /// True if completed writes may be lost and no Flush has failed for them yet.
+    has_lost_writes: Cell<bool>,
 }
 
 impl FlushEpochs {
-    /// The session that counts now. Whoever sends a request notes it first, and tells it with the answer.
+    /// The number of the current session. The sender of a request reads it first and passes it with the completion.
     pub fn epoch(&self) -> u64 {
         self.epoch.get()
     }
 
-    /// A volatile write was acknowledged in this session.
+    /// A volatile write of session `epoch` completed.
     pub fn write_completed(&self, epoch: u64) {
         match epoch == self.epoch.get() {
             true => self.written.set(self.written.get() + 1),
-            // Its answer came with the last bytes of a connection that is gone.
-            false => self.in_doubt.set(true),
+            // The response arrived with the last bytes of a connection that is lost.
+            false => self.has_lost_writes.set(true),
         }
     }
 
-    /// A Flush starts: the mark of the writes it will vouch for, for [`FlushEpochs::flushed`].
+    /// A Flush starts: returns the count of writes that it will make durable, for [`FlushEpochs::flush_completed`].
     ///
     /// # Errors
-    /// Writes in doubt make it fail, once.
+    /// Once after completed writes may have been lost.
     pub fn flush_started(&self) -> Result<u64, WritesLost> {
-        if self.in_doubt.take() { Err(WritesLost) } else { Ok(self.written.get()) }
+        if self.has_lost_writes.take() { Err(WritesLost) } else { Ok(self.written.get()) }
     }
 
-    /// A Flush of that mark succeeded in this session.
+    /// A Flush of session `epoch` succeeded, which started at the count `mark`.
     pub fn flush_completed(&self, epoch: u64, mark: u64) {
         if epoch == self.epoch.get() {
             self.flushed.set(self.flushed.get().max(mark));
         }
     }
 
-    /// The session is over. Where writes are volatile, those that were not flushed are in doubt.
+    /// The session is lost. If writes are volatile, those that were not flushed may be lost.
     pub fn session_lost(&self, is_volatile: bool) {
         if is_volatile && self.written.get() > self.flushed.get() {
-            self.in_doubt.set(true);
+            self.has_lost_writes.set(true);
         }
         self.epoch.set(self.epoch.get() + 1);
         self.written.set(0);
@@ -66,17 +66,17 @@ impl FlushEpochs {
     }
 }
 
-/// Writes that were acknowledged may be gone.
+/// Completed writes may be lost.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "the connection was lost after writes that were acknowledged and not flushed: these writes may be lost and are to be \
+    "the connection was lost after writes that were acknowledged and not flushed: these writes may be lost and must be \
      written again"
 )]
 pub struct WritesLost;
 
 impl From<WritesLost> for Error {
-    fn from(doubt: WritesLost) -> Error {
-        ErrorKind::Media { reason: doubt.to_string() }.into()
+    fn from(lost: WritesLost) -> Error {
+        ErrorKind::Media { reason: lost.to_string() }.into()
     }
 }
 
@@ -85,47 +85,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_vouches_for_the_writes_before_it() {
-        let ledger = FlushEpochs::default();
-        ledger.write_completed(0);
-        let mark = ledger.flush_started().unwrap();
-        ledger.flush_completed(0, mark);
-        ledger.session_lost(true);
-        assert_eq!(ledger.flush_started(), Ok(0));
+    fn a_flush_makes_the_writes_before_it_durable() {
+        let epochs = FlushEpochs::default();
+        epochs.write_completed(0);
+        let mark = epochs.flush_started().unwrap();
+        epochs.flush_completed(0, mark);
+        epochs.session_lost(true);
+        assert_eq!(epochs.flush_started(), Ok(0));
     }
 
     #[test]
     fn a_write_that_was_not_flushed_makes_the_next_flush_fail_and_only_that() {
-        let ledger = FlushEpochs::default();
-        let mark = ledger.flush_started().unwrap();
-        ledger.write_completed(0);
-        ledger.flush_completed(0, mark);
-        ledger.session_lost(true);
-        assert_eq!(ledger.flush_started(), Err(WritesLost));
-        assert_eq!(ledger.flush_started(), Ok(0));
+        let epochs = FlushEpochs::default();
+        let mark = epochs.flush_started().unwrap();
+        epochs.write_completed(0);
+        epochs.flush_completed(0, mark);
+        epochs.session_lost(true);
+        assert_eq!(epochs.flush_started(), Err(WritesLost));
+        assert_eq!(epochs.flush_started(), Ok(0));
     }
 
     #[test]
-    fn where_writes_are_durable_at_once_nothing_is_in_doubt() {
-        let ledger = FlushEpochs::default();
-        ledger.write_completed(0);
-        ledger.session_lost(false);
-        assert_eq!(ledger.flush_started(), Ok(0));
+    fn durable_writes_are_never_lost() {
+        let epochs = FlushEpochs::default();
+        epochs.write_completed(0);
+        epochs.session_lost(false);
+        assert_eq!(epochs.flush_started(), Ok(0));
     }
 
     #[test]
-    fn an_answer_that_is_read_after_its_session_is_in_doubt() {
-        let ledger = FlushEpochs::default();
-        ledger.session_lost(true);
-        ledger.write_completed(0);
-        assert_eq!(ledger.flush_started(), Err(WritesLost));
-        ledger.write_completed(1);
-        ledger.flush_completed(0, 1);
-        ledger.session_lost(true);
+    fn a_write_that_completes_after_its_session_may_be_lost() {
+        let epochs = FlushEpochs::default();
+        epochs.session_lost(true);
+        epochs.write_completed(0);
+        assert_eq!(epochs.flush_started(), Err(WritesLost));
+        epochs.write_completed(1);
+        epochs.flush_completed(0, 1);
+        epochs.session_lost(true);
         assert_eq!(
-            ledger.flush_started(),
+            epochs.flush_started(),
             Err(WritesLost),
-            "a flush of an earlier session does not vouch for this one"
+            "a flush of an earlier session covers no write of this one"
         );
     }
 

@@ -1,16 +1,15 @@
-//! Who is still to be told that a flush failed.
+//! Flush errors: which clients still have to be told that a flush failed.
 //!
-//! After a flush has failed, what anybody wrote before it may be lost, and a later flush that succeeds says nothing about that:
-//! a device reports such a loss once. So where several askers share a device each failure is counted, and every asker that
-//! had writes which no flush had vouched for is told by its own next flush, once, also when that succeeds at the device. Linux
-//! keeps the errors of write-back for open files in the same way (`errseq_t`).
+//! After a failed flush, every write that completed before it may be lost, and a later flush that succeeds does not show it: a
+//! device reports such a loss once. So on a shared device each failure is counted, and the next flush of every client with
+//! unflushed writes fails once, even if it succeeds on the device. Linux reports write-back errors to open files in the same way
+//! (`errseq_t`).
 //!
-//! Invariants: a flush is answered with success only if none failed between the first write that it vouches for and its own
-//! end; a failure is told to a member of a group at most once, and only if the group had such writes.
+//! Invariants: a flush succeeds only if no flush failed between the first write that it covers and its own completion; a failure
+//! is reported to each cursor at most once, and only if its group had unflushed writes.
 //!
-//! Shape: askers that take each other's writes and flushes for their own, as the connections of one client do, are one
-//! [`FlushGroup`]; each of them is a [`FlushCursor`]. What a write costs is two reads of counters that seldom change. Flushes
-//! are slow anyway and take a lock.
+//! Shape: connections whose flushes cover each other's writes, such as those of one client, form a [`FlushGroup`]; each of them
+//! is a [`FlushCursor`]. A write costs two reads of counters that seldom change. Flushes are slow anyway and take a lock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,16 +17,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, ErrorKind, Outcome};
 
-/// Groups of one device that are remembered although they have no members, because they have writes that were not flushed.
-const MOST_GROUPS: usize = 1024;
-/// No write is unflushed.
+/// Maximum groups of one device, those without cursors included: they are kept for their unflushed writes.
+const MAX_GROUPS: usize = 1024;
+/// The value of `since` without unflushed writes.
 const CLEAN: u64 = u64::MAX;
 
 /// The failed flushes of one device, shared by all cores.
 #[derive(Default)]
 pub struct FlushErrors {
-    /// How many there were.
+    /// The number of failures.
     count: AtomicU64,
+    /// The text of the last failure.
     last: Mutex<Option<String>>,
     groups: Mutex<Groups>,
 }
@@ -35,39 +35,40 @@ pub struct FlushErrors {
 #[derive(Default)]
 struct Groups {
     by_name: BTreeMap<String, Arc<FlushGroup>>,
-    /// The first unflushed write of a group that was forgotten.
-    forgotten: Option<u64>,
+    /// The count of failures before the first unflushed write of all groups that were dropped for lack of room.
+    dropped_since: Option<u64>,
 }
 
-/// Askers that take each other's writes and flushes for their own.
+/// Cursors whose flushes cover each other's writes.
 pub struct FlushGroup {
     errors: Arc<FlushErrors>,
-    /// What the client is called; nothing for an asker of its own.
+    /// The name of the client; none for a group of one cursor.
     name: Option<Box<str>>,
-    /// The count of failures before the first write that no flush has begun to vouch for, or [`CLEAN`].
+    /// The count of failures before the first write that no flush covers yet, or [`CLEAN`].
     since: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<GroupState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Flushes under way, by number, and the count before the first write that each is to vouch for.
-    flights: BTreeMap<u64, u64>,
+struct GroupState {
+    /// Flushes in flight by number, with the count of failures before the first write that each covers.
+    in_flight: BTreeMap<u64, u64>,
     flushes: u64,
-    /// The count after the last failure that befell unflushed writes of the group.
-    lost: u64,
-    /// How far each member was told.
-    told: BTreeMap<u64, u64>,
-    members: u64,
+    /// The count after the last failure that may have lost writes of the group.
+    lost_at: u64,
+    /// The count up to which each cursor was told.
+    reported: BTreeMap<u64, u64>,
+    /// The number of cursors so far.
+    cursors: u64,
 }
 
-/// One asker.
+/// One connection of a client.
 pub struct FlushCursor {
     group: Arc<FlushGroup>,
     number: u64,
 }
 
-/// A flush under way. Dropped before its end, it has vouched for nothing.
+/// A flush in flight. Dropped before it completes, it makes nothing durable.
 pub struct FlushTicket<'a> {
     cursor: &'a FlushCursor,
     number: u64,
@@ -82,42 +83,42 @@ impl FlushErrors {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// A flush failed, or a write that was to be durable at once: to be told before whoever asked for it is answered.
+    /// Records that a flush failed, or a write with forced unit access. Call it before the request completes.
     pub fn record(&self, error: &Error) {
         *lock(&self.last) = Some(error.to_string());
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// A new asker of its own.
+    /// A cursor in a group of its own.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
         FlushGroup::new(self, None, None).join()
     }
 
-    /// A new asker of the group of this name. The group stays after its last member for as long as it has unflushed writes, so
-    /// that a client that comes back learns what befell them; at most 1024 such are told apart.
+    /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a client
+    /// that reconnects is told of their loss; at most [`MAX_GROUPS`] groups are kept apart.
     pub fn join(self: &Arc<Self>, name: &str) -> FlushCursor {
         let mut groups = lock(&self.groups);
         if let Some(group) = groups.by_name.get(name) {
             return group.join();
         }
         groups.by_name.retain(|_, group| Arc::strong_count(group) > 1 || group.first_unflushed().is_some());
-        if groups.by_name.len() >= MOST_GROUPS {
-            // Whoever comes anew may be one of those that are forgotten here.
+        if groups.by_name.len() >= MAX_GROUPS {
+            // A client that joins later may be the one whose group is dropped here, so it inherits the unflushed writes.
             let idle = |(_, group): &(&String, &Arc<FlushGroup>)| Arc::strong_count(group) == 1;
             if let Some(name) = groups.by_name.iter().find(idle).map(|(name, _)| name.clone()) {
                 let first = groups.by_name.remove(&name).and_then(|group| group.first_unflushed());
-                groups.forgotten = groups.forgotten.into_iter().chain(first).min();
+                groups.dropped_since = groups.dropped_since.into_iter().chain(first).min();
             }
         }
-        let group = FlushGroup::new(self, Some(name), groups.forgotten);
+        let group = FlushGroup::new(self, Some(name), groups.dropped_since);
         groups.by_name.insert(name.to_owned(), Arc::clone(&group));
         group.join()
     }
 
-    fn lost(&self) -> Error {
+    fn writes_lost(&self) -> Error {
         let last = lock(&self.last).clone().unwrap_or_default();
         let reason = format!(
-            "a flush failed after writes that were acknowledged and not flushed: these writes may be lost and are to be written \
+            "a flush failed after writes that were acknowledged and not flushed: these writes may be lost and must be written \
              again ({last})"
         );
         ErrorKind::Media { reason }.into()
@@ -132,62 +133,62 @@ impl FlushGroup {
 
     fn join(self: &Arc<Self>) -> FlushCursor {
         let mut state = lock(&self.state);
-        let is_clean = state.flights.is_empty() && self.since.load(Ordering::SeqCst) == CLEAN;
-        // Those who were told and left without flushing again may not have heard it.
-        let is_known = is_clean || state.told.values().any(|told| *told >= state.lost);
-        let told = if is_known { state.lost } else { state.lost.saturating_sub(1) };
-        state.members += 1;
-        let number = state.members;
-        state.told.insert(number, told);
+        let is_clean = state.in_flight.is_empty() && self.since.load(Ordering::SeqCst) == CLEAN;
+        // A cursor that was told and dropped before its next flush may not have received the report.
+        let is_received = is_clean || state.reported.values().any(|reported| *reported >= state.lost_at);
+        let reported = if is_received { state.lost_at } else { state.lost_at.saturating_sub(1) };
+        state.cursors += 1;
+        let number = state.cursors;
+        state.reported.insert(number, reported);
         drop(state);
         FlushCursor { group: Arc::clone(self), number }
     }
 
-    /// The count before the first write that no flush has vouched for.
+    /// The count of failures before the first write that no flush has made durable.
     fn first_unflushed(&self) -> Option<u64> {
         let state = lock(&self.state);
         let since = Some(self.since.load(Ordering::SeqCst)).filter(|since| *since != CLEAN);
-        state.flights.values().copied().chain(since).min()
+        state.in_flight.values().copied().chain(since).min()
     }
 
-    /// There is a write that no flush under way vouches for. Called under the lock.
-    fn keep(&self, since: u64) {
+    /// Adds an unflushed write that no flush in flight covers. Call it under the lock.
+    fn add_unflushed(&self, since: u64) {
         self.since.store(self.since.load(Ordering::SeqCst).min(since), Ordering::SeqCst);
     }
 }
 
 impl FlushCursor {
-    /// The client that it asks for; nothing for an asker of its own.
+    /// The client; none for a cursor in a group of its own.
     pub fn client(&self) -> Option<&str> {
         self.group.name.as_deref()
     }
 
-    /// Whether it is an asker of this device.
+    /// True if the cursor is of the device with these errors.
     pub fn is_of(&self, errors: &Arc<FlushErrors>) -> bool {
         Arc::ptr_eq(&self.group.errors, errors)
     }
 
-    /// A volatile change is about to begin: the mark for [`FlushCursor::wrote`].
-    pub fn begin_write(&self) -> u64 {
+    /// A volatile write starts: returns the mark for [`FlushCursor::write_completed`].
+    pub fn write_started(&self) -> u64 {
         self.group.errors.count()
     }
 
-    /// The change succeeded: to be told before it is acknowledged.
-    pub fn wrote(&self, mark: u64) {
+    /// The write succeeded. Call it before the write is acknowledged.
+    pub fn write_completed(&self, mark: u64) {
         if self.group.since.load(Ordering::SeqCst) > mark {
             let _state = lock(&self.group.state);
-            self.group.keep(mark);
+            self.group.add_unflushed(mark);
         }
     }
 
-    /// A flush is about to begin.
-    pub fn begin_flush(&self) -> FlushTicket<'_> {
+    /// A flush starts.
+    pub fn flush_started(&self) -> FlushTicket<'_> {
         let mut state = lock(&self.group.state);
         state.flushes += 1;
         let number = state.flushes;
         let since = self.group.since.swap(CLEAN, Ordering::SeqCst);
         if since != CLEAN {
-            state.flights.insert(number, since);
+            state.in_flight.insert(number, since);
         }
         drop(state);
         FlushTicket { cursor: self, number }
@@ -195,41 +196,41 @@ impl FlushCursor {
 }
 
 impl FlushTicket<'_> {
-    /// What the flush is answered with, after the device has answered so.
-    pub fn end(self, outcome: Outcome) -> Outcome {
+    /// The outcome of the flush for the client, after the device has returned `outcome`.
+    pub fn complete(self, outcome: Outcome) -> Outcome {
         let (group, errors) = (&self.cursor.group, &self.cursor.group.errors);
         let mut state = lock(&group.state);
         let state = &mut *state;
         let count = errors.count();
-        let befell = |since: &u64| *since < count;
-        let is_hit = match outcome {
-            // It vouches for what earlier flushes are under way for as well.
+        let has_failed = |since: &u64| *since < count;
+        let may_have_lost = match outcome {
+            // It also covers the writes of earlier flushes that are still in flight.
             Ok(_) => {
-                let later = state.flights.split_off(&(self.number + 1));
-                std::mem::replace(&mut state.flights, later).values().any(befell)
+                let later = state.in_flight.split_off(&(self.number + 1));
+                std::mem::replace(&mut state.in_flight, later).values().any(has_failed)
             }
             Err(_) => {
                 let since = group.since.load(Ordering::SeqCst);
-                let is_hit = state.flights.values().any(befell) || befell(&since);
-                if state.flights.remove(&self.number).is_some() {
-                    group.keep(count);
+                let may_have_lost = state.in_flight.values().any(has_failed) || has_failed(&since);
+                if state.in_flight.remove(&self.number).is_some() {
+                    group.add_unflushed(count);
                 }
-                is_hit
+                may_have_lost
             }
         };
-        if is_hit {
-            state.lost = count;
+        if may_have_lost {
+            state.lost_at = count;
         }
-        let lost = state.lost;
-        let Some(told) = state.told.get_mut(&self.cursor.number) else { return outcome };
+        let lost_at = state.lost_at;
+        let Some(reported) = state.reported.get_mut(&self.cursor.number) else { return outcome };
         match outcome {
-            Ok(_) if *told < lost => {
-                *told = lost;
-                Err(errors.lost())
+            Ok(_) if *reported < lost_at => {
+                *reported = lost_at;
+                Err(errors.writes_lost())
             }
-            Ok(answer) => Ok(answer),
+            Ok(response) => Ok(response),
             Err(error) => {
-                *told = count;
+                *reported = count;
                 Err(error)
             }
         }
@@ -239,15 +240,15 @@ impl FlushTicket<'_> {
 impl Drop for FlushTicket<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.cursor.group.state);
-        if let Some(since) = state.flights.remove(&self.number) {
-            self.cursor.group.keep(since);
+        if let Some(since) = state.in_flight.remove(&self.number) {
+            self.cursor.group.add_unflushed(since);
         }
     }
 }
 
 impl Drop for FlushCursor {
     fn drop(&mut self) {
-        lock(&self.group.state).told.remove(&self.number);
+        lock(&self.group.state).reported.remove(&self.number);
     }
 }
 
@@ -257,42 +258,42 @@ mod tests {
     use crate::Response;
 
     fn write(cursor: &FlushCursor) {
-        cursor.wrote(cursor.begin_write());
+        cursor.write_completed(cursor.write_started());
     }
 
-    /// A flush that the device answers with success.
+    /// A flush that succeeds on the device; true if it succeeds for the client.
     fn flush(cursor: &FlushCursor) -> bool {
-        cursor.begin_flush().end(Ok(Response::Done)).is_ok()
+        cursor.flush_started().complete(Ok(Response::Done)).is_ok()
     }
 
     fn failed() -> Error {
         ErrorKind::Media { reason: "the disk said no".to_owned() }.into()
     }
 
-    /// A flush that fails at the device.
+    /// A flush that fails on the device.
     fn fail(cursor: &FlushCursor, errors: &FlushErrors) {
-        let ticket = cursor.begin_flush();
+        let ticket = cursor.flush_started();
         errors.record(&failed());
-        assert_eq!(ticket.end(Err(failed())).unwrap_err(), failed(), "the asker sees what the device said");
+        assert_eq!(ticket.complete(Err(failed())).unwrap_err(), failed(), "the client gets the error of the device");
     }
 
     #[test]
-    fn everybody_who_had_written_is_told_once_and_nobody_else() {
+    fn each_cursor_with_unflushed_writes_is_told_once_and_no_other() {
         let errors = Arc::<FlushErrors>::default();
         let [first, second, idle, flushed] = [(); 4].map(|()| errors.alone());
         [&first, &second, &flushed].into_iter().for_each(write);
         assert!(flush(&flushed));
         fail(&first, &errors);
         assert!(flush(&first), "it was told");
-        let told = second.begin_flush().end(Ok(Response::Done)).unwrap_err();
-        assert!(told.to_string().contains("written again") && told.to_string().contains("said no"), "{told}");
+        let lost = second.flush_started().complete(Ok(Response::Done)).unwrap_err();
+        assert!(lost.to_string().contains("written again") && lost.to_string().contains("said no"), "{lost}");
         assert!(flush(&second) && flush(&idle) && flush(&flushed));
         write(&idle);
         assert!(flush(&idle), "it wrote after the failure");
     }
 
     #[test]
-    fn each_failure_is_told() {
+    fn each_failure_is_reported() {
         let errors = Arc::<FlushErrors>::default();
         let (one, other) = (errors.alone(), errors.alone());
         for _ in 0..3 {
@@ -312,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_shares_writes_and_each_member_is_told() {
+    fn a_group_shares_writes_and_each_cursor_is_told() {
         let errors = Arc::<FlushErrors>::default();
         let [one, two, three] = [(); 3].map(|()| errors.join("client"));
         write(&one);
@@ -320,15 +321,15 @@ mod tests {
         assert!(!flush(&two), "a flush on any connection covers all");
         assert!(!flush(&one) && !flush(&three));
         assert!(flush(&one) && flush(&two) && flush(&three));
-        assert!(flush(&errors.join("client")), "who comes later had not written");
+        assert!(flush(&errors.join("client")), "a later cursor had not written");
         write(&two);
         assert!(flush(&three));
         errors.record(&failed());
-        assert!(flush(&one) && flush(&two), "the flush of another member vouched for it");
+        assert!(flush(&one) && flush(&two), "the flush of another cursor covered it");
     }
 
     #[test]
-    fn a_client_that_comes_back_learns_what_befell_its_writes() {
+    fn a_client_that_reconnects_is_told_of_its_lost_writes() {
         let errors = Arc::<FlushErrors>::default();
         let cursor = errors.join("client");
         write(&cursor);
@@ -337,7 +338,7 @@ mod tests {
         assert!(flush(&errors.join("other")));
         let back = errors.join("client");
         assert!(!flush(&back) && flush(&back));
-        // It was told, and left before it can be known to have heard.
+        // It was told, and disconnected before its next flush.
         write(&back);
         fail(&back, &errors);
         drop(back);
@@ -348,61 +349,61 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_vouches_for_what_was_written_before_it_only() {
+    fn a_flush_covers_only_the_writes_before_it() {
         let errors = Arc::<FlushErrors>::default();
         let cursor = errors.alone();
         write(&cursor);
-        let ticket = cursor.begin_flush();
+        let ticket = cursor.flush_started();
         write(&cursor);
-        assert!(ticket.end(Ok(Response::Done)).is_ok());
+        assert!(ticket.complete(Ok(Response::Done)).is_ok());
         errors.record(&failed());
         assert!(!flush(&cursor), "the second write was not flushed");
-        // A write under way while a flush fails may be lost with it.
-        let mark = cursor.begin_write();
+        // A write in flight while a flush fails may be lost with it.
+        let mark = cursor.write_started();
         errors.record(&failed());
         assert!(flush(&cursor));
-        cursor.wrote(mark);
+        cursor.write_completed(mark);
         assert!(!flush(&cursor) && flush(&cursor));
     }
 
     #[test]
-    fn a_flush_that_is_given_up_or_fails_on_its_way_vouches_for_nothing() {
+    fn a_flush_that_is_cancelled_or_does_not_reach_the_device_makes_nothing_durable() {
         let errors = Arc::<FlushErrors>::default();
         let cursor = errors.alone();
         write(&cursor);
-        drop(cursor.begin_flush());
+        drop(cursor.flush_started());
         let unreachable: Error = ErrorKind::Unreachable { reason: "away".to_owned() }.into();
-        assert!(cursor.begin_flush().end(Err(unreachable)).is_err());
+        assert!(cursor.flush_started().complete(Err(unreachable)).is_err());
         errors.record(&failed());
         assert!(!flush(&cursor) && flush(&cursor));
     }
 
     #[test]
-    fn flushes_at_once_hide_nothing_from_each_other() {
+    fn concurrent_flushes_hide_nothing_from_each_other() {
         let errors = Arc::<FlushErrors>::default();
         let [one, two] = [(); 2].map(|()| errors.join("client"));
         write(&one);
-        let (early, late) = (one.begin_flush(), two.begin_flush());
+        let (early, late) = (one.flush_started(), two.flush_started());
         errors.record(&failed());
-        assert!(late.end(Ok(Response::Done)).is_err(), "it covers the writes of the other one");
-        assert!(early.end(Ok(Response::Done)).is_err());
+        assert!(late.complete(Ok(Response::Done)).is_err(), "it covers the writes of the other one");
+        assert!(early.complete(Ok(Response::Done)).is_err());
         assert!(flush(&one) && flush(&two));
     }
 
     #[test]
-    fn groups_are_bounded_and_who_is_forgotten_is_told_all_the_same() {
+    fn groups_are_bounded_and_clients_of_dropped_groups_are_told_too() {
         let errors = Arc::<FlushErrors>::default();
-        for i in 0..2 * MOST_GROUPS {
+        for i in 0..2 * MAX_GROUPS {
             let cursor = errors.join(&format!("clean {i}"));
             write(&cursor);
             assert!(flush(&cursor));
         }
-        for i in 0..=MOST_GROUPS {
+        for i in 0..=MAX_GROUPS {
             write(&errors.join(&format!("host {i:04}")));
         }
-        assert!(lock(&errors.groups).by_name.len() <= MOST_GROUPS);
+        assert!(lock(&errors.groups).by_name.len() <= MAX_GROUPS);
         errors.record(&failed());
-        for i in 0..=MOST_GROUPS {
+        for i in 0..=MAX_GROUPS {
             assert!(!flush(&errors.join(&format!("host {i:04}"))), "{i}");
         }
     }

@@ -1,4 +1,4 @@
-//! Bytes at offsets: what lies below the last device.
+//! Media: bytes at offsets, below the last device.
 
 use std::fmt;
 use std::io;
@@ -8,7 +8,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::{Error, ErrorKind};
 
-/// What kind of failure a medium had.
+/// The kind of a [`MediumError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MediumErrorKind {
     /// No space is left.
@@ -17,7 +17,7 @@ pub enum MediumErrorKind {
     ReadOnly,
     /// The medium ends before the bytes asked for.
     PastEnd,
-    /// The operation is not there; another way may do.
+    /// The medium does not support the operation; the caller may use another one.
     Unsupported,
     /// Everything else: a read or write error, a lost device.
     Failed,
@@ -26,18 +26,18 @@ pub enum MediumErrorKind {
 /// A failed operation on a medium.
 #[derive(Debug)]
 pub struct MediumError {
-    /// What kind of failure.
+    /// The kind of the error.
     pub kind: MediumErrorKind,
-    /// What was being done, such as "write".
+    /// The operation that failed, such as "write".
     pub doing: &'static str,
-    /// Where, in bytes.
+    /// Where it failed, in bytes.
     pub offset_bytes: u64,
-    /// What the system said.
+    /// The error of the system.
     pub reason: String,
 }
 
 impl MediumError {
-    /// The failure that a system call reports.
+    /// The error of a system call.
     pub fn from_io(doing: &'static str, offset_bytes: u64, error: &io::Error) -> MediumError {
         let kind = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -51,7 +51,7 @@ impl MediumError {
         MediumError { kind, doing, offset_bytes, reason: error.to_string() }
     }
 
-    /// Whether other places of the medium may well be read all the same.
+    /// True if other ranges of the medium may be readable.
     pub fn is_local(&self) -> bool {
         matches!(self.kind, MediumErrorKind::Failed | MediumErrorKind::PastEnd)
     }
@@ -77,7 +77,7 @@ impl From<MediumError> for Error {
     }
 }
 
-/// A place to keep bytes: a file, a disk, or the simulator's disk.
+/// Stores bytes: a file, a disk, or the simulator's disk.
 ///
 /// Offsets and lengths are multiples of [`Medium::sector_bytes`]. One sector is written whole or not at all; a longer
 /// write may tear between sectors. A write is durable only after a later [`Medium::sync`] has returned; before that a crash
@@ -90,10 +90,10 @@ pub trait Medium {
     /// Unit of reads and writes, in bytes: 512 or 4096.
     fn sector_bytes(&self) -> u32;
 
-    /// Whether it takes no writes.
+    /// True if the medium takes no writes.
     fn is_read_only(&self) -> bool;
 
-    /// Whether [`Medium::punch`] gives space back.
+    /// True if [`Medium::punch`] deallocates space.
     fn can_punch(&self) -> bool;
 
     /// A buffer that this medium reads and writes best, such as one registered with the kernel. Its content is arbitrary.
@@ -101,7 +101,7 @@ pub trait Medium {
         Buffer::zeroed(len_bytes)
     }
 
-    /// Fills `into` with the bytes at `offset_bytes`; gives the buffer back either way.
+    /// Fills `into` with the bytes at `offset_bytes`; returns the buffer on success and on error.
     fn read(&self, offset_bytes: u64, into: Buffer) -> impl Future<Output = (Result<(), MediumError>, Buffer)>;
 
     /// Writes `from` at `offset_bytes`.
@@ -110,28 +110,28 @@ pub trait Medium {
     /// Makes every write that has returned durable.
     fn sync(&self) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Waits until no write, punch or zeroing goes on whose future was dropped. Until then what it changes may change once more,
-    /// so its bytes are not to be used for anything else.
+    /// Waits until no write, punch or zero whose future was dropped is in flight. Until then such an operation may still change its
+    /// range, so the caller must not reuse the range.
     fn drain(&self) -> impl Future<Output = ()>;
 
-    /// Makes `length_bytes` at `offset_bytes` read as zeroes and gives their space back where that is possible.
+    /// Makes `length_bytes` at `offset_bytes` read as zeroes and deallocates their space if the medium can.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Makes sure that later writes to `length_bytes` at `offset_bytes` do not fail for lack of space. What is there stays. A
-    /// medium that cannot promise that says [`MediumErrorKind::Unsupported`].
+    /// Reserves space, so that later writes to `length_bytes` at `offset_bytes` do not fail for lack of it. Content stays. A medium
+    /// that cannot reserve space returns [`MediumErrorKind::Unsupported`].
     fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         let _ = (offset_bytes, length_bytes);
         std::future::ready(Ok(()))
     }
 
-    /// Whether these bytes are known to be zeroes that take no space. `false` says nothing.
+    /// True if these bytes are known to be zeroes that take no space; false if they are not, or if it is unknown.
     fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
         let _ = (offset_bytes, length_bytes);
         false
     }
 
-    /// How `length_bytes` at `offset_bytes` begin: how many of the first bytes, at least one, are alike, and whether they are
-    /// known to be zeroes that take no space.
+    /// The status of the bytes at `offset_bytes`: the length of the first run of the same status, between 1 and `length_bytes`, and
+    /// whether it is known to be zeroes that take no space.
     fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
         (length_bytes, self.is_hole(offset_bytes, length_bytes))
     }
@@ -140,14 +140,14 @@ pub trait Medium {
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
     /// Makes the medium `length_bytes` long, a multiple of its sectors; new bytes are zeroes. Durable after the next sync: a crash
-    /// before that leaves either length. A medium that keeps its length, as a block device does, stays as it is, and says
-    /// [`MediumErrorKind::NoSpace`] where it is shorter than that.
+    /// before that leaves either length. A medium of fixed length, such as a block device, does not change, and returns
+    /// [`MediumErrorKind::NoSpace`] if it is shorter.
     fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
-        let there = self.len_bytes();
-        std::future::ready(if length_bytes <= there {
+        let current_bytes = self.len_bytes();
+        std::future::ready(if length_bytes <= current_bytes {
             Ok(())
         } else {
-            let reason = format!("the medium has only {there} bytes");
+            let reason = format!("the medium has only {current_bytes} bytes");
             Err(MediumError {
                 kind: MediumErrorKind::NoSpace,
                 doing: "set the length",
@@ -158,7 +158,7 @@ pub trait Medium {
     }
 }
 
-/// A medium that outlives what is opened on it: lent, or shared.
+/// Implements `Medium` for a pointer, so that a medium can outlive the devices that are opened on it.
 macro_rules! medium_behind {
     ($($pointer:ty),*) => {$(
         impl<M: Medium> Medium for $pointer {
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_tells_full_and_read_only_media_from_broken_ones() {
+    fn full_and_read_only_media_keep_their_error_kind() {
         let of = |kind| {
             let error = MediumError { kind, doing: "write", offset_bytes: 0, reason: "so".to_owned() };
             Error::from(error).into_kind()

@@ -1,16 +1,16 @@
-//! What is checked, and what is reported when it does not hold.
+//! Checks of tuples, and the mismatches they report.
 
 use std::fmt;
 
 use sealblock_units::Lba;
 
-use crate::wire;
+use crate::tuple;
 use crate::{PiFormat, ProtectionType};
 
 /// A value that is compared under a mask: only the bits set in `mask` count.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Masked<T> {
-    /// The value demanded.
+    /// The required value.
     pub expected: T,
     /// The bits of it that count.
     pub mask: T,
@@ -19,14 +19,14 @@ pub struct Masked<T> {
 /// What is checked in a run of blocks. The default checks nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Checks {
-    /// Whether the guard must fit the data.
+    /// True if the guard must match the data.
     pub guard: bool,
     /// What the application tag of every block must be.
     pub app_tag: Option<Masked<u16>>,
     /// What the storage tag of every block must be.
     pub storage_tag: Option<Masked<u64>>,
-    /// What the reference tag of the first block must be; each further block must have one more. Cut to the bits that
-    /// the format has. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
+    /// What the reference tag of the first block must be; each further block must have one more. Truncated to the
+    /// bits of the format. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
     pub initial_ref_tag: Option<u64>,
 }
 
@@ -34,12 +34,12 @@ impl Checks {
     /// Checks nothing.
     pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None };
 
-    /// Checks what is known of any stored block, whoever wrote it, for a run that starts at `start`: the guard and, in Type 1,
+    /// The checks that hold for every stored block, whichever host wrote it, for a run that starts at `start`: the guard and, in Type 1,
     /// that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
     pub fn full(format: PiFormat, start: Lba) -> Checks {
         let is_address = format.protection() == ProtectionType::Type1;
-        let first_ref = is_address.then(|| format.reference_tag(start.get(), 0));
-        Checks { guard: true, initial_ref_tag: first_ref, ..Checks::NONE }
+        let initial_ref_tag = is_address.then(|| format.reference_tag(start.get(), 0));
+        Checks { guard: true, initial_ref_tag, ..Checks::NONE }
     }
 
     /// The same checks for the run that starts `blocks` blocks later.
@@ -79,14 +79,14 @@ impl fmt::Display for Field {
     }
 }
 
-/// A block whose tuple does not hold.
+/// A block whose tuple does not match.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Mismatch {
     /// Which block of the run, counted from 0.
     pub block: usize,
     /// The first field that failed, in the order guard, application tag, reference tag, storage tag.
     pub field: Field,
-    /// What the field should have been: computed from the data, or demanded by the check. Bits that a mask leaves
+    /// What the field should have been: computed from the data, or required by the check. Bits that a mask leaves
     /// unchecked are as found, so that expected and actual differ in just the bits that are wrong.
     pub expected: u64,
     /// What the tuple holds.
@@ -96,11 +96,11 @@ pub struct Mismatch {
 /// [`Checks`] compiled for one format: what a whole tuple must be, under which mask.
 pub(crate) struct CompiledChecks {
     format: PiFormat,
-    /// Whether the guard is computed.
+    /// True if the guard is computed.
     pub(crate) guard: bool,
     /// The bits of a tuple that count, guard included.
     mask: u128,
-    /// Application and storage tag that are demanded, where they count.
+    /// Required application and storage tags, in the bits that count.
     fixed: u128,
     initial_ref_tag: u64,
     /// The bits of the reference tag that count.
@@ -111,63 +111,63 @@ pub(crate) struct CompiledChecks {
 impl CompiledChecks {
     pub(crate) fn new(format: PiFormat, checks: &Checks) -> CompiledChecks {
         let space = u32::from(format.guard().space_bits());
-        let mut demand = CompiledChecks {
+        let mut compiled = CompiledChecks {
             format,
             guard: checks.guard,
             mask: 0,
             fixed: 0,
             initial_ref_tag: 0,
             ref_mask: 0,
-            escape: wire::escape_mask(format),
+            escape: tuple::escape_mask(format),
         };
         if checks.guard {
-            demand.mask |= u128::from(u64::MAX >> (64 - format.guard().bits())) << (space + 16);
+            compiled.mask |= u128::from(u64::MAX >> (64 - format.guard().bits())) << (space + 16);
         }
         if let Some(app) = checks.app_tag {
-            demand.mask |= u128::from(app.mask) << space;
-            demand.fixed |= u128::from(app.expected & app.mask) << space;
+            compiled.mask |= u128::from(app.mask) << space;
+            compiled.fixed |= u128::from(app.expected & app.mask) << space;
         }
         if let Some(storage) = checks.storage_tag {
             let mask = storage.mask & format.storage_tag_mask();
-            demand.mask |= u128::from(mask) << format.reference_tag_bits();
-            demand.fixed |= u128::from(storage.expected & mask) << format.reference_tag_bits();
+            compiled.mask |= u128::from(mask) << format.reference_tag_bits();
+            compiled.fixed |= u128::from(storage.expected & mask) << format.reference_tag_bits();
         }
         if let (Some(first), true) = (checks.initial_ref_tag, format.protection().increments_ref_tag()) {
-            demand.initial_ref_tag = first;
-            demand.ref_mask = format.reference_tag_mask();
-            demand.mask |= u128::from(demand.ref_mask);
+            compiled.initial_ref_tag = first;
+            compiled.ref_mask = format.reference_tag_mask();
+            compiled.mask |= u128::from(compiled.ref_mask);
         }
-        demand
+        compiled
     }
 
-    /// Whether nothing at all is checked.
-    pub(crate) fn is_nothing(&self) -> bool {
+    /// True if nothing is checked.
+    pub(crate) fn is_empty(&self) -> bool {
         self.mask == 0
     }
 
-    /// Whether this tuple switches its own checking off.
+    /// True if the tuple disables the check of its block.
     #[inline(always)]
     pub(crate) fn is_escaped(&self, found: u128) -> bool {
         found & self.escape == self.escape
     }
 
-    /// The tuple demanded of a block, right where the mask counts; `guard` stands at its place already.
+    /// The required tuple of a block, correct in the bits of the mask; `guard` is shifted to its place already.
     #[inline(always)]
     pub(crate) fn tuple(&self, block: usize, guard: u128) -> u128 {
         guard | self.fixed | u128::from(self.initial_ref_tag.wrapping_add(block as u64) & self.ref_mask)
     }
 
-    /// Whether a tuple is as demanded.
+    /// True if a tuple is as required.
     #[inline(always)]
-    pub(crate) fn holds(&self, found: u128, demanded: u128) -> bool {
-        (found ^ demanded) & self.mask == 0
+    pub(crate) fn matches(&self, found: u128, required: u128) -> bool {
+        (found ^ required) & self.mask == 0
     }
 
-    /// The first field that is not as demanded. Call only if the tuple does not hold.
+    /// The first field that is not as required. Call it only if the tuple does not match.
     #[cold]
-    pub(crate) fn mismatch(&self, block: usize, found: u128, demanded: u128) -> Mismatch {
-        let should = wire::unpack(self.format, (demanded & self.mask) | (found & !self.mask));
-        let is = wire::unpack(self.format, found);
+    pub(crate) fn mismatch(&self, block: usize, found: u128, required: u128) -> Mismatch {
+        let should = tuple::unpack(self.format, (required & self.mask) | (found & !self.mask));
+        let is = tuple::unpack(self.format, found);
         let (field, expected, actual) = if should.guard != is.guard {
             (Field::Guard, should.guard, is.guard)
         } else if should.app_tag != is.app_tag {

@@ -1,19 +1,16 @@
-//! CRCs of a whole from the CRCs of its parts.
+//! The CRC of a whole from the CRCs of its parts.
 //!
-//! A CRC is a remainder modulo a polynomial. Putting `n` bytes behind a message multiplies it by x^(8n), so the CRC
-//! of two parts is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are,
-//! since in all three kinds initial and final XOR are equal and cancel out.
+//! A CRC is a remainder modulo a polynomial. Appending `n` bytes to a message multiplies it by x^(8n), so the CRC of two parts
+//! is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are, because in all three
+//! kinds initial and final XOR are equal and cancel out.
 //!
-//! [`crc16`], [`crc32c`] and [`crc64`] join parts of any length by multiplying, bit by bit; a [`Combiner`] multiplies
-//! by one fixed power through tables, one look-up for each byte of the CRC. [`InterleavedDigest`] makes the CRC-32C
-//! of an interleaved buffer, such as the data digest of an NVMe/TCP PDU, out of the block guards.
+//! [`crc16`], [`crc32c`] and [`crc64`] join parts of any length by multiplying, bit by bit; a [`Combiner`] multiplies by one
+//! fixed power through tables, with one look-up per byte of the CRC. [`InterleavedCrc`] makes the CRC-32C of an interleaved
+//! buffer, such as the data digest of an NVMe/TCP PDU, from the guards of its blocks.
 
-mod digest;
-mod field;
+use sealblock_units::BlockSize;
 
-pub use digest::InterleavedDigest;
-
-use field::CrcField;
+use crate::{GuardKind, PiFormat, guard};
 
 /// A CRC as a type. Implemented by [`Crc16`], [`Crc32c`] and [`Crc64`] only.
 pub trait Crc: sealed::Crc {}
@@ -21,14 +18,14 @@ pub trait Crc: sealed::Crc {}
 mod sealed {
     use std::ops::{BitXor, BitXorAssign};
 
-    use super::field::CrcField;
+    use super::CrcField;
 
     pub trait Crc {
         /// An unsigned integer of the CRC's width.
         type Value: Copy + Default + Into<u64> + BitXor<Output = Self::Value> + BitXorAssign;
         const FIELD: CrcField;
         /// The low bits of `value`.
-        fn cut(value: u64) -> Self::Value;
+        fn truncate(value: u64) -> Self::Value;
     }
 }
 
@@ -49,7 +46,7 @@ impl Crc for Crc64 {}
 impl sealed::Crc for Crc16 {
     type Value = u16;
     const FIELD: CrcField = CrcField::plain(16, 0x8BB7);
-    fn cut(value: u64) -> u16 {
+    fn truncate(value: u64) -> u16 {
         value as u16
     }
 }
@@ -57,7 +54,7 @@ impl sealed::Crc for Crc16 {
 impl sealed::Crc for Crc32c {
     type Value = u32;
     const FIELD: CrcField = CrcField::reflected(32, 0x1EDC_6F41);
-    fn cut(value: u64) -> u32 {
+    fn truncate(value: u64) -> u32 {
         value as u32
     }
 }
@@ -65,7 +62,7 @@ impl sealed::Crc for Crc32c {
 impl sealed::Crc for Crc64 {
     type Value = u64;
     const FIELD: CrcField = CrcField::reflected(64, 0xAD93_D235_94C9_3659);
-    fn cut(value: u64) -> u64 {
+    fn truncate(value: u64) -> u64 {
         value
     }
 }
@@ -95,13 +92,13 @@ pub struct Combiner<C: Crc> {
 }
 
 impl<C: Crc> Combiner<C> {
-    /// The operator for parts of `part_bytes` bytes.
+    /// A combiner for parts of `part_bytes` bytes.
     pub fn new(part_bytes: u64) -> Combiner<C> {
         let power = C::FIELD.power_of_bytes(part_bytes);
         let table = |byte: u32| {
             let mut table = [C::Value::default(); 256];
             for bit in 0..8 {
-                let product = C::cut(C::FIELD.multiply(1 << (byte * 8 + bit), power));
+                let product = C::truncate(C::FIELD.multiply(1 << (byte * 8 + bit), power));
                 for low in 0..1 << bit {
                     table[low | 1 << bit] = table[low] ^ product;
                 }
@@ -116,7 +113,7 @@ impl<C: Crc> Combiner<C> {
         self.part_bytes
     }
 
-    /// The CRC of whatever has CRC `first`, followed by one part with CRC `part`.
+    /// The CRC of a message with CRC `first`, followed by one part with CRC `part`.
     #[inline]
     pub fn join(&self, first: C::Value, part: C::Value) -> C::Value {
         let first: u64 = first.into();
@@ -134,17 +131,148 @@ impl<C: Crc> Combiner<C> {
 
     /// A CRC times x^(8 `bytes`), without tables.
     fn shift(crc: C::Value, bytes: u64) -> C::Value {
-        C::cut(C::FIELD.multiply(crc.into(), C::FIELD.power_of_bytes(bytes)))
+        C::truncate(C::FIELD.multiply(crc.into(), C::FIELD.power_of_bytes(bytes)))
+    }
+}
+
+/// Computes the CRC-32C of data blocks interleaved with their tuples, without reading the data again. Make it once per
+/// namespace: it holds tables and no state of a run.
+#[derive(Clone)]
+pub struct InterleavedCrc {
+    /// Appends a block's data.
+    data: Combiner<Crc32c>,
+    /// Appends a tuple.
+    tuple: Combiner<Crc32c>,
+}
+
+impl InterleavedCrc {
+    /// Tables for data blocks of `size`, each followed by `tuple_bytes` bytes (none, for plain data).
+    pub fn new(size: BlockSize, tuple_bytes: usize) -> InterleavedCrc {
+        InterleavedCrc { data: Combiner::new(size.bytes() as u64), tuple: Combiner::new(tuple_bytes as u64) }
+    }
+
+    /// The CRC-32C of what `crc` was computed over, followed by a block with CRC-32C `data_crc` and then by `tuple`;
+    /// start with 0.
+    ///
+    /// Panics if `tuple` does not have `tuple_bytes` bytes.
+    #[inline]
+    pub fn join(&self, crc: u32, data_crc: u32, tuple: &[u8]) -> u32 {
+        assert_eq!(tuple.len() as u64, self.tuple.part_bytes(), "the tables are for tuples of another length");
+        let crc = self.data.join(crc, data_crc);
+        if tuple.is_empty() { crc } else { self.tuple.join(crc, guard::crc32c(tuple)) }
+    }
+
+    /// The CRC-32C of what `crc` was computed over, followed by blocks and their tuples, interleaved. The data's CRCs
+    /// are the guards in the tuples, which must have been verified against the data before, or the CRC covers
+    /// bytes that no check has read.
+    ///
+    /// Panics if the guard of `format` is not CRC-32C, or `tags` is no whole number of tuples.
+    pub fn join_sealed(&self, crc: u32, format: PiFormat, tags: &[u8]) -> u32 {
+        assert_eq!(format.guard(), GuardKind::Crc32c, "only a CRC-32C guard can stand for the data");
+        let (tuples, rest) = tags.as_chunks::<{ GuardKind::Crc32c.tuple_bytes() }>();
+        assert!(rest.is_empty(), "{} bytes of tags are no whole tuples", tags.len());
+        tuples.iter().fold(crc, |crc, tuple| {
+            let (guard, _) = tuple.split_first_chunk().expect("a tuple is longer than its guard");
+            self.join(crc, u32::from_be_bytes(*guard), tuple)
+        })
+    }
+}
+
+/// Arithmetic modulo the polynomial of a CRC of at most 64 bits.
+///
+/// Elements are remainders in the bit order of the CRC itself: in a plain CRC the least significant bit is the coefficient of
+/// x^0, in a reflected one that of the highest power.
+#[derive(Clone, Copy)]
+pub struct CrcField {
+    width: u32,
+    /// The polynomial without its highest term, in the bit order of elements.
+    polynomial: u64,
+    is_reflected: bool,
+    /// x^8, x^16, x^32, ...: entry `n` is what 2^n zero bytes multiply by.
+    powers: [u64; 64],
+}
+
+impl CrcField {
+    /// A CRC that takes the most significant bit of each byte first.
+    pub const fn plain(width: u32, polynomial: u64) -> CrcField {
+        CrcField { width, polynomial, is_reflected: false, powers: [0; 64] }.with_powers()
+    }
+
+    /// A CRC that takes the least significant bit of each byte first; `polynomial` in the usual, unreflected form.
+    pub const fn reflected(width: u32, polynomial: u64) -> CrcField {
+        let polynomial = polynomial.reverse_bits() >> (64 - width);
+        CrcField { width, polynomial, is_reflected: true, powers: [0; 64] }.with_powers()
+    }
+
+    const fn with_powers(mut self) -> CrcField {
+        let mut power = self.one();
+        let mut bit = 0;
+        while bit < 8 {
+            power = self.times_x(power);
+            bit += 1;
+        }
+        let mut n = 0;
+        while n < 64 {
+            self.powers[n] = power;
+            power = self.multiply(power, power);
+            n += 1;
+        }
+        self
+    }
+
+    /// Bits of an element.
+    pub const fn width(&self) -> u32 {
+        self.width
+    }
+
+    const fn one(&self) -> u64 {
+        if self.is_reflected { 1 << (self.width - 1) } else { 1 }
+    }
+
+    const fn times_x(&self, a: u64) -> u64 {
+        if self.is_reflected {
+            (a >> 1) ^ if a & 1 == 1 { self.polynomial } else { 0 }
+        } else {
+            let high = a >> (self.width - 1) & 1 == 1;
+            let shifted = a << 1 & (u64::MAX >> (64 - self.width));
+            shifted ^ if high { self.polynomial } else { 0 }
+        }
+    }
+
+    /// The product of two elements.
+    pub const fn multiply(&self, a: u64, b: u64) -> u64 {
+        let (mut product, mut shifted, mut power) = (0, b, 0);
+        while power < self.width {
+            let coefficient = if self.is_reflected { self.width - 1 - power } else { power };
+            if a >> coefficient & 1 == 1 {
+                product ^= shifted;
+            }
+            shifted = self.times_x(shifted);
+            power += 1;
+        }
+        product
+    }
+
+    /// x^(8 `bytes`): what `bytes` zero bytes multiply by.
+    pub const fn power_of_bytes(&self, bytes: u64) -> u64 {
+        let (mut power, mut n) = (self.one(), 0);
+        while n < 64 {
+            if bytes >> n & 1 == 1 {
+                power = self.multiply(power, self.powers[n]);
+            }
+            n += 1;
+        }
+        power
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guard;
+    use crate::{ProtectionType, Tags, seal};
     use proptest::prelude::*;
 
-    fn holds_for(bytes: &[u8], cut: usize) {
+    fn assert_combines(bytes: &[u8], cut: usize) {
         let (first, second) = bytes.split_at(cut);
         let len = second.len() as u64;
         let whole = guard::crc16(bytes);
@@ -160,9 +288,9 @@ mod tests {
 
     #[test]
     fn empty_parts_change_nothing() {
-        holds_for(b"", 0);
-        holds_for(b"123456789", 0);
-        holds_for(b"123456789", 9);
+        assert_combines(b"", 0);
+        assert_combines(b"123456789", 0);
+        assert_combines(b"123456789", 9);
     }
 
     #[test]
@@ -185,7 +313,7 @@ mod tests {
         fn two_parts_give_the_whole(
             bytes in proptest::collection::vec(any::<u8>(), 0..6000), cut in any::<prop::sample::Index>(),
         ) {
-            holds_for(&bytes, cut.index(bytes.len() + 1));
+            assert_combines(&bytes, cut.index(bytes.len() + 1));
         }
 
         #[test]
@@ -195,5 +323,53 @@ mod tests {
             prop_assert_eq!(Combiner::<Crc32c>::new(512).join_all(parts().map(guard::crc32c)), guard::crc32c(&bytes));
             prop_assert_eq!(Combiner::<Crc64>::new(512).join_all(parts().map(guard::crc64)), guard::crc64(&bytes));
         }
+    }
+
+    const FORMAT: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1);
+
+    fn interleaved(size: BlockSize, data: &[u8], tags: &[u8], tuple_bytes: usize) -> Vec<u8> {
+        data.chunks(size.bytes()).zip(tags.chunks(tuple_bytes)).flat_map(|(d, t)| [d, t].concat()).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn guards_give_the_crc_of_the_interleaved_bytes(
+            data in proptest::collection::vec(any::<u8>(), 512 * 5),
+            before in proptest::collection::vec(any::<u8>(), 0..100),
+        ) {
+            let size = BlockSize::B512;
+            let mut tags = [0; 16 * 5];
+            seal(FORMAT, size, &data, &mut tags, &Tags { app_tag: 1, storage_tag: 2, initial_ref_tag: 3 });
+            let whole = [before.clone(), interleaved(size, &data, &tags, 16)].concat();
+            let combined = InterleavedCrc::new(size, 16).join_sealed(guard::crc32c(&before), FORMAT, &tags);
+            prop_assert_eq!(combined, guard::crc32c(&whole));
+        }
+
+        #[test]
+        fn tuples_of_any_length_join(
+            data in proptest::collection::vec(any::<u8>(), 512 * 3), tuple_bytes in 1_usize..20,
+        ) {
+            let size = BlockSize::B512;
+            let tags: Vec<u8> = (0..3 * tuple_bytes).map(|i| i as u8).collect();
+            let combined = InterleavedCrc::new(size, tuple_bytes);
+            let blocks = data.chunks(512).zip(tags.chunks(tuple_bytes));
+            let crc = blocks.fold(0, |crc, (data, tuple)| combined.join(crc, guard::crc32c(data), tuple));
+            prop_assert_eq!(crc, guard::crc32c(&interleaved(size, &data, &tags, tuple_bytes)));
+        }
+    }
+
+    #[test]
+    fn without_tuples_the_data_alone_is_joined() {
+        let data = [7; 1024];
+        let combined = InterleavedCrc::new(BlockSize::B512, 0);
+        let crc = data.chunks(512).fold(0, |crc, data| combined.join(crc, guard::crc32c(data), &[]));
+        assert_eq!(crc, guard::crc32c(&data));
+    }
+
+    #[test]
+    #[should_panic(expected = "CRC-32C guard")]
+    fn another_guard_is_refused() {
+        let format = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
+        InterleavedCrc::new(BlockSize::B512, 16).join_sealed(0, format, &[0; 16]);
     }
 }

@@ -91,26 +91,26 @@ impl ProtectionType {
     /// Every type.
     pub const ALL: [ProtectionType; 3] = [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3];
 
-    /// Whether the reference tag grows with the block and is checked.
+    /// True if the reference tag grows with the block and is checked.
     pub const fn increments_ref_tag(self) -> bool {
         !matches!(self, ProtectionType::Type3)
     }
 }
 
-/// Why a format of protection information cannot be.
+/// Why a format of protection information is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum FormatError {
     /// The storage tag has a size that the guard does not allow.
-    #[error("a storage tag of {bits} bits does not go with the {guard} guard, which allows {least} to {most}")]
+    #[error("a storage tag of {bits} bits does not go with the {guard} guard, which allows {min} to {max}")]
     StorageTagBits {
         /// The guard asked for.
         guard: GuardKind,
         /// The size asked for.
         bits: u8,
         /// The smallest legal size.
-        least: u8,
+        min: u8,
         /// The largest legal size.
-        most: u8,
+        max: u8,
     },
     /// The metadata of a block has no room for the tuple.
     #[error("{metadata_bytes} bytes of metadata cannot hold protection information of {tuple_bytes} bytes")]
@@ -131,7 +131,7 @@ pub struct PiFormat {
 }
 
 impl PiFormat {
-    /// The format with a storage tag of `storage_tag_bits` bits; the reference tag gets what is left of the space.
+    /// The format with a storage tag of `storage_tag_bits` bits; the reference tag gets the rest of the space.
     ///
     /// Fails if the size is outside the limits of field STS in the NVM Command Set specification: 0 to 32 bits for a
     /// 16-bit guard, 16 to 64 for a 32-bit guard, 0 to 48 for a 64-bit guard.
@@ -140,9 +140,9 @@ impl PiFormat {
         protection: ProtectionType,
         storage_tag_bits: u8,
     ) -> Result<PiFormat, FormatError> {
-        let (least, most) = guard.storage_tag_limits();
-        if storage_tag_bits < least || storage_tag_bits > most {
-            return Err(FormatError::StorageTagBits { guard, bits: storage_tag_bits, least, most });
+        let (min, max) = guard.storage_tag_limits();
+        if storage_tag_bits < min || storage_tag_bits > max {
+            return Err(FormatError::StorageTagBits { guard, bits: storage_tag_bits, min, max });
         }
         Ok(PiFormat { guard, protection, storage_tag_bits })
     }
@@ -194,7 +194,7 @@ impl PiFormat {
     }
 }
 
-/// The lowest `bits` bits set; `bits` is at most 64.
+/// The lowest `bits` bits set; `bits` is at max 64.
 const fn ones(bits: u8) -> u64 {
     if bits == 0 { 0 } else { u64::MAX >> (64 - bits as u32) }
 }
@@ -206,22 +206,22 @@ mod tests {
     #[test]
     fn storage_tags_keep_to_the_limits_of_their_guard() {
         for guard in GuardKind::ALL {
-            let (least, most) = guard.storage_tag_limits();
+            let (min, max) = guard.storage_tag_limits();
             for bits in 0..=255 {
                 let format = PiFormat::new(guard, ProtectionType::Type1, bits);
-                if (least..=most).contains(&bits) {
+                if (min..=max).contains(&bits) {
                     let format = format.unwrap();
                     assert!(format.reference_tag_bits() <= 64);
                     assert_eq!(format.storage_tag_bits() + format.reference_tag_bits(), guard.space_bits());
                 } else {
-                    assert_eq!(format, Err(FormatError::StorageTagBits { guard, bits, least, most }));
+                    assert_eq!(format, Err(FormatError::StorageTagBits { guard, bits, min, max }));
                 }
             }
         }
     }
 
     #[test]
-    fn the_parts_fill_the_tuple() {
+    fn the_fields_fill_the_tuple() {
         for guard in GuardKind::ALL {
             assert_eq!(guard.bits() + 16 + u32::from(guard.space_bits()), guard.tuple_bytes() as u32 * 8);
         }

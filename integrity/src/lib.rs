@@ -6,7 +6,7 @@
 //! guards of parts into the CRC of the whole.
 //!
 //! Invariants: nothing here does I/O, allocates on the path of a block, or trusts a byte of its input; a length that
-//! does not fit the format is a mistake of the caller and panics, a tuple that does not fit its data is a
+//! does not fit the format is a bug of the caller and panics, a tuple that does not fit its data is a
 //! [`Mismatch`]. One loop serves every format: a tuple is loaded as one big-endian integer and compared under one
 //! mask, so the clean path costs the checksum and a few instructions.
 
@@ -15,23 +15,17 @@ pub mod guard;
 
 mod checks;
 mod format;
-mod interleave;
 mod rebase;
 mod seal;
 mod sealed;
-mod summed;
 mod tuple;
-mod verify;
-mod wire;
 
 pub use checks::{Checks, Field, Masked, Mismatch};
 pub use format::{FormatError, GuardKind, PiFormat, ProtectionType};
-pub use interleave::{Interleave, PiPosition, seal_interleaved, verify_interleaved};
 pub use rebase::{Keep, RebaseTags, rebase};
-pub use seal::seal;
+pub use seal::{Interleave, PiPosition, seal, seal_interleaved, verify, verify_interleaved};
 pub use sealed::{Sealed, ShapeError, Unverified};
 pub use tuple::{Tags, Tuple};
-pub use verify::verify;
 
 #[cfg(test)]
 mod tests;

@@ -1,28 +1,27 @@
-//! Changing guard kind and tags at a boundary, checking the old tuple while making the new.
+//! Rebasing: changes guard kind and tags at a boundary, and checks the old tuple while it makes the new one.
 //!
 //! The data is read once: a block's old guard is checked and its new one made while the block is in the nearest
-//! cache. If both formats have the same guard kind, the guard is carried over rather than made anew, so that a guard
-//! that is not checked here still tells the next hop the truth about the data, and data that is not checked is not
-//! read.
+//! cache. If both formats have the same guard kind, the guard is copied and not computed again, so that a guard that
+//! is not checked here still covers the data for the next device, and data that is not checked is not read.
 
 use sealblock_units::BlockSize;
 
 use crate::checks::CompiledChecks;
 use crate::seal::assert_lengths;
-use crate::wire::{self, ESCAPE, GuardFormat, for_kind};
+use crate::tuple::{self, ESCAPE, GuardFormat, for_kind};
 use crate::{Checks, Mismatch, PiFormat, Tuple};
 
-/// Whether a tag is kept or replaced.
+/// How a tag changes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Keep<T> {
-    /// Each block keeps the value it has, cut to the bits of the new format.
+    /// Each block keeps its value, truncated to the bits of the new format.
     #[default]
     Keep,
-    /// Blocks get this value, cut to the bits of the new format.
+    /// Blocks get this value, truncated to the bits of the new format.
     Replace(T),
 }
 
-/// What becomes of the tags. The default keeps all of them.
+/// How the tags change. The default keeps all of them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct RebaseTags {
     /// The application tag of every block.
@@ -37,14 +36,14 @@ pub struct RebaseTags {
 /// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each
 /// reported as [`crate::verify`] does.
 ///
-/// - A bad block gets a new tuple whose guard is the inverse of the right one, so that whoever takes it for good
-///   finds it bad as well.
+/// - A bad block gets a new tuple whose guard is the inverse of the right one, so that every later check finds it bad
+///   too.
 /// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 a
-///   reference tag of all ones too, and its guard is carried over, or all ones if the guard kind changes.
-/// - With a new guard kind, a block whose old guard is not checked gets a guard that fits whatever the data now is.
-///   Check the guard unless somebody else has.
-/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: those
-///   types cannot say anything else.
+///   reference tag of all ones too, and its guard is copied, or all ones if the guard kind changes.
+/// - With a new guard kind, a block whose old guard is not checked gets a guard that matches its present data, which
+///   hides corruption. Check the guard unless the caller has checked it.
+/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: in
+///   those types this tag always means an escape.
 ///
 /// Panics if `data` is no whole number of blocks, or either `tags` is not exactly one tuple for each of them.
 #[expect(clippy::too_many_arguments, reason = "two formats and two tag buffers stand side by side here only")]
@@ -61,17 +60,17 @@ pub fn rebase(
 ) -> usize {
     assert_lengths(from, size, data.len(), tags_in.len());
     assert_lengths(to, size, data.len(), tags_out.len());
-    let run = RebaseContext { from, to, demand: CompiledChecks::new(from, checks_on_input), output: *output };
+    let context = RebaseContext { from, to, checks: CompiledChecks::new(from, checks_on_input), output: *output };
     let tuples = tags_in.chunks_exact(from.tuple_bytes()).zip(tags_out.chunks_exact_mut(to.tuple_bytes()));
     let blocks = data.chunks_exact(size.bytes()).zip(tuples);
-    for_kind!(from.guard(), rebase_from(&run, blocks, on_mismatch))
+    for_kind!(from.guard(), rebase_from(&context, blocks, on_mismatch))
 }
 
-/// What is the same for all blocks of a run.
+/// The parameters that all blocks of a call share.
 struct RebaseContext {
     from: PiFormat,
     to: PiFormat,
-    demand: CompiledChecks,
+    checks: CompiledChecks,
     output: RebaseTags,
 }
 
@@ -104,40 +103,40 @@ impl RebaseContext {
 }
 
 fn rebase_from<'a, A: GuardFormat>(
-    run: &RebaseContext,
+    context: &RebaseContext,
     blocks: impl Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
     // The type of the new guard comes first in the list that the macro fills in.
-    for_kind!(run.to.guard(), rebase_kinds::<A, _>(run, blocks, on_mismatch))
+    for_kind!(context.to.guard(), rebase_kinds::<A, _>(context, blocks, on_mismatch))
 }
 
 fn rebase_kinds<'a, B: GuardFormat, A: GuardFormat, I: Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>>(
-    run: &RebaseContext,
+    context: &RebaseContext,
     blocks: I,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
     let mut bad = 0;
     for (block, (data, (old_bytes, new_bytes))) in blocks.enumerate() {
-        let found = wire::load(A::TUPLE_BYTES, old_bytes);
-        let old = wire::unpack(run.from, found);
-        let mut new = if run.demand.is_escaped(found) {
-            run.escaped(block, &old)
+        let found = tuple::load(A::TUPLE_BYTES, old_bytes);
+        let old = tuple::unpack(context.from, found);
+        let mut new = if context.checks.is_escaped(found) {
+            context.escaped(block, &old)
         } else {
-            let guard = if run.demand.guard { u128::from(A::compute(data)) << A::GUARD_SHIFT } else { 0 };
-            let demanded = run.demand.tuple(block, guard);
-            let mut new = run.tags(block, &old);
-            if run.demand.holds(found, demanded) {
+            let guard = if context.checks.guard { u128::from(A::compute(data)) << A::GUARD_SHIFT } else { 0 };
+            let required = context.checks.tuple(block, guard);
+            let mut new = context.tags(block, &old);
+            if context.checks.matches(found, required) {
                 new.guard = if A::KIND == B::KIND { old.guard } else { B::compute(data) };
             } else {
                 bad += 1;
-                on_mismatch(run.demand.mismatch(block, found, demanded));
-                new = poisoned(run.to, new, B::compute(data));
+                on_mismatch(context.checks.mismatch(block, found, required));
+                new = poisoned(context.to, new, B::compute(data));
             }
             new
         };
         new.guard &= B::GUARD_MASK;
-        wire::store(B::TUPLE_BYTES, wire::pack(run.to, &new), new_bytes);
+        tuple::store(B::TUPLE_BYTES, tuple::pack(context.to, &new), new_bytes);
     }
     bad
 }
@@ -145,6 +144,6 @@ fn rebase_kinds<'a, B: GuardFormat, A: GuardFormat, I: Iterator<Item = (&'a [u8]
 /// A tuple that no check of the guard lets pass: the wrong guard, and no escape.
 #[cold]
 fn poisoned(format: PiFormat, tags: Tuple, right_guard: u64) -> Tuple {
-    let spoiled = Tuple { guard: !right_guard, ..tags };
-    if spoiled.is_escaped(format) { Tuple { app_tag: 0, ..spoiled } } else { spoiled }
+    let poisoned = Tuple { guard: !right_guard, ..tags };
+    if poisoned.is_escaped(format) { Tuple { app_tag: 0, ..poisoned } } else { poisoned }
 }

@@ -1,16 +1,25 @@
 //! Proof types: data that was checked, and data that was not.
 //!
-//! [`Unverified`] is what comes off a wire or a disk. [`Sealed`] can only be had by making tags ([`Sealed::seal`]) or by
-//! checking them ([`Unverified::verify`]), so a function that takes one need not check again, and a path that forgets to
-//! check does not compile. Data and tags lie apart, because media want the data naturally aligned; buffers that interleave
-//! them, as wires do, are taken apart while they are checked.
+//! [`Unverified`] is data from a wire or a disk. A [`Sealed`] is made only by sealing ([`Sealed::seal`]) or by checking
+//! ([`Unverified::verify`]), so a function that takes one need not check again, and a path without a check does not compile.
+//! Data and tags lie apart, because media need aligned data; buffers that interleave them, as wires do, are split.
+//!
+//! The 32-bit guard of a block is the CRC-32C of its data, from which data digests are joined too. So one pass over the data is
+//! enough: [`Sealed::seal_with_crcs`] and [`Unverified::verify_with_crcs`] take the CRCs of a pass that was made for a digest,
+//! and [`Sealed::block_crcs`] returns the verified guards for one.
+//!
+//! Invariants: such CRCs are used only for a guard of this kind, and only if there is one for each block;
+//! [`Sealed::block_crcs`] returns nothing for blocks whose guards were not compared with their data, so that no digest covers
+//! bytes that no check has read. The caller promises that the CRCs are those of these very bytes; debug builds check it.
 
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
 
-use crate::{Checks, Mismatch, PiFormat, Tags, Tuple, seal, verify};
+use crate::checks::CompiledChecks;
+use crate::tuple::{self, Crc32c, GuardFormat};
+use crate::{Checks, GuardKind, Mismatch, PiFormat, Tags, Tuple, guard, seal, verify};
 
-/// Blocks whose tags match their data, as far as was asked. Without a protection format there is nothing to match.
+/// Blocks whose tags match their data, as far as the checks went. Blocks without a protection format always match.
 #[derive(Clone, Debug)]
 pub struct Sealed {
     data: Slice,
@@ -38,19 +47,19 @@ impl Sealed {
         Sealed { data, tags, size, format, has_verified_guards: true }
     }
 
-    /// Puts together what was made or checked in this crate.
-    pub(crate) fn checked(
+    /// Assembles blocks that this crate has sealed or checked.
+    pub(crate) fn from_verified(
         data: Slice,
         tags: Slice,
         size: BlockSize,
         format: Option<PiFormat>,
-        guards_hold: bool,
+        has_verified_guards: bool,
     ) -> Sealed {
-        Sealed { data, tags, size, format, has_verified_guards: guards_hold }
+        Sealed { data, tags, size, format, has_verified_guards }
     }
 
-    /// Whether every guard is known to match its data. Not so where a host asked for no check of guards, or where a tuple
-    /// escapes checking.
+    /// True if every guard is known to match its data. False if a host requested no check of guards, or if a tuple disables the
+    /// check of its block.
     pub fn has_verified_guards(&self) -> bool {
         self.has_verified_guards
     }
@@ -98,7 +107,7 @@ impl Sealed {
         }
     }
 
-    /// Runs of blocks put behind one another, by copying.
+    /// Concatenates runs of blocks, by copying.
     ///
     /// # Panics
     /// When there is no part, or the parts differ in block size or format.
@@ -106,14 +115,17 @@ impl Sealed {
         Sealed::join_in(parts, Buffer::zeroed)
     }
 
-    /// The same in memory that `take` gives, which is asked for as many bytes as it has to give. Fresh memory costs more than
-    /// the copy, so whoever joins often gives memory that was used before.
+    /// Concatenates runs of blocks in memory from `take`, which is called with the length in bytes. Fresh memory costs more than
+    /// the copy, so frequent callers reuse memory.
     ///
     /// # Panics
     /// When there is no part, the parts differ in block size or format, or `take` gives another length.
     pub fn join_in(parts: &[Sealed], take: impl Fn(usize) -> Buffer) -> Sealed {
         let first = parts.first().expect("callers join at least one part");
-        assert!(parts.iter().all(|part| part.size == first.size && part.format == first.format), "parts of one shape");
+        assert!(
+            parts.iter().all(|part| part.size == first.size && part.format == first.format),
+            "parts of one size and format"
+        );
         if parts.len() == 1 {
             return first.clone();
         }
@@ -124,39 +136,39 @@ impl Sealed {
                 whole[at..at + bytes(part).len()].copy_from_slice(bytes(part));
                 at += bytes(part).len();
             }
-            assert_eq!(at, whole.len(), "memory of the length asked for");
+            assert_eq!(at, whole.len(), "memory of the requested length");
             whole.freeze()
         };
-        let guards_hold = parts.iter().all(Sealed::has_verified_guards);
-        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), has_verified_guards: guards_hold, ..*first }
+        let has_verified_guards = parts.iter().all(Sealed::has_verified_guards);
+        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), has_verified_guards, ..*first }
     }
 
-    /// The same data where its blocks have other addresses: with something added to each reference tag, modulo its width.
-    /// `gains` has one addend for each block, in order. A wrong tag stays exactly as wrong as it was. Tuples that switch
-    /// checking off stay, and so does everything where reference tags do not count blocks (Type 3) or there are no tags.
+    /// Moves the blocks to other addresses: adds one of `deltas` to each reference tag, modulo its width. `deltas` has one addend
+    /// per block, in order. A wrong tag stays wrong by the same difference. Tuples that disable the check do not change, nor do
+    /// blocks without tags or with reference tags that do not count blocks (Type 3).
     ///
-    /// Data is shared and not read, so guards are as right as before; but new tuples count as unchecked
+    /// The data is shared and not read, so guards stay as right as before; but the new tuples count as unchecked
     /// ([`Sealed::has_verified_guards`]).
     ///
     /// # Panics
     /// When there are fewer addends than blocks.
-    pub fn with_ref_tags_shifted(self, gains: impl Iterator<Item = u64> + Clone) -> Sealed {
+    pub fn with_ref_tags_shifted(self, deltas: impl Iterator<Item = u64> + Clone) -> Sealed {
         let Some(format) = self.format.filter(|format| format.protection().increments_ref_tag()) else { return self };
-        if gains.clone().take(self.blocks()).all(|gain| gain == 0) {
+        if deltas.clone().take(self.blocks()).all(|delta| delta == 0) {
             return self;
         }
-        let (mut tags, mut gains) = (Buffer::copy_from(&self.tags), gains);
+        let (mut tags, mut deltas) = (Buffer::copy_from(&self.tags), deltas);
         for bytes in tags.chunks_exact_mut(format.tuple_bytes()) {
-            let (tuple, gain) = (Tuple::read(format, bytes), gains.next().expect("one addend for each block"));
+            let (tuple, delta) = (Tuple::read(format, bytes), deltas.next().expect("one addend for each block"));
             if !tuple.is_escaped(format) {
-                Tuple { ref_tag: format.reference_tag(tuple.ref_tag, gain), ..tuple }.write(format, bytes);
+                Tuple { ref_tag: format.reference_tag(tuple.ref_tag, delta), ..tuple }.write(format, bytes);
             }
         }
         Sealed { tags: tags.freeze(), has_verified_guards: false, ..self }
     }
 }
 
-/// Blocks with tags that nobody has checked yet.
+/// Blocks with tags that were not checked yet.
 #[derive(Debug)]
 pub struct Unverified {
     data: Slice,
@@ -165,7 +177,7 @@ pub struct Unverified {
     format: Option<PiFormat>,
 }
 
-/// Data and tags whose lengths do not belong together.
+/// The lengths of data and tags do not match.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{data_bytes} bytes of data and {tag_bytes} bytes of tags are not whole blocks with one tag each")]
 pub struct ShapeError {
@@ -178,14 +190,14 @@ pub struct ShapeError {
 impl Unverified {
     /// Data and tags that lie apart; `tags` must be empty without a protection format.
     pub fn new(data: Slice, tags: Slice, size: BlockSize, format: Option<PiFormat>) -> Result<Unverified, ShapeError> {
-        let due = (data.len() >> size.shift()) * format.map_or(0, PiFormat::tuple_bytes);
-        if !data.len().is_multiple_of(size.bytes()) || tags.len() != due {
+        let required = (data.len() >> size.shift()) * format.map_or(0, PiFormat::tuple_bytes);
+        if !data.len().is_multiple_of(size.bytes()) || tags.len() != required {
             return Err(ShapeError { data_bytes: data.len(), tag_bytes: tags.len() });
         }
         Ok(Unverified { data, tags, size, format })
     }
 
-    /// Blocks each followed by its tuple, as an extended logical block carries them. Copies both apart.
+    /// Blocks each followed by its tuple, as an extended logical block carries them. Copies data and tags into buffers of their own.
     pub fn from_interleaved(bytes: &[u8], size: BlockSize, format: PiFormat) -> Result<Unverified, ShapeError> {
         let stride = size.bytes() + format.tuple_bytes();
         if !bytes.len().is_multiple_of(stride) {
@@ -202,10 +214,10 @@ impl Unverified {
         Ok(Unverified { data: data.freeze(), tags: tags.freeze(), size, format: Some(format) })
     }
 
-    /// Checks the tags against the data, as `checks` asks.
+    /// Checks the tags against the data.
     ///
     /// # Errors
-    /// Every block that fails, with the first field of it that does.
+    /// Every block that does not match, with its first field that does not.
     pub fn verify(self, checks: &Checks) -> Result<Sealed, Vec<Mismatch>> {
         let mut mismatches = Vec::new();
         if let Some(format) = self.format {
@@ -214,10 +226,10 @@ impl Unverified {
         if mismatches.is_empty() { Ok(self.into_sealed(checks)) } else { Err(mismatches) }
     }
 
-    /// After nothing wrong was found by these checks.
+    /// Converts blocks that passed these checks.
     pub(crate) fn into_sealed(self, checks: &Checks) -> Sealed {
-        let guards_hold = checks.guard && !self.escapes();
-        Sealed::checked(self.data, self.tags, self.size, self.format, guards_hold)
+        let has_verified_guards = checks.guard && !self.has_escapes();
+        Sealed::from_verified(self.data, self.tags, self.size, self.format, has_verified_guards)
     }
 
     pub(crate) fn data(&self) -> &Slice {
@@ -236,10 +248,205 @@ impl Unverified {
         self.format
     }
 
-    /// Whether any tuple says that its block is not to be checked.
-    fn escapes(&self) -> bool {
+    /// True if any tuple disables the check of its block.
+    fn has_escapes(&self) -> bool {
         self.format.is_some_and(|format| {
             self.tags.chunks_exact(format.tuple_bytes()).any(|tags| Tuple::read(format, tags).is_escaped(format))
         })
+    }
+}
+
+impl Sealed {
+    /// Makes the tags of `data` as [`Sealed::seal`] does, from the CRC-32C of each block instead of from the data. The CRCs must
+    /// be those of these very bytes.
+    ///
+    /// # Panics
+    /// When the guard of `format` is not CRC-32C, when `data` is no whole number of blocks, or when there is not one CRC for
+    /// each of them: a caller's bug, not an input's.
+    pub fn seal_with_crcs(data: Slice, size: BlockSize, format: PiFormat, with: &Tags, crcs: &[u32]) -> Sealed {
+        assert_crcs(format, size, &data, crcs);
+        let mut tags = Buffer::zeroed(crcs.len() * format.tuple_bytes());
+        let fixed = Tuple { guard: 0, app_tag: with.app_tag, storage_tag: with.storage_tag, ref_tag: 0 };
+        let fixed = tuple::pack(format, &fixed);
+        for (block, (crc, bytes)) in crcs.iter().zip(tags.chunks_exact_mut(Crc32c::TUPLE_BYTES)).enumerate() {
+            let reference = u128::from(format.reference_tag(with.initial_ref_tag, block as u64));
+            tuple::store(Crc32c::TUPLE_BYTES, u128::from(*crc) << Crc32c::GUARD_SHIFT | fixed | reference, bytes);
+        }
+        Sealed::from_verified(data, tags.freeze(), size, Some(format), true)
+    }
+
+    /// The CRC-32C of each block's data, as far as its tags prove it: only with the 32-bit guard, and only if every guard was
+    /// made from the data or compared with it.
+    pub fn block_crcs(&self) -> Option<impl ExactSizeIterator<Item = u32> + '_> {
+        let format =
+            self.format().filter(|format| format.guard() == GuardKind::Crc32c && self.has_verified_guards())?;
+        let tuples = self.tags().chunks_exact(format.tuple_bytes());
+        Some(tuples.map(move |tuple| Tuple::read(format, tuple).guard as u32))
+    }
+}
+
+impl Unverified {
+    /// Checks the tags as [`Unverified::verify`] does, comparing guards with the CRC-32C of each block that is given instead
+    /// of reading the data. The CRCs must be those of these very bytes.
+    ///
+    /// # Errors
+    /// Every block that does not match, with its first field that does not.
+    ///
+    /// # Panics
+    /// When the guard is not CRC-32C, or there is not one CRC for each block: a caller's bug, not an input's.
+    pub fn verify_with_crcs(self, checks: &Checks, crcs: &[u32]) -> Result<Sealed, Vec<Mismatch>> {
+        let format = self.format().expect("a caller with CRCs has blocks with guards");
+        assert_crcs(format, self.size(), self.data(), crcs);
+        let compiled = CompiledChecks::new(format, checks);
+        let mut mismatches = Vec::new();
+        for (block, (crc, bytes)) in crcs.iter().zip(self.tags().chunks_exact(Crc32c::TUPLE_BYTES)).enumerate() {
+            let found = tuple::load(Crc32c::TUPLE_BYTES, bytes);
+            let required = compiled.tuple(block, u128::from(*crc) << Crc32c::GUARD_SHIFT);
+            if !compiled.is_escaped(found) && !compiled.matches(found, required) {
+                mismatches.push(compiled.mismatch(block, found, required));
+            }
+        }
+        if mismatches.is_empty() { Ok(self.into_sealed(checks)) } else { Err(mismatches) }
+    }
+}
+
+/// Panics unless there is one CRC of the guard's kind for each block; debug builds check that it is the right one.
+fn assert_crcs(format: PiFormat, size: BlockSize, data: &[u8], crcs: &[u32]) {
+    assert_eq!(format.guard(), GuardKind::Crc32c, "only a CRC-32C can stand for the guard");
+    assert_eq!(crcs.len() * size.bytes(), data.len(), "one CRC for each block");
+    debug_assert!(
+        data.chunks_exact(size.bytes()).map(guard::crc32c).eq(crcs.iter().copied()),
+        "the CRCs are not those of the data"
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Field, Masked, ProtectionType};
+    use proptest::prelude::*;
+
+    const SIZE: BlockSize = BlockSize::B512;
+    const BLOCKS: usize = 4;
+
+    fn format(kind: GuardKind, protection: ProtectionType) -> PiFormat {
+        PiFormat::with_default_storage_tag(kind, protection)
+    }
+
+    fn block_crcs(data: &[u8]) -> Vec<u32> {
+        data.chunks(SIZE.bytes()).map(guard::crc32c).collect()
+    }
+
+    fn noise(seed: u8) -> Slice {
+        let bytes: Vec<u8> = (0..BLOCKS * SIZE.bytes()).map(|i| (i * 13 + i / 77) as u8 ^ seed).collect();
+        Slice::copy_from(&bytes)
+    }
+
+    fn unverified(data: &Slice, tags: &[u8], format: PiFormat) -> Unverified {
+        Unverified::new(data.clone(), Slice::copy_from(tags), SIZE, Some(format)).unwrap()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// CRCs of the caller seal and find the same as computed ones, for any wrong byte of the tags and any checks.
+        #[test]
+        fn given_crcs_work_like_computed_ones(
+            protection in prop::sample::select(&ProtectionType::ALL[..]), with in any::<(u16, u64, u64)>(),
+            wrong in any::<(prop::sample::Index, u8)>(), asked in any::<(bool, Option<u16>, Option<u64>)>(),
+        ) {
+            let format = format(GuardKind::Crc32c, protection);
+            let data = noise(with.0 as u8);
+            let with = Tags { app_tag: with.0, storage_tag: with.1, initial_ref_tag: with.2 };
+            let made = Sealed::seal(data.clone(), SIZE, Some(format), &with);
+            let given = Sealed::seal_with_crcs(data.clone(), SIZE, format, &with, &block_crcs(&data));
+            prop_assert_eq!(&made.tags()[..], &given.tags()[..]);
+            prop_assert_eq!(made.has_verified_guards(), given.has_verified_guards());
+            let mut tags = made.tags().to_vec();
+            tags[wrong.0.index(BLOCKS * 16)] ^= wrong.1;
+            let app_tag = asked.1.map(|expected| Masked { expected, mask: u16::MAX });
+            let checks = Checks { guard: asked.0, app_tag, storage_tag: None, initial_ref_tag: asked.2.or(Some(with.initial_ref_tag)) };
+            let by_data = unverified(&data, &tags, format).verify(&checks);
+            let by_crcs = unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data));
+            match (by_data, by_crcs) {
+                (Ok(one), Ok(other)) => prop_assert_eq!(one.has_verified_guards(), other.has_verified_guards()),
+                (one, other) => prop_assert_eq!(one.err(), other.err()),
+            }
+        }
+    }
+
+    #[test]
+    fn a_guard_that_is_not_the_crc_is_found() {
+        let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(1));
+        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
+        let checks = Checks { guard: true, ..Checks::NONE };
+        assert!(unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data)).is_ok());
+        tags[2 * 16 + 3] ^= 1;
+        let found = unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data)).unwrap_err();
+        assert_eq!(found.iter().map(|bad| (bad.block, bad.field)).collect::<Vec<_>>(), [(2, Field::Guard)]);
+    }
+
+    #[test]
+    fn only_guards_that_were_compared_are_crcs() {
+        let (crc32c, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(2));
+        let sealed = Sealed::seal(data.clone(), SIZE, Some(crc32c), &Tags::default());
+        assert_eq!(sealed.block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data));
+        assert_eq!(sealed.slice(1, 2).block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data)[1..3]);
+        let full = Checks { guard: true, ..Checks::NONE };
+        assert!(unverified(&data, sealed.tags(), crc32c).verify(&full).unwrap().block_crcs().is_some());
+        assert!(
+            unverified(&data, sealed.tags(), crc32c).verify(&Checks::NONE).unwrap().block_crcs().is_none(),
+            "unchecked"
+        );
+        let crc16 =
+            Sealed::seal(data.clone(), SIZE, Some(format(GuardKind::Crc16, ProtectionType::Type1)), &Tags::default());
+        assert!(crc16.block_crcs().is_none(), "another guard");
+        assert!(Sealed::seal(data, SIZE, None, &Tags::default()).block_crcs().is_none(), "no guard");
+    }
+
+    /// Blocks whose tuples disable the check pass with any data, so nothing may be joined from their guards.
+    #[test]
+    fn escaped_blocks_have_no_crcs() {
+        let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(3));
+        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
+        tags[16..32].fill(0xFF);
+        let full = Checks { guard: true, ..Checks::NONE };
+        assert!(unverified(&data, &tags, format).verify(&full).unwrap().block_crcs().is_none());
+        assert!(
+            unverified(&data, &tags, format)
+                .verify_with_crcs(&full, &block_crcs(&data))
+                .unwrap()
+                .block_crcs()
+                .is_none()
+        );
+        let rest = unverified(&data, &tags, format).verify(&full).unwrap();
+        assert!(Sealed::join(&[rest.slice(0, 1), rest.slice(2, 2)]).block_crcs().is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "stand for the guard")]
+    fn crcs_of_another_kind_are_rejected() {
+        Sealed::seal_with_crcs(
+            noise(4),
+            SIZE,
+            format(GuardKind::Crc64, ProtectionType::Type1),
+            &Tags::default(),
+            &[0; BLOCKS],
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "one CRC for each block")]
+    fn a_block_without_a_crc_is_rejected() {
+        let (data, crc32c) = (noise(5), format(GuardKind::Crc32c, ProtectionType::Type1));
+        Sealed::seal_with_crcs(data.clone(), SIZE, crc32c, &Tags::default(), &block_crcs(&data)[1..]);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "not those of the data")]
+    fn data_that_changed_after_its_crc_was_made_is_noticed_by_debug_builds() {
+        let crc32c = format(GuardKind::Crc32c, ProtectionType::Type1);
+        Sealed::seal_with_crcs(noise(6), SIZE, crc32c, &Tags::default(), &block_crcs(&noise(7)));
     }
 }

@@ -1,7 +1,11 @@
-//! One tuple, decoded, and the tags that sealing puts into a run of tuples.
+//! Tuples: decoded, as bytes, and as single integers.
+//!
+//! A tuple is loaded as one big-endian integer (64-bit ones widened), in which guard, application tag, storage tag and reference
+//! tag follow each other from the most to the least significant bit. So every format shares the same arithmetic, and a whole
+//! tuple is compared at once. [`GuardFormat`] gives a guard kind its constants at compile time, so that the loop over blocks is
+//! compiled once for each kind.
 
-use crate::PiFormat;
-use crate::wire;
+use crate::{GuardKind, PiFormat, ProtectionType, guard};
 
 /// The protection information of one block, decoded. All fields are big-endian in bytes; the storage tag is the more
 /// significant part of the space that it shares with the reference tag
@@ -21,25 +25,25 @@ pub struct Tuple {
 impl Tuple {
     /// The tuple in the first [`PiFormat::tuple_bytes`] bytes. Any bytes are a tuple. Panics if there are fewer.
     pub fn read(format: PiFormat, bytes: &[u8]) -> Tuple {
-        wire::unpack(format, wire::load(format.tuple_bytes(), bytes))
+        unpack(format, load(format.tuple_bytes(), bytes))
     }
 
     /// Writes the first [`PiFormat::tuple_bytes`] bytes; a field too large for the format loses its high bits.
     /// Panics if there are fewer bytes.
     pub fn write(&self, format: PiFormat, bytes: &mut [u8]) {
-        wire::store(format.tuple_bytes(), wire::pack(format, self), bytes);
+        store(format.tuple_bytes(), pack(format, self), bytes);
     }
 
-    /// Whether the tuple switches the checking of its block off: an application tag of FFFFh, in Type 3 together with
+    /// True if the tuple disables the check of its block: an application tag of FFFFh, in Type 3 together with
     /// a reference tag of all ones, if the format has one
     /// (NVM Command Set specification, end-to-end data protection).
     pub fn is_escaped(&self, format: PiFormat) -> bool {
-        let mask = wire::escape_mask(format);
-        wire::pack(format, self) & mask == mask
+        let mask = escape_mask(format);
+        pack(format, self) & mask == mask
     }
 }
 
-/// What sealing puts beside the guard. Fields too large for the format lose their high bits.
+/// The tags that sealing stores beside the guard. Fields too large for the format lose their high bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tags {
     /// Application tag of every block. FFFFh makes blocks that are never checked (see [`Tuple::is_escaped`]).
@@ -50,10 +54,111 @@ pub struct Tags {
     pub initial_ref_tag: u64,
 }
 
+/// The application tag that disables the check of its block.
+pub(crate) const ESCAPE: u16 = 0xFFFF;
+
+/// A guard kind as a type.
+pub(crate) trait GuardFormat {
+    const KIND: GuardKind;
+    fn compute(bytes: &[u8]) -> u64;
+
+    const TUPLE_BYTES: usize = Self::KIND.tuple_bytes();
+    /// Where the application tag starts, and so how many bits the storage and reference tags have.
+    const APP_SHIFT: u32 = Self::KIND.space_bits() as u32;
+    /// Where the guard starts.
+    const GUARD_SHIFT: u32 = Self::APP_SHIFT + 16;
+    /// The largest guard.
+    const GUARD_MASK: u64 = u64::MAX >> (64 - Self::KIND.bits());
+}
+
+macro_rules! guard_formats {
+    ($($name:ident: $compute:expr;)*) => { $(
+        pub(crate) struct $name;
+        impl GuardFormat for $name {
+            const KIND: GuardKind = GuardKind::$name;
+            #[inline(always)]
+            fn compute(bytes: &[u8]) -> u64 {
+                u64::from($compute(bytes))
+            }
+        }
+    )* };
+}
+
+guard_formats! {
+    Crc16: guard::crc16;
+    Crc32c: guard::crc32c;
+    Crc64: guard::crc64;
+    IpChecksum: guard::ip_checksum;
+}
+
+/// Calls a function that is generic over [`GuardFormat`] with the type of a guard kind.
+macro_rules! for_kind {
+    ($kind:expr, $function:ident $(:: <$($more:ty),*>)? ($($argument:expr),* $(,)?)) => {
+        match $kind {
+            $crate::GuardKind::Crc16 => $function::<$crate::tuple::Crc16 $($(, $more)*)?>($($argument),*),
+            $crate::GuardKind::Crc32c => $function::<$crate::tuple::Crc32c $($(, $more)*)?>($($argument),*),
+            $crate::GuardKind::Crc64 => $function::<$crate::tuple::Crc64 $($(, $more)*)?>($($argument),*),
+            $crate::GuardKind::IpChecksum => $function::<$crate::tuple::IpChecksum $($(, $more)*)?>($($argument),*),
+        }
+    };
+}
+pub(crate) use for_kind;
+
+/// The tuple at the start of `bytes`. Panics if there are too few.
+#[inline(always)]
+pub(crate) fn load(tuple_bytes: usize, bytes: &[u8]) -> u128 {
+    if tuple_bytes == 8 {
+        let (word, _) = bytes.split_first_chunk().expect("a tuple of a 16-bit guard has 8 bytes");
+        u128::from(u64::from_be_bytes(*word))
+    } else {
+        let (word, _) = bytes.split_first_chunk().expect("a tuple of a 32-bit or 64-bit guard has 16 bytes");
+        u128::from_be_bytes(*word)
+    }
+}
+
+/// Puts the tuple at the start of `bytes`. Panics if there are too few.
+#[inline(always)]
+pub(crate) fn store(tuple_bytes: usize, word: u128, bytes: &mut [u8]) {
+    if tuple_bytes == 8 {
+        *bytes.first_chunk_mut().expect("a tuple of a 16-bit guard has 8 bytes") = (word as u64).to_be_bytes();
+    } else {
+        *bytes.first_chunk_mut().expect("a tuple of a 32-bit or 64-bit guard has 16 bytes") = word.to_be_bytes();
+    }
+}
+
+/// The integer of a tuple; each field is cut to its width.
+pub(crate) fn pack(format: PiFormat, tuple: &Tuple) -> u128 {
+    let space = u32::from(format.guard().space_bits());
+    let guard = tuple.guard & (u64::MAX >> (64 - format.guard().bits()));
+    u128::from(guard) << (space + 16)
+        | u128::from(tuple.app_tag) << space
+        | u128::from(tuple.storage_tag & format.storage_tag_mask()) << format.reference_tag_bits()
+        | u128::from(tuple.ref_tag & format.reference_tag_mask())
+}
+
+/// The fields of a tuple's integer.
+pub(crate) fn unpack(format: PiFormat, word: u128) -> Tuple {
+    let space = u32::from(format.guard().space_bits());
+    Tuple {
+        guard: (word >> (space + 16)) as u64,
+        app_tag: (word >> space) as u16,
+        storage_tag: (word >> format.reference_tag_bits()) as u64 & format.storage_tag_mask(),
+        ref_tag: word as u64 & format.reference_tag_mask(),
+    }
+}
+
+/// The bits of a tuple's integer that, all set, disable the check of its block.
+pub(crate) fn escape_mask(format: PiFormat) -> u128 {
+    let app = u128::from(ESCAPE) << format.guard().space_bits();
+    match format.protection() {
+        ProtectionType::Type1 | ProtectionType::Type2 => app,
+        ProtectionType::Type3 => app | u128::from(format.reference_tag_mask()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{GuardKind, ProtectionType};
 
     fn format(guard: GuardKind, protection: ProtectionType, storage_tag_bits: u8) -> PiFormat {
         PiFormat::new(guard, protection, storage_tag_bits).unwrap()

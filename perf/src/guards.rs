@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use crc_fast::CrcAlgorithm;
-use sealblock_integrity::combine::{Combiner, Crc32c, InterleavedDigest};
+use sealblock_integrity::combine::{Combiner, Crc32c, InterleavedCrc};
 use sealblock_integrity::{
     Checks, GuardKind, Interleave, PiFormat, ProtectionType, RebaseTags, Tags, guard, rebase, seal, verify,
     verify_interleaved,
@@ -253,7 +253,7 @@ fn measure_combine(report: &mut Report) {
     let crcs: Vec<u32> = (0..JOINS).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();
     let size = BlockSize::B4096;
     let combiner = Combiner::<Crc32c>::new(size.bytes() as u64);
-    let digest = InterleavedDigest::new(size, GuardKind::Crc32c.tuple_bytes());
+    let digest = InterleavedCrc::new(size, GuardKind::Crc32c.tuple_bytes());
     let tuple = [0x5A; GuardKind::Crc32c.tuple_bytes()];
     let mut contenders: [Pass<'_>; 2] = [
         Box::new(|| u64::from(combiner.join_all(black_box(&crcs).iter().copied()))),

@@ -7,7 +7,7 @@
 use std::hint::black_box;
 
 use anyhow::Context;
-use sealblock_integrity::combine::InterleavedDigest;
+use sealblock_integrity::combine::InterleavedCrc;
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::CoreHandle;
@@ -59,7 +59,7 @@ const fn format(kind: GuardKind) -> PiFormat {
 /// Plain data that gets tags and a digest, by every way there is.
 fn in_memory(set: &[u8], size: BlockSize) {
     let slices: Vec<Slice> = set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect();
-    let digest = InterleavedDigest::new(size, 0);
+    let digest = InterleavedCrc::new(size, 0);
     let mut contenders: Vec<(&str, Pass<'_>)> = Vec::new();
     for kind in [GuardKind::Crc32c, GuardKind::Crc16, GuardKind::Crc64] {
         let (seal, verify) = match kind {
@@ -115,19 +115,19 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
 }
 
 /// The CRCs of the blocks, and the digest combined from them.
-fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedDigest) -> (Vec<u32>, u32) {
+fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>, u32) {
     let crcs: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
     let joined = crcs.iter().fold(0, |joined, crc| digest.join(joined, *crc, &[]));
     (crcs, joined)
 }
 
-fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedDigest) -> u64 {
+fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedCrc) -> u64 {
     let (crcs, joined) = checksums(data, size, digest);
     let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &crcs);
     u64::from(joined) ^ u64::from(sealed.tags()[0])
 }
 
-fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedDigest) -> u64 {
+fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedCrc) -> u64 {
     let (crcs, joined) = checksums(data, size, digest);
     let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
     let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &crcs).expect("what was sealed verifies");

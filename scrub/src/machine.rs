@@ -1,4 +1,4 @@
-//! The scrub itself: its states, and what leads from one to the other.
+//! The state machine of a scrub: its states, its pace, and when its record is due to be saved.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -6,105 +6,102 @@ use std::time::Duration;
 
 use sealblock_units::Extent;
 
-use crate::format::{self, FormatError};
-use crate::pace::{Activity, Pace, piece_blocks};
-use crate::record::{Checked, Phase, Run, RunResult, ScrubRecord};
-use crate::saving::SaveTimer;
-use crate::{Now, Settings, Shape};
+use crate::record::{self, CheckResult, FormatError, RunPhase, RunResult, ScrubRecord, ScrubRun};
+use crate::{DeviceProfile, Now, Settings};
 
-/// How long a device that cannot be reached is left alone.
-const RETRY: Duration = Duration::from_secs(30);
-/// How long a wait for the schedule is at most: the time of day may jump.
-const MOST_REST: Duration = Duration::from_secs(600);
-/// A speed is told when it was measured for so long.
-const LEAST_MEASURED: Duration = Duration::from_secs(1);
+/// Time until a device that failed is checked again.
+const RETRY_INTERVAL: Duration = Duration::from_secs(30);
+/// Maximum wait for the schedule: the time of day may jump.
+const MAX_SCHEDULE_WAIT: Duration = Duration::from_secs(600);
+/// Minimum time over which a speed is measured.
+const MIN_MEASURED: Duration = Duration::from_secs(1);
 
-/// What is to be done next.
+/// The next step of the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum ScrubStep {
     /// Check these blocks, then call [`Scrub::checked`] or [`Scrub::failed`].
     Check(Extent),
-    /// Ask again after this time, or after a command.
+    /// Call [`Scrub::step`] again after this time, or after a command.
     Wait(Duration),
-    /// Ask again after a command.
+    /// Call [`Scrub::step`] again after a command.
     Idle,
 }
 
-/// What a scrub does now.
+/// The state of a scrub.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
-    /// Nothing, until it is told to.
+pub enum ScrubState {
+    /// It waits for a command.
     Idle,
     /// It checks blocks.
     Running,
-    /// Its run is held by hand.
+    /// An operator has paused its run.
     Paused,
     /// It waits for its schedule.
     Waiting,
 }
 
-/// What has happened.
+/// An event of a scrub.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ScrubEvent {
-    /// A run began at this block, or goes on there after a restart.
+    /// A run started at this block, or resumed there after a restart.
     Started {
         /// The block.
         at: u64,
-        /// Whether it was begun before.
+        /// True if the run started in an earlier process.
         resumed: bool,
     },
     /// A run ended.
-    Ended(Run),
+    Ended(ScrubRun),
 }
 
-/// Why a command is not carried out.
+/// Why a command failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refusal {
-    /// There is no run to hold or end.
-    #[error("no run is under way")]
+pub enum CommandError {
+    /// There is no run to pause or stop.
+    #[error("no run is active")]
     NotRunning,
-    /// It would begin past the end.
+    /// The run would start past the end of the device.
     #[error("block {from} is past the last block, {last}")]
     PastEnd {
-        /// Where it was to begin.
+        /// The requested first block.
         from: u64,
         /// The last block of the device.
         last: u64,
     },
 }
 
-/// What can be seen of a scrub.
+/// The status of a scrub.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ScrubView {
-    /// What it does.
-    pub state: State,
-    /// Whether it gives way to other requests just now.
+    /// Its state.
+    pub state: ScrubState,
+    /// True if it waits because other requests use the device.
     pub is_yielding: bool,
-    /// What is remembered.
+    /// Its record.
     pub record: ScrubRecord,
-    /// The limit that counts now, in bytes a second.
+    /// The current rate limit, in bytes per second.
     pub rate: Option<NonZeroU64>,
-    /// Bytes a second that were checked since the run began or went on.
+    /// Bytes per second checked since the run started or resumed.
     pub speed: Option<f64>,
-    /// Seconds until it is done, at that speed.
+    /// Seconds until the run finishes at that speed.
     pub left_s: Option<u64>,
-    /// When the next run begins by itself, in seconds since 1970.
+    /// When the schedule starts the next run, in seconds since 1970.
     pub next_unix_s: Option<u64>,
 }
 
 /// The scrub of one device. See the crate's documentation.
 #[derive(Debug)]
 pub struct Scrub {
-    shape: Shape,
+    profile: DeviceProfile,
     settings: Settings,
     record: ScrubRecord,
-    /// Of the run under way in this process.
-    session: Option<ActiveRun>,
-    saving: SaveTimer,
-    news: VecDeque<ScrubEvent>,
+    /// The part of the active run in this process.
+    active_run: Option<ActiveRun>,
+    save_timer: SaveTimer,
+    events: VecDeque<ScrubEvent>,
 }
 
-/// A run under way, since it was begun or went on.
+/// The active run since it started or resumed in this process.
 #[derive(Clone, Copy, Debug)]
 struct ActiveRun {
     pace: Pace,
@@ -113,181 +110,182 @@ struct ActiveRun {
 }
 
 impl Scrub {
-    /// A scrub of a device of which nothing is remembered.
-    pub fn new(shape: Shape, settings: Settings) -> Scrub {
-        let (record, saving, news) = (ScrubRecord::default(), SaveTimer::default(), VecDeque::new());
-        Scrub { shape, settings, record, session: None, saving, news }
+    /// A scrub of a device without a record.
+    pub fn new(profile: DeviceProfile, settings: Settings) -> Scrub {
+        let (record, save_timer, events) = (ScrubRecord::default(), SaveTimer::default(), VecDeque::new());
+        Scrub { profile, settings, record, active_run: None, save_timer, events }
     }
 
-    /// Goes on from what was saved; for a scrub that is fresh.
+    /// Restores a new scrub from its saved record.
     ///
     /// # Errors
-    /// Why the bytes are no state of this device's scrub; it is as it was then.
+    /// When the bytes are not a valid record of this device. The scrub does not change then.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
-        self.record = format::decode(bytes, self.shape.capacity_blocks)?;
+        self.record = record::decode(bytes, self.profile.capacity_blocks)?;
         Ok(())
     }
 
-    /// What is remembered in these bytes, about a device of so many blocks.
+    /// Decodes the saved record of a device of `capacity_blocks` blocks.
     ///
     /// # Errors
-    /// Why the bytes are no such state.
+    /// When the bytes are not a valid record.
     pub fn read(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
-        format::decode(bytes, capacity_blocks)
+        record::decode(bytes, capacity_blocks)
     }
 
-    /// Has these settings count from now on. A run's own rate goes before.
+    /// Changes the settings. The rate of a run takes precedence over theirs.
     pub fn configure(&mut self, settings: Settings) {
         self.settings = settings;
     }
 
-    /// The device has another shape from now on, after it was resized: a run goes on where it was, to the new end, and begins anew
-    /// if that lies before. To be called while no piece is being checked.
-    pub fn resize(&mut self, shape: Shape) {
-        let is_other = self.shape.capacity_blocks != shape.capacity_blocks;
-        self.shape = shape;
-        self.record.fit(shape.capacity_blocks);
-        if is_other {
-            self.session = None;
-            self.saving.state_changed();
+    /// Adapts to a resized device: a run continues at its position to the new end, and restarts if the position is past it. Call it
+    /// while no piece is being checked.
+    pub fn resize(&mut self, profile: DeviceProfile) {
+        let is_resized = self.profile.capacity_blocks != profile.capacity_blocks;
+        self.profile = profile;
+        self.record.fit(profile.capacity_blocks);
+        if is_resized {
+            self.active_run = None;
+            self.save_timer.state_changed();
         }
     }
 
-    /// What to do now.
-    pub fn step(&mut self, now: Now, activity: Activity) -> Step {
+    /// Returns what to do now.
+    pub fn step(&mut self, now: Now, activity: Activity) -> ScrubStep {
         match self.record.phase {
-            Phase::Paused => Step::Idle,
-            Phase::Running => self.go_on(now, activity),
-            Phase::Idle => match self.due_unix_s(now) {
-                None => Step::Idle,
-                Some(due) if due > now.unix_s => Step::Wait(Duration::from_secs(due - now.unix_s).min(MOST_REST)),
+            RunPhase::Paused => ScrubStep::Idle,
+            RunPhase::Running => self.next_piece(now, activity),
+            RunPhase::Idle => match self.due_unix_s(now) {
+                None => ScrubStep::Idle,
+                Some(due) if due > now.unix_s => {
+                    ScrubStep::Wait(Duration::from_secs(due - now.unix_s).min(MAX_SCHEDULE_WAIT))
+                }
                 Some(_) => {
                     self.begin(now, 0, None);
-                    self.go_on(now, activity)
+                    self.next_piece(now, activity)
                 }
             },
         }
     }
 
-    /// These blocks were checked, and this was found.
-    pub fn checked(&mut self, now: Now, extent: Extent, found: Checked) {
-        // While they were checked, the run may have been ended, or another one begun.
-        let is_due = self.record.phase != Phase::Idle && extent.start().get() == self.record.position;
+    /// Records the result of the check of a piece.
+    pub fn checked(&mut self, now: Now, extent: Extent, found: CheckResult) {
+        // A command may have ended the run during the check, or started another one.
+        let is_due = self.record.phase != RunPhase::Idle && extent.start().get() == self.record.position;
         if !is_due {
             return;
         }
         self.record.counts.add(extent.len(), found);
         self.record.position += extent.len();
-        if let Some(session) = &mut self.session {
-            session.blocks += extent.len();
+        if let Some(run) = &mut self.active_run {
+            run.blocks += extent.len();
         }
-        self.saving.progressed();
-        if self.record.position >= self.shape.capacity_blocks {
+        self.save_timer.progressed();
+        if self.record.position >= self.profile.capacity_blocks {
             self.end(now, RunResult::Finished);
         }
     }
 
-    /// The device could not be asked; the same blocks come again later.
+    /// Records that the check of a piece failed; the same piece is retried after a pause.
     pub fn failed(&mut self, now: Now) {
-        if let Some(session) = &mut self.session {
-            session.pace.hold_until(now.steady + RETRY);
+        if let Some(run) = &mut self.active_run {
+            run.pace.hold_until(now.steady + RETRY_INTERVAL);
         }
     }
 
-    /// Begins a run at a block, or has one that was held go on; one that is under way gets the new rate.
+    /// Starts a run at block `from`; without `from`, resumes the paused run or changes the rate of the active one.
     ///
     /// # Errors
-    /// When it would begin past the end.
-    pub fn start(&mut self, now: Now, from: Option<u64>, rate: Option<NonZeroU64>) -> Result<(), Refusal> {
-        let last = self.shape.capacity_blocks.saturating_sub(1);
+    /// When `from` is past the end.
+    pub fn start(&mut self, now: Now, from: Option<u64>, rate: Option<NonZeroU64>) -> Result<(), CommandError> {
+        let last = self.profile.capacity_blocks.saturating_sub(1);
         if let Some(from) = from.filter(|from| *from > last) {
-            return Err(Refusal::PastEnd { from, last });
+            return Err(CommandError::PastEnd { from, last });
         }
         match (self.record.phase, from) {
-            (Phase::Running | Phase::Paused, None) => {
-                self.record.phase = Phase::Running;
+            (RunPhase::Running | RunPhase::Paused, None) => {
+                self.record.phase = RunPhase::Running;
                 self.record.rate = rate.or(self.record.rate);
-                self.session = Some(ActiveRun::from(now));
-                self.saving.state_changed();
+                self.active_run = Some(ActiveRun::from(now));
+                self.save_timer.state_changed();
             }
-            (Phase::Running | Phase::Paused, Some(from)) => {
+            (RunPhase::Running | RunPhase::Paused, Some(from)) => {
                 self.end(now, RunResult::Stopped);
                 self.begin(now, from, rate);
             }
-            (Phase::Idle, _) => self.begin(now, from.unwrap_or(0), rate),
+            (RunPhase::Idle, _) => self.begin(now, from.unwrap_or(0), rate),
         }
         Ok(())
     }
 
-    /// Holds the run under way where it is.
+    /// Pauses the active run.
     ///
     /// # Errors
     /// When there is none.
-    pub fn pause(&mut self) -> Result<(), Refusal> {
-        if self.record.phase == Phase::Idle {
-            return Err(Refusal::NotRunning);
+    pub fn pause(&mut self) -> Result<(), CommandError> {
+        if self.record.phase == RunPhase::Idle {
+            return Err(CommandError::NotRunning);
         }
-        self.record.phase = Phase::Paused;
-        self.session = None;
-        self.saving.state_changed();
+        self.record.phase = RunPhase::Paused;
+        self.active_run = None;
+        self.save_timer.state_changed();
         Ok(())
     }
 
-    /// Ends the run under way.
+    /// Stops the active run.
     ///
     /// # Errors
     /// When there is none.
-    pub fn stop(&mut self, now: Now) -> Result<(), Refusal> {
-        if self.record.phase == Phase::Idle {
-            return Err(Refusal::NotRunning);
+    pub fn stop(&mut self, now: Now) -> Result<(), CommandError> {
+        if self.record.phase == RunPhase::Idle {
+            return Err(CommandError::NotRunning);
         }
         self.end(now, RunResult::Stopped);
         Ok(())
     }
 
-    /// What has happened and was not taken yet, oldest first.
-    pub fn take_news(&mut self) -> Option<ScrubEvent> {
-        self.news.pop_front()
+    /// Takes the oldest event that was not taken yet.
+    pub fn take_event(&mut self) -> Option<ScrubEvent> {
+        self.events.pop_front()
     }
 
-    /// What is to be written now, if anything is; it counts as written then, unless [`Scrub::not_saved`] says otherwise.
+    /// The record, if it is due to be saved now. It counts as saved unless [`Scrub::save_failed`] is called.
     pub fn to_save(&mut self, now: Now) -> Option<Vec<u8>> {
-        let is_due = self.saving.is_due(now.steady);
+        let is_due = self.save_timer.is_due(now.steady);
         is_due.then(|| self.save(now))
     }
 
-    /// What is to be written before the device is closed.
+    /// The record, if it has changed since it was saved. Call it before the device is closed.
     pub fn last_to_save(&mut self, now: Now) -> Option<Vec<u8>> {
-        let is_changed = self.saving.is_changed();
+        let is_changed = self.save_timer.is_changed();
         is_changed.then(|| self.save(now))
     }
 
-    /// What was to be written was not; it will come again.
-    pub fn not_saved(&mut self) {
-        self.saving.progressed();
+    /// Records that saving failed; the record is due again later.
+    pub fn save_failed(&mut self) {
+        self.save_timer.progressed();
     }
 
-    /// What can be seen of it.
+    /// The status of the scrub.
     pub fn view(&self, now: Now) -> ScrubView {
         let state = match self.record.phase {
-            Phase::Running => State::Running,
-            Phase::Paused => State::Paused,
-            Phase::Idle if self.settings.every.is_some() => State::Waiting,
-            Phase::Idle => State::Idle,
+            RunPhase::Running => ScrubState::Running,
+            RunPhase::Paused => ScrubState::Paused,
+            RunPhase::Idle if self.settings.every.is_some() => ScrubState::Waiting,
+            RunPhase::Idle => ScrubState::Idle,
         };
-        let speed = self.session.and_then(|session| session.speed(now, self.shape));
-        let left = (self.shape.capacity_blocks - self.record.position) << self.shape.block_size.shift();
+        let speed = self.active_run.and_then(|run| run.speed(now, self.profile));
+        let left = (self.profile.capacity_blocks - self.record.position) << self.profile.block_size.shift();
         let left_s = speed.filter(|speed| *speed > 0.0).map(|speed| (left as f64 / speed).ceil() as u64);
         let next_unix_s = match state {
-            State::Waiting => self
-                .settings
-                .every
-                .map(|every| self.counts_from(now).map_or(now.unix_s, |from| from.saturating_add(every.as_secs()))),
-            State::Idle | State::Running | State::Paused => None,
+            ScrubState::Waiting => self.settings.every.map(|every| {
+                self.schedule_base_unix_s(now).map_or(now.unix_s, |from| from.saturating_add(every.as_secs()))
+            }),
+            ScrubState::Idle | ScrubState::Running | ScrubState::Paused => None,
         };
         ScrubView {
             state,
-            is_yielding: self.session.is_some_and(|session| session.pace.is_yielding()),
+            is_yielding: self.active_run.is_some_and(|run| run.pace.is_yielding()),
             record: self.record.clone(),
             rate: self.record.rate.or(self.settings.rate),
             speed,
@@ -296,62 +294,62 @@ impl Scrub {
         }
     }
 
-    /// A piece of the run under way, if it may go now.
-    fn go_on(&mut self, now: Now, activity: Activity) -> Step {
+    /// The next piece of the active run, if the pace allows it now.
+    fn next_piece(&mut self, now: Now, activity: Activity) -> ScrubStep {
         let rate = self.record.rate.or(self.settings.rate);
-        let news = &mut self.news;
+        let events = &mut self.events;
         let at = self.record.position;
-        let session = self.session.get_or_insert_with(|| {
-            news.push_back(ScrubEvent::Started { at, resumed: true });
+        let run = self.active_run.get_or_insert_with(|| {
+            events.push_back(ScrubEvent::Started { at, resumed: true });
             ActiveRun::from(now)
         });
-        if at >= self.shape.capacity_blocks {
-            // Only a device without blocks has a run that is done before it has begun.
+        if at >= self.profile.capacity_blocks {
+            // Only a run over a device without blocks finishes before its first piece.
             self.end(now, RunResult::Finished);
-            return Step::Wait(Duration::ZERO);
+            return ScrubStep::Wait(Duration::ZERO);
         }
-        if let Some(wait) = session.pace.wait(now.steady, activity, self.settings.pause_when_busy) {
-            return Step::Wait(wait);
+        if let Some(wait) = run.pace.wait(now.steady, activity, self.settings.pause_when_busy) {
+            return ScrubStep::Wait(wait);
         }
-        let most = piece_blocks(self.shape.most_blocks, self.shape.block_size.shift(), rate);
-        let blocks = u64::from(most).min(self.shape.capacity_blocks - at);
-        session.pace.go(now.steady, blocks << self.shape.block_size.shift(), rate);
+        let max_blocks = piece_blocks(self.profile.max_blocks, self.profile.block_size.shift(), rate);
+        let blocks = u64::from(max_blocks).min(self.profile.capacity_blocks - at);
+        run.pace.started(now.steady, blocks << self.profile.block_size.shift(), rate);
         match Extent::from_raw(at, blocks) {
-            Ok(extent) => Step::Check(extent),
+            Ok(extent) => ScrubStep::Check(extent),
             Err(_) => unreachable!("at least one block lies between the position and the end"),
         }
     }
 
     fn begin(&mut self, now: Now, from: u64, rate: Option<NonZeroU64>) {
         self.record.begin(now.unix_s, from, rate);
-        self.session = Some(ActiveRun::from(now));
-        self.news.push_back(ScrubEvent::Started { at: from, resumed: false });
-        self.saving.state_changed();
+        self.active_run = Some(ActiveRun::from(now));
+        self.events.push_back(ScrubEvent::Started { at: from, resumed: false });
+        self.save_timer.state_changed();
     }
 
     fn end(&mut self, now: Now, ended: RunResult) {
         let run = self.record.end(now.unix_s, ended);
-        self.session = None;
-        self.news.push_back(ScrubEvent::Ended(run));
-        self.saving.state_changed();
+        self.active_run = None;
+        self.events.push_back(ScrubEvent::Ended(run));
+        self.save_timer.state_changed();
     }
 
     fn save(&mut self, now: Now) -> Vec<u8> {
-        self.saving.begun(now.steady);
-        format::encode(&self.record, self.shape.capacity_blocks)
+        self.save_timer.save_started(now.steady);
+        record::encode(&self.record, self.profile.capacity_blocks)
     }
 
-    /// When the next run begins by itself; `None` without a schedule.
+    /// When the schedule starts the next run; `None` without a schedule.
     fn due_unix_s(&mut self, now: Now) -> Option<u64> {
         let every = self.settings.every?;
-        let Some(from) = self.counts_from(now) else { return Some(now.unix_s) };
+        let Some(from) = self.schedule_base_unix_s(now) else { return Some(now.unix_s) };
         // A clock that was ahead for a while must not keep the scrub waiting until then.
         self.record.schedule_from_unix_s = Some(from);
         Some(from.saturating_add(every.as_secs()))
     }
 
-    /// What the schedule counts from, which is never in the future.
-    fn counts_from(&self, now: Now) -> Option<u64> {
+    /// The base of the schedule, which is never in the future.
+    fn schedule_base_unix_s(&self, now: Now) -> Option<u64> {
         self.record.schedule_from_unix_s.map(|from| from.min(now.unix_s))
     }
 }
@@ -361,9 +359,139 @@ impl ActiveRun {
         ActiveRun { pace: Pace::from(now.steady), began: now.steady, blocks: 0 }
     }
 
-    fn speed(&self, now: Now, shape: Shape) -> Option<f64> {
+    fn speed(&self, now: Now, profile: DeviceProfile) -> Option<f64> {
         let time = now.steady.saturating_sub(self.began);
-        let bytes = self.blocks << shape.block_size.shift();
-        (time >= LEAST_MEASURED).then(|| bytes as f64 / time.as_secs_f64())
+        let bytes = self.blocks << profile.block_size.shift();
+        (time >= MIN_MEASURED).then(|| bytes as f64 / time.as_secs_f64())
+    }
+}
+
+/// Maximum bytes of a piece, so that a request behind it waits only a little.
+pub const PIECE_BYTES: u64 = 1 << 20;
+/// A piece is no larger than what the rate allows in this time, so that a low rate has small pieces.
+pub const PIECE_TIME: Duration = Duration::from_millis(100);
+/// How much of a delay a run may catch up with.
+pub const SLACK: Duration = Duration::from_millis(100);
+/// A device is busy until this long after a request of a client. Gaps between the requests of one client are shorter.
+pub const QUIET: Duration = Duration::from_millis(100);
+/// Maximum wait for a busy device before the next piece is checked anyway: at least 4 MiB per second, or 1 TiB in three days.
+pub const MAX_WAIT: Duration = Duration::from_millis(250);
+/// How often a busy device is probed again.
+pub const PROBE_INTERVAL: Duration = Duration::from_millis(20);
+
+/// What clients do on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Activity {
+    /// Requests of clients in flight.
+    pub in_flight: u64,
+    /// Requests of clients that completed since the device was opened.
+    pub completed: u64,
+}
+
+/// When the next piece may start. Times are monotonic.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Pace {
+    due: Duration,
+    last_piece: Duration,
+    last_busy: Option<Duration>,
+    last_completed: Option<u64>,
+    is_yielding: bool,
+}
+
+impl Pace {
+    /// The pace of a run that starts or resumes now.
+    pub(crate) fn from(now: Duration) -> Pace {
+        Pace { due: now, last_piece: now, ..Pace::default() }
+    }
+
+    /// Starts no piece before `due`.
+    pub(crate) fn hold_until(&mut self, due: Duration) {
+        self.due = self.due.max(due);
+    }
+
+    /// How long to wait before the next piece; `None` if it may start now.
+    pub(crate) fn wait(&mut self, now: Duration, activity: Activity, pause_when_busy: bool) -> Option<Duration> {
+        self.probe(now, activity);
+        self.is_yielding = false;
+        if now < self.due {
+            return Some(self.due - now);
+        }
+        let is_busy = self.last_busy.is_some_and(|at| now < at + QUIET);
+        if pause_when_busy && is_busy && now < self.last_piece + MAX_WAIT {
+            self.is_yielding = true;
+            return Some(PROBE_INTERVAL);
+        }
+        None
+    }
+
+    /// Records that a piece of `bytes` bytes starts.
+    pub(crate) fn started(&mut self, now: Duration, bytes: u64, rate: Option<NonZeroU64>) {
+        self.last_piece = now;
+        if let Some(rate) = rate {
+            let cost = Duration::from_secs_f64(bytes as f64 / rate.get() as f64);
+            self.due = self.due.max(now.saturating_sub(SLACK)) + cost;
+        }
+    }
+
+    /// True if it waits because clients use the device.
+    pub(crate) fn is_yielding(&self) -> bool {
+        self.is_yielding
+    }
+
+    fn probe(&mut self, now: Duration, activity: Activity) {
+        let last_completed = self.last_completed.replace(activity.completed);
+        if activity.in_flight > 0 || last_completed.is_some_and(|last| last != activity.completed) {
+            self.last_busy = Some(now);
+        }
+    }
+}
+
+/// Blocks of a piece under this rate; at least 1.
+pub(crate) fn piece_blocks(max_blocks: u32, block_shift: u32, rate: Option<NonZeroU64>) -> u32 {
+    let bytes = rate.map_or(PIECE_BYTES, |rate| {
+        let allowed = u128::from(rate.get()) * PIECE_TIME.as_millis() / 1000;
+        PIECE_BYTES.min(u64::try_from(allowed).unwrap_or(u64::MAX))
+    });
+    max_blocks.min((bytes >> block_shift) as u32).max(1)
+}
+
+/// How often the position of an active run is saved.
+pub const SAVE_EVERY: Duration = Duration::from_secs(5);
+
+/// Decides when the record is due to be saved.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct SaveTimer {
+    /// The record has changed since it was saved.
+    is_changed: bool,
+    /// A change has to be saved at once.
+    is_urgent: bool,
+    /// When the record was last saved, or saving failed.
+    last: Option<Duration>,
+}
+
+impl SaveTimer {
+    /// The position or the counts have changed.
+    pub(crate) fn progressed(&mut self) {
+        self.is_changed = true;
+    }
+
+    /// A run has started, was paused, or has ended.
+    pub(crate) fn state_changed(&mut self) {
+        (self.is_changed, self.is_urgent) = (true, true);
+    }
+
+    /// True if the record is due to be saved.
+    pub(crate) fn is_due(&self, now: Duration) -> bool {
+        self.is_urgent || self.is_changed && self.last.is_none_or(|last| now >= last + SAVE_EVERY)
+    }
+
+    /// True if the record has changed since it was saved.
+    pub(crate) fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    /// Records that the record is being saved.
+    pub(crate) fn save_started(&mut self, now: Duration) {
+        *self = SaveTimer { is_changed: false, is_urgent: false, last: Some(now) };
     }
 }

@@ -1,9 +1,52 @@
-//! Block addresses, counts, and runs of blocks.
+//! Block sizes, addresses, counts, and runs of blocks.
 
 use std::fmt;
 use std::num::NonZeroU32;
 
-use crate::BlockSize;
+/// Bytes of data in one logical block, without any protection information.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BlockSize {
+    /// 512 bytes.
+    B512,
+    /// 4096 bytes.
+    B4096,
+}
+
+impl BlockSize {
+    /// Bytes in one block.
+    pub const fn bytes(self) -> usize {
+        1 << self.shift()
+    }
+
+    /// Power of two of the size: `1 << shift` bytes.
+    pub const fn shift(self) -> u32 {
+        match self {
+            BlockSize::B512 => 9,
+            BlockSize::B4096 => 12,
+        }
+    }
+
+    /// The block size of this many bytes, if it is one that is supported.
+    pub const fn from_bytes(bytes: u64) -> Option<BlockSize> {
+        match bytes {
+            512 => Some(BlockSize::B512),
+            4096 => Some(BlockSize::B4096),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.bytes())
+    }
+}
+
+impl fmt::Debug for BlockSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes", self.bytes())
+    }
+}
 
 /// The address of a logical block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -23,7 +66,7 @@ impl Lba {
         self.0
     }
 
-    /// The block `blocks` behind this one, or nothing past the last address.
+    /// The block `blocks` behind this one, or none past the last address.
     pub const fn checked_add(self, blocks: u64) -> Option<Lba> {
         match self.0.checked_add(blocks) {
             Some(number) => Some(Lba(number)),
@@ -59,7 +102,7 @@ impl BlockCount {
     /// The largest count.
     pub const MAX: BlockCount = BlockCount(NonZeroU32::MAX);
 
-    /// This many blocks, or nothing for none.
+    /// This many blocks, or none for zero.
     pub const fn new(blocks: u32) -> Option<BlockCount> {
         match NonZeroU32::new(blocks) {
             Some(blocks) => Some(BlockCount(blocks)),
@@ -90,7 +133,7 @@ impl fmt::Debug for BlockCount {
     }
 }
 
-/// Why a run of blocks cannot be.
+/// Why a run of blocks is invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RangeError {
     /// The run has no block.
@@ -99,15 +142,15 @@ pub enum RangeError {
     /// The run goes past the last 64-bit block address.
     #[error("the range of {blocks} blocks from block {start} goes past the last address")]
     Wraps {
-        /// First block asked for.
+        /// Requested first block.
         start: u64,
-        /// Blocks asked for.
+        /// Requested blocks.
         blocks: u64,
     },
     /// The run is longer than 2^32 - 1 blocks.
     #[error("the range of {blocks} blocks is longer than {} blocks", u32::MAX)]
     TooLong {
-        /// Blocks asked for.
+        /// Requested blocks.
         blocks: u64,
     },
 }
@@ -172,17 +215,17 @@ impl Extent {
         self.blocks.bytes(size)
     }
 
-    /// Whether `lba` is in the run.
+    /// True if `lba` is in the run.
     pub const fn contains(self, lba: Lba) -> bool {
         self.start.0 <= lba.0 && lba.0 <= self.last().0
     }
 
-    /// Whether the two runs share a block.
+    /// True if the two runs share a block.
     pub const fn overlaps(self, other: Extent) -> bool {
         self.start.0 <= other.last().0 && other.start.0 <= self.last().0
     }
 
-    /// Whether the run lies wholly in a device of this many blocks.
+    /// True if the run lies within a device of this many blocks.
     pub const fn fits(self, capacity_blocks: u64) -> bool {
         self.last().0 < capacity_blocks
     }
@@ -193,16 +236,16 @@ impl Extent {
         (0..self.blocks.get()).map(move |i| Lba(start + u64::from(i)))
     }
 
-    /// The run cut into pieces of at most `most` blocks, each piece but the first starting at a multiple of `most`,
+    /// Splits the run into pieces of at most `max_blocks` blocks, each but the first starting at a multiple of `max_blocks`,
     /// so that pieces do not straddle boundaries of the device below.
-    pub fn split_aligned(self, most: BlockCount) -> impl Iterator<Item = Extent> {
-        let (mut at, end, most) = (self.start.0, self.last().0, u64::from(most.get()));
+    pub fn split_aligned(self, max_blocks: BlockCount) -> impl Iterator<Item = Extent> {
+        let (mut at, end, max_blocks) = (self.start.0, self.last().0, u64::from(max_blocks.get()));
         let mut done = false;
         std::iter::from_fn(move || {
             if done {
                 return None;
             }
-            let len = (most - at % most).min(end - at + 1);
+            let len = (max_blocks - at % max_blocks).min(end - at + 1);
             let piece = Extent { start: Lba(at), blocks: BlockCount(NonZeroU32::new(len as u32)?) };
             match at.checked_add(len) {
                 Some(next) if next <= end => at = next,

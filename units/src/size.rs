@@ -19,7 +19,7 @@ impl ByteCount {
     }
 }
 
-/// Why a text is no size.
+/// Why a text is not a size.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SizeError {
     /// No number stands at the start.
@@ -88,7 +88,7 @@ impl FromStr for ByteCount {
     }
 }
 
-/// The bytes that digits behind the point are of a unit: nothing where these are no whole number.
+/// The bytes of a decimal fraction of a unit; none if they are not a whole number.
 fn part_of(fraction: &str, scale: u64) -> Option<u64> {
     let digits = fraction.trim_end_matches('0');
     if digits.is_empty() {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_says_why() {
+    fn invalid_sizes_say_why() {
         assert!(matches!("".parse::<ByteCount>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("-4".parse::<ByteCount>(), Err(SizeError::NoNumber(_))));
         assert!(matches!("4QiB".parse::<ByteCount>(), Err(SizeError::Unit { .. })));

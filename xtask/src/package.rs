@@ -60,7 +60,7 @@ pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
 /// How Cargo builds the program.
 #[derive(Clone, Copy)]
 enum Profile {
-    /// Stripped, as everybody builds it.
+    /// Stripped, as packages usually are.
     Release,
     /// With its symbols, which go into a package of their own.
     Symbols,

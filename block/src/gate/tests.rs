@@ -1,7 +1,7 @@
-//! Twin tests: what a gate lets through and what it refuses, cuts up or does itself.
+//! What a gate passes on, rejects, splits or emulates.
 
-mod beside;
-mod tiny;
+mod fake_device;
+mod reserved_area;
 
 use std::rc::Rc;
 
@@ -15,7 +15,7 @@ use crate::{
     Abilities, Ability, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
     RequestKind, Response,
 };
-use tiny::{CAPACITY, TYPE1, Tiny, extent, full, numbered, run, write};
+use fake_device::{CAPACITY, FakeDevice, TYPE1, extent, full, numbered, run, write};
 
 fn done(outcome: Outcome) {
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
@@ -49,59 +49,59 @@ fn compare(start: u64, data: Sealed) -> Request {
 }
 
 fn damaged(error: &Error) -> Vec<u64> {
-    error.bad_blocks().expect("an integrity error").as_slice().iter().map(|fault| fault.lba.get()).collect()
+    error.bad_blocks().expect("an integrity error").as_slice().iter().map(|bad_block| bad_block.lba.get()).collect()
 }
 
 #[test]
 fn the_last_block_is_in_range_and_the_one_behind_it_is_not() {
-    let gate = Tiny::new(Some(TYPE1)).gate();
+    let gate = FakeDevice::new(Some(TYPE1)).gate();
     done(run(gate.execute(write(CAPACITY - 1, 1, Some(TYPE1)))));
     gate.device().take_seen();
-    let refused = failure(run(gate.execute(write(CAPACITY - 1, 2, Some(TYPE1)))));
+    let rejected = failure(run(gate.execute(write(CAPACITY - 1, 2, Some(TYPE1)))));
     let last = Lba::new(CAPACITY - 1);
-    assert_eq!(refused, ErrorKind::Range { extent: extent(CAPACITY - 1, 2), last });
+    assert_eq!(rejected, ErrorKind::Range { extent: extent(CAPACITY - 1, 2), last });
     let extents = vec![extent(0, 1), extent(CAPACITY, 1)];
-    let refused = failure(run(gate.execute(Request::Discard { extents })));
-    assert_eq!(refused, ErrorKind::Range { extent: extent(CAPACITY, 1), last });
-    assert_eq!(gate.device().take_seen(), [], "nothing of a refused request reaches the device");
+    let rejected = failure(run(gate.execute(Request::Discard { extents })));
+    assert_eq!(rejected, ErrorKind::Range { extent: extent(CAPACITY, 1), last });
+    assert_eq!(gate.device().take_seen(), [], "a rejected request does not reach the device");
 }
 
 #[test]
-fn data_must_have_the_shape_of_the_extent() {
-    let gate = Tiny::new(None).gate();
+fn data_must_be_as_long_as_the_extent() {
+    let gate = FakeDevice::new(None).gate();
     let of = |blocks, data| Request::Write { extent: extent(0, blocks), data, durability: Durability::Volatile };
     done(run(gate.execute(of(2, numbered(0, 2, None)))));
-    let refused = failure(run(gate.execute(of(3, numbered(0, 2, None)))));
-    assert_eq!(refused, ErrorKind::Limit { what: "blocks of data", limit: 3, actual: 2 });
+    let rejected = failure(run(gate.execute(of(3, numbered(0, 2, None)))));
+    assert_eq!(rejected, ErrorKind::Limit { what: "blocks of data", limit: 3, actual: 2 });
     let large = Sealed::seal(Slice::copy_from(&[0; 4096]), BlockSize::B4096, None, &Tags::default());
-    let refused = failure(run(gate.execute(of(1, large.clone()))));
-    assert_eq!(refused, ErrorKind::Limit { what: "block size of the data", limit: 512, actual: 4096 });
+    let rejected = failure(run(gate.execute(of(1, large.clone()))));
+    assert_eq!(rejected, ErrorKind::Limit { what: "block size of the data", limit: 512, actual: 4096 });
     assert!(matches!(failure(run(gate.execute(compare(0, large)))), ErrorKind::Limit { .. }));
 }
 
 #[test]
 fn written_tags_must_have_the_devices_format() {
-    let gate = Tiny::new(Some(TYPE1)).gate();
+    let gate = FakeDevice::new(Some(TYPE1)).gate();
     done(run(gate.execute(write(0, 1, Some(TYPE1)))));
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
     for other in [None, Some(type3)] {
-        let refused = failure(run(gate.execute(write(0, 1, other))));
-        assert!(matches!(refused, ErrorKind::Limit { what: "protection information of another format", .. }));
+        let rejected = failure(run(gate.execute(write(0, 1, other))));
+        assert!(matches!(rejected, ErrorKind::Limit { what: "protection information of another format", .. }));
     }
     // Compared data is not stored, so it needs no tags.
     done(run(gate.execute(compare(0, numbered(0, 1, None)))));
 }
 
 #[test]
-fn what_fits_goes_to_the_device_whole() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+fn requests_within_the_limits_are_not_split() {
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     data(run(gate.execute(read(3, 8))));
     assert_eq!(gate.device().take_seen(), [(Read, 3, 8, Some(3))]);
 }
 
 #[test]
-fn what_is_larger_is_cut_and_reference_tags_count_on() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+fn larger_requests_are_split_and_reference_tags_continue() {
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(5, 20, Some(TYPE1)))));
     let pieces = [(Write, 5, 3, None), (Write, 8, 8, None), (Write, 16, 8, None), (Write, 24, 1, None)];
     assert_eq!(gate.device().take_seen(), pieces);
@@ -114,53 +114,56 @@ fn what_is_larger_is_cut_and_reference_tags_count_on() {
 
 #[test]
 fn a_wrong_first_reference_tag_is_wrong_in_every_piece() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));
     let checks = Checks { initial_ref_tag: Some(1), ..full(0) };
     let error = run(gate.execute(Request::Read { extent: extent(0, 16), checks })).unwrap_err();
     assert_eq!(damaged(&error), (0..16).collect::<Vec<_>>());
-    let fault = error.bad_blocks().unwrap().as_slice()[9];
-    assert_eq!((fault.cause, fault.expected, fault.actual), (BadBlockCause::Tag(Field::RefTag), Some(10), Some(9)));
+    let bad_block = error.bad_blocks().unwrap().as_slice()[9];
+    assert_eq!(
+        (bad_block.cause, bad_block.expected, bad_block.actual),
+        (BadBlockCause::Tag(Field::RefTag), Some(10), Some(9))
+    );
 }
 
 #[test]
 fn one_bad_block_never_hides_another() {
-    let mut tiny = Tiny::limited(Some(TYPE1), 4);
-    tiny.broken = vec![9];
+    let mut device = FakeDevice::limited(Some(TYPE1), 4);
+    device.broken = vec![9];
     for native in [false, true] {
-        tiny.abilities.verify = if native { Ability::Native } else { Ability::Absent };
-        let gate = tiny.gate();
+        device.abilities.verify = if native { Ability::Native } else { Ability::Absent };
+        let gate = device.gate();
         done(run(gate.execute(write(0, 16, Some(TYPE1)))));
         assert!(run(gate.execute(verify(0, 8))).is_ok(), "undamaged blocks verify");
-        gate.device().spoil(2);
-        gate.device().spoil(15);
-        for operation in [read(0, 16), verify(0, 16)] {
-            let error = run(gate.execute(operation)).unwrap_err();
+        gate.device().corrupt(2);
+        gate.device().corrupt(15);
+        for request in [read(0, 16), verify(0, 16)] {
+            let error = run(gate.execute(request)).unwrap_err();
             assert_eq!(damaged(&error), [2, 9, 15]);
             assert_eq!(error.bad_blocks().unwrap().as_slice()[1].cause, BadBlockCause::Media);
         }
-        tiny = gate.device;
-        tiny.broken = vec![9];
+        device = gate.device;
+        device.broken = vec![9];
     }
 }
 
 #[test]
 fn an_error_of_the_request_outranks_damaged_blocks() {
-    let mut tiny = Tiny::limited(Some(TYPE1), 4);
-    tiny.broken = vec![2, 13];
-    let gate = tiny.gate();
+    let mut device = FakeDevice::limited(Some(TYPE1), 4);
+    device.broken = vec![2, 13];
+    let gate = device.gate();
     assert!(matches!(failure(run(gate.execute(read(0, 16)))), ErrorKind::Integrity(_)));
-    let mut tiny = gate.device;
-    tiny.lost_from = Some(8);
-    let gate = tiny.gate();
+    let mut device = gate.device;
+    device.lost_from = Some(8);
+    let gate = device.gate();
     assert!(matches!(failure(run(gate.execute(read(0, 16)))), ErrorKind::Unreachable { .. }));
 }
 
 #[test]
-fn an_absent_verify_is_made_of_reads_and_tells_its_cost() {
-    let mut tiny = Tiny::limited(Some(TYPE1), 8);
-    tiny.abilities.verify = Ability::Absent;
-    let gate = tiny.gate();
+fn an_emulated_verify_reads_and_counts_its_transfers() {
+    let mut device = FakeDevice::limited(Some(TYPE1), 8);
+    device.abilities.verify = Ability::Absent;
+    let gate = device.gate();
     assert_eq!(gate.abilities().verify, Ability::Emulated);
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
@@ -171,9 +174,9 @@ fn an_absent_verify_is_made_of_reads_and_tells_its_cost() {
 
 #[test]
 fn a_native_verify_moves_nothing() {
-    let mut tiny = Tiny::limited(Some(TYPE1), 8);
-    tiny.abilities.verify = Ability::Native;
-    let gate = tiny.gate();
+    let mut device = FakeDevice::limited(Some(TYPE1), 8);
+    device.abilities.verify = Ability::Native;
+    let gate = device.gate();
     done(run(gate.execute(write(0, 12, Some(TYPE1)))));
     gate.device().take_seen();
     let Ok(Response::Verified(cost)) = run(gate.execute(verify(0, 12))) else { panic!("clean blocks verify") };
@@ -183,7 +186,7 @@ fn a_native_verify_moves_nothing() {
 
 #[test]
 fn an_emulated_compare_names_the_first_block_that_differs() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(4, 20, Some(TYPE1)))));
     done(run(gate.execute(compare(4, numbered(4, 20, None)))));
     let mut bytes = numbered(4, 20, None).data().to_vec();
@@ -196,16 +199,16 @@ fn an_emulated_compare_names_the_first_block_that_differs() {
 
 #[test]
 fn an_emulated_compare_checks_what_it_reads() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(0, 8, Some(TYPE1)))));
-    gate.device().spoil(3);
+    gate.device().corrupt(3);
     let error = run(gate.execute(compare(0, numbered(0, 8, None)))).unwrap_err();
     assert_eq!(damaged(&error), [3], "a damaged block is damage, not a difference");
 }
 
 #[test]
-fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_place() {
-    let gate = Tiny::limited(Some(TYPE1), 8).gate();
+fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_address() {
+    let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     assert_eq!(gate.abilities().write_zeroes, Ability::Emulated);
     done(run(gate.execute(write(0, 24, Some(TYPE1)))));
     gate.device().take_seen();
@@ -223,10 +226,10 @@ fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_place() {
 }
 
 #[test]
-fn a_device_for_reading_refuses_every_change_and_still_reads() {
-    let mut tiny = Tiny::new(None);
-    tiny.abilities.writable = false;
-    let gate = tiny.gate();
+fn a_read_only_device_rejects_every_change_and_still_reads() {
+    let mut device = FakeDevice::new(None);
+    device.abilities.writable = false;
+    let gate = device.gate();
     let discard = Request::Discard { extents: vec![extent(0, 1)] };
     for change in [write(0, 1, None), zero(0, 1), discard] {
         let kind = change.kind();
@@ -239,13 +242,13 @@ fn a_device_for_reading_refuses_every_change_and_still_reads() {
 }
 
 #[test]
-fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
+fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
     let discard = || Request::Discard { extents: vec![extent(0, 2), extent(4, 12)] };
-    let gate = Tiny::limited(None, 8).gate();
+    let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(failure(run(gate.execute(discard()))), ErrorKind::Absent(RequestKind::Discard));
-    let mut tiny = Tiny::limited(None, 8);
-    tiny.abilities.discard = Ability::Native;
-    let gate = tiny.gate();
+    let mut device = FakeDevice::limited(None, 8);
+    device.abilities.discard = Ability::Native;
+    let gate = device.gate();
     done(run(gate.execute(discard())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(0, 2), (4, 4), (8, 8)]);
@@ -253,23 +256,23 @@ fn an_absent_discard_is_refused_and_a_native_one_is_cut() {
 }
 
 #[test]
-fn requests_under_way_are_counted_until_they_are_answered_or_given_up() {
-    let gate = Gate::new("endless", Endless(Tiny::new(Some(TYPE1))));
+fn requests_in_flight_are_counted_until_they_complete_or_are_cancelled() {
+    let gate = Gate::new("endless", Endless(FakeDevice::new(Some(TYPE1))));
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let mut requests = [Box::pin(gate.execute(read(0, 1))), Box::pin(gate.execute(read(1, 1)))];
-    assert_eq!(gate.counters().in_flight(), 0, "what was never polled has not begun");
+    assert_eq!(gate.counters().in_flight(), 0, "a request that was never polled has not started");
     for (number, request) in requests.iter_mut().enumerate() {
         assert!(request.as_mut().poll(&mut context).is_pending());
         assert_eq!(gate.counters().in_flight(), number as u64 + 1);
     }
     drop(requests);
-    assert_eq!((gate.counters().in_flight(), gate.counters().answered()), (0, 0));
+    assert_eq!((gate.counters().in_flight(), gate.counters().completed()), (0, 0));
     assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
-    assert_eq!((gate.counters().in_flight(), gate.counters().answered()), (0, 1));
+    assert_eq!((gate.counters().in_flight(), gate.counters().completed()), (0, 1));
 }
 
-/// A device that never answers.
-struct Endless(Tiny);
+/// A device that never completes a request.
+struct Endless(FakeDevice);
 
 impl Device for Endless {
     fn geometry(&self) -> &Geometry {
@@ -286,11 +289,11 @@ impl Device for Endless {
 }
 
 #[test]
-fn counters_tell_requests_bytes_errors_and_damage_apart() {
-    let gate = Tiny::limited(Some(TYPE1), 4).gate();
+fn requests_bytes_errors_and_bad_blocks_are_counted_apart() {
+    let gate = FakeDevice::limited(Some(TYPE1), 4).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));
-    gate.device().spoil(1);
-    gate.device().spoil(14);
+    gate.device().corrupt(1);
+    gate.device().corrupt(14);
     assert!(run(gate.execute(read(0, 16))).is_err());
     data(run(gate.execute(read(2, 6))));
     assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
@@ -299,46 +302,46 @@ fn counters_tell_requests_bytes_errors_and_damage_apart() {
     assert_eq!((counters.requests(Write), counters.bytes(Write), counters.errors(Write)), (1, 16 * 512, 0));
     assert_eq!((counters.requests(Read), counters.bytes(Read), counters.errors(Read)), (3, 6 * 512, 2));
     assert_eq!((counters.requests(RequestKind::Flush), counters.bytes(RequestKind::Flush)), (1, 0));
-    assert_eq!(counters.damaged_blocks(), 2);
+    assert_eq!(counters.bad_blocks(), 2);
 }
 
 #[test]
-fn errors_keep_the_name_of_the_deepest_hop() {
-    let inner = Tiny::new(None).gate();
+fn errors_keep_the_name_of_the_deepest_device() {
+    let inner = FakeDevice::new(None).gate();
     assert_eq!(run(inner.execute(read(CAPACITY, 1))).unwrap_err().device_name(), Some("tiny"));
-    let mut tiny = Tiny::new(None);
-    tiny.refuses_writes = Some(ErrorKind::Media { reason: "gone".to_owned() });
-    let outer = Gate::new("outer", DynDevice::new(Rc::new(tiny.gate())));
+    let mut device = FakeDevice::new(None);
+    device.write_error = Some(ErrorKind::Media { reason: "gone".to_owned() });
+    let outer = Gate::new("outer", DynDevice::new(Rc::new(device.gate())));
     let error = run(outer.execute(write(0, 1, None))).unwrap_err();
     assert_eq!(error.device_name(), Some("tiny"));
     assert_eq!(error.to_string(), "tiny: the medium failed: gone");
 }
 
 #[test]
-fn nothing_stands_in_for_write_uncorrectable_and_a_native_one_is_cut() {
-    let ask = || Request::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
-    let gate = Tiny::limited(None, 8).gate();
+fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
+    let request = || Request::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
+    let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(gate.abilities().write_uncorrectable, Ability::Absent);
-    assert_eq!(failure(run(gate.execute(ask()))), ErrorKind::Absent(RequestKind::WriteUncorrectable));
-    let mut tiny = Tiny::limited(None, 8);
-    tiny.abilities.write_uncorrectable = Ability::Native;
-    let gate = tiny.gate();
-    done(run(gate.execute(ask())));
+    assert_eq!(failure(run(gate.execute(request()))), ErrorKind::Absent(RequestKind::WriteUncorrectable));
+    let mut device = FakeDevice::limited(None, 8);
+    device.abilities.write_uncorrectable = Ability::Native;
+    let gate = device.gate();
+    done(run(gate.execute(request())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(4, 4), (8, 8)]);
     let past = Request::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
     assert!(matches!(failure(run(gate.execute(past))), ErrorKind::Range { .. }));
 }
 
-/// An instant device that takes four blocks at a time and has no Compare and no Write Zeroes.
-fn instant() -> Gate<Tiny> {
-    let mut tiny = Tiny::limited(Some(TYPE1), 4);
-    tiny.instant = true;
-    tiny.gate()
+/// A device that executes in place, takes four blocks at a time, and has no Compare and no WriteZeroes.
+fn instant() -> Gate<FakeDevice> {
+    let mut device = FakeDevice::limited(Some(TYPE1), 4);
+    device.instant = true;
+    device.gate()
 }
 
 #[test]
-fn what_needs_no_help_is_carried_out_in_place_and_counted() {
+fn requests_that_need_no_emulation_are_executed_in_place_and_counted() {
     let gate = instant();
     done(gate.try_execute(&write(8, 4, Some(TYPE1))).expect("in place"));
     assert_eq!(
@@ -346,24 +349,24 @@ fn what_needs_no_help_is_carried_out_in_place_and_counted() {
         numbered(8, 4, Some(TYPE1)).data()[..]
     );
     assert_eq!((gate.counters().requests(Write), gate.counters().bytes(Read)), (1, 4 * 512));
-    gate.device().spoil(9);
+    gate.device().corrupt(9);
     let error = gate.try_execute(&read(8, 4)).expect("in place").unwrap_err();
     assert_eq!((damaged(&error), gate.counters().errors(Read)), (vec![9], 1));
     assert!(error.to_string().contains("tiny"), "{error}");
     let stack = Gate::new("outer", DynDevice::new(instant()));
-    done(stack.try_execute(&write(0, 1, Some(TYPE1))).expect("through every hop"));
+    done(stack.try_execute(&write(0, 1, Some(TYPE1))).expect("through every gate"));
 }
 
 #[test]
-fn what_needs_help_is_left_to_the_long_way_untouched() {
+fn requests_that_need_splitting_or_emulation_are_not_started_in_place() {
     let gate = instant();
     let too_long = read(0, 5);
     let out_of_range = read(CAPACITY, 1);
     let emulated = verify(0, 1);
-    for operation in [too_long, out_of_range, emulated, write(0, 1, None), zero(0, 1)] {
-        assert!(gate.try_execute(&operation).is_none(), "{operation:?}");
+    for request in [too_long, out_of_range, emulated, write(0, 1, None), zero(0, 1)] {
+        assert!(gate.try_execute(&request).is_none(), "{request:?}");
     }
-    assert!(Tiny::new(Some(TYPE1)).gate().try_execute(&read(0, 1)).is_none(), "a device that waits");
+    assert!(FakeDevice::new(Some(TYPE1)).gate().try_execute(&read(0, 1)).is_none(), "a device that waits");
     assert_eq!(gate.device().take_seen(), []);
     assert!(RequestKind::ALL.iter().all(|&kind| gate.counters().requests(kind) == 0));
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use sealblock_protocols_nbd::{Closed, Command, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Notify, Share, now, pool, sleep_until, spawn, stopping, timeout};
+use sealblock_runtime_reactor::{Notify, Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
 
 use crate::shared::{ControlOrder, Registration};
 use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
@@ -87,7 +87,7 @@ impl Connection {
         let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
         let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
         // Unix sockets have no such limit.
-        let _ = stream.set_patience(place.server.limits.receive);
+        let _ = stream.set_user_timeout(place.server.limits.receive);
         stream.set_prompt(true);
         let from = origin(&stream);
         Rc::new(Connection {
@@ -113,7 +113,7 @@ impl Connection {
     pub(crate) async fn run(self: Rc<Self>) {
         let signal = Arc::clone(&self.registration.signal);
         let watch = spawn(async move {
-            stopping().await;
+            shutdown_requested().await;
             signal.send(ControlOrder::Drain);
         });
         self.serve().await;
@@ -138,7 +138,7 @@ impl Connection {
         self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.wait_sent())).await;
         if !self.is_gone.get() {
             // A client that does not close in time is reset.
-            let linger = self.stream.busy_poll(LINGERING_CLOSE, LINGERING_CLOSE_BYTES);
+            let linger = self.stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES);
             self.run_with_sender(&mut sender, ControlOrder::Abort, linger).await;
         }
     }
@@ -182,7 +182,7 @@ impl Connection {
 
     /// Has the connection's task send, or check its state.
     pub(crate) fn wake(&self) {
-        self.output.note();
+        self.output.notify_self();
         if !self.is_polling.get() {
             self.task.borrow().wake_by_ref();
         }
@@ -261,7 +261,7 @@ impl Connection {
     /// Releases the bytes of sent replies, and lets waiting requests start.
     fn settle(&self) {
         let mut core = self.core.borrow_mut();
-        self.share.settle(core.bytes_in_flight());
+        self.share.set_in_flight(core.bytes_in_flight());
         core.grant(self.share.held_bytes());
         if core.is_full() {
             self.has_room.set(true);
@@ -334,7 +334,7 @@ impl Connection {
             }
         }
         // A client with queue depth 1 sends its next request as soon as it has this reply.
-        self.stream.set_lingering(events == 1);
+        self.stream.set_busy_poll(events == 1);
         self.send_first().await;
     }
 

@@ -150,11 +150,11 @@ impl Limits {
     }
 
     fn longest_request(&self) -> usize {
-        Budget::whole(self.connection.payload_bytes as usize)
+        Budget::round_up(self.connection.payload_bytes as usize)
     }
 
     /// The reserve for each connection, in bytes.
     fn aside_bytes(&self) -> usize {
-        Budget::whole(ASIDE_BYTES.min(self.connection.payload_bytes as usize))
+        Budget::round_up(ASIDE_BYTES.min(self.connection.payload_bytes as usize))
     }
 }

@@ -77,7 +77,7 @@ impl Server {
     /// Returns the same server, which from now on gives its connections to these cores in turn, whichever core accepts
     /// them. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
-        self.0.set_cores(cores.into_iter().map(|core| core.post()).collect());
+        self.0.set_cores(cores.into_iter().map(|core| core.address()).collect());
         self
     }
 

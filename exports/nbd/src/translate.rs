@@ -270,7 +270,7 @@ impl OpenExport {
         for run in found {
             let length = u64::from(run.blocks.get()) << shift;
             let status = match run.state {
-                BlockState::Data => 0,
+                BlockState::Allocated => 0,
                 BlockState::Hole => HOLE,
             };
             match runs.last_mut() {

@@ -42,7 +42,7 @@ impl Target {
     /// Returns the same target, which from now on spreads its connections over these cores, whichever core accepts
     /// them: each goes to the core with the fewest I/O queues. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Target {
-        let cores = cores.into_iter().map(|core| ServingCore::new(core.post())).collect();
+        let cores = cores.into_iter().map(|core| ServingCore::new(core.address())).collect();
         self.0.cores.set(Arc::new(cores));
         self
     }

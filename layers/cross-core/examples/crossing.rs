@@ -98,7 +98,7 @@ where
     T: Send + 'static,
 {
     let (send, receive) = std::sync::mpsc::channel();
-    core.post().send(move || {
+    core.address().send(move || {
         drop(sealblock_runtime_reactor::spawn(async move {
             // The receiver lives as long as this task.
             let _ = send.send(work().await);

@@ -292,16 +292,16 @@ impl Attached {
 
     async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
         if matches!(request, Request::Flush) {
-            let flush = self.cursor.begin_flush();
-            return flush.end(self.dispatch(request, is_locked).await);
+            let flush = self.cursor.flush_started();
+            return flush.complete(self.dispatch(request, is_locked).await);
         }
         if !request.is_volatile() {
             return self.dispatch(request, is_locked).await;
         }
-        let mark = self.cursor.begin_write();
+        let mark = self.cursor.write_started();
         let outcome = self.dispatch(request, is_locked).await;
         if outcome.is_ok() {
-            self.cursor.wrote(mark);
+            self.cursor.write_completed(mark);
         }
         outcome
     }
@@ -357,16 +357,16 @@ impl Attached {
         let Route::Local(slot) = &self.route else { return None };
         let dispatch = || self.device.try_execute(slot, request);
         if matches!(request, Request::Flush) {
-            let flush = self.cursor.begin_flush();
-            return dispatch().map(|outcome| flush.end(outcome));
+            let flush = self.cursor.flush_started();
+            return dispatch().map(|outcome| flush.complete(outcome));
         }
         if !request.is_volatile() {
             return dispatch();
         }
-        let mark = self.cursor.begin_write();
+        let mark = self.cursor.write_started();
         dispatch().inspect(|outcome| {
             if outcome.is_ok() {
-                self.cursor.wrote(mark);
+                self.cursor.write_completed(mark);
             }
         })
     }

@@ -41,7 +41,7 @@ fn on<F: Future<Output = T> + 'static, T: Send + 'static>(
         let work = work();
         drop(spawn(async move { drop(send.send(work.await)) }));
     };
-    core.post().send(task).expect("the core runs");
+    core.address().send(task).expect("the core runs");
     receive.recv_timeout(TIMEOUT).expect("the work does not panic and ends")
 }
 
@@ -175,7 +175,7 @@ fn locked_blocks_are_not_changed_by_other_clients_on_any_core() {
                 }
                 let _ = send.send(());
             };
-            core.post().send(move || drop(spawn(async move { task(device).await }))).expect("the core runs");
+            core.address().send(move || drop(spawn(async move { task(device).await }))).expect("the core runs");
             receive
         };
         for counting in [count(&owner), count(&remote), count(&remote)] {
@@ -307,7 +307,7 @@ fn requests_fail_when_the_owner_core_stops() {
                 send.send(()).unwrap();
             }));
         };
-        remote.post().send(work).unwrap();
+        remote.address().send(work).unwrap();
         is_started.recv_timeout(TIMEOUT).unwrap();
         homes.shutdown(Duration::from_millis(1));
         receive.recv_timeout(TIMEOUT).expect("no caller waits forever");

@@ -161,7 +161,7 @@ fn a_dropped_flush_is_reported_as_a_failure() {
 fn on<T: Send + 'static, F: Future<Output = T>>(core: &CoreHandle, work: impl FnOnce() -> F + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
     let begin = move || drop(spawn(async move { drop(send.send(work().await)) }));
-    core.post().send(begin).expect("the core runs");
+    core.address().send(begin).expect("the core runs");
     receive.recv_timeout(Duration::from_secs(30)).expect("the core responds")
 }
 

@@ -1,7 +1,7 @@
 //! Creating a mirror on purpose, and the checks of a device for that.
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response, is_blank};
+use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response, is_unwritten};
 use sealblock_runtime_memory::Slice;
 
 use crate::assemble::ReplicaProbe;
@@ -125,7 +125,7 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
         Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
         Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
-    let is_written = !is_blank(device).await.map_err(|reason| absent(reason.to_string()))?;
+    let is_written = !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
     Ok(Candidate { probe: found, label_error: other, is_written })
 }
 
@@ -167,7 +167,7 @@ fn uuid_to_text(uuid: &[u8; 16]) -> String {
 
 async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
     device
-        .execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) })
+        .execute(Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) })
         .await
         .map(drop)
 }
@@ -190,7 +190,7 @@ pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks)
     if !has_reserved_area(device) {
         return Ok(());
     }
-    let Response::Reserved(bytes) = device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await?
+    let Response::Reserved(bytes) = device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await?
     else {
         return Err(crate::replica::unexpected_response());
     };

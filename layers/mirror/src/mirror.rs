@@ -296,11 +296,11 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let kind = Request::ReadReserved { slot }.kind();
+        let kind = Request::ReadReserved { area: slot }.kind();
         for replica in
             self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
         {
-            if let Ok(answer) = replica.execute(self.geometry.protection, Request::ReadReserved { slot }).await {
+            if let Ok(answer) = replica.execute(self.geometry.protection, Request::ReadReserved { area: slot }).await {
                 return Ok(answer);
             }
         }
@@ -310,7 +310,7 @@ impl<C: Clock> Mirror<C> {
     /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
     /// the level above.
     async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
-        let request = Request::WriteReserved { slot, bytes };
+        let request = Request::WriteReserved { area: slot, bytes };
         let mut replicas = self.write_targets();
         replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
         if replicas.is_empty() {
@@ -342,8 +342,8 @@ impl<C: Clock> Device for Mirror<C> {
             Request::Checksum { extent, checks } => self.checksum(extent, checks).await,
             Request::Repair { extent, checks } => self.repair(extent, checks).await,
             Request::Compare { extent, data } => self.compare(extent, data).await,
-            Request::ReadReserved { slot } => self.read_reserved(slot).await,
-            Request::WriteReserved { slot, bytes } => self.write_reserved(slot, bytes).await,
+            Request::ReadReserved { area: slot } => self.read_reserved(slot).await,
+            Request::WriteReserved { area: slot, bytes } => self.write_reserved(slot, bytes).await,
             Request::BlockStatus { .. } => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
@@ -364,10 +364,10 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
         checksum: Ability::Native,
         repair: Ability::Native,
-        allocation: Ability::Absent,
+        block_status: Ability::Absent,
         reserved: when(all(&|of| of.reserved == Ability::Native)),
         // Bitmap pages belong to the mirror, as the label does.
-        annex_pages: 0,
+        bitmap_pages: 0,
         unmap_zeroes,
         offloads: all(&|of| of.offloads),
         seals: all(&|of| of.seals),

@@ -5,7 +5,8 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Clock, Device, DynDevice, Error, ErrorKind, Geometry, Limits, Request, ReservedArea, Response, is_blank,
+    Abilities, Clock, Device, DynDevice, Error, ErrorKind, Geometry, Limits, Request, ReservedArea, Response,
+    is_unwritten,
 };
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
@@ -207,7 +208,7 @@ fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
 async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
-        let is_blank = is_blank(device).await;
+        let is_blank = is_unwritten(device).await;
         if !is_blank.map_err(|reason| MirrorError::Replica { replica: source.name.clone(), error: reason })? {
             return Ok(Some(at));
         }
@@ -241,7 +242,7 @@ pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Resu
     if !has_reserved_area(device) {
         return Ok(ReplicaProbe::Unlabelled { has_room: false });
     }
-    match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+    match device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
         Ok(Response::Reserved(bytes)) => match decode_label(device, &bytes, mutation).await {
             Ok(Some(label)) => Ok(ReplicaProbe::Labelled(Box::new(label))),
             Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
@@ -263,7 +264,7 @@ async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> R
     };
     let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation == Mutation::TrustPages };
     for id in wanted.0 {
-        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { slot: id.area(regions) }).await {
+        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { area: id.area(regions) }).await {
             pages.pages.insert(id, page);
         }
     }
@@ -387,7 +388,7 @@ fn choose_map(
 
 /// Refuses a device whose reserved area has too few bitmap pages for the sets of such a map.
 pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
-    let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().annex_pages);
+    let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().bitmap_pages);
     match actual >= expected {
         true => Ok(()),
         false => Err(MirrorError::Pages { replica: name.to_owned(), expected, actual }),

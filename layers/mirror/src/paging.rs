@@ -192,7 +192,10 @@ impl<C: Clock> Mirror<C> {
                 let slot = id.area(self.map.count());
                 async move {
                     let Some(bytes) = bytes else { return Ok(()) };
-                    replica.execute(self.geometry.protection, Request::WriteReserved { slot, bytes }).await.map(drop)
+                    replica
+                        .execute(self.geometry.protection, Request::WriteReserved { area: slot, bytes })
+                        .await
+                        .map(drop)
                 }
             };
             let written: Result<Vec<()>, Error> = join_all(pages.iter().map(write)).await.into_iter().collect();

@@ -225,7 +225,7 @@ impl Replica {
 
     /// The same run with a path from the mirror.
     pub fn unchecked(&self, run: Unchecked) -> Unchecked {
-        Unchecked { leg: self.path(run.leg), ..run }
+        Unchecked { member: self.path(run.member), ..run }
     }
 
     /// Executes a request on the device, whose format is that of all replicas. Stale blocks are bad until they are
@@ -326,7 +326,7 @@ pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Request> {
         // A copy of the tags of an unwritten block would disable all checks of the copy.
         let request = match run.state {
             BlockState::Hole => Request::WriteZeroes { extent, may_unmap: true, durability },
-            BlockState::Data => Request::Write { extent, data: data.slice(first, blocks), durability },
+            BlockState::Allocated => Request::Write { extent, data: data.slice(first, blocks), durability },
         };
         first += blocks;
         request
@@ -345,7 +345,7 @@ fn runs(data: &Sealed) -> Vec<StatusRun> {
     };
     let mut runs = StatusRuns::default();
     for block in 0..data.blocks() {
-        runs.push(BlockCount::ONE, if is_hole(block) { BlockState::Hole } else { BlockState::Data });
+        runs.push(BlockCount::ONE, if is_hole(block) { BlockState::Hole } else { BlockState::Allocated });
     }
     runs.into_vec()
 }

@@ -114,7 +114,7 @@ impl Replica {
             let one = Extent::one(lba);
             let checks = full(format, one);
             match self.execute_raw(format, Request::Verify { extent: one, checks }).await {
-                Ok(_) => found.faults.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
+                Ok(_) => found.bad_blocks.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
                 Err(error) => found.take(error)?,
             }
         }

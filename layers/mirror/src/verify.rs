@@ -45,7 +45,7 @@ impl Inspection {
                 Ok((Some(checksum.crc64), BTreeSet::new()))
             }
             Err(Ok((bad_blocks, coverage))) => {
-                self.tally.faults.extend(bad_blocks.iter().map(|bad| replica.bad_block(bad)));
+                self.tally.bad_blocks.extend(bad_blocks.iter().map(|bad| replica.bad_block(bad)));
                 self.tally.coverage.merge(replica.coverage(coverage));
                 Ok((None, bad_blocks.iter().map(|bad| bad.lba).collect()))
             }
@@ -64,7 +64,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
         let found = self.inspect(extent, checks, None).await?;
         // Replicas may differ in nosync regions without damage. The data of the first replica count there.
-        let crc64 = match (found.crc64, found.tally.faults.is_empty(), self.in_sync().first()) {
+        let crc64 = match (found.crc64, found.tally.bad_blocks.is_empty(), self.in_sync().first()) {
             (None, true, Some(replica)) => self.checksum_of_one(replica, extent, checks).await?,
             (crc64, ..) => crc64.unwrap_or_default(),
         };
@@ -90,13 +90,13 @@ impl<C: Clock> Mirror<C> {
         self.reconcile_for_read(extent).await?;
         let settled = self.write_intent.nosync_count.get();
         let mut found = self.inspect(extent, checks, Some(settled)).await?;
-        self.repair_all(&mut found.tally.faults, extent, checks).await;
+        self.repair_all(&mut found.tally.bad_blocks, extent, checks).await;
         if self.has_rewritten()
             && let Err(error) = self.flush_internally().await
         {
             tracing::debug!(%error, "cannot flush repaired blocks; labels go on listing them as stale");
         }
-        self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.faults, self.in_sync().len()));
+        self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.bad_blocks, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
@@ -146,8 +146,10 @@ impl<C: Clock> Mirror<C> {
         }
         let is_same = crcs.windows(2).all(|pair| pair[0] == pair[1]);
         match crcs.first() {
-            Some(crc) if is_same && found.tally.faults.is_empty() => found.crc64 = Some(*crc),
-            _ if asked.len() > 1 => self.compare_extents(&asked, &bad, extent, checks, &mut found.tally.faults).await?,
+            Some(crc) if is_same && found.tally.bad_blocks.is_empty() => found.crc64 = Some(*crc),
+            _ if asked.len() > 1 => {
+                self.compare_extents(&asked, &bad, extent, checks, &mut found.tally.bad_blocks).await?
+            }
             _ => {}
         }
         self.report_unchecked(&replicas, &asked, extent, &mut found.tally);

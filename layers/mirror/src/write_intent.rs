@@ -481,7 +481,7 @@ impl<C: Clock> Mirror<C> {
         let is_there =
             |labels: &&NewLabel| labels.replica.takes_labels() && labels.replica.attach_count() == labels.attach_count;
         let writes = labels.iter().filter(is_there).map(|labels| {
-            let write = Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: labels.bytes.clone() };
+            let write = Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: labels.bytes.clone() };
             async move { (labels, labels.replica.execute(self.geometry.protection, write).await) }
         });
         let outcomes = join_all(writes).await;
@@ -518,7 +518,7 @@ impl<C: Clock> Mirror<C> {
         label.replicas[own] = ReplicaRecord { state: ReplicaState::Removed, is_new: false, ..replica.record() };
         let bytes = Slice::copy_from(&label.encode_alone());
         let written = replica
-            .execute(self.geometry.protection, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes })
+            .execute(self.geometry.protection, Request::WriteReserved { area: ReservedArea::GroupLabel, bytes })
             .await;
         if let Err(error) = written {
             tracing::warn!(replica = %replica.name(), %error, "cannot write the label of a removed replica");

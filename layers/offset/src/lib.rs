@@ -177,7 +177,7 @@ impl<D: Device> OffsetLayer<D> {
             ErrorKind::Integrity(bad_blocks) => {
                 let coverage = self.coverage_up(bad_blocks.coverage().clone());
                 let bad_blocks = bad_blocks.as_slice().iter().map(|bad_block| self.bad_block_up(bad_block)).collect();
-                BadBlocks::new(bad_blocks).expect("the error names a bad block").covering(coverage).into()
+                BadBlocks::new(bad_blocks).expect("the error names a bad block").with_coverage(coverage).into()
             }
             ErrorKind::Miscompare { lba } => ErrorKind::Miscompare { lba: self.lba_up(*lba) }.into(),
             ErrorKind::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {

@@ -350,7 +350,7 @@ impl<D: Device> Device for StripeLayer<D> {
             Request::Flush => self.done((0..self.members.len()).map(|member| (member, Request::Flush))).await,
             Request::Discard { extents } => self.discard(extents).await,
             Request::Checksum { extent, checks } => self.checksum(extent, checks).await,
-            Request::ReadReserved { slot } | Request::WriteReserved { slot, .. }
+            Request::ReadReserved { area: slot } | Request::WriteReserved { area: slot, .. }
                 if slot == ReservedArea::GroupLabel =>
             {
                 self.group_label_request(request).await

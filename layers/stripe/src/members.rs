@@ -4,7 +4,7 @@
 //! A device without a label among others that hold data is therefore not a half-labelled member but another device in its
 //! place, and is refused.
 
-use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_blank};
+use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_unwritten};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -160,7 +160,7 @@ async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, Ass
 
 /// Reads the bytes of the group label.
 pub(crate) async fn read_label_bytes<D: Device>(device: &D) -> Result<Slice, Error> {
-    match device.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await? {
+    match device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await? {
         Response::Reserved(bytes) => Ok(bytes),
         _ => Err(unexpected_response()),
     }
@@ -169,7 +169,7 @@ pub(crate) async fn read_label_bytes<D: Device>(device: &D) -> Result<Slice, Err
 /// Writes a label, durable once this returns.
 pub(crate) async fn write<D: Device>(device: &D, label: &Label) -> Result<(), Error> {
     let bytes = Slice::copy_from(&label.encode());
-    device.execute(Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes }).await.map(drop)
+    device.execute(Request::WriteReserved { area: ReservedArea::GroupLabel, bytes }).await.map(drop)
 }
 
 /// Checks the labels against each other, the order of the devices, and `assembly`.
@@ -204,7 +204,7 @@ fn check_labels(
 async fn check_blank<D: Device>(members: &[D], labels: &[Option<Label>]) -> Result<(), AssembleError> {
     let unlabelled: Vec<usize> = (0..labels.len()).filter(|member| labels[*member].is_none()).collect();
     for (member, device) in members.iter().enumerate() {
-        let is_blank = is_blank(device).await.map_err(|why| AssembleError::Device { member, why })?;
+        let is_blank = is_unwritten(device).await.map_err(|why| AssembleError::Device { member, why })?;
         match unlabelled.first() {
             Some(first) if !is_blank && unlabelled.len() < labels.len() => return Err(AssembleError::NoLabel(*first)),
             _ if !is_blank => return Err(AssembleError::Unlabelled(unlabelled)),

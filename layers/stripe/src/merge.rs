@@ -47,7 +47,7 @@ impl Merger {
                 | ErrorKind::Unreachable { .. } => return Some(error),
             }
         }
-        let damaged = BadBlocks::new(bad_blocks).map(|bad_blocks| bad_blocks.covering(coverage).into());
+        let damaged = BadBlocks::new(bad_blocks).map(|bad_blocks| bad_blocks.with_coverage(coverage).into());
         damaged.or_else(|| differs.map(|lba| ErrorKind::Miscompare { lba }.into()))
     }
 
@@ -70,7 +70,7 @@ impl Merger {
         coverage.map(|run| Unchecked {
             first: self.stripe_map.up(member, run.first),
             last: self.stripe_map.up(member, run.last),
-            leg: run.leg.within(member),
+            member: run.member.within(member),
             ..run
         })
     }

@@ -345,7 +345,7 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     use sealblock_block::{Checksum, MemberPath, Unchecked, VerifyStats, WhyUnchecked};
     // The second block of the member is the second of its first chunk.
     const BELOW: Unchecked =
-        Unchecked { first: Lba::new(1), last: Lba::new(4), leg: MemberPath::NONE, why: WhyUnchecked::Absent };
+        Unchecked { first: Lba::new(1), last: Lba::new(4), member: MemberPath::NONE, why: WhyUnchecked::Absent };
     let respond: ResponseChange = |mut response| {
         if let Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }) =
             &mut response
@@ -366,7 +366,7 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
         other => panic!("no check but {other:?}"),
     };
     // Chunks of four blocks: blocks 1 to 4 of the second member are blocks 5 to 7 and 12.
-    let due = Unchecked { first: Lba::new(5), last: Lba::new(12), leg: MemberPath::NONE.within(1), ..BELOW };
+    let due = Unchecked { first: Lba::new(5), last: Lba::new(12), member: MemberPath::NONE.within(1), ..BELOW };
     for at in [extent(0, 32), extent(4, 4)] {
         let checks = Checks::full(TYPE1, at.start());
         assert_eq!(told(Request::Verify { extent: at, checks }).unchecked(), [due], "{at}");

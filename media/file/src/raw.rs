@@ -126,7 +126,7 @@ impl<M: Medium> RawDevice<M> {
             let (whole, begun) = (bytes >> shift, bytes.div_ceil(1 << shift));
             let (blocks, state) = match is_hole {
                 true if whole > 0 => (whole, BlockState::Hole),
-                _ => (begun.max(1), BlockState::Data),
+                _ => (begun.max(1), BlockState::Allocated),
             };
             let blocks =
                 u32::try_from(blocks.min(end - block)).ok().and_then(BlockCount::new).unwrap_or(BlockCount::ONE);
@@ -156,7 +156,7 @@ impl<M: Medium> Device for RawDevice<M> {
             writable: !self.medium.is_read_only(),
             discard: if punches { Ability::Native } else { Ability::Absent },
             write_zeroes: Ability::Native,
-            allocation: Ability::Native,
+            block_status: Ability::Native,
             unmap_zeroes: punches,
             ..Abilities::BASIC
         }

@@ -220,7 +220,7 @@ impl MemoryDevice {
             self.verify_tags(format, extent, checks, &mut faults);
         }
         if !faults.is_empty() {
-            return Err(BadBlocks::new(faults).expect("there are some").covering(self.reach(checks)).into());
+            return Err(BadBlocks::new(faults).expect("there are some").with_coverage(self.reach(checks)).into());
         }
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: self.reach(checks) }))
     }
@@ -289,7 +289,7 @@ impl MemoryDevice {
                 data.is_none() && tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF))
             };
             let is_hole = is_empty && self.unreadable(part).is_empty();
-            runs.push(part.blocks(), if is_hole { BlockState::Hole } else { BlockState::Data });
+            runs.push(part.blocks(), if is_hole { BlockState::Hole } else { BlockState::Allocated });
         }
         Ok(Response::BlockStatus(runs.into_vec()))
     }
@@ -300,11 +300,11 @@ impl MemoryDevice {
             Request::Verify { extent, checks } => return self.verify(*extent, checks),
             Request::Checksum { extent, checks } => return self.digest(*extent, checks),
             Request::Compare { extent, data } => return self.compare(*extent, data),
-            Request::ReadReserved { slot } => {
+            Request::ReadReserved { area: slot } => {
                 let held = self.stored.borrow().annex.get(slot).cloned();
                 return Ok(Response::Reserved(held.unwrap_or_else(Slice::empty)));
             }
-            Request::WriteReserved { slot, bytes } => {
+            Request::WriteReserved { area: slot, bytes } => {
                 self.stored.borrow_mut().annex.insert(*slot, Slice::copy_from(bytes));
             }
             Request::BlockStatus { extent } => return self.allocation(*extent),
@@ -339,8 +339,8 @@ impl Device for MemoryDevice {
         let bytes = self.geometry.capacity_blocks.saturating_mul(self.geometry.block_size.bytes() as u64);
         Abilities {
             reserved: Ability::Native,
-            annex_pages: ReservedArea::bitmap_pages(bytes),
-            allocation: Ability::Native,
+            bitmap_pages: ReservedArea::bitmap_pages(bytes),
+            block_status: Ability::Native,
             seals: self.geometry.protection.is_some(),
             ..Abilities::COMPLETE
         }

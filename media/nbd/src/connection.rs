@@ -137,7 +137,7 @@ impl Connection {
         }
         table[place] = Some(Rc::clone(&pending));
         drop(table);
-        self.output_notify.ring();
+        self.output_notify.notify();
         Ok(pending)
     }
 
@@ -177,14 +177,14 @@ impl Connection {
         }
         self.core.borrow_mut().close();
         let pending = self.pending.take();
-        pending.iter().flatten().for_each(|pending| pending.notify.ring());
+        pending.iter().flatten().for_each(|pending| pending.notify.notify());
         self.waiters.notify_all();
-        self.negotiated_notify.ring();
+        self.negotiated_notify.notify();
         if self.is_sending.get() {
             // A peer that does not read would block the sender forever.
             let _ = self.stream.shutdown(Shutdown::Both);
         }
-        self.output_notify.ring();
+        self.output_notify.notify();
     }
 
     /// Advances the tick. True if a request has been in flight for more than `max_ticks` ticks.
@@ -205,7 +205,7 @@ impl Connection {
                     let pending = self.pending.borrow_mut().get_mut(place).and_then(Option::take);
                     if let Some(pending) = pending {
                         pending.result.set(Some(outcome));
-                        pending.notify.ring();
+                        pending.notify.notify();
                     }
                     self.waiters.notify_first();
                 }
@@ -213,11 +213,11 @@ impl Connection {
                 Some(Event::Closed(_)) => {}
                 Some(event @ (Event::Listed(_) | Event::Described(_) | Event::Ready(_))) => {
                     self.negotiation_event.replace(Some(event));
-                    self.negotiated_notify.ring();
+                    self.negotiated_notify.notify();
                 }
             }
         }
-        self.output_notify.ring();
+        self.output_notify.notify();
     }
 }
 
@@ -296,14 +296,14 @@ impl FifoWaiters {
     pub(crate) fn notify_first(&self) {
         let first = self.0.borrow().front().cloned();
         if let Some(first) = first {
-            first.ring();
+            first.notify();
         }
     }
 
     /// Wakes all requests.
     pub(crate) fn notify_all(&self) {
         let all: Vec<Rc<Notify>> = self.0.borrow().iter().cloned().collect();
-        all.iter().for_each(|notify| notify.ring());
+        all.iter().for_each(|notify| notify.notify());
     }
 }
 

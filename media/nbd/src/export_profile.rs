@@ -45,7 +45,7 @@ impl ExportProfile {
             writable: !has(t::READ_ONLY),
             discard: native(has(t::SEND_TRIM)),
             write_zeroes: native(has(t::SEND_WRITE_ZEROES)),
-            allocation: native(info.context.is_some()),
+            block_status: native(info.context.is_some()),
             // NBD has no flag that promises a hole after WRITE_ZEROES.
             unmap_zeroes: false,
             offloads: true,

@@ -69,7 +69,7 @@ impl HoleMap {
         }
         let run = |(bytes, is_hole): (u64, bool)| {
             let blocks = BlockCount::new(u32::try_from(bytes >> self.shift).ok()?)?;
-            Some(StatusRun { blocks, state: if is_hole { BlockState::Hole } else { BlockState::Data } })
+            Some(StatusRun { blocks, state: if is_hole { BlockState::Hole } else { BlockState::Allocated } })
         };
         std::mem::take(&mut self.runs).into_iter().filter_map(run).collect()
     }

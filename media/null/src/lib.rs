@@ -101,7 +101,7 @@ impl Device for NullDevice {
         Abilities {
             write_uncorrectable: Ability::Absent,
             checksum: Ability::Absent,
-            allocation: Ability::Native,
+            block_status: Ability::Native,
             ..Abilities::COMPLETE
         }
     }

@@ -136,8 +136,8 @@ impl Device for NvmeTcpDevice {
             Request::Verify { extent, checks } => io.verify(extent, checks).await,
             Request::Compare { extent, data } => io.compare(extent, &data).await,
             Request::Checksum { extent, checks } => io.checksum(extent, checks).await,
-            Request::ReadReserved { slot: area } => io.read_reserved(area).await,
-            Request::WriteReserved { slot: area, bytes } => io.write_reserved(area, &bytes).await,
+            Request::ReadReserved { area } => io.read_reserved(area).await,
+            Request::WriteReserved { area, bytes } => io.write_reserved(area, &bytes).await,
             Request::WriteUncorrectable { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
                 Err(ErrorKind::Absent(request.kind()).into())
             }

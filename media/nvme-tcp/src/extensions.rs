@@ -53,7 +53,7 @@ impl Io {
                 Ok(coverage) | Err(Ok((_, coverage))) => coverage,
                 Err(Err(error)) => return Err(error),
             };
-            return Err(bad_blocks.covering(coverage).into());
+            return Err(bad_blocks.with_coverage(coverage).into());
         }
         // The search re-read every block, so the failure was transient: retry once.
         let again = self.checksum_once(extent, &checks).await?;

@@ -239,7 +239,7 @@ impl Io {
             return Err(self.failed(RequestKind::Verify, Some(extent), &completed));
         }
         match BadBlocks::new(BadBlockSearch::new(self, checks, Probe::Verify).of(extent, &completed).await?) {
-            Some(bad_blocks) => Err(bad_blocks.covering(coverage).into()),
+            Some(bad_blocks) => Err(bad_blocks.with_coverage(coverage).into()),
             // The search re-read every block, so the failure was transient.
             None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
         }

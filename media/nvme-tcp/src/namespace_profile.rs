@@ -279,9 +279,9 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode) -> Abilities {
         offloads: true,
         checksum: has(Extensions::CHECKSUM),
         repair: Ability::Absent,
-        allocation: Ability::Absent,
+        block_status: Ability::Absent,
         reserved: if fits { has(Extensions::RESERVED) } else { Ability::Absent },
-        annex_pages: if fits { pages.bitmap_pages } else { 0 },
+        bitmap_pages: if fits { pages.bitmap_pages } else { 0 },
         seals: pi_mode.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
     }

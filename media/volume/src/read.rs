@@ -152,12 +152,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     let state = |block: &BlockLocation| match block {
                         BlockLocation::Zeroes => BlockState::Hole,
                         BlockLocation::Stored { .. } | BlockLocation::Bad(_) | BlockLocation::Damaged(_) => {
-                            BlockState::Data
+                            BlockState::Allocated
                         }
                     };
                     located.iter().for_each(|block| runs.push(BlockCount::ONE, state(block)));
                 }
-                Err(error) if error.bad_blocks().is_some() => runs.push(piece.blocks(), BlockState::Data),
+                Err(error) if error.bad_blocks().is_some() => runs.push(piece.blocks(), BlockState::Allocated),
                 Err(error) => return Err(error),
             }
         }

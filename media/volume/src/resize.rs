@@ -157,7 +157,7 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
         let extent = Extent::from_raw(at, (end - at).min(LOOK_BLOCKS)).expect("blocks of the volume");
         let Response::BlockStatus(runs) = volume.allocation(extent).await.map_err(failed)? else { break };
         for run in runs {
-            if run.state == BlockState::Data {
+            if run.state == BlockState::Allocated {
                 first.get_or_insert(at);
                 blocks += u64::from(run.blocks.get());
             }

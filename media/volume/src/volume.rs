@@ -289,9 +289,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             write_uncorrectable: Ability::Native,
             checksum: Ability::Native,
             repair: Ability::Absent,
-            allocation: Ability::Native,
+            block_status: Ability::Native,
             reserved: Ability::Native,
-            annex_pages: self.layout.bitmap_pages(),
+            bitmap_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
             seals: self.geometry.protection.is_some(),
@@ -313,8 +313,10 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             }
             Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Request::Checksum { extent, checks } => self.digest(extent, &checks).await,
-            Request::ReadReserved { slot } => Ok(Response::Reserved(self.read_reserved(slot).await?)),
-            Request::WriteReserved { slot, bytes } => self.write_reserved(slot, &bytes).await.map(|()| Response::Done),
+            Request::ReadReserved { area: slot } => Ok(Response::Reserved(self.read_reserved(slot).await?)),
+            Request::WriteReserved { area: slot, bytes } => {
+                self.write_reserved(slot, &bytes).await.map(|()| Response::Done)
+            }
             Request::BlockStatus { extent } => self.allocation(extent).await,
             Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(request.kind()).into()),
         }

@@ -18,9 +18,9 @@ impl ArenaId {
     }
 }
 
-/// Where an arena lies: the seam through which a reactor registers it with its ring.
+/// The location of an arena, for a reactor that registers it with its ring.
 ///
-/// The address is for the kernel only. Whoever reads or writes through it must hold a buffer of that range.
+/// The address is for the kernel only. An access through it needs a buffer of that range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arena {
     /// The arena's name.
@@ -90,7 +90,7 @@ fn map(len: usize) -> NonNull<u8> {
 
 #[cfg(not(miri))]
 unsafe fn unmap(base: NonNull<u8>, len: usize) {
-    // SAFETY: the caller passes a mapping of `map` that nobody uses any more. A failure would only leak it.
+    // SAFETY: the caller passes a mapping of `map` without a handle. A failure would only leak it.
     unsafe { libc::munmap(base.as_ptr().cast(), len) };
 }
 

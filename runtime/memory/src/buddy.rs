@@ -5,7 +5,7 @@
 //! are not merged yet, so that the common case, one length taken and returned over and over, neither splits nor merges.
 //!
 //! Invariants: every unit belongs to exactly one block; `state` is set only at a block's first unit; two free buddies of
-//! one order never rest unmerged in the free lists (they may in the short lists, which are emptied before giving up).
+//! one order never rest unmerged in the free lists (they may in the short lists, which are merged before a take fails).
 
 /// Bytes in the smallest block.
 pub(crate) const UNIT_BYTES: usize = 512;
@@ -16,9 +16,9 @@ pub(crate) const LARGEST_BYTES: usize = UNIT_BYTES << (ORDERS - 1);
 /// Blocks per order that wait unmerged for the next request of their length.
 const RECENT_LIMIT: usize = 64;
 
-/// What the unit at the head of a block is; interior units and, briefly, detached blocks say `Interior`.
+/// The state of a block, at its first unit; interior units and, briefly, detached blocks are `Interior`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum UnitState {
     Interior,
     Free(u8),
     Taken(u8),
@@ -32,7 +32,7 @@ struct Links {
 }
 
 pub(crate) struct Buddy {
-    state: Vec<State>,
+    state: Vec<UnitState>,
     links: Vec<Links>,
     heads: [u32; ORDERS],
     recent: [Vec<u32>; ORDERS],
@@ -56,7 +56,7 @@ impl Buddy {
         let step = 1u32 << (ORDERS - 1);
         let units = blocks.checked_mul(step).expect("an arena is shorter than 2 TiB") as usize;
         let mut buddy = Buddy {
-            state: vec![State::Interior; units],
+            state: vec![UnitState::Interior; units],
             links: vec![Links::default(); units],
             heads: [0; ORDERS],
             recent: std::array::from_fn(|_| Vec::with_capacity(RECENT_LIMIT)),
@@ -81,7 +81,9 @@ impl Buddy {
 
     /// Returns a block and says its order.
     pub(crate) fn give_back(&mut self, unit: u32) -> u8 {
-        let State::Taken(order) = self.state[unit as usize] else { unreachable!("only a taken block is given back") };
+        let UnitState::Taken(order) = self.state[unit as usize] else {
+            unreachable!("only a taken block is given back")
+        };
         let recent = &mut self.recent[order as usize];
         if recent.len() < RECENT_LIMIT {
             recent.push(unit);
@@ -106,15 +108,15 @@ impl Buddy {
         for smaller in (order..from as u8).rev() {
             self.insert(unit + (1 << smaller), smaller);
         }
-        self.state[unit as usize] = State::Taken(order);
+        self.state[unit as usize] = UnitState::Taken(order);
         Some(unit)
     }
 
     fn merge(&mut self, mut unit: u32, mut order: u8) {
-        self.state[unit as usize] = State::Interior;
+        self.state[unit as usize] = UnitState::Interior;
         while (order as usize) < ORDERS - 1 {
             let buddy = unit ^ (1 << order);
-            if self.state[buddy as usize] != State::Free(order) {
+            if self.state[buddy as usize] != UnitState::Free(order) {
                 break;
             }
             self.remove(buddy, order);
@@ -126,7 +128,7 @@ impl Buddy {
 
     fn insert(&mut self, unit: u32, order: u8) {
         let next = self.heads[order as usize];
-        self.state[unit as usize] = State::Free(order);
+        self.state[unit as usize] = UnitState::Free(order);
         self.links[unit as usize] = Links { next, previous: 0 };
         if next != 0 {
             self.links[next as usize - 1].previous = unit + 1;
@@ -143,7 +145,7 @@ impl Buddy {
         if next != 0 {
             self.links[next as usize - 1].previous = previous;
         }
-        self.state[unit as usize] = State::Interior;
+        self.state[unit as usize] = UnitState::Interior;
     }
 }
 

@@ -1,24 +1,27 @@
-//! Unique ranges.
+//! The two handles, [`Buffer`] and [`Slice`], and the reference-counted owner behind them.
+//!
+//! Invariant: an `Owner` other than `Nothing` holds one count on its allocation, and the allocation outlives it.
+//! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap allocation.
 
 use std::fmt;
 use std::mem;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::ALIGNMENT;
 use crate::arena::ArenaId;
 use crate::heap::Heap;
-use crate::owner::Owner;
-use crate::slice::Slice;
+use crate::pool::PoolShared;
 
-/// The only handle on a range of initialised bytes, which it may read and write.
+/// The only handle on a range of initialised bytes; it may read and write them.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
 }
 
-/// How a ring knows the arena that a buffer comes from.
+/// The registration of a buffer's arena with a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Registration {
     /// The arena.
@@ -110,12 +113,12 @@ impl Buffer {
         self.len = self.len.min(len);
     }
 
-    /// Gives up the right to write, and with it the sole ownership.
+    /// Converts the buffer to a shared, read-only slice.
     pub fn freeze(self) -> Slice {
         Slice::from(self)
     }
 
-    /// How a ring knows the memory, when it lies in an arena that is registered.
+    /// The registration of the memory, if it lies in an arena that is registered.
     pub fn registration(&self) -> Option<Registration> {
         self.owner.registration()
     }
@@ -166,5 +169,198 @@ impl fmt::Debug for Buffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The bytes stay out: they are user data, and megabytes of it.
         f.debug_struct("Buffer").field("len", &self.len).field("arena", &self.arena_id()).finish()
+    }
+}
+
+/// A shared handle on a range of initialised bytes. The bytes do not change while a slice of them lives.
+#[derive(Clone)]
+pub struct Slice {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+// SAFETY: the bytes are immutable while any slice of them lives, and the counts behind the owner are atomic.
+unsafe impl Send for Slice {}
+// SAFETY: as above.
+unsafe impl Sync for Slice {}
+
+impl Slice {
+    /// No bytes, and no memory.
+    pub fn empty() -> Slice {
+        Buffer::default().freeze()
+    }
+
+    /// A heap slice, aligned to [`crate::ALIGNMENT`], that holds a copy of `bytes`.
+    pub fn copy_from(bytes: &[u8]) -> Slice {
+        Buffer::copy_from(bytes).freeze()
+    }
+
+    /// A handle on part of the range, without copying.
+    ///
+    /// # Panics
+    /// When the range is reversed or ends behind the slice, as indexing does.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice {
+        let first = match range.start_bound() {
+            Bound::Included(&first) => first,
+            Bound::Excluded(&before) => before.checked_add(1).expect("a range that starts within the address space"),
+            Bound::Unbounded => 0,
+        };
+        let end = match range.end_bound() {
+            Bound::Included(&last) => last.checked_add(1).expect("a range that ends within the address space"),
+            Bound::Excluded(&end) => end,
+            Bound::Unbounded => self.len,
+        };
+        assert!(first <= end && end <= self.len, "range {first}..{end} of a slice of {} bytes", self.len);
+        // SAFETY: `first` is within the range or just behind it, as asserted.
+        let start = unsafe { self.start.add(first) };
+        Slice { start, len: end - first, owner: self.owner.clone() }
+    }
+
+    /// Converts the slice back to a buffer if it is the only handle on its allocation; otherwise returns the slice.
+    ///
+    /// Other slices and buffers of the same allocation count, even when their ranges do not overlap.
+    pub fn try_unfreeze(self) -> Result<Buffer, Slice> {
+        if !self.owner.is_only() {
+            return Err(self);
+        }
+        let Slice { start, len, owner } = self;
+        // SAFETY: no other handle exists and, with this one consumed, none can be cloned from anywhere.
+        Ok(unsafe { Buffer::from_parts(start, len, owner) })
+    }
+
+    /// The registration of the memory, if it lies in an arena that is registered.
+    pub fn registration(&self) -> Option<Registration> {
+        self.owner.registration()
+    }
+
+    /// The arena the memory lies in, registered or not; `None` on the heap.
+    pub fn arena_id(&self) -> Option<ArenaId> {
+        self.owner.arena_id()
+    }
+}
+
+impl From<Buffer> for Slice {
+    fn from(buffer: Buffer) -> Slice {
+        let (start, len, owner) = buffer.into_parts();
+        Slice { start, len, owner }
+    }
+}
+
+impl Default for Slice {
+    fn default() -> Slice {
+        Slice::empty()
+    }
+}
+
+impl Deref for Slice {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the range is initialised, lives as long as the owner, and no handle writes it while a slice lives.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl AsRef<[u8]> for Slice {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+impl fmt::Debug for Slice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Slice").field("len", &self.len).field("arena", &self.arena_id()).finish()
+    }
+}
+
+/// More handles than this on one allocation are a leak; stopping beats a wrapped count and a use after free.
+const MAX_HANDLES: u32 = u32::MAX / 2;
+
+pub(crate) enum Owner {
+    /// Nothing is owned: the range is empty.
+    Nothing,
+    Heap(NonNull<Heap>),
+    Slot {
+        pool: NonNull<PoolShared>,
+        unit: u32,
+    },
+}
+
+impl Owner {
+    pub(crate) fn is_same(&self, other: &Owner) -> bool {
+        match (self, other) {
+            (Owner::Heap(a), Owner::Heap(b)) => a == b,
+            (Owner::Slot { pool: a, unit: i }, Owner::Slot { pool: b, unit: j }) => a == b && i == j,
+            _ => false,
+        }
+    }
+
+    /// True if this is the only handle. Accesses through handles dropped before are then visible to the caller.
+    pub(crate) fn is_only(&self) -> bool {
+        self.count().is_none_or(|count| count.load(Ordering::Acquire) == 1)
+    }
+
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        match self {
+            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            Owner::Slot { pool, .. } => unsafe { pool.as_ref() }.registration(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn arena_id(&self) -> Option<ArenaId> {
+        match self {
+            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            Owner::Slot { pool, .. } => Some(unsafe { pool.as_ref() }.arena_id()),
+            _ => None,
+        }
+    }
+
+    fn count(&self) -> Option<&AtomicU32> {
+        match self {
+            Owner::Nothing => None,
+            // SAFETY: this handle holds a count, so the allocation's header is alive and never moved.
+            Owner::Heap(heap) => Some(unsafe { &heap.as_ref().handles }),
+            // SAFETY: as above; the pool is kept alive by the slot, and the slot by this handle.
+            Owner::Slot { pool, unit } => Some(unsafe { pool.as_ref() }.handles(*unit)),
+        }
+    }
+}
+
+impl Clone for Owner {
+    fn clone(&self) -> Owner {
+        if let Some(count) = self.count()
+            && count.fetch_add(1, Ordering::Relaxed) > MAX_HANDLES
+        {
+            std::process::abort();
+        }
+        match self {
+            Owner::Nothing => Owner::Nothing,
+            Owner::Heap(heap) => Owner::Heap(*heap),
+            Owner::Slot { pool, unit } => Owner::Slot { pool: *pool, unit: *unit },
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let Some(count) = self.count() else { return };
+        // The only handle stays the only one, because none can be cloned from it any more. Most handles are the only one and save
+        // the locked subtraction.
+        // Pairs with the release below in every other handle: their last accesses come before the memory is reused.
+        if count.load(Ordering::Acquire) != 1 {
+            if count.fetch_sub(1, Ordering::Release) != 1 {
+                return;
+            }
+            fence(Ordering::Acquire);
+        }
+        match self {
+            Owner::Nothing => {}
+            // SAFETY: the count fell to zero, so no handle is left that could reach the allocation.
+            Owner::Heap(heap) => unsafe { Heap::free(*heap) },
+            // SAFETY: as above, and this handle was the one that kept the slot's hold on the pool.
+            Owner::Slot { pool, unit } => unsafe { PoolShared::give_back(*pool, *unit) },
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! An allocator that counts the allocations of each thread apart, for tests that say what allocates nothing.
+//! An allocator that counts the allocations of each thread, for tests that show that something allocates nothing.
 //!
 //! Not on the path of a request: only tests turn the feature `counting` on.
 //!
@@ -16,7 +16,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counted. To be a test's `#[global_allocator]`.
+/// The system's allocator, counted: the `#[global_allocator]` of such a test.
 pub struct Counting;
 
 thread_local! {

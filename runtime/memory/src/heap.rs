@@ -1,10 +1,13 @@
-//! Heap allocations: what a buffer owns when it does not come from an arena.
+//! Heap allocations: the memory of buffers that do not come from an arena.
 //!
-//! Invariant: `base` is valid for `layout.size()` bytes until the block is dropped. A heap allocation that a pool fell back to keeps
-//! the pool alive and is charged to it. What lies among the spare allocations has no handle.
+//! Invariants: `base` is valid for `layout.size()` bytes until the block is dropped. A heap allocation that a pool fell back to
+//! keeps the pool alive and is charged to it. Spare allocations have no handle. The spare blocks of a pool together hold at most
+//! [`SPARE_LIMIT_BYTES`], and each has the length of its order.
 //!
-//! Shape: a thread keeps a few small allocations that were given up, because tags of single blocks are made and given up
-//! with every request. A pool keeps large ones (`spare.rs`).
+//! Shape: a thread keeps a few small allocations for reuse, because tags of single blocks are allocated with every request. A
+//! pool keeps large ones: the system hands out fresh pages for every large allocation and takes them back at once, and zeroing
+//! and mapping them costs more than most requests. Spare blocks of unused lengths are freed one by one, with each lookup that
+//! misses.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::RefCell;
@@ -13,24 +16,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::ALIGNMENT;
-use crate::owner::Owner;
-use crate::pool::Shared;
+use crate::buddy::{ORDERS, UNIT_BYTES, bytes_of, order_for};
+use crate::buffer::Owner;
+use crate::pool::PoolShared;
 
-/// Allocations of at most this length have exactly this length, and are kept.
+/// Shorter allocations get exactly this length, so that a thread can reuse them.
 const SMALL_BYTES: usize = 512;
-/// The longest tag of one block, which is what most of them hold: to clear a length known beforehand needs no call.
+/// The longest tuple, which most of them hold: clearing a constant length needs no call.
 const TUPLE_BYTES: usize = 16;
-/// How many of them a thread keeps.
+/// Maximum spare allocations of a thread.
 const SPARE_LIMIT: usize = 256;
 
 thread_local! {
-    static SPARE: RefCell<Spare> = const { RefCell::new(Spare(Vec::new())) };
+    static SPARE: RefCell<SpareList> = const { RefCell::new(SpareList(Vec::new())) };
 }
 
-/// Small allocations that nobody uses.
-struct Spare(Vec<NonNull<Heap>>);
+/// Small allocations without a handle.
+struct SpareList(Vec<NonNull<Heap>>);
 
-impl Drop for Spare {
+impl Drop for SpareList {
     fn drop(&mut self) {
         for heap in self.0.drain(..) {
             // SAFETY: no handle is left on a spare allocation.
@@ -41,27 +45,27 @@ impl Drop for Spare {
 
 pub(crate) struct Heap {
     pub(crate) handles: AtomicU32,
-    block: Block,
-    charged_to: Option<Arc<Shared>>,
+    block: HeapBlock,
+    charged_to: Option<Arc<PoolShared>>,
 }
 
-/// Memory of the heap, given back when this is dropped.
-pub(crate) struct Block {
+/// Heap memory, freed on drop.
+pub(crate) struct HeapBlock {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: a block is the only way to its memory, and any thread may give it back.
-unsafe impl Send for Block {}
+// SAFETY: a block is the only way to its memory, and any thread may free it.
+unsafe impl Send for HeapBlock {}
 
-impl Block {
+impl HeapBlock {
     /// `len` zeroed bytes, aligned to [`ALIGNMENT`]; `len` is not zero.
-    fn zeroed(len: usize) -> Block {
+    fn zeroed(len: usize) -> HeapBlock {
         assert!(len > 0, "an empty buffer owns nothing");
         let layout = Layout::from_size_align(len, ALIGNMENT).expect("a buffer is shorter than the address space");
         // SAFETY: the layout's size is not zero, as asserted above.
         let Some(base) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
-        Block { base, layout }
+        HeapBlock { base, layout }
     }
 
     /// Length in bytes.
@@ -70,9 +74,9 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HeapBlock {
     fn drop(&mut self) {
-        // SAFETY: `base` was allocated with `layout`, and nobody refers to it any more.
+        // SAFETY: `base` was allocated with `layout`, and no reference to it is left.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }
 }
@@ -85,17 +89,17 @@ impl Heap {
         if is_small && let Some(spare) = Heap::take_spare(len) {
             return spare;
         }
-        Heap::own(Block::zeroed(if is_small { SMALL_BYTES } else { len }), None)
+        Heap::own(HeapBlock::zeroed(if is_small { SMALL_BYTES } else { len }), None)
     }
 
-    /// `len` bytes for a pool, in the block that it kept, if it kept one, or zeroed. `len` is not zero.
-    pub(crate) fn charged(len: usize, kept: Option<Block>, pool: Arc<Shared>) -> (NonNull<u8>, Owner) {
-        let block = kept.unwrap_or_else(|| Block::zeroed(len));
-        assert_eq!(block.len_bytes(), len, "a pool keeps blocks by their length");
+    /// `len` bytes for a pool: in its spare block, or zeroed if there is none. `len` is not zero.
+    pub(crate) fn charged(len: usize, spare: Option<HeapBlock>, pool: Arc<PoolShared>) -> (NonNull<u8>, Owner) {
+        let block = spare.unwrap_or_else(|| HeapBlock::zeroed(len));
+        assert_eq!(block.len_bytes(), len, "a spare block has the requested length");
         Heap::own(block, Some(pool))
     }
 
-    fn own(block: Block, charged_to: Option<Arc<Shared>>) -> (NonNull<u8>, Owner) {
+    fn own(block: HeapBlock, charged_to: Option<Arc<PoolShared>>) -> (NonNull<u8>, Owner) {
         let base = block.base;
         let header = Box::new(Heap { handles: AtomicU32::new(1), block, charged_to });
         (base, Owner::Heap(NonNull::from(Box::leak(header))))
@@ -103,7 +107,7 @@ impl Heap {
 
     /// A spare allocation with `len` zeroed bytes, if this thread has one.
     fn take_spare(len: usize) -> Option<(NonNull<u8>, Owner)> {
-        // A thread that is about to end has none any more.
+        // A thread that is about to end has no list any more.
         let heap = SPARE.try_with(|spare| spare.borrow_mut().0.pop()).ok().flatten()?;
         // SAFETY: a spare allocation is alive and has no handle, so this is the only access.
         let header = unsafe { heap.as_ref() };
@@ -118,8 +122,7 @@ impl Heap {
         Some((header.block.base, Owner::Heap(heap)))
     }
 
-    /// Gives the memory up: for this thread's next use if it is small, for the pool's if it is charged to one, else to the
-    /// system.
+    /// Returns the memory: to this thread's spare list if it is small, to the pool that it is charged to, or to the system.
     ///
     /// # Safety
     /// `heap` came from [`Heap::zeroed`] or [`Heap::charged`] and no handle on it is left.
@@ -127,14 +130,14 @@ impl Heap {
         // SAFETY: the caller promises that the allocation is alive.
         let header = unsafe { heap.as_ref() };
         let is_small = header.block.len_bytes() == SMALL_BYTES && header.charged_to.is_none();
-        let kept = is_small
+        let is_kept = is_small
             && SPARE.try_with(|spare| {
                 let spare = &mut spare.borrow_mut().0;
                 let has_room = spare.len() < SPARE_LIMIT;
                 spare.extend(has_room.then_some(heap));
                 has_room
             }) == Ok(true);
-        if !kept {
+        if !is_kept {
             // SAFETY: the caller's promise.
             unsafe { Heap::release(heap) };
         }
@@ -151,5 +154,57 @@ impl Heap {
         if let Some(pool) = charged_to {
             pool.refund_heap(block);
         }
+    }
+}
+
+/// Maximum spare bytes of a pool.
+const SPARE_LIMIT_BYTES: usize = 64 << 20;
+/// Shorter blocks are not kept: the system's allocator keeps them itself.
+const MIN_BYTES: usize = 8 * UNIT_BYTES;
+
+/// The spare blocks of a pool, by order.
+#[derive(Default)]
+pub(crate) struct SpareBlocks {
+    blocks: [Vec<HeapBlock>; ORDERS],
+    spare_bytes: usize,
+}
+
+/// The result of a lookup for a spare block.
+pub(crate) enum CacheLookup {
+    /// A block of the length.
+    Hit(HeapBlock),
+    /// No block of the length. A block of another length, if there is one, is freed to make room.
+    Miss { _unused: Option<HeapBlock> },
+}
+
+impl SpareBlocks {
+    /// Takes a block of this order.
+    pub(crate) fn take(&mut self, order: u8) -> CacheLookup {
+        let found = self.blocks[order as usize].pop();
+        if let Some(block) = found {
+            self.spare_bytes -= block.len_bytes();
+            return CacheLookup::Hit(block);
+        }
+        let unused = self.blocks.iter_mut().rev().find_map(Vec::pop);
+        self.spare_bytes -= unused.as_ref().map_or(0, HeapBlock::len_bytes);
+        CacheLookup::Miss { _unused: unused }
+    }
+
+    /// Keeps a block, or returns it if there is no room.
+    pub(crate) fn keep(&mut self, block: HeapBlock) -> Result<(), HeapBlock> {
+        let len = block.len_bytes();
+        match order_for(len).filter(|&order| bytes_of(order) == len) {
+            Some(order) if len >= MIN_BYTES && self.spare_bytes + len <= SPARE_LIMIT_BYTES => {
+                self.blocks[order as usize].push(block);
+                self.spare_bytes += len;
+                Ok(())
+            }
+            _ => Err(block),
+        }
+    }
+
+    /// Bytes kept now.
+    pub(crate) fn spare_bytes(&self) -> usize {
+        self.spare_bytes
     }
 }

@@ -7,7 +7,7 @@
 //! - The range of a live `Buffer` overlaps the range of no other live handle.
 //! - All memory is initialised: an allocation is zeroed when it is first obtained from the system. Memory that a pool
 //!   hands out again holds the bytes of its former use, so a pool's buffer is filled before it is sent anywhere.
-//! - An allocation is returned by whichever thread drops its last handle.
+//! - The thread that drops the last handle of an allocation returns it.
 //!
 //! Shape: direct I/O and registered buffers both want an address that the allocator, not the caller, chose, and a write
 //! may be retried or mirrored while its data is still being sent. Hence one owner type that fills and one shared type
@@ -21,15 +21,11 @@ mod buffer;
 #[cfg(feature = "counting")]
 pub mod counting;
 mod heap;
-mod owner;
 mod pool;
-mod slice;
-mod spare;
 
 pub use arena::{Arena, ArenaId};
-pub use buffer::{Buffer, Registration};
+pub use buffer::{Buffer, Registration, Slice};
 pub use pool::{Counters, OverLimit, Pool};
-pub use slice::Slice;
 
 /// Alignment, in bytes, of the start of every heap buffer and of every pool buffer of at least this length.
 ///

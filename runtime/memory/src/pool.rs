@@ -1,8 +1,8 @@
-//! Pools: one arena whose slots are handed out and come back by themselves.
+//! Pools: one arena whose slots are handed out and return when their last handle is dropped.
 //!
-//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; the books (`PoolState`) are
-//! right whenever the lock is free.
-//! Shape: one uncontended lock guards the books. A core takes from its own pool, so the lock is contended only when
+//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; [`PoolState`] is consistent
+//! whenever the lock is free.
+//! Shape: one lock guards the state. A core takes from its own pool, so the lock is contended only when
 //! another core drops a buffer; `examples/pool_cost.rs` measures the pair of take and drop.
 
 use std::ptr::NonNull;
@@ -11,16 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{Arena, ArenaId, Region};
 use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of, order_for};
-use crate::buffer::{Buffer, Registration};
-use crate::heap::{Block, Heap};
-use crate::owner::Owner;
-use crate::spare::{CacheLookup, SpareBlocks};
+use crate::buffer::{Buffer, Owner, Registration};
+use crate::heap::{CacheLookup, Heap, HeapBlock, SpareBlocks};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
 #[derive(Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct Pool(Arc<PoolShared>);
 
-/// What a pool holds and has done. All byte figures count whole slots, not the lengths asked for.
+/// Counters of a pool. All bytes count whole slots, not the requested lengths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Bytes of the arena, free or not.
@@ -29,7 +27,7 @@ pub struct Counters {
     pub in_use_bytes: usize,
     /// Bytes on the heap that buffers of this pool hold now.
     pub heap_bytes: usize,
-    /// Bytes on the heap that no buffer holds, kept for the next one; they do not count towards the limit.
+    /// Spare bytes on the heap, which no buffer holds; they do not count towards the limit.
     pub spare_bytes: usize,
     /// Buffers handed out so far, from either place.
     pub taken: u64,
@@ -37,12 +35,12 @@ pub struct Counters {
     pub fallbacks: u64,
 }
 
-/// A pool's limit on bytes leaves no room for the request now; it may once other buffers are dropped.
+/// The limit of a pool leaves no room for the requested bytes until other buffers are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverLimit {
-    /// What was asked for.
+    /// The requested bytes.
     pub requested_bytes: usize,
-    /// What buffers of the pool hold already.
+    /// The bytes that buffers of the pool hold.
     pub held_bytes: usize,
     /// The limit.
     pub limit_bytes: usize,
@@ -51,7 +49,7 @@ pub struct OverLimit {
 impl std::fmt::Display for OverLimit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let OverLimit { requested_bytes, held_bytes, limit_bytes } = self;
-        write!(f, "{requested_bytes} bytes asked of a pool that holds {held_bytes} of at most {limit_bytes}")
+        write!(f, "{requested_bytes} bytes requested from a pool that holds {held_bytes} of at most {limit_bytes}")
     }
 }
 
@@ -60,14 +58,14 @@ impl std::error::Error for OverLimit {}
 /// Stands for "not registered"; ring indices are 16 bits wide.
 const UNREGISTERED: u32 = u32::MAX;
 
-pub(crate) struct Shared {
+pub(crate) struct PoolShared {
     region: Region,
     limit_bytes: usize,
     /// The io_uring buffer index of the arena, or [`UNREGISTERED`].
     index: AtomicU32,
     /// Handles per slot, at the slot's first unit.
     handles: Box<[AtomicU32]>,
-    books: Mutex<PoolState>,
+    state: Mutex<PoolState>,
 }
 
 struct PoolState {
@@ -84,25 +82,25 @@ impl Pool {
         let len = blocks * LARGEST_BYTES;
         let buddy = Buddy::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
         let counters = Counters { arena_bytes: len, ..Counters::default() };
-        Pool(Arc::new(Shared {
+        Pool(Arc::new(PoolShared {
             region: Region::zeroed(len),
             limit_bytes,
             index: AtomicU32::new(UNREGISTERED),
             handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            books: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
+            state: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
         }))
     }
 
     /// `len` bytes from the arena, or from the heap when the arena has no room or `len` is above 1 MiB.
     ///
     /// The start is aligned to [`crate::ALIGNMENT`], or, for less than that many bytes, to `len` rounded up to a power of
-    /// two of at least 512. The bytes may be those of a former use. The limit does not apply: this is for callers whose
-    /// requests are bounded elsewhere; others use [`Pool::try_take`].
+    /// two of at least 512. The bytes may be those of a former use. The limit does not apply: callers whose
+    /// requests are not bounded elsewhere use [`Pool::try_take`].
     pub fn take(&self, len: usize) -> Buffer {
-        self.take_within(len, usize::MAX).expect("a limit that is not there is not exceeded")
+        self.take_within(len, usize::MAX).expect("a take without a limit does not exceed it")
     }
 
-    /// As [`Pool::take`], but refuses when the pool's buffers would then hold more than its limit.
+    /// As [`Pool::take`], but fails if the pool's buffers would then hold more than its limit.
     pub fn try_take(&self, len: usize) -> Result<Buffer, OverLimit> {
         self.take_within(len, self.0.limit_bytes)
     }
@@ -113,26 +111,26 @@ impl Pool {
         }
         let order = order_for(len);
         let slot_bytes = order.map_or(len, bytes_of);
-        let mut books = self.0.lock();
-        let held_bytes = books.counters.in_use_bytes + books.counters.heap_bytes;
+        let mut state = self.0.lock();
+        let held_bytes = state.counters.in_use_bytes + state.counters.heap_bytes;
         if held_bytes.saturating_add(slot_bytes) > limit_bytes {
             return Err(OverLimit { requested_bytes: len, held_bytes, limit_bytes });
         }
-        books.counters.taken += 1;
-        if let Some(unit) = order.and_then(|order| books.buddy.take(order)) {
-            books.counters.in_use_bytes += slot_bytes;
-            drop(books);
+        state.counters.taken += 1;
+        if let Some(unit) = order.and_then(|order| state.buddy.take(order)) {
+            state.counters.in_use_bytes += slot_bytes;
+            drop(state);
             return Ok(self.slot(unit, len));
         }
-        books.counters.fallbacks += 1;
-        books.counters.heap_bytes += slot_bytes;
-        let found = order.map(|order| books.spare.take(order));
-        drop(books);
-        let kept = match found {
+        state.counters.fallbacks += 1;
+        state.counters.heap_bytes += slot_bytes;
+        let found = order.map(|order| state.spare.take(order));
+        drop(state);
+        let spare = match found {
             Some(CacheLookup::Hit(block)) => Some(block),
             _ => None,
         };
-        let (start, owner) = Heap::charged(slot_bytes, kept, Arc::clone(&self.0));
+        let (start, owner) = Heap::charged(slot_bytes, spare, Arc::clone(&self.0));
         // SAFETY: the allocation is at least `len` bytes long, initialised, and this is its only handle.
         Ok(unsafe { Buffer::from_parts(start, len, owner) })
     }
@@ -143,16 +141,16 @@ impl Pool {
         // The slot's own hold on the pool; `Shared::give_back` lets go of it.
         let pool = Arc::into_raw(Arc::clone(&self.0)).cast_mut();
         let pool = NonNull::new(pool).expect("an Arc never points at address zero");
-        // SAFETY: the books gave this slot, at least `len` bytes long, to nobody else, and arena memory is initialised.
+        // SAFETY: the slot is at least `len` bytes long and has no other handle, and arena memory is initialised.
         unsafe { Buffer::from_parts(start, len, Owner::Slot { pool, unit }) }
     }
 
-    /// Where the arena lies: the seam for whoever registers it with a ring.
+    /// The arena, for a reactor that registers it with its ring.
     pub fn arena(&self) -> Arena {
         self.0.region.describe()
     }
 
-    /// Notes the io_uring buffer index under which the arena is registered, or that it is not any more.
+    /// Sets the io_uring buffer index under which the arena is registered; `None` if it is not registered any more.
     ///
     /// An index means something to one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`, so
     /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`ArenaId`].
@@ -160,10 +158,10 @@ impl Pool {
         self.0.index.store(index.map_or(UNREGISTERED, u32::from), Ordering::Relaxed);
     }
 
-    /// What the pool holds and has done so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
-        let books = self.0.lock();
-        Counters { spare_bytes: books.spare.kept_bytes(), ..books.counters }
+        let state = self.0.lock();
+        Counters { spare_bytes: state.spare.spare_bytes(), ..state.counters }
     }
 
     /// The limit, in bytes, that [`Pool::try_take`] keeps.
@@ -178,10 +176,10 @@ impl std::fmt::Debug for Pool {
     }
 }
 
-impl Shared {
+impl PoolShared {
     fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // Nothing that runs under the lock leaves the books half written, so a panic elsewhere does not spoil them.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        // No code under the lock leaves the state inconsistent, so a panic elsewhere does not corrupt it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn handles(&self, unit: u32) -> &AtomicU32 {
@@ -197,25 +195,25 @@ impl Shared {
         Some(Registration { arena: self.region.id, index })
     }
 
-    /// Takes back what was charged to the pool.
-    pub(crate) fn refund_heap(&self, block: Block) {
-        let mut books = self.lock();
-        books.counters.heap_bytes -= block.len_bytes();
-        let kept = books.spare.keep(block);
-        // What is not kept is given back without the lock.
-        drop(books);
-        drop(kept);
+    /// Takes back a block that was charged to the pool.
+    pub(crate) fn refund_heap(&self, block: HeapBlock) {
+        let mut state = self.lock();
+        state.counters.heap_bytes -= block.len_bytes();
+        let result = state.spare.keep(block);
+        // A block that is not kept is freed without the lock.
+        drop(state);
+        drop(result);
     }
 
     /// Returns a slot, and then the slot's hold on the pool.
     ///
     /// # Safety
     /// The slot is in use, came from this pool, and no handle on it is left.
-    pub(crate) unsafe fn give_back(pool: NonNull<Shared>, unit: u32) {
+    pub(crate) unsafe fn give_back(pool: NonNull<PoolShared>, unit: u32) {
         // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
         let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
-        let mut books = pool.lock();
-        let order = books.buddy.give_back(unit);
-        books.counters.in_use_bytes -= bytes_of(order);
+        let mut state = pool.lock();
+        let order = state.buddy.give_back(unit);
+        state.counters.in_use_bytes -= bytes_of(order);
     }
 }

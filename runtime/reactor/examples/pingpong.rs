@@ -133,11 +133,11 @@ async fn run(server: &Cores, shape: Shape, depth: usize, length: Duration) -> Re
     Ok(())
 }
 
-/// Serves in a task of its own; the channel tells how it went.
+/// Serves in a task of its own; the channel returns the result.
 fn spawn_serving(listener: Listener, shape: Shape) -> std::sync::mpsc::Receiver<io::Result<Duration>> {
     let (send, receive) = std::sync::mpsc::sync_channel(1);
     drop(spawn(async move {
-        // Nobody is interested any more when the receiver is gone.
+        // A failed send means that the receiver is gone, which needs no result.
         let _ = send.send(serve(listener, shape).await);
     }));
     receive

@@ -1,12 +1,12 @@
-//! Bytes in flight that all connections of a server share.
+//! A budget of bytes in flight that all connections of a server share.
 //!
-//! Invariants: every share has as much as one request set aside, so that peers who do not take their answers cannot stop the
-//! others; besides what came unasked and one request, the shares hold no more than the budget together, as long as it is not
-//! less than what is set aside for all of them; bytes that come back wake whoever was refused. The one request is of a share
-//! without any in flight that needs more than is set aside: it would else wait for as long as others want little.
+//! Invariants: each share has bytes reserved, so that peers that do not receive their replies cannot stop other connections. All
+//! shares together hold no more than the budget, unless the reserved bytes of all of them exceed it; two things may exceed it:
+//! data that a peer sent unsolicited, and one request at a time of a share without bytes in flight that needs more than its
+//! reserve, which would otherwise wait as long as other shares need little. Released bytes wake the waiting shares.
 //!
-//! Shape: a share takes and gives whole grains, so that small requests seldom touch what the connections share. It may be
-//! shared by reactors.
+//! Shape: a share takes and releases whole grains, so that small requests seldom touch the shared counters. Several reactors may
+//! share a budget.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,40 +15,47 @@ use std::task::Waker;
 
 /// Shares grow by multiples of this, in bytes.
 const GRAIN_BYTES: usize = 64 << 10;
-/// What a share that is in use keeps beyond its need, in bytes.
+/// Bytes that an active share keeps beyond its need.
 const SLACK_BYTES: usize = 256 << 10;
 
 /// The budget of a server.
 pub struct Budget {
-    most_bytes: usize,
-    aside_bytes: usize,
+    limit_bytes: usize,
+    reserved_bytes: usize,
     held_bytes: AtomicUsize,
-    /// A share has taken more than there is.
+    /// True if a share has exceeded the budget.
     is_overdrawn: AtomicBool,
     is_waited_for: AtomicBool,
     waiting: Mutex<Vec<Waker>>,
 }
 
 impl Budget {
-    /// One of this many bytes, of which each share has `aside_bytes` for itself. Both are made whole grains.
-    pub fn new(most_bytes: usize, aside_bytes: usize) -> Arc<Budget> {
+    /// A budget of `limit_bytes`, with `reserved_bytes` reserved for each share. Both are rounded up to whole grains.
+    pub fn new(limit_bytes: usize, reserved_bytes: usize) -> Arc<Budget> {
         let (held_bytes, is_overdrawn, is_waited_for) =
             (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
-        let (most_bytes, aside_bytes) = (Budget::whole(most_bytes), Budget::whole(aside_bytes));
-        Arc::new(Budget { most_bytes, aside_bytes, held_bytes, is_overdrawn, is_waited_for, waiting: Mutex::default() })
+        let (limit_bytes, reserved_bytes) = (Budget::round_up(limit_bytes), Budget::round_up(reserved_bytes));
+        Arc::new(Budget {
+            limit_bytes,
+            reserved_bytes: reserved_bytes,
+            held_bytes,
+            is_overdrawn,
+            is_waited_for,
+            waiting: Mutex::default(),
+        })
     }
 
-    /// So many bytes in whole grains.
-    pub fn whole(bytes: usize) -> usize {
+    /// `bytes`, rounded up to whole grains.
+    pub fn round_up(bytes: usize) -> usize {
         bytes.next_multiple_of(GRAIN_BYTES)
     }
 
     fn try_take(&self, bytes: usize) -> bool {
-        let more = |held: usize| held.checked_add(bytes).filter(|&held| held <= self.most_bytes);
+        let more = |held: usize| held.checked_add(bytes).filter(|&held| held <= self.limit_bytes);
         self.held_bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).is_ok()
     }
 
-    /// Takes bytes whether or not they are there, unless another share did.
+    /// Takes bytes beyond the budget, unless another share has done so.
     fn overdraw(&self, bytes: usize) -> bool {
         let is_first = !self.is_overdrawn.swap(true, Ordering::SeqCst);
         if is_first {
@@ -57,7 +64,7 @@ impl Budget {
         is_first
     }
 
-    fn give(&self, bytes: usize) {
+    fn release(&self, bytes: usize) {
         self.held_bytes.fetch_sub(bytes, Ordering::SeqCst);
         if self.is_waited_for.swap(false, Ordering::SeqCst) {
             let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
@@ -74,33 +81,37 @@ impl Budget {
     }
 }
 
-/// What one connection holds of a [`Budget`].
+/// The share of one connection in a [`Budget`].
 pub struct Share {
     budget: Arc<Budget>,
     held_bytes: Cell<usize>,
-    /// It is the one that has taken more than there is.
+    /// True if this share has exceeded the budget.
     has_overdrawn: Cell<bool>,
 }
 
 impl Share {
-    /// A share that holds what is set aside for it.
+    /// A share that holds its reserved bytes.
     pub fn new(budget: &Arc<Budget>) -> Share {
-        budget.held_bytes.fetch_add(budget.aside_bytes, Ordering::SeqCst);
-        Share { budget: Arc::clone(budget), held_bytes: Cell::new(budget.aside_bytes), has_overdrawn: Cell::new(false) }
+        budget.held_bytes.fetch_add(budget.reserved_bytes, Ordering::SeqCst);
+        Share {
+            budget: Arc::clone(budget),
+            held_bytes: Cell::new(budget.reserved_bytes),
+            has_overdrawn: Cell::new(false),
+        }
     }
 
-    /// Whether the connection may go from `now_bytes` in flight to `more_bytes` more. If not, `waker` is used when it is
-    /// worth asking again.
+    /// True if the connection may have `more_bytes` more in flight, besides `now_bytes`. If not, `waker` is woken when a retry may
+    /// succeed.
     pub fn grow(&self, now_bytes: usize, more_bytes: usize, waker: &Waker) -> bool {
         let need = now_bytes.saturating_add(more_bytes);
         let held = self.held_bytes.get();
         if need <= held {
             return true;
         }
-        let more = Budget::whole(need) - held;
+        let more = Budget::round_up(need) - held;
         if !self.budget.try_take(more) {
             self.budget.wait(waker);
-            // What came back before the waker was there woke nobody.
+            // Bytes released before the waker was stored woke no share, so try again.
             if !self.budget.try_take(more) {
                 if now_bytes > 0 || !self.budget.overdraw(more) {
                     return false;
@@ -112,38 +123,37 @@ impl Share {
         true
     }
 
-    /// What the connection holds, in bytes.
+    /// Bytes that the connection holds.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes.get()
     }
 
-    /// Whether the shares together hold more than there is.
+    /// True if the shares together exceed the budget.
     pub fn is_over(&self) -> bool {
-        self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.most_bytes
+        self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.limit_bytes
     }
 
-    /// Notes that `now_bytes` are in flight: takes what is missing, whether or not it is there, and gives back what is not
-    /// needed.
-    pub fn settle(&self, now_bytes: usize) {
+    /// Sets the bytes in flight: takes missing bytes, even beyond the budget, and releases bytes that are not needed.
+    pub fn set_in_flight(&self, now_bytes: usize) {
         let held = self.held_bytes.get();
         if now_bytes > held {
-            let more = Budget::whole(now_bytes) - held;
+            let more = Budget::round_up(now_bytes) - held;
             self.budget.held_bytes.fetch_add(more, Ordering::SeqCst);
             self.held_bytes.set(held + more);
         } else if now_bytes == 0 && held > 0 || held - now_bytes >= SLACK_BYTES {
-            let kept = Budget::whole(now_bytes).max(self.budget.aside_bytes).min(held);
+            let kept = Budget::round_up(now_bytes).max(self.budget.reserved_bytes).min(held);
             if kept == held {
                 return;
             }
             self.held_bytes.set(kept);
-            if kept == self.budget.aside_bytes {
+            if kept == self.budget.reserved_bytes {
                 self.end_overdraft();
             }
-            self.budget.give(held - kept);
+            self.budget.release(held - kept);
         }
     }
 
-    /// All that was taken beyond what there was is coming back.
+    /// Ends this share's excess over the budget, if it has one.
     fn end_overdraft(&self) {
         if self.has_overdrawn.replace(false) {
             self.budget.is_overdrawn.store(false, Ordering::SeqCst);
@@ -154,7 +164,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.end_overdraft();
-        self.budget.give(self.held_bytes.get());
+        self.budget.release(self.held_bytes.get());
     }
 }
 
@@ -165,9 +175,9 @@ mod tests {
     use std::task::Wake;
 
     #[derive(Default)]
-    struct Count(AtomicU32);
+    struct WakeCount(AtomicU32);
 
-    impl Wake for Count {
+    impl Wake for WakeCount {
         fn wake(self: Arc<Self>) {
             self.0.fetch_add(1, Ordering::Relaxed);
         }
@@ -181,13 +191,13 @@ mod tests {
     fn a_share_waits_for_what_another_holds() {
         let budget = Budget::new(1 << 20, 0);
         let (one, two) = (Share::new(&budget), Share::new(&budget));
-        let count = Arc::new(Count::default());
+        let count = Arc::new(WakeCount::default());
         let waker = Waker::from(Arc::clone(&count));
         assert!(one.grow(0, 900 << 10, &waker));
         assert!(two.grow(0, 64 << 10, &waker));
         assert!(!two.grow(64 << 10, 128 << 10, &waker), "not enough is left");
         assert_eq!(count.0.load(Ordering::Relaxed), 0);
-        one.settle(100 << 10);
+        one.set_in_flight(100 << 10);
         assert_eq!(count.0.load(Ordering::Relaxed), 1);
         assert!(two.grow(64 << 10, 128 << 10, &waker));
         drop((one, two));
@@ -195,15 +205,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_aside_is_never_refused_and_counts() {
+    fn reserved_bytes_are_always_granted_and_count() {
         let budget = Budget::new(1 << 20, 256 << 10);
         let (one, two) = (Share::new(&budget), Share::new(&budget));
         assert!(!one.grow(1, 1 << 20, Waker::noop()), "a part of it is the other's");
         assert!(one.grow(1, (768 << 10) - 1, Waker::noop()), "all the rest");
         assert!(two.grow(0, 256 << 10, Waker::noop()) && !budget_is_exceeded(&budget));
         assert!(!two.grow(256 << 10, 1, Waker::noop()));
-        one.settle(0);
-        assert_eq!(held(&budget), 512 << 10, "what is set aside stays so");
+        one.set_in_flight(0);
+        assert_eq!(held(&budget), 512 << 10, "reserved bytes stay");
         assert!(two.grow(256 << 10, 1, Waker::noop()));
         drop(one);
         let three = Share::new(&budget);
@@ -219,21 +229,21 @@ mod tests {
     }
 
     #[test]
-    fn one_request_beyond_what_is_set_aside_may_exceed_the_budget() {
+    fn one_request_beyond_the_reserve_may_exceed_the_budget() {
         let budget = Budget::new(1 << 20, 64 << 10);
         let shares: Vec<Share> = (0..4).map(|_| Share::new(&budget)).collect();
         assert!(shares[0].grow(0, 832 << 10, Waker::noop()) && !budget_is_exceeded(&budget));
         assert!(!shares[1].grow(64 << 10, 1 << 20, Waker::noop()), "it has some in flight");
         assert!(shares[1].grow(0, 1 << 20, Waker::noop()) && budget_is_exceeded(&budget));
         assert!(!shares[2].grow(0, 1 << 20, Waker::noop()), "one at a time");
-        shares[1].settle(0);
+        shares[1].set_in_flight(0);
         assert!(shares[2].grow(0, 1 << 20, Waker::noop()));
         drop(shares);
         assert_eq!(held(&budget), 0);
     }
 
     fn budget_is_exceeded(budget: &Budget) -> bool {
-        held(budget) > budget.most_bytes
+        held(budget) > budget.limit_bytes
     }
 
     #[test]
@@ -244,10 +254,10 @@ mod tests {
         let before = held(&budget);
         for now in 1..7 {
             assert!(share.grow(now * 8192, 8192, Waker::noop()));
-            share.settle(now * 8192);
+            share.set_in_flight(now * 8192);
         }
         assert_eq!(held(&budget), before);
-        share.settle(0);
+        share.set_in_flight(0);
         assert_eq!(held(&budget), 0, "a connection at rest holds nothing");
     }
 }

@@ -1,45 +1,104 @@
-//! Whether a receive asks again and again before it lets the backend wait.
+//! Busy polling: whether an idle reactor polls for completions before it sleeps ([`Spin`]), and whether a receive is retried before
+//! the backend waits for it ([`BusyPoll`]).
 //!
-//! Invariants: at most one operation of a reactor lingers, and for no longer than the limit; its task stays ready meanwhile, so
-//! nothing else waits for it. None lingers while a disk works for the reactor.
+//! Invariants: a reactor without work spins only a few times, and then not again until a sleep turns out to be short, so an idle
+//! core uses no CPU. At most one operation of a reactor busy polls, and no longer than the limit; its task stays ready meanwhile,
+//! so nothing else waits for it. None busy polls while a disk operation of the reactor is in flight.
 //!
-//! Shape: a peer that answers soon is met sooner by asking than by being told, which takes the kernel a notice, this thread a
-//! turn, and both of them again for the next wait. With more peers than one, being told is cheaper. And while a disk works, the
-//! peer most likely waits for what it will answer, and each system call here delays the kernel's work on that.
+//! Shape: waking a thread takes longer than many responses, but only recent waits show which. For a receive, polling beats a
+//! completion if the peer replies within microseconds: it saves a kernel wake-up, a turn, and the next submission. With several
+//! peers completions are cheaper. While a disk operation is in flight, the peer most likely waits for its result, and each system
+//! call here delays the kernel's work on it.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// What the operations of a reactor know of each other.
+use crate::ring::Wait;
+
+/// Spins in a row without a completion after which a reactor no longer spins.
+const MAX_MISSES: u8 = 4;
+/// A sleep of up to this many times the spin counts as short, because it includes falling asleep and waking up.
+const SHORT_SLEEP: u32 = 2;
+
+pub(crate) struct Spin {
+    limit: Duration,
+    /// Spins in a row without a completion.
+    misses: u8,
+    /// When the current wait began.
+    began: Option<Instant>,
+}
+
+impl Spin {
+    pub(crate) fn new(limit_us: u32) -> Spin {
+        Spin { limit: Duration::from_micros(limit_us.into()), misses: 0, began: None }
+    }
+
+    /// Starts a wait; returns until when to spin first, if at all. `expecting` is true if something is in flight.
+    pub(crate) fn begin(&mut self, expecting: bool, wait: Wait) -> Option<Instant> {
+        self.began = None;
+        if self.limit.is_zero() || !expecting {
+            return None;
+        }
+        self.begin_at(Instant::now(), wait)
+    }
+
+    fn begin_at(&mut self, now: Instant, wait: Wait) -> Option<Instant> {
+        self.began = Some(now);
+        let end = now + self.limit;
+        let end = if let Wait::Until(deadline) = wait { end.min(deadline) } else { end };
+        (self.misses < MAX_MISSES).then_some(end)
+    }
+
+    /// The spin found a completion.
+    pub(crate) fn hit(&mut self) {
+        self.misses = 0;
+    }
+
+    /// The wait ended with a sleep.
+    pub(crate) fn slept(&mut self) {
+        if let Some(began) = self.began.take() {
+            self.slept_for(began.elapsed());
+        }
+    }
+
+    fn slept_for(&mut self, waited: Duration) {
+        match waited <= self.limit * SHORT_SLEEP {
+            true => self.misses = 0,
+            false => self.misses = (self.misses + 1).min(MAX_MISSES),
+        }
+    }
+}
+
+/// The state that the operations of a reactor share.
 pub(crate) struct BusyPolling {
     limit: Duration,
     is_taken: Cell<bool>,
 }
 
-/// One operation's part in it.
+/// The state of one operation: until when it busy polls.
 #[derive(Default)]
 pub(crate) struct BusyPoll(Option<Instant>);
 
 impl BusyPolling {
-    /// An operation lingers for half of the time that an idle reactor looks for work; the rest is the backend's.
+    /// An operation busy polls for half of the time that an idle reactor spins; the backend has the rest.
     pub(crate) fn new(spin_us: u32) -> BusyPolling {
         BusyPolling { limit: Duration::from_micros(u64::from(spin_us)) / 2, is_taken: Cell::new(false) }
     }
 }
 
 impl BusyPoll {
-    /// Whether to ask again in the next turn. `awaits_disk` tells that a disk works for the reactor.
-    pub(crate) fn goes_on(&mut self, all: &BusyPolling, awaits_disk: bool) -> bool {
+    /// True if the operation is to be retried in the next turn. `awaits_disk` is true while a disk operation is in flight.
+    pub(crate) fn poll_again(&mut self, all: &BusyPolling, awaits_disk: bool) -> bool {
         if awaits_disk {
             self.end(all);
             return false;
         }
         if let Some(end) = self.0 {
-            let goes_on = Instant::now() < end;
-            if !goes_on {
+            let poll_again = Instant::now() < end;
+            if !poll_again {
                 self.end(all);
             }
-            return goes_on;
+            return poll_again;
         }
         if all.limit.is_zero() || all.is_taken.replace(true) {
             return false;
@@ -48,7 +107,7 @@ impl BusyPoll {
         true
     }
 
-    /// Lets others linger.
+    /// Ends busy polling, so that another operation can start it.
     pub(crate) fn end(&mut self, all: &BusyPolling) {
         if self.0.take().is_some() {
             all.is_taken.set(false);
@@ -61,30 +120,63 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_lingers_at_a_time_and_not_for_ever() {
+    fn an_idle_reactor_stops_spinning_until_a_sleep_is_short() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut spin = Spin::new(1000);
+        for _ in 0..MAX_MISSES {
+            assert_eq!(spin.begin_at(now, Wait::Forever), Some(now + ms(1)));
+            spin.slept_for(ms(3));
+        }
+        assert_eq!(spin.begin_at(now, Wait::Forever), None);
+        spin.slept_for(ms(2));
+        assert_eq!(spin.begin_at(now, Wait::Forever), Some(now + ms(1)));
+    }
+
+    #[test]
+    fn a_spin_with_a_completion_resets_the_misses() {
+        let (now, ms) = (Instant::now(), Duration::from_millis);
+        let mut spin = Spin::new(1000);
+        for _ in 0..3 * MAX_MISSES {
+            spin.slept_for(ms(9));
+            spin.hit();
+            assert!(spin.begin_at(now, Wait::Forever).is_some());
+        }
+    }
+
+    #[test]
+    fn a_timer_ends_the_spin_and_nothing_in_flight_avoids_it() {
+        let now = Instant::now();
+        let soon = now + Duration::from_micros(10);
+        assert_eq!(Spin::new(1000).begin_at(now, Wait::Until(soon)), Some(soon));
+        assert_eq!(Spin::new(1000).begin(false, Wait::Forever), None);
+        assert_eq!(Spin::new(0).begin(true, Wait::Forever), None);
+    }
+
+    #[test]
+    fn one_operation_polls_at_a_time_and_not_for_ever() {
         let all = BusyPolling::new(40_000);
         let (mut first, mut second) = (BusyPoll::default(), BusyPoll::default());
-        assert!(first.goes_on(&all, false) && first.goes_on(&all, false));
-        assert!(!second.goes_on(&all, false), "one at a time");
+        assert!(first.poll_again(&all, false) && first.poll_again(&all, false));
+        assert!(!second.poll_again(&all, false), "one at a time");
         first.end(&all);
-        assert!(second.goes_on(&all, false));
+        assert!(second.poll_again(&all, false));
         std::thread::sleep(Duration::from_millis(25));
-        assert!(!second.goes_on(&all, false), "its time is over");
-        assert!(first.goes_on(&all, false), "and others may");
+        assert!(!second.poll_again(&all, false), "its time is over");
+        assert!(first.poll_again(&all, false), "and another operation may");
     }
 
     #[test]
-    fn none_lingers_while_a_disk_works() {
+    fn no_operation_polls_while_a_disk_operation_is_in_flight() {
         let all = BusyPolling::new(40_000);
         let (mut first, mut second) = (BusyPoll::default(), BusyPoll::default());
-        assert!(!first.goes_on(&all, true));
-        assert!(first.goes_on(&all, false));
-        assert!(!first.goes_on(&all, true), "not even if it has begun");
-        assert!(second.goes_on(&all, false), "and others may afterwards");
+        assert!(!first.poll_again(&all, true));
+        assert!(first.poll_again(&all, false));
+        assert!(!first.poll_again(&all, true), "not even after it has started");
+        assert!(second.poll_again(&all, false), "and another operation may afterwards");
     }
 
     #[test]
-    fn a_reactor_that_does_not_spin_does_not_linger() {
-        assert!(!BusyPoll::default().goes_on(&BusyPolling::new(0), false));
+    fn a_reactor_that_does_not_spin_does_not_busy_poll() {
+        assert!(!BusyPoll::default().poll_again(&BusyPolling::new(0), false));
     }
 }

@@ -7,11 +7,11 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::backend::Backend;
 use crate::call::{CoreHandle, Semaphore};
+use crate::config::Backend;
 use crate::config::{Attempt, Config, StartError};
 use crate::executor::Reactor;
-use crate::stopping::stopping;
+use crate::sync::shutdown_requested;
 use crate::timer;
 
 /// Which CPUs get a core.
@@ -37,7 +37,7 @@ struct Running {
 /// How a shutdown went.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stopped {
-    /// Tasks, over all cores, that were not done by the deadline and were dropped.
+    /// Tasks, over all cores, that had not ended by the deadline and were dropped.
     pub aborted_tasks: usize,
     /// Cores whose thread had panicked.
     pub panicked_cores: usize,
@@ -79,18 +79,18 @@ impl Cores {
         self.cores.get(index).map(|core| &core.backend)
     }
 
-    /// Refuses new calls, lets the tasks of every core run on until they are done or `drain` has passed, drops the rest,
-    /// waits for the operations in flight, and joins the threads. Tasks that serve for ever watch [`crate::stopping`].
+    /// Rejects new calls, lets the tasks of every core run until they end or `drain` has passed, drops the rest, waits for the
+    /// operations in flight, and joins the threads. Tasks that serve for ever wait for [`crate::shutdown_requested`].
     pub fn shutdown(mut self, drain: Duration) -> Stopped {
         let now = timer::now();
-        // A drain too long to tell is as good as a century.
+        // A drain beyond the clock's range becomes a century.
         let by = now.checked_add(drain).unwrap_or(now + Duration::from_secs(100 * 365 * 86400));
         self.stop(by)
     }
 
     fn stop(&mut self, by: Instant) -> Stopped {
         for core in &self.cores {
-            core.handle.remote.stop(by);
+            core.handle.shared.stop(by);
         }
         let mut stopped = Stopped::default();
         for thread in self.cores.iter_mut().filter_map(|core| core.thread.take()) {
@@ -125,12 +125,12 @@ fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
         let reactor = match Reactor::new(config) {
             Ok(reactor) => reactor,
             Err(error) => {
-                // The starter waits for this message.
+                // The starting thread waits for this message.
                 let _ = send.send(Err(error));
                 return 0;
             }
         };
-        let _ = send.send(Ok((Arc::clone(&reactor.core().remote), reactor.backend().clone())));
+        let _ = send.send(Ok((Arc::clone(&reactor.core().shared), reactor.backend().clone())));
         run_until_stopped(&reactor)
     };
     let thread = thread::Builder::new()
@@ -139,7 +139,7 @@ fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
         .map_err(|source| StartError::System { what: Attempt::StartThread, source })?;
     match receive.recv() {
         Ok(Ok((remote, backend))) => {
-            Ok(Running { handle: CoreHandle { remote, permits }, backend, thread: Some(thread) })
+            Ok(Running { handle: CoreHandle { shared: remote, semaphore: permits }, backend, thread: Some(thread) })
         }
         Ok(Err(error)) => Err(error),
         Err(_panicked) => {
@@ -148,12 +148,12 @@ fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
     }
 }
 
-/// The life of a core; gives the number of tasks that were not done in time.
+/// Runs a core until its shutdown; returns the number of tasks that had not ended in time.
 fn run_until_stopped(reactor: &Reactor) -> usize {
     let core = reactor.core();
     reactor.block_on(async {
-        stopping().await;
-        let by = core.stop_by().expect("a core that is stopping was told by when");
+        shutdown_requested().await;
+        let by = core.stop_by().expect("a core whose shutdown was requested has a deadline");
         let mut drained = pin!(core.drained());
         let mut deadline = timer::sleep(by.saturating_duration_since(timer::now()));
         std::future::poll_fn(|cx| {

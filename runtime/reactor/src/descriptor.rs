@@ -1,20 +1,20 @@
-//! Open descriptors and what a reactor knows them by: a slot in its ring's table of files, or a place among its sockets.
+//! Open descriptors and their registration with a reactor: a slot in its ring's table of files, or with its epoll.
 //!
-//! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A slot that is given up stays
-//! out of use until the ring has forgotten the file.
+//! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A freed slot is not reused until the
+//! ring has cleared it.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::Driver;
 use crate::executor::Core;
-use crate::late::Late;
+use crate::late::LateChanges;
 use crate::net::set_nonblocking;
+use crate::ring::Driver;
 use crate::sockets::Epoll;
 
-/// Slots that were given up and that the ring still has to clear.
+/// Freed slots that the ring still has to clear.
 #[derive(Default)]
 pub(crate) struct FreedSlots {
     any: AtomicBool,
@@ -36,24 +36,24 @@ impl FreedSlots {
     }
 }
 
-/// A descriptor's place in the table of one ring.
-pub(crate) struct Slot {
+/// A descriptor's slot in the table of one ring.
+pub(crate) struct FileSlot {
     pub(crate) index: u32,
-    pub(crate) given_up: Arc<FreedSlots>,
+    pub(crate) freed_slots: Arc<FreedSlots>,
 }
 
-/// What a reactor knows a descriptor by, besides its number.
+/// The registration of a descriptor with a reactor.
 pub(crate) enum FdRegistration {
-    /// Nothing else.
+    /// Not registered.
     Plain,
     /// A slot of a ring's table.
-    Fixed(Slot),
+    Fixed(FileSlot),
     /// Registered with epoll.
     Watched(Arc<Epoll>),
 }
 
 impl Core {
-    /// Gives a descriptor a slot of the ring's table, if there is a ring, and room.
+    /// Registers a descriptor in the ring's table, if there is a ring with room.
     pub(crate) fn fix(&self, fd: RawFd) -> FdRegistration {
         match self.driver.borrow_mut().as_mut() {
             Some(Driver::Ring(ring)) => ring.fix(fd).map_or(FdRegistration::Plain, FdRegistration::Fixed),
@@ -61,8 +61,8 @@ impl Core {
         }
     }
 
-    /// Has the ring let go of files that were closed, now and not in its next turn, so that locks on them end, and
-    /// connections are closed, here. While the ring is busy the next turn is near.
+    /// Has the ring clear closed files now and not in its next turn, so that file locks and connections end before the caller
+    /// continues. If the ring is in use, its next turn clears them.
     pub(crate) fn forget_files(&self) {
         if let Ok(mut driver) = self.driver.try_borrow_mut()
             && let Some(Driver::Ring(ring)) = driver.as_mut()
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Prepares a socket for this reactor's way of waiting: a ring waits itself, while epoll waits for others to try.
+    /// Registers a socket with this reactor's backend: a ring blocks on it, epoll needs it non-blocking.
     pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<FdRegistration> {
         if let Some(Driver::Threads(threads)) = self.driver.borrow().as_ref() {
             set_nonblocking(fd, true)?;
@@ -85,13 +85,13 @@ impl Core {
 pub(crate) struct Descriptor {
     /// `None` only after `into_fd`.
     fd: Option<OwnedFd>,
-    known: FdRegistration,
-    late: Late,
+    registration: FdRegistration,
+    late: LateChanges,
 }
 
 impl Descriptor {
-    pub(crate) fn new(fd: OwnedFd, known: FdRegistration) -> Descriptor {
-        Descriptor { fd: Some(fd), known, late: Late::default() }
+    pub(crate) fn new(fd: OwnedFd, registration: FdRegistration) -> Descriptor {
+        Descriptor { fd: Some(fd), registration, late: LateChanges::default() }
     }
 
     fn fd(&self) -> &OwnedFd {
@@ -106,28 +106,28 @@ impl Descriptor {
         self.fd().as_fd()
     }
 
-    /// What goes on although nobody waits for it.
-    pub(crate) fn late(&self) -> &Late {
+    /// The late changes of the file.
+    pub(crate) fn late(&self) -> &LateChanges {
         &self.late
     }
 
-    pub(crate) fn slot(&self) -> Option<&Slot> {
-        match &self.known {
+    pub(crate) fn slot(&self) -> Option<&FileSlot> {
+        match &self.registration {
             FdRegistration::Fixed(slot) => Some(slot),
             FdRegistration::Plain | FdRegistration::Watched(_) => None,
         }
     }
 
-    /// Gives up what the reactor knows, and keeps the descriptor open.
+    /// Ends the registration and keeps the descriptor open.
     pub(crate) fn into_fd(mut self) -> OwnedFd {
         self.forget();
         self.fd.take().expect("only this takes it")
     }
 
     fn forget(&mut self) {
-        match std::mem::replace(&mut self.known, FdRegistration::Plain) {
+        match std::mem::replace(&mut self.registration, FdRegistration::Plain) {
             FdRegistration::Plain => {}
-            FdRegistration::Fixed(slot) => slot.given_up.add(slot.index),
+            FdRegistration::Fixed(slot) => slot.freed_slots.add(slot.index),
             FdRegistration::Watched(epoll) => epoll.remove(self.raw()),
         }
     }

@@ -1,10 +1,10 @@
-//! The reactor: one thread's tasks, timers and operations, turned round and round.
+//! The reactor: the tasks, timers and operations of one thread.
 //!
-//! A turn polls what is ready, looks at the inbox, fires timers, and then makes one call into the backend, which submits
-//! what was started, sleeps when nothing is ready, and brings back what is finished.
+//! A turn polls ready tasks, reads the inbox, fires timers, and then makes one call into the backend, which submits started
+//! operations, sleeps if no task is ready, and returns completions.
 //!
-//! Invariants: no field of `Core` is borrowed while foreign code runs (a poll, a drop, a wake); a reactor ends only after
-//! every operation it started has ended.
+//! Invariants: no field of `Core` is borrowed while foreign code runs (a poll, a drop, a wake); a reactor ends only after every
+//! operation that it started has completed.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -20,18 +20,18 @@ use std::time::Instant;
 
 use sealblock_runtime_memory::Pool;
 
-use crate::backend::Backend;
 use crate::busy_poll::BusyPolling;
+use crate::config::Backend;
 use crate::config::{Attempt, Config, StartError};
-use crate::core_local::CoreLocals;
-use crate::driver::{Driver, Finished, Wait};
+use crate::cross_core::CoreLocals;
+use crate::cross_core::ReactorShared;
 use crate::gather::Gathers;
-use crate::op_table::{Aftermath, Key, OpTable};
+use crate::op_table::{CompletionAction, Key, OpTable};
 use crate::operation::{self, Calls, Interest, IoOp};
-use crate::remote::ReactorShared;
+use crate::ring::{Driver, Finished, Wait};
+use crate::sync::Waiters;
 use crate::task::Tasks;
 use crate::timer::Timers;
-use crate::waiters::Waiters;
 use crate::waker::{self, CoreId, ROOT, TaskId};
 
 /// How many tasks are polled before the backend gets its turn even though more are ready.
@@ -68,20 +68,20 @@ pub(crate) struct Core {
     pub(crate) ready: RefCell<VecDeque<TaskId>>,
     root_woken: Cell<bool>,
     pub(crate) timers: RefCell<Timers>,
-    pub(crate) pending: RefCell<OpTable>,
+    pub(crate) op_table: RefCell<OpTable>,
     /// `None` once the reactor has ended.
     pub(crate) driver: RefCell<Option<Driver>>,
     /// Kept between turns for its capacity.
     finished: RefCell<Vec<Finished>>,
     closed: Cell<bool>,
     pub(crate) calls: Calls,
-    pub(crate) lingering: BusyPolling,
+    pub(crate) busy_polling: BusyPolling,
     stop_by: Cell<Option<Instant>>,
-    pub(crate) stop_waiters: RefCell<Waiters>,
+    pub(crate) shutdown_waiters: RefCell<Waiters>,
     drained_waiter: RefCell<Option<Waker>>,
-    pub(crate) remote: Arc<ReactorShared>,
+    pub(crate) shared: Arc<ReactorShared>,
     pub(crate) gathers: Gathers,
-    pub(crate) homed: RefCell<CoreLocals>,
+    pub(crate) core_locals: RefCell<CoreLocals>,
     pool: Pool,
     backend: Backend,
 }
@@ -99,9 +99,9 @@ impl Core {
         }
     }
 
-    /// Starts an operation. It is returned when the future is to keep it, that is, unless a thread took it.
+    /// Starts an operation. Returns it for the future to keep, unless a thread took it.
     pub(crate) fn start<K: IoOp>(&self, mut kind: K, waker: Waker) -> (Key, Option<K>) {
-        let key = self.pending.borrow_mut().insert(waker);
+        let key = self.op_table.borrow_mut().insert(waker);
         let mut driver = self.driver.borrow_mut();
         match driver.as_mut().expect("nothing starts on a reactor that has ended") {
             Driver::Ring(ring) => {
@@ -118,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Asks for the early end of an operation that waits for a peer.
+    /// Cancels an operation that waits for a peer.
     pub(crate) fn cancel(&self, key: Key, interest: Interest) {
         match self.driver.borrow_mut().as_mut() {
             Some(Driver::Ring(ring)) => ring.cancel(key),
@@ -127,7 +127,7 @@ impl Core {
         }
     }
 
-    /// Whether operations are in flight that wait for no peer.
+    /// True if operations are in flight that wait for a disk.
     pub(crate) fn awaits_disk(&self) -> bool {
         self.driver.borrow().as_ref().is_some_and(Driver::awaits_disk)
     }
@@ -156,10 +156,10 @@ impl Core {
     }
 
     fn read_inbox(&self) {
-        if !self.remote.take_notice() {
+        if !self.shared.take_notice() {
             return;
         }
-        let mut inbox = self.remote.inbox();
+        let mut inbox = self.shared.inbox();
         let woken = std::mem::take(&mut inbox.woken);
         let messages = std::mem::take(&mut inbox.messages);
         let stop_by = inbox.stop_by;
@@ -171,7 +171,7 @@ impl Core {
             message();
         }
         if stop_by.is_some() && self.stop_by.replace(stop_by).is_none() {
-            let waiting = self.stop_waiters.borrow_mut().take_all();
+            let waiting = self.shutdown_waiters.borrow_mut().take_all();
             waiting.for_each(Waker::wake);
         }
     }
@@ -195,28 +195,28 @@ impl Core {
         self.timers.borrow().next_deadline().map_or(Wait::Forever, Wait::Until)
     }
 
-    /// Gives the backend its turn and passes on what is finished.
-    fn drive(&self, wait: Wait) -> io::Result<()> {
+    /// Calls the backend and passes its completions on.
+    fn turn(&self, wait: Wait) -> io::Result<()> {
         let mut finished = self.finished.take();
         let turned = {
-            let pending = self.pending.borrow();
+            let op_table = self.op_table.borrow();
             let mut driver = self.driver.borrow_mut();
             let driver = driver.as_mut().expect("a reactor that has ended is not driven");
-            driver.turn(wait, |key| self.is_closed() || pending.is_abandoned(key), &mut finished)
+            driver.turn(wait, |key| self.is_closed() || op_table.is_abandoned(key), &mut finished)
         };
         for Finished { key, result, returned } in finished.drain(..) {
-            let aftermath = self.pending.borrow_mut().complete(key, result, returned);
+            let aftermath = self.op_table.borrow_mut().complete(key, result, returned);
             match aftermath {
-                Aftermath::Wake(waker) => waker.wake(),
-                Aftermath::Discard(result, kept, returned) => operation::discard(result, [kept, returned]),
+                CompletionAction::Wake(waker) => waker.wake(),
+                CompletionAction::Discard(result, kept, returned) => operation::discard(result, [kept, returned]),
             }
         }
         self.finished.replace(finished);
         turned
     }
 
-    /// Drops every task, then waits until nothing is in flight. Gives the first panic of what was dropped: unwinding before the
-    /// end would free buffers that the kernel may still write to.
+    /// Drops every task, then waits until nothing is in flight. Returns the first panic of a drop: unwinding earlier would free
+    /// buffers that the kernel may still write to.
     fn end(&self) -> Option<Panic> {
         let mut panic = None;
         self.closed.set(true);
@@ -228,15 +228,15 @@ impl Core {
             contain(&mut panic, || drop(body));
         }
         self.ready.take();
-        let residents = self.homed.take();
-        contain(&mut panic, || drop(residents));
-        contain(&mut panic, || drop(self.remote.close()));
+        let core_locals = self.core_locals.take();
+        contain(&mut panic, || drop(core_locals));
+        contain(&mut panic, || drop(self.shared.close()));
         if let Some(driver) = self.driver.borrow_mut().as_mut() {
             driver.cancel_all();
         }
-        while self.pending.borrow().unanswered() > 0 {
-            // A waker that panics takes completions along that were not looked at.
-            if !matches!(contain(&mut panic, || self.drive(Wait::Forever)), Some(Ok(()))) {
+        while self.op_table.borrow().in_flight() > 0 {
+            // A waker that panics loses the completions after its own.
+            if !matches!(contain(&mut panic, || self.turn(Wait::Forever)), Some(Ok(()))) {
                 self.leak();
                 return panic;
             }
@@ -251,14 +251,14 @@ impl Core {
         panic
     }
 
-    /// The kernel does not say any more what it still uses, so nothing that was lent to it may ever be freed.
+    /// Leaks everything that was lent to a failed ring: the kernel no longer reports what it still uses.
     fn leak(&self) {
-        tracing::error!("the ring failed with operations in flight; their memory is given up");
+        tracing::error!("the ring failed with operations in flight; their memory is leaked");
         std::mem::forget(self.driver.take());
-        std::mem::forget(self.pending.take());
+        std::mem::forget(self.op_table.take());
     }
 
-    /// Until when tasks may go on, once the core was asked to stop.
+    /// The deadline of the tasks, once the shutdown of the core was requested.
     pub(crate) fn stop_by(&self) -> Option<Instant> {
         self.stop_by.get()
     }
@@ -277,10 +277,10 @@ impl Core {
     }
 }
 
-/// What a panic was about.
+/// The payload of a panic.
 type Panic = Box<dyn Any + Send>;
 
-/// Runs what may panic; keeps the first panic for later.
+/// Runs code that may panic; keeps the first panic for later.
 fn contain<T>(panic: &mut Option<Panic>, foreign: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(foreign)) {
         Ok(value) => Some(value),
@@ -323,36 +323,36 @@ impl Reactor {
     /// When the environment names an unknown backend, when io_uring is required and refused, or when the system has no
     /// descriptors or threads to give. With [`crate::BackendChoice::Auto`] a refused ring is no error; see [`Backend`].
     pub fn new(config: Config) -> Result<Reactor, StartError> {
-        let remote =
+        let shared =
             ReactorShared::new().map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
-        let remote = Arc::new(remote);
+        let shared = Arc::new(shared);
         let pool = Pool::new(config.pool_arena_bytes, config.pool_limit_bytes);
-        let (driver, backend) = Driver::start(&config, &pool, &remote)?;
+        let (driver, backend) = Driver::start(&config, &pool, &shared)?;
         let core = Core {
-            id: waker::register(&remote),
+            id: waker::register(&shared),
             tasks: RefCell::default(),
             ready: RefCell::default(),
             root_woken: Cell::new(false),
             timers: RefCell::default(),
-            pending: RefCell::default(),
+            op_table: RefCell::default(),
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),
             closed: Cell::new(false),
             calls: Calls::default(),
-            lingering: BusyPolling::new(config.spin_us),
+            busy_polling: BusyPolling::new(config.spin_us),
             stop_by: Cell::new(None),
-            stop_waiters: RefCell::new(Waiters::new()),
+            shutdown_waiters: RefCell::new(Waiters::new()),
             drained_waiter: RefCell::default(),
-            remote,
+            shared,
             gathers: Gathers::default(),
-            homed: RefCell::default(),
+            core_locals: RefCell::default(),
             pool,
             backend,
         };
         Ok(Reactor { core: Rc::new(core) })
     }
 
-    /// Runs `future` to its end, and tasks meanwhile. Tasks that are left stay and go on in the next call.
+    /// Runs `future` to its end, and tasks meanwhile. Remaining tasks continue in the next call.
     ///
     /// # Panics
     /// When `future` panics, when called from within a reactor, and when the kernel fails the ring itself.
@@ -372,7 +372,7 @@ impl Reactor {
             core.run_ready();
             core.read_inbox();
             core.fire_timers();
-            if let Err(error) = core.drive(core.wait()) {
+            if let Err(error) = core.turn(core.wait()) {
                 panic!("the kernel fails the reactor: {error}");
             }
         }
@@ -394,8 +394,8 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers. A panic of what a
-    /// task drops goes on behind that.
+    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers. A panic
+    /// of a drop resumes after that.
     fn drop(&mut self) {
         // A reactor dropped inside another one's task runs its last turns without being the current one.
         let entered = try_current().is_none().then(|| Entered::new(&self.core));

@@ -11,9 +11,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
-use crate::late::Change;
+use crate::file_ops::{Allocate, Read, Sync, Write};
+use crate::late::FileChange;
 use crate::operation::Op;
-use crate::operations::{Allocate, Read, Sync, Write};
 
 /// How to open a file. The default opens nothing: set at least `read` or `write`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,16 +70,16 @@ impl File {
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> File {
         let core = executor::current();
-        let known = core.fix(fd.as_raw_fd());
-        File { core, descriptor: Some(Arc::new(Descriptor::new(fd, known))) }
+        let registration = core.fix(fd.as_raw_fd());
+        File { core, descriptor: Some(Arc::new(Descriptor::new(fd, registration))) }
     }
 
     fn descriptor(&self) -> &Arc<Descriptor> {
         self.descriptor.as_ref().expect("only drop takes the descriptor")
     }
 
-    /// Reads once into the buffer, from `offset_bytes` on; gives the bytes read, fewer than asked at the end of the file
-    /// and whenever the system likes, and the buffer back.
+    /// Reads once into the buffer, from `offset_bytes` on; returns the bytes read and the buffer. A read may be short, at the end of
+    /// the file and elsewhere.
     ///
     /// # Errors
     /// Those of `pread(2)`; `EINVAL` for an offset that does not fit an `off_t`.
@@ -115,7 +115,7 @@ impl File {
         Op::new(Rc::clone(&self.core), Read { descriptor, buffer, filled_bytes, offset_bytes }).await
     }
 
-    /// Writes once from the slice, at `offset_bytes`; gives the bytes written, which may be fewer than asked.
+    /// Writes once from the slice, at `offset_bytes`; returns the bytes written, which may be fewer than the slice has.
     ///
     /// # Errors
     /// Those of `pwrite(2)`; `EINVAL` for an offset that does not fit an `off_t`.
@@ -123,13 +123,13 @@ impl File {
         let offset_bytes = checked(offset_bytes)?;
         let descriptor = Arc::clone(self.descriptor());
         let write = Op::new(Rc::clone(&self.core), Write { descriptor, data, offset_bytes });
-        Change::new(self.descriptor(), write).await
+        FileChange::new(self.descriptor(), write).await
     }
 
     /// Writes the whole slice.
     ///
     /// # Errors
-    /// As [`File::write_at`]; `WriteZero` when the system takes no more. How much was written by then is not told.
+    /// As [`File::write_at`]; `WriteZero` when the system takes no more. How much was written is unknown.
     pub async fn write_all_at(&self, mut data: Slice, mut offset_bytes: u64) -> io::Result<()> {
         while !data.is_empty() {
             let count = self.write_at(data.clone(), offset_bytes).await?;
@@ -172,11 +172,11 @@ impl File {
         let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
         let descriptor = Arc::clone(self.descriptor());
         let allocate = Op::new(Rc::clone(&self.core), Allocate { descriptor, mode, offset_bytes, len_bytes });
-        Change::new(self.descriptor(), allocate).await
+        FileChange::new(self.descriptor(), allocate).await
     }
 
-    /// Waits until no write and no [`File::fallocate`] is under way whose future was dropped: such an operation goes on, and
-    /// until it ends it may still change what it was to change.
+    /// Waits until no write and no [`File::fallocate`] whose future was dropped is in flight: such an operation continues, and may
+    /// still change its range until it completes.
     pub async fn drain(&self) {
         self.descriptor().late().drain().await;
     }
@@ -205,7 +205,7 @@ impl File {
     }
 }
 
-/// Refuses what an `off_t` cannot hold: to a ring, the offset -1 would mean the file position.
+/// Rejects what an `off_t` cannot hold: to a ring, the offset -1 would mean the file position.
 fn checked(offset_bytes: u64) -> io::Result<u64> {
     match i64::try_from(offset_bytes) {
         Ok(_) => Ok(offset_bytes),

@@ -1,4 +1,4 @@
-//! Slices that are sent together, and the structures in which the kernel is told of them.
+//! Slices that are sent together, and the structures that name them to the kernel.
 //!
 //! Invariant: `vectors` names the memory of `slices` from the first one not sent yet on; all of it stays in place while the
 //! `Gather` does, which is boxed.
@@ -10,9 +10,9 @@ use std::cell::RefCell;
 
 use sealblock_runtime_memory::Slice;
 
-/// The most slices that one system operation sends; more take several.
+/// Maximum slices of one send; more take several sends.
 pub const GATHER_LIMIT: usize = 64;
-/// How many unused ones a reactor keeps.
+/// Maximum unused gathers of a reactor.
 const KEPT_LIMIT: usize = 256;
 
 pub(crate) struct Gather {
@@ -35,7 +35,7 @@ impl Gather {
         Box::new(Gather { header, vectors, slices, sent: 0 })
     }
 
-    /// Takes slices until there are no more or there is no room; empty ones are left out.
+    /// Takes slices until there are no more or there is no room; skips empty ones.
     pub(crate) fn fill(&mut self, slices: &mut impl Iterator<Item = Slice>) {
         self.clear();
         while self.slices.len() < GATHER_LIMIT {
@@ -58,7 +58,7 @@ impl Gather {
         &self.vectors[self.sent..]
     }
 
-    /// Leaves out the next `count_bytes`, which were sent; at most what is left.
+    /// Skips the next `count_bytes`, which were sent; at most what is left.
     pub(crate) fn advance(&mut self, mut count_bytes: usize) {
         while let Some(vector) = self.vectors.get_mut(self.sent) {
             if count_bytes < vector.iov_len {
@@ -80,7 +80,7 @@ impl Gather {
     }
 }
 
-/// Those that are not in use.
+/// The unused gathers of a reactor.
 #[derive(Default)]
 pub(crate) struct Gathers {
     #[allow(clippy::vec_box, reason = "the kernel knows them by their address")]
@@ -93,7 +93,7 @@ impl Gathers {
         unused.unwrap_or_else(Gather::new)
     }
 
-    /// Takes one back; nothing that it holds is in flight.
+    /// Takes back a gather of which nothing is in flight.
     pub(crate) fn put_back(&self, mut gather: Box<Gather>) {
         gather.clear();
         let mut unused = self.unused.borrow_mut();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_back_holds_nothing_and_is_used_again() {
+    fn a_gather_that_is_put_back_is_empty_and_reused() {
         let gathers = Gathers::default();
         let mut gather = gathers.take();
         gather.fill(&mut [Slice::copy_from(b"x")].into_iter());

@@ -1,7 +1,7 @@
-//! Operations that change a file and go on although their futures were dropped.
+//! Late changes: operations that change a file and are still in flight although their futures were dropped.
 //!
-//! Invariant: each is counted from the moment its future goes until its end, so that whoever waits for none to be left knows
-//! that nothing is written behind its back.
+//! Invariant: each is counted from the drop of its future until it completes, so that a caller that waits for the count to reach
+//! zero knows that no late change writes after that.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -12,28 +12,28 @@ use std::task::{Context, Poll, Waker};
 use crate::descriptor::Descriptor;
 use crate::operation::{IoOp, Op};
 
-/// Late operations of one file.
+/// The late changes of one file.
 #[derive(Default)]
-pub(crate) struct Late {
-    /// Below zero for the moment in which an operation that is over already is dropped.
+pub(crate) struct LateChanges {
+    /// Below zero for a moment while an operation that has completed already is dropped.
     count: AtomicIsize,
     waiting: Mutex<Vec<Waker>>,
 }
 
-impl Late {
-    fn begin(&self) {
+impl LateChanges {
+    fn started(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// One is over.
-    pub(crate) fn end(&self) {
+    /// Records that a late change has completed.
+    pub(crate) fn ended(&self) {
         if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
             let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
             waiting.into_iter().for_each(Waker::wake);
         }
     }
 
-    /// Waits until there are none.
+    /// Waits until there are no late changes.
     pub(crate) async fn drain(&self) {
         let is_over = || self.count.load(Ordering::SeqCst) == 0;
         poll_fn(|cx| {
@@ -41,26 +41,26 @@ impl Late {
                 return Poll::Ready(());
             }
             self.waiting.lock().unwrap_or_else(PoisonError::into_inner).push(cx.waker().clone());
-            // The last one may have ended before it could see the waker.
+            // The last one may have completed before it could see the waker.
             if is_over() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await
     }
 }
 
-/// An operation that changes a file; dropped in flight it is late, until its [`IoOp::discard`] says that it is over.
-pub(crate) struct Change<'a, K: IoOp> {
+/// An operation that changes a file; dropped in flight it is a late change until [`IoOp::discard`].
+pub(crate) struct FileChange<'a, K: IoOp> {
     descriptor: &'a Arc<Descriptor>,
     op: Op<K>,
 }
 
-impl<'a, K: IoOp> Change<'a, K> {
-    pub(crate) fn new(descriptor: &'a Arc<Descriptor>, op: Op<K>) -> Change<'a, K> {
-        Change { descriptor, op }
+impl<'a, K: IoOp> FileChange<'a, K> {
+    pub(crate) fn new(descriptor: &'a Arc<Descriptor>, op: Op<K>) -> FileChange<'a, K> {
+        FileChange { descriptor, op }
     }
 }
 
-impl<K: IoOp> Future for Change<'_, K> {
+impl<K: IoOp> Future for FileChange<'_, K> {
     type Output = K::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
@@ -68,11 +68,11 @@ impl<K: IoOp> Future for Change<'_, K> {
     }
 }
 
-impl<K: IoOp> Drop for Change<'_, K> {
+impl<K: IoOp> Drop for FileChange<'_, K> {
     fn drop(&mut self) {
-        // Before the operation is dropped, which may find that it is over.
-        if self.op.is_flying() {
-            self.descriptor.late().begin();
+        // Before the operation is dropped, because it may have completed already.
+        if self.op.is_in_flight() {
+            self.descriptor.late().started();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The table of operations in flight.
 //!
 //! Invariant: what an operation lends to the kernel or to a thread (buffers, descriptors) stays alive until its completion
-//! arrives. While the future lives it holds them; when it is dropped early they move into the table, which gives them up
+//! arrives. While the future lives it holds them; when it is dropped early they move into the table, which drops them
 //! with the completion.
 //!
 //! Shape: a slot holds no operation unless its future is gone, so that all slots have one size and reusing them allocates
@@ -43,50 +43,50 @@ pub(crate) type LentOp = Option<Box<dyn ErasedOp>>;
 /// `user_data` bit of operations that wait for a peer; no table has that many slots.
 pub(crate) const WAITS_BIT: u64 = 1 << 31;
 
-enum State {
+enum OpState {
     Free,
     Waiting(Waker),
     /// The result, and the operation itself if a thread had it.
     Done(i32, LentOp),
-    /// The future is gone; this keeps what it had lent.
+    /// The future is dropped; this keeps what it had lent.
     Abandoned(LentOp),
 }
 
 struct Slot {
     generation: u32,
-    state: State,
+    state: OpState,
 }
 
-/// What is left to do for a completion once the table is not borrowed any more.
-pub(crate) enum Aftermath {
+/// The action for a completion, to run once the table is not borrowed any more.
+pub(crate) enum CompletionAction {
     Wake(Waker),
-    /// Nobody waits: the operation is told what came of it, and dropped, which may run anything.
+    /// The future is dropped: the operation undoes its result and is dropped, which may run any code.
     Discard(i32, LentOp, LentOp),
 }
 
-/// The operations that were started and have not been answered or collected yet.
+/// The operations that were started and whose results were not taken yet.
 #[derive(Default)]
 pub(crate) struct OpTable {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    unanswered: usize,
+    in_flight: usize,
 }
 
 impl OpTable {
     /// Operations whose completion has not arrived.
-    pub(crate) fn unanswered(&self) -> usize {
-        self.unanswered
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight
     }
 
     pub(crate) fn insert(&mut self, waker: Waker) -> Key {
-        self.unanswered += 1;
+        self.in_flight += 1;
         let index = self.free.pop().map_or(self.slots.len(), |index| index as usize);
         if index == self.slots.len() {
             assert!((index as u64) < WAITS_BIT, "fewer than 2^31 operations fit into memory");
-            self.slots.push(Slot { generation: 0, state: State::Free });
+            self.slots.push(Slot { generation: 0, state: OpState::Free });
         }
         let slot = &mut self.slots[index];
-        slot.state = State::Waiting(waker);
+        slot.state = OpState::Waiting(waker);
         Key::new(index, slot.generation)
     }
 
@@ -97,42 +97,42 @@ impl OpTable {
     fn release(&mut self, key: Key) {
         let slot = &mut self.slots[key.index()];
         slot.generation = slot.generation.wrapping_add(1);
-        slot.state = State::Free;
+        slot.state = OpState::Free;
         self.free.push(key.index() as u32);
     }
 
-    pub(crate) fn complete(&mut self, key: Key, result: i32, returned: LentOp) -> Aftermath {
-        let Some(slot) = self.slot(key) else { return Aftermath::Discard(result, returned, None) };
-        match std::mem::replace(&mut slot.state, State::Free) {
-            State::Waiting(waker) => {
-                slot.state = State::Done(result, returned);
-                self.unanswered -= 1;
-                Aftermath::Wake(waker)
+    pub(crate) fn complete(&mut self, key: Key, result: i32, returned: LentOp) -> CompletionAction {
+        let Some(slot) = self.slot(key) else { return CompletionAction::Discard(result, returned, None) };
+        match std::mem::replace(&mut slot.state, OpState::Free) {
+            OpState::Waiting(waker) => {
+                slot.state = OpState::Done(result, returned);
+                self.in_flight -= 1;
+                CompletionAction::Wake(waker)
             }
-            State::Abandoned(kept) => {
-                self.unanswered -= 1;
+            OpState::Abandoned(kept) => {
+                self.in_flight -= 1;
                 self.release(key);
-                Aftermath::Discard(result, kept, returned)
+                CompletionAction::Discard(result, kept, returned)
             }
             other => {
                 slot.state = other;
-                Aftermath::Discard(result, returned, None)
+                CompletionAction::Discard(result, returned, None)
             }
         }
     }
 
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
-        matches!(self.slots.get(key.index()), Some(Slot { generation, state: State::Abandoned(_) }) if *generation == key.generation())
+        matches!(self.slots.get(key.index()), Some(Slot { generation, state: OpState::Abandoned(_) }) if *generation == key.generation())
     }
 
-    /// The result if it is there; otherwise notes the waker, and returns the one it replaces for the caller to drop.
+    /// The result, if the operation has completed; otherwise stores the waker, and returns the replaced one for the caller to drop.
     pub(crate) fn poll(&mut self, key: Key, waker: &Waker) -> Result<(i32, LentOp), Option<Waker>> {
         let slot = self.slot(key).expect("a future's key is released only by the future");
         match &mut slot.state {
-            State::Waiting(old) if old.will_wake(waker) => Err(None),
-            State::Waiting(old) => Err(Some(std::mem::replace(old, waker.clone()))),
+            OpState::Waiting(old) if old.will_wake(waker) => Err(None),
+            OpState::Waiting(old) => Err(Some(std::mem::replace(old, waker.clone()))),
             state => {
-                let State::Done(result, kept) = std::mem::replace(state, State::Free) else {
+                let OpState::Done(result, kept) = std::mem::replace(state, OpState::Free) else {
                     unreachable!("an operation that is polled is waiting or done")
                 };
                 self.release(key);
@@ -145,20 +145,20 @@ impl OpTable {
     /// and the operation, to be discarded. The second part is a waker to drop.
     pub(crate) fn abandon(&mut self, key: Key, kept: LentOp) -> (Option<(i32, LentOp, LentOp)>, Option<Waker>) {
         let Some(slot) = self.slot(key) else {
-            // The table was given up together with a failed ring, which may still use what was lent.
+            // The table was leaked together with a failed ring, which may still use what was lent.
             std::mem::forget(kept);
             return (None, None);
         };
-        match std::mem::replace(&mut slot.state, State::Free) {
-            State::Waiting(waker) => {
-                slot.state = State::Abandoned(kept);
+        match std::mem::replace(&mut slot.state, OpState::Free) {
+            OpState::Waiting(waker) => {
+                slot.state = OpState::Abandoned(kept);
                 (None, Some(waker))
             }
-            State::Done(result, returned) => {
+            OpState::Done(result, returned) => {
                 self.release(key);
                 (Some((result, kept, returned)), None)
             }
-            State::Free | State::Abandoned(_) => {
+            OpState::Free | OpState::Abandoned(_) => {
                 unreachable!("a future that is dropped has a waiting or finished operation")
             }
         }
@@ -185,26 +185,26 @@ mod tests {
 
     #[test]
     fn a_stale_key_completes_nothing() {
-        let mut pending = OpTable::default();
-        let key = pending.insert(Waker::noop().clone());
-        assert!(matches!(pending.complete(key, 7, None), Aftermath::Wake(_)));
-        assert!(matches!(pending.poll(key, Waker::noop()), Ok((7, None))));
-        let next = pending.insert(Waker::noop().clone());
-        assert!(matches!(pending.complete(key, 8, None), Aftermath::Discard(..)));
-        assert!(pending.poll(next, Waker::noop()).is_err());
-        assert_eq!(pending.unanswered(), 1);
+        let mut table = OpTable::default();
+        let key = table.insert(Waker::noop().clone());
+        assert!(matches!(table.complete(key, 7, None), CompletionAction::Wake(_)));
+        assert!(matches!(table.poll(key, Waker::noop()), Ok((7, None))));
+        let next = table.insert(Waker::noop().clone());
+        assert!(matches!(table.complete(key, 8, None), CompletionAction::Discard(..)));
+        assert!(table.poll(next, Waker::noop()).is_err());
+        assert_eq!(table.in_flight(), 1);
     }
 
     #[test]
     fn an_abandoned_operation_keeps_what_it_lent_until_it_completes() {
-        let mut pending = OpTable::default();
+        let mut table = OpTable::default();
         let lent = std::sync::Arc::new(());
-        let key = pending.insert(Waker::noop().clone());
-        let (done, _waker) = pending.abandon(key, Some(Box::new(Lent(std::sync::Arc::clone(&lent)))));
+        let key = table.insert(Waker::noop().clone());
+        let (done, _waker) = table.abandon(key, Some(Box::new(Lent(std::sync::Arc::clone(&lent)))));
         assert!(done.is_none());
-        assert!(pending.is_abandoned(key));
-        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (2, 1));
-        drop(pending.complete(key, 0, None));
-        assert_eq!((std::sync::Arc::strong_count(&lent), pending.unanswered()), (1, 0));
+        assert!(table.is_abandoned(key));
+        assert_eq!((std::sync::Arc::strong_count(&lent), table.in_flight()), (2, 1));
+        drop(table.complete(key, 0, None));
+        assert_eq!((std::sync::Arc::strong_count(&lent), table.in_flight()), (1, 0));
     }
 }

@@ -1,10 +1,10 @@
-//! Operations, whoever carries them out.
+//! Operations, independent of the backend.
 //!
-//! Invariant: a future that is dropped early leaves its operation to the table of `pending.rs`. One that waits for a peer is
-//! also cancelled then, as it might never end by itself.
+//! Invariant: a future that is dropped early moves its operation into the table in `op_table.rs`. An operation that waits for a
+//! peer is also cancelled then, because it might never complete by itself.
 //!
-//! Shape: one trait, [`IoOp`], with one file per implementation under `operations/`. The future, not the table, holds the
-//! operation, so that a table entry has one size and the usual life of an operation allocates nothing.
+//! Shape: one trait, [`IoOp`], implemented in `file_ops.rs` and `socket_ops.rs`. The future, not the table, holds the operation, so
+//! that a table entry has one size and an operation usually allocates nothing.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -22,18 +22,18 @@ use crate::executor::Core;
 use crate::op_table::Key;
 use crate::ring::Tables;
 
-/// How often an operation that was interrupted, or met a momentary lack of resources, is started again.
+/// How often an operation is retried after an interruption or a momentary lack of resources.
 const RETRY_LIMIT: u8 = 64;
 
-/// How many operations one poll of a task carries out at once; more go to the backend, so that others get their turn.
+/// How many operations one poll of a task executes inline; more go to the backend, so that other tasks get their turn.
 const CALLS_PER_POLL: u32 = 8;
 
-/// Operations that the present poll of a task may still carry out at once.
+/// Operations that the current poll of a task may still execute inline.
 #[derive(Default)]
 pub(crate) struct Calls(Cell<u32>);
 
 impl Calls {
-    /// For the next poll.
+    /// Resets the number for the next poll.
     pub(crate) fn renew(&self) {
         self.0.set(CALLS_PER_POLL);
     }
@@ -46,14 +46,42 @@ impl Calls {
     }
 }
 
-/// What an operation waits for that may never come: a peer.
+/// Maximum bytes that Linux moves in one read or write (`MAX_RW_COUNT`).
+pub(crate) const TRANSFER_LIMIT_BYTES: usize = 0x7fff_f000;
+
+/// Makes an entry for a descriptor that is either a slot of the ring's table or a number.
+macro_rules! entry_for {
+    ($target:expr, |$fd:ident| $entry:expr) => {
+        match $target {
+            $crate::ring::Target::Fixed(slot) => {
+                let $fd = io_uring::types::Fixed(slot);
+                $entry
+            }
+            $crate::ring::Target::Plain(number) => {
+                let $fd = io_uring::types::Fd(number);
+                $entry
+            }
+        }
+    };
+}
+pub(crate) use entry_for;
+
+/// The count that a system call returned, or its error.
+pub(crate) fn counted(result: libc::ssize_t) -> io::Result<u32> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(result).unwrap_or(u32::MAX))
+}
+
+/// The readiness that an operation waits for; it depends on a peer and may never come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) fd: RawFd,
     pub(crate) direction: Direction,
 }
 
-/// Which readiness of a socket lets an operation go on.
+/// The direction of a socket's readiness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Readable,
@@ -66,35 +94,35 @@ pub(crate) enum Direction {
 /// All memory and descriptors named by [`IoOp::entry`] stay valid, at the same address, while the value lives, even when
 /// the value itself moves, and also when it is leaked.
 pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
-    /// What the operation's future gives.
+    /// The output of the operation's future.
     type Output;
 
     /// The submission for a ring.
     fn entry(&mut self, tables: &Tables) -> squeue::Entry;
 
-    /// The same as a system call. It may block when the operation waits for nobody; otherwise it says `EAGAIN`.
+    /// Executes the operation as a system call. It may block, unless the operation waits for a peer: then it returns `EAGAIN`.
     fn call(&mut self) -> io::Result<u32>;
 
-    /// Makes the output of what either of them came to.
+    /// Converts the result of either to the output.
     fn finish(self, result: io::Result<u32>) -> Self::Output;
 
-    /// The peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped, does not
+    /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped, does not
     /// count against the limit of operations in flight, and never goes to a thread.
     fn waits(&self) -> Option<Interest> {
         None
     }
 
-    /// Whether to carry it out where it is started, by [`IoOp::call`], if it need not wait then. Only for those that wait.
+    /// True if [`IoOp::call`] is tried when the operation starts. Only for operations that wait for a peer.
     fn is_prompt(&self) -> bool {
         false
     }
 
-    /// Whether to ask again for a while when it would have to wait, if it is prompt.
-    fn lingers(&self) -> bool {
+    /// True if a prompt operation busy polls before it waits.
+    fn busy_polls(&self) -> bool {
         false
     }
 
-    /// Undoes what the operation came to after its future was dropped.
+    /// Undoes the result of an operation whose future was dropped.
     fn discard(self, result: io::Result<u32>) {
         drop((self, result));
     }
@@ -102,9 +130,9 @@ pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
 
 /// An operation on its way to a thread and back.
 pub(crate) trait ErasedOp: Send {
-    /// Carries it out; a negative result is an error number, as in a completion of a ring.
+    /// Executes the operation; a negative result is an error number, as in a completion of a ring.
     fn run(&mut self) -> i32;
-    /// Tells the operation of a dropped future what came of it.
+    /// Undoes the result of an operation whose future was dropped.
     fn discard(self: Box<Self>, result: i32);
     fn into_any(self: Box<Self>) -> Box<dyn Any>;
 }
@@ -130,22 +158,22 @@ fn decoded(result: i32) -> io::Result<u32> {
     u32::try_from(result).map_err(|_| io::Error::from_raw_os_error(-result))
 }
 
-/// Tells an operation without a future, wherever it was kept, what came of it.
+/// Undoes the result of an operation whose future was dropped, wherever the operation was kept.
 pub(crate) fn discard(result: i32, kept: [Option<Box<dyn ErasedOp>>; 2]) {
-    kept.into_iter().flatten().for_each(|work| work.discard(result));
+    kept.into_iter().flatten().for_each(|op| op.discard(result));
 }
 
-enum Stage<K> {
+enum OpStage<K> {
     New(K),
     /// The operation is `None` while a thread has it.
-    Flying(Key, Option<K>),
+    InFlight(Key, Option<K>),
     Over,
 }
 
 /// The future of one operation. It starts when it is first polled.
 pub(crate) struct Op<K: IoOp> {
     core: Rc<Core>,
-    stage: Stage<K>,
+    stage: OpStage<K>,
     waits: Option<Interest>,
     retries: u8,
     busy_poll: BusyPoll,
@@ -154,23 +182,23 @@ pub(crate) struct Op<K: IoOp> {
 impl<K: IoOp> Op<K> {
     pub(crate) fn new(core: Rc<Core>, kind: K) -> Op<K> {
         let waits = kind.waits();
-        Op { core, stage: Stage::New(kind), waits, retries: 0, busy_poll: BusyPoll::default() }
+        Op { core, stage: OpStage::New(kind), waits, retries: 0, busy_poll: BusyPoll::default() }
     }
 
-    /// Whether it was started and has not given its output yet.
-    pub(crate) fn is_flying(&self) -> bool {
-        matches!(self.stage, Stage::Flying(..))
+    /// True if the operation was started and its future has not returned the output.
+    pub(crate) fn is_in_flight(&self) -> bool {
+        matches!(self.stage, OpStage::InFlight(..))
     }
 
-    /// Asks for an early end, if the operation is one that waits. It still has to be polled to its end, or dropped.
+    /// Cancels an operation that waits for a peer. It still has to be polled to its end, or dropped.
     fn cancel(&self) {
-        if let (&Stage::Flying(key, _), Some(interest)) = (&self.stage, self.waits) {
+        if let (&OpStage::InFlight(key, _), Some(interest)) = (&self.stage, self.waits) {
             self.core.cancel(key, interest);
         }
     }
 
-    /// Carries out what is to be done at once and need not wait, as far as the task may; gives back what is to be started.
-    fn at_once(&self, mut kind: K) -> Result<K::Output, K> {
+    /// Executes a prompt operation inline, within the limit of the task's poll; returns it if it has to wait for the backend.
+    fn try_inline(&self, mut kind: K) -> Result<K::Output, K> {
         if self.waits.is_none() || !kind.is_prompt() || !self.core.calls.take() {
             return Err(kind);
         }
@@ -180,25 +208,25 @@ impl<K: IoOp> Op<K> {
         }
     }
 
-    /// Whether an operation that would have to wait is to ask again soon, rather than have the backend wait.
-    fn lingers(&mut self, kind: &K) -> bool {
+    /// True if an operation that would have to wait is retried in the next turn, and does not go to the backend yet.
+    fn may_busy_poll(&mut self, kind: &K) -> bool {
         self.waits.is_some()
             && kind.is_prompt()
-            && kind.lingers()
-            && self.busy_poll.goes_on(&self.core.lingering, self.core.awaits_disk())
+            && kind.busy_polls()
+            && self.busy_poll.poll_again(&self.core.busy_polling, self.core.awaits_disk())
     }
 
-    /// Asks again in the task's next poll, or has the backend wait.
-    fn wait(&mut self, kind: K, waker: &Waker) -> Stage<K> {
-        if self.lingers(&kind) {
+    /// Retries in the task's next poll, or has the backend wait.
+    fn wait(&mut self, kind: K, waker: &Waker) -> OpStage<K> {
+        if self.may_busy_poll(&kind) {
             waker.wake_by_ref();
-            return Stage::New(kind);
+            return OpStage::New(kind);
         }
         let (key, kind) = self.core.start(kind, waker.clone());
-        Stage::Flying(key, kind)
+        OpStage::InFlight(key, kind)
     }
 
-    /// Whether the result says no more than "try again".
+    /// True if the result only says "try again" and the retries are not used up.
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
         self.retries += u8::from(momentary);
@@ -211,35 +239,35 @@ impl<K: IoOp> Future for Op<K> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
         loop {
-            match std::mem::replace(&mut self.stage, Stage::Over) {
-                Stage::New(kind) => {
+            match std::mem::replace(&mut self.stage, OpStage::Over) {
+                OpStage::New(kind) => {
                     if self.core.is_closed() {
                         return Poll::Ready(kind.finish(Err(io::Error::from_raw_os_error(libc::ECANCELED))));
                     }
-                    match self.at_once(kind) {
+                    match self.try_inline(kind) {
                         Ok(output) => return Poll::Ready(output),
                         Err(kind) => self.stage = self.wait(kind, cx.waker()),
                     }
                     return Poll::Pending;
                 }
-                Stage::Flying(key, kind) => {
-                    let polled = self.core.pending.borrow_mut().poll(key, cx.waker());
+                OpStage::InFlight(key, kind) => {
+                    let polled = self.core.op_table.borrow_mut().poll(key, cx.waker());
                     let (result, returned) = match polled {
                         Ok(done) => done,
                         Err(_replaced) => {
-                            self.stage = Stage::Flying(key, kind);
+                            self.stage = OpStage::InFlight(key, kind);
                             return Poll::Pending;
                         }
                     };
                     let kind = kind.or_else(|| returned?.into_any().downcast().ok().map(|kind| *kind));
                     let kind = kind.expect("a thread returns the operation that it was given");
                     if self.is_momentary(result) {
-                        self.stage = Stage::New(kind);
+                        self.stage = OpStage::New(kind);
                         continue;
                     }
                     return Poll::Ready(kind.finish(decoded(result)));
                 }
-                Stage::Over => panic!("an operation was polled after its end"),
+                OpStage::Over => panic!("an operation was polled after its end"),
             }
         }
     }
@@ -248,10 +276,10 @@ impl<K: IoOp> Future for Op<K> {
 impl<K: IoOp> Drop for Op<K> {
     fn drop(&mut self) {
         self.cancel();
-        self.busy_poll.end(&self.core.lingering);
-        if let Stage::Flying(key, kind) = std::mem::replace(&mut self.stage, Stage::Over) {
+        self.busy_poll.end(&self.core.busy_polling);
+        if let OpStage::InFlight(key, kind) = std::mem::replace(&mut self.stage, OpStage::Over) {
             let kept = kind.map(|kind| Box::new(kind) as Box<dyn ErasedOp>);
-            let (done, waker) = self.core.pending.borrow_mut().abandon(key, kept);
+            let (done, waker) = self.core.op_table.borrow_mut().abandon(key, kept);
             drop(waker);
             if let Some((result, kept, returned)) = done {
                 discard(result, [kept, returned]);
@@ -260,11 +288,11 @@ impl<K: IoOp> Drop for Op<K> {
     }
 }
 
-/// The place where an operation whose future was dropped waits for its successor, which must not overtake it.
+/// Holds an operation whose future was dropped; its successor finishes it first.
 pub(crate) type Parked<K> = Cell<Option<Op<K>>>;
 
-/// An operation that is cancelled and parked, rather than abandoned, when it is dropped in flight, so that what it may yet
-/// bring (received bytes, an accepted connection) is not lost.
+/// An operation that is cancelled and parked, not abandoned, when it is dropped in flight, so that its result (received bytes, an
+/// accepted connection) is not lost.
 pub(crate) struct Parking<'a, K: IoOp> {
     parked: &'a Parked<K>,
     op: Option<Op<K>>,
@@ -291,7 +319,7 @@ impl<K: IoOp> Future for Parking<'_, K> {
 
 impl<K: IoOp> Drop for Parking<'_, K> {
     fn drop(&mut self) {
-        let Some(op) = self.op.take().filter(Op::is_flying) else { return };
+        let Some(op) = self.op.take().filter(Op::is_in_flight) else { return };
         op.cancel();
         let displaced = self.parked.replace(Some(op));
         drop(displaced);

@@ -1,12 +1,13 @@
-//! The io_uring backend.
+//! The io_uring backend and its setup, and the driver that chooses between it and system calls.
 //!
-//! Invariants: an entry that a disk works on reaches the kernel only while fewer than the limit are there; one that waits for
-//! a peer always does, because idle peers would use up any limit, and the kernel keeps completions that find no room in the
-//! queue (`IORING_FEAT_NODROP`). Entries of one sort reach it in the order of their start. A ring is dropped only when nothing is in flight, because the kernel goes on writing to buffers otherwise.
+//! Invariants: an entry that waits for a disk reaches the kernel only while fewer than the limit are there; an entry that waits for
+//! a peer always does, because idle peers would use up any limit, and the kernel keeps completions that find no room in the queue
+//! (`IORING_FEAT_NODROP`). Entries of one sort reach it in the order of their start. A ring is dropped only while nothing is in
+//! flight, because the kernel would otherwise write to freed buffers.
 //!
-//! Shape: entries are put into the submission queue as operations start and handed over once per turn, together with the
-//! wait for completions, so that a turn costs one system call. A read of the reactor's event descriptor is always in
-//! flight; it is what other threads end the wait with.
+//! Shape: entries go into the submission queue as operations start and are submitted once per turn, together with the wait for
+//! completions, so that a turn costs one system call. A read of the reactor's event descriptor is always in flight; other threads
+//! end the wait with it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,20 +16,92 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{SubmitArgs, Timespec};
-use io_uring::{IoUring, opcode, squeue, types};
-use sealblock_runtime_memory::{ArenaId, Registration};
+use io_uring::{IoUring, Probe, opcode, squeue, types};
+use sealblock_runtime_memory::{ArenaId, Pool, Registration};
 
-use crate::descriptor::{Descriptor, FreedSlots, Slot};
-use crate::driver::{Finished, Wait};
+use crate::busy_poll::Spin;
+use crate::config::{Attempt, Backend, BackendChoice, Config, Features, StartError, TaskrunMode, UringUnavailable};
+use crate::cross_core::ReactorShared;
+use crate::descriptor::{Descriptor, FileSlot, FreedSlots};
 use crate::op_table::{Key, WAITS_BIT};
-use crate::remote::ReactorShared;
-use crate::spin::Spin;
+use crate::operation::ErasedOp;
+use crate::sockets::Sockets;
+use crate::syscalls::Threads;
+
+/// How long a turn may sleep while nothing is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    No,
+    Until(Instant),
+    Forever,
+}
+
+/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold it.
+pub(crate) struct Finished {
+    pub(crate) key: Key,
+    pub(crate) result: i32,
+    pub(crate) returned: Option<Box<dyn ErasedOp>>,
+}
+
+pub(crate) enum Driver {
+    Ring(Box<Ring>),
+    Threads(Box<Threads>),
+}
+
+impl Driver {
+    pub(crate) fn start(
+        config: &Config,
+        pool: &Pool,
+        shared: &Arc<ReactorShared>,
+    ) -> Result<(Driver, Backend), StartError> {
+        let choice = config.choice()?;
+        let reason = match choice {
+            BackendChoice::Syscalls => None,
+            BackendChoice::Auto | BackendChoice::Uring => match set_up(config, pool, shared) {
+                Ok((ring, features)) => return Ok((Driver::Ring(Box::new(ring)), Backend::Uring(features))),
+                Err(unavailable) if choice == BackendChoice::Uring => return Err(StartError::Uring(unavailable)),
+                Err(unavailable) => Some(unavailable),
+            },
+        };
+        let threads = config.syscall_threads.max(1);
+        let sockets =
+            Sockets::start(shared).map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
+        let driver = Threads::start(threads, shared, sockets, Spin::new(config.spin_us))
+            .map_err(|source| StartError::System { what: Attempt::StartThread, source })?;
+        Ok((Driver::Threads(Box::new(driver)), Backend::Syscalls { threads, reason }))
+    }
+
+    pub(crate) fn turn(
+        &mut self,
+        wait: Wait,
+        is_abandoned: impl Fn(Key) -> bool,
+        finished: &mut Vec<Finished>,
+    ) -> io::Result<()> {
+        match self {
+            Driver::Ring(ring) => ring.turn(wait, is_abandoned, finished),
+            Driver::Threads(threads) => threads.turn(wait, finished),
+        }
+    }
+
+    /// True if operations are in flight that wait for a disk. Operations on threads do not count.
+    pub(crate) fn awaits_disk(&self) -> bool {
+        matches!(self, Driver::Ring(ring) if ring.awaits_disk())
+    }
+
+    /// Cancels operations that wait for a peer, and others if the backend can.
+    pub(crate) fn cancel_all(&mut self) {
+        match self {
+            Driver::Ring(ring) => ring.cancel_all(),
+            Driver::Threads(threads) => threads.sockets.cancel_all(),
+        }
+    }
+}
 
 /// Entries of the submission queue: how many operations one system call can hand over.
 pub(crate) const SUBMISSION_ENTRIES: u32 = 256;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
-/// The `user_data` of requests to cancel something.
+/// The `user_data` of cancellations.
 const CANCEL: u64 = u64::MAX - 1;
 /// `IORING_ENTER_GETEVENTS`
 const ENTER_GETEVENTS: u32 = 1 << 0;
@@ -41,22 +114,22 @@ pub(crate) enum Target {
     Plain(i32),
 }
 
-/// What is registered with the ring.
+/// The tables that are registered with the ring.
 pub(crate) struct Tables {
     pub(crate) arena: Option<ArenaId>,
-    pub(crate) given_up: Arc<FreedSlots>,
+    pub(crate) freed_slots: Arc<FreedSlots>,
     pub(crate) free_slots: Vec<u32>,
 }
 
 impl Tables {
     pub(crate) fn target(&self, descriptor: &Descriptor) -> Target {
         match descriptor.slot() {
-            Some(slot) if Arc::ptr_eq(&slot.given_up, &self.given_up) => Target::Fixed(slot.index),
+            Some(slot) if Arc::ptr_eq(&slot.freed_slots, &self.freed_slots) => Target::Fixed(slot.index),
             _ => Target::Plain(descriptor.raw()),
         }
     }
 
-    /// The buffer index, if the arena is registered with this very ring.
+    /// The buffer index, if the arena is registered with this ring.
     pub(crate) fn buffer(&self, registration: Registration) -> Option<u16> {
         (self.arena == Some(registration.arena)).then_some(registration.index)
     }
@@ -67,22 +140,22 @@ pub(crate) struct Ring {
     pub(crate) tables: Tables,
     /// Entries that count against the limit and wait to be submitted.
     backlog: VecDeque<squeue::Entry>,
-    /// The others, which wait only for room in the submission queue.
+    /// Entries that do not count against the limit and wait for room in the submission queue.
     urgent: VecDeque<squeue::Entry>,
     /// Counted operations in the kernel, or in the submission queue.
     in_kernel: usize,
-    /// The same for those that wait for a peer.
+    /// Operations in the kernel, or in the submission queue, that wait for a peer.
     waiting: usize,
     limit: usize,
     spin: Spin,
-    remote: Arc<ReactorShared>,
+    shared: Arc<ReactorShared>,
     /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
     event_count: Box<u64>,
     event_armed: bool,
 }
 
 impl Ring {
-    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, remote: Arc<ReactorShared>) -> Ring {
+    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, shared: Arc<ReactorShared>) -> Ring {
         Ring {
             uring,
             tables,
@@ -92,16 +165,16 @@ impl Ring {
             waiting: 0,
             limit,
             spin,
-            remote,
+            shared,
             event_count: Box::new(0),
             event_armed: false,
         }
     }
 
-    /// Accepts an entry for the next turn; `waits` tells that it waits for a peer.
+    /// Queues an entry for the next turn; `waits` is true if it waits for a peer.
     ///
     /// # Safety
-    /// What the entry names stays valid until a completion with its key was reported.
+    /// The memory and descriptors of the entry stay valid until a completion with its key was reported.
     pub(crate) unsafe fn push(&mut self, key: Key, entry: squeue::Entry, waits: bool) {
         if waits {
             self.waiting += 1;
@@ -120,25 +193,25 @@ impl Ring {
     }
 
     fn push_urgent(&mut self, entry: squeue::Entry) {
-        // SAFETY: `push` was promised that what an entry names stays valid; a request to cancel names no memory.
+        // SAFETY: `push` was promised that what an entry names stays valid; a cancellation names no memory.
         if !self.urgent.is_empty() || unsafe { self.uring.submission().push(&entry) }.is_err() {
             self.urgent.push_back(entry);
         }
     }
 
-    /// Whether operations are in flight that wait for no peer.
+    /// True if operations are in flight that wait for a disk.
     pub(crate) fn awaits_disk(&self) -> bool {
         self.in_kernel > 0 || !self.backlog.is_empty()
     }
 
-    /// Asks the kernel to end an operation that waits for a peer. It comes behind the operation itself, and finds nothing
-    /// when that has ended meanwhile.
+    /// Cancels an operation that waits for a peer. The cancellation is submitted behind the operation and has no effect if the
+    /// operation has completed.
     pub(crate) fn cancel(&mut self, key: Key) {
         self.push_urgent(opcode::AsyncCancel::new(key.raw() | WAITS_BIT).build().user_data(CANCEL));
     }
 
-    /// Submits what waits, waits as asked, and appends what is finished. `is_abandoned` tells which waiting entries
-    /// nobody wants any more; they are answered without being submitted.
+    /// Submits queued entries, waits, and appends completions. Queued entries for which `is_abandoned` is true complete without
+    /// being submitted.
     pub(crate) fn turn(
         &mut self,
         wait: Wait,
@@ -166,15 +239,15 @@ impl Ring {
     }
 
     fn wait(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
-        if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0 || self.remote.is_shared(), wait) {
+        if let Some(end) = self.spin.begin(self.in_kernel + self.waiting > 0 || self.shared.is_shared(), wait) {
             loop {
-                // The kernel says in shared memory when it has something, so that spinning makes no system calls.
+                // The kernel flags its work in shared memory, so spinning makes no system calls.
                 if self.needs_enter() {
                     self.enter(0, None)?;
                 }
                 self.reap(finished);
-                if !finished.is_empty() || !self.event_armed || self.remote.has_notice() {
-                    self.spin.paid();
+                if !finished.is_empty() || !self.event_armed || self.shared.has_notice() {
+                    self.spin.hit();
                     return Ok(());
                 }
                 std::hint::spin_loop();
@@ -187,21 +260,21 @@ impl Ring {
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             Wait::No | Wait::Forever => None,
         };
-        let want = u32::from(self.remote.fall_asleep());
+        let want = u32::from(self.shared.fall_asleep());
         let entered = self.enter(want, timeout);
-        self.remote.wake_up();
+        self.shared.wake_up();
         self.spin.slept();
         entered
     }
 
-    /// Whether a system call would do anything now: entries are to be handed over, or the kernel has work to do on this
-    /// thread or completions that found no room. Other completions are there without one.
+    /// True if a system call is needed: entries are to be submitted, or the kernel has work to do on this thread, or completions
+    /// found no room. Other completions arrive without one.
     fn needs_enter(&mut self) -> bool {
         let submission = self.uring.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
     }
 
-    /// Moves entries that wait into the submission queue, as far as room and limit allow.
+    /// Moves queued entries into the submission queue, as far as room and limit allow.
     fn feed(&mut self, is_abandoned: impl Fn(Key) -> bool, finished: &mut Vec<Finished>) {
         while let Some(entry) = self.urgent.front() {
             // SAFETY: as in `push_urgent`.
@@ -231,7 +304,7 @@ impl Ring {
         if self.event_armed {
             return;
         }
-        let fd = types::Fd(self.remote.event_fd());
+        let fd = types::Fd(self.shared.event_fd());
         let count: *mut u64 = &mut *self.event_count;
         let entry = opcode::Read::new(fd, count.cast(), 8).build().user_data(EVENT);
         // SAFETY: the count lives on the heap, and the ring with it is dropped only after `close`, which ends this read.
@@ -250,7 +323,7 @@ impl Ring {
         let entered = unsafe { self.uring.submitter().enter(queued, want, flags, Some(&arguments)) };
         match entered {
             Ok(_) => Ok(()),
-            // Time is up, a signal came, or completions have to be taken first: the caller takes them in any case.
+            // Time out, a signal, or completions that have to be taken first: the caller takes completions in any case.
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
                 _ => Err(error),
@@ -274,38 +347,38 @@ impl Ring {
         }
     }
 
-    /// Takes a slot of the ring's table for a file; `None` when there is no table or no room.
-    pub(crate) fn fix(&mut self, fd: i32) -> Option<Slot> {
+    /// Puts a file into a slot of the ring's table; `None` without a table or room.
+    pub(crate) fn fix(&mut self, fd: i32) -> Option<FileSlot> {
         self.forget_files();
         let index = self.tables.free_slots.pop()?;
         if self.uring.submitter().register_files_update(index, &[fd]).is_err() {
             self.tables.free_slots.push(index);
             return None;
         }
-        Some(Slot { index, given_up: Arc::clone(&self.tables.given_up) })
+        Some(FileSlot { index, freed_slots: Arc::clone(&self.tables.freed_slots) })
     }
 
-    /// Clears the slots of files that were closed, so that the kernel lets go of them.
+    /// Clears the slots of closed files, so that the kernel releases the files.
     pub(crate) fn forget_files(&mut self) {
-        for slot in self.tables.given_up.take() {
-            // A slot that cannot be cleared is not used again: better one slot less than the wrong file.
+        for slot in self.tables.freed_slots.take() {
+            // A slot that cannot be cleared is not used again: it may still name the old file.
             if self.uring.submitter().register_files_update(slot, &[-1]).is_ok() {
                 self.tables.free_slots.push(slot);
             }
         }
     }
 
-    /// Asks the kernel to end early what it can: operations that wait for something, not those a disk works on. Linux before
-    /// 5.19 does not, so there the futures must be dropped first, which cancels them one by one.
+    /// Cancels what the kernel can cancel: operations that wait, not those that a disk executes. Linux before 5.19 cannot, so the
+    /// futures must be dropped first, which cancels them one by one.
     pub(crate) fn cancel_all(&mut self) {
         let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
         self.push_urgent(entry);
     }
 
-    /// Ends the read of the event descriptor. All operations have ended before.
+    /// Ends the read of the event descriptor. All operations have completed before.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         while self.event_armed {
-            self.remote.kick();
+            self.shared.kick();
             self.enter(1, None)?;
             self.reap(&mut Vec::new());
         }
@@ -316,5 +389,127 @@ impl Ring {
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Ring").field("fd", &self.uring.as_raw_fd()).field("in_kernel", &self.in_kernel).finish()
+    }
+}
+
+/// Maximum bytes of one registered buffer.
+const REGISTERED_LIMIT_BYTES: usize = 1 << 30;
+/// Completions beyond those of counted operations: for sockets that become ready together, cancellations, and the read of
+/// the event descriptor. More than these go to a list in the kernel, which is slower.
+const COMPLETION_MARGIN: u32 = 1024;
+
+fn set_up(config: &Config, pool: &Pool, shared: &Arc<ReactorShared>) -> Result<(Ring, Features), UringUnavailable> {
+    if let Some(errno) = config.refuse_uring {
+        return Err(UringUnavailable::Errno(errno));
+    }
+    let limit = config.operations_in_flight_limit.max(1);
+    let (uring, taskrun) = build(limit, config.best_taskrun)?;
+    check(&uring)?;
+    let fixed_files = register_files(&uring, config.fixed_files_limit);
+    let fixed_buffers = register_arena(&uring, pool);
+    let slots = if fixed_files.is_ok() { config.fixed_files_limit } else { 0 };
+    let tables = Tables {
+        arena: fixed_buffers.is_ok().then(|| pool.arena().id),
+        freed_slots: Arc::default(),
+        free_slots: (0..slots).rev().collect(),
+    };
+    let spin = Spin::new(config.spin_us);
+    let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(shared));
+    Ok((ring, Features { taskrun, fixed_files, fixed_buffers }))
+}
+
+/// Tries the best mode first; a kernel that does not know a flag returns `EINVAL`.
+fn build(limit: u32, best: TaskrunMode) -> Result<(IoUring, TaskrunMode), UringUnavailable> {
+    let mut unavailable = UringUnavailable::Errno(libc::EINVAL);
+    let modes = [TaskrunMode::Deferred, TaskrunMode::Cooperative, TaskrunMode::Plain];
+    for taskrun in modes.into_iter().skip_while(|&mode| mode != best) {
+        let mut builder = IoUring::builder();
+        builder.dontfork().setup_clamp().setup_cqsize(limit.max(SUBMISSION_ENTRIES) + COMPLETION_MARGIN);
+        match taskrun {
+            TaskrunMode::Deferred => {
+                builder.setup_single_issuer().setup_defer_taskrun().setup_taskrun_flag().setup_submit_all()
+            }
+            TaskrunMode::Cooperative => builder.setup_coop_taskrun().setup_taskrun_flag().setup_submit_all(),
+            TaskrunMode::Plain => &mut builder,
+        };
+        match builder.build(SUBMISSION_ENTRIES) {
+            Ok(uring) => return Ok((uring, taskrun)),
+            Err(error) => unavailable = UringUnavailable::Errno(error.raw_os_error().unwrap_or(libc::EIO)),
+        }
+        if unavailable != UringUnavailable::Errno(libc::EINVAL) {
+            break;
+        }
+    }
+    Err(unavailable)
+}
+
+/// Rejects kernels whose rings lack what every reactor needs.
+fn check(uring: &IoUring) -> Result<(), UringUnavailable> {
+    if !uring.params().is_feature_ext_arg() {
+        return Err(UringUnavailable::Lacks("io_uring waits with a timeout (Linux 5.11)"));
+    }
+    if !uring.params().is_feature_nodrop() {
+        return Err(UringUnavailable::Lacks("io_uring completions that are never dropped (Linux 5.5)"));
+    }
+    let mut probe = Probe::new();
+    uring.submitter().register_probe(&mut probe).map_err(|_| UringUnavailable::Lacks("the io_uring probe"))?;
+    let needed = [
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::ReadFixed::CODE,
+        opcode::WriteFixed::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+        opcode::Accept::CODE,
+        opcode::Connect::CODE,
+        opcode::Recv::CODE,
+        opcode::Send::CODE,
+        opcode::SendMsg::CODE,
+        opcode::AsyncCancel::CODE,
+    ];
+    if needed.iter().any(|&code| !probe.is_supported(code)) {
+        return Err(UringUnavailable::Lacks("a file or socket operation of io_uring"));
+    }
+    Ok(())
+}
+
+fn register_files(uring: &IoUring, limit: u32) -> Result<(), UringUnavailable> {
+    if limit == 0 {
+        return Err(UringUnavailable::TurnedOff);
+    }
+    let registered = uring.submitter().register_files_sparse(limit);
+    registered.map_err(|error| UringUnavailable::Errno(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+fn register_arena(uring: &IoUring, pool: &Pool) -> Result<(), UringUnavailable> {
+    let arena = pool.arena();
+    if arena.len_bytes == 0 {
+        return Err(UringUnavailable::TurnedOff);
+    }
+    if arena.len_bytes > REGISTERED_LIMIT_BYTES {
+        return Err(UringUnavailable::ArenaTooLarge);
+    }
+    let vectors = [libc::iovec { iov_base: arena.base.cast(), iov_len: arena.len_bytes }];
+    // SAFETY: the arena is mapped for as long as the pool or any buffer of it lives; the reactor holds the pool, and an
+    // operation its buffer. The kernel holds the pages themselves, so even an early unmapping would free nothing in use.
+    let registered = unsafe { uring.submitter().register_buffers(&vectors) };
+    match registered {
+        Ok(()) => {
+            pool.set_registration(Some(0));
+            Ok(())
+        }
+        Err(error) => Err(match error.raw_os_error() {
+            Some(libc::ENOMEM) => locked_memory(),
+            errno => UringUnavailable::Errno(errno.unwrap_or(libc::EIO)),
+        }),
+    }
+}
+
+fn locked_memory() -> UringUnavailable {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the call fills the structure it is given.
+    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
+        0 => UringUnavailable::LockedMemory { limit_bytes: limit.rlim_cur },
+        _ => UringUnavailable::Errno(libc::ENOMEM),
     }
 }

@@ -1,7 +1,7 @@
-//! Asking the process to end: SIGTERM and SIGINT as a future.
+//! Shutdown signals: SIGTERM and SIGINT as a future.
 //!
 //! Shape: a handler may do next to nothing, so it writes one byte to a pipe that lives as long as the process; a thread
-//! waits there and wakes the futures. The thread exists only when somebody asks for signals.
+//! waits there and wakes the futures. The thread exists only after the first such future was polled.
 
 use std::future::Future;
 use std::io::{self, Read};
@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::waiters::Waiters;
+use crate::sync::Waiters;
 
-/// A request to end.
+/// A shutdown signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
     /// SIGTERM, from a service manager.
@@ -24,22 +24,23 @@ pub enum Signal {
 
 /// The write end of the pipe, for the handler; -1 before there is one.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
-static STATE: Mutex<State> = Mutex::new(State { installed: false, received: None, waiting: Waiters::new() });
+static STATE: Mutex<SignalState> =
+    Mutex::new(SignalState { installed: false, received: None, waiting: Waiters::new() });
 
-struct State {
+struct SignalState {
     installed: bool,
     received: Option<Signal>,
     waiting: Waiters,
 }
 
-fn state() -> MutexGuard<'static, State> {
-    // Only moves happen under the lock, so a panic leaves nothing half done.
+fn state() -> MutexGuard<'static, SignalState> {
+    // Only moves happen under the lock, so a panic leaves the state consistent.
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Ends when the process has received SIGTERM or SIGINT since the first such future was polled; every such future does,
-/// also later ones. The second signal of the same kind has its default effect and ends the process, so that a shutdown
-/// that hangs can be cut short.
+/// also later ones. The second signal of the same kind has its default effect and ends the process, so that an operator can end
+/// a shutdown that hangs.
 ///
 /// # Errors
 /// When the handlers cannot be installed.
@@ -97,7 +98,7 @@ fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: both descriptors are new, so nobody else owns them.
+    // SAFETY: both descriptors are new, so no other handle owns them.
     Ok(unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) })
 }
 

@@ -1,10 +1,10 @@
-//! Socket operations of the system call backend: tried at once, and again whenever epoll says that a socket is ready.
+//! Socket operations of the system call backend: tried at once, and again each time epoll reports the socket ready.
 //!
-//! Invariants: operations on one socket and direction are carried out in the order of their start. One that waits was tried
-//! after the last event that was taken for its socket, so a further event will come (`EPOLLET` tells changes only).
+//! Invariants: operations on one socket and direction are executed in the order of their start. A waiting operation was tried
+//! after the last event of its socket, so a further event will come (`EPOLLET` reports changes only).
 //!
 //! Shape: sockets are registered once, for both directions, so that waiting costs no system call of its own. What is
-//! finished is reported in the next turn, as a ring does, so that a task whose socket is always ready starves nobody.
+//! finished is reported in the next turn, as with a ring, so that a task whose socket is always ready starves no other.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -12,16 +12,16 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::driver::Finished;
+use crate::cross_core::ReactorShared;
 use crate::op_table::Key;
 use crate::operation::{Direction, ErasedOp, Interest};
-use crate::remote::ReactorShared;
+use crate::ring::Finished;
 
 /// Events taken with one system call; more wait for the next turn.
 const EVENTS_PER_TURN: usize = 256;
 /// Marks the event descriptor of the reactor among the sockets.
 const EVENT: u64 = u64::MAX;
-/// How often an operation that signals interrupt is started again before the error is passed on.
+/// How often an operation that signals interrupt is retried before it fails.
 const INTERRUPTION_LIMIT: u32 = 64;
 
 /// The epoll instance; sockets take themselves out of it when they are closed.
@@ -38,7 +38,7 @@ impl Epoll {
     }
 
     pub(crate) fn remove(&self, fd: RawFd) {
-        // A failure would only mean events that nobody waits for.
+        // A failure would only cause events that no operation waits for.
         let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
     }
 
@@ -51,7 +51,7 @@ impl Epoll {
         let (fd, room) = (self.0.as_raw_fd(), events.len() as i32);
         let limit = timespec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
         let no_mask = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: the events have the room that is told, the timeout is null or lives in this frame, and there is no mask.
+        // SAFETY: the events have the given room, the timeout is null or lives in this frame, and there is no mask.
         let mut count =
             unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, events.as_mut_ptr(), room, limit, no_mask, 0usize) };
         if count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
@@ -71,20 +71,20 @@ impl Epoll {
     }
 }
 
-struct Job {
+struct QueuedOp {
     key: Key,
-    work: Box<dyn ErasedOp>,
+    op: Box<dyn ErasedOp>,
 }
 
-/// What waits on one socket.
+/// The operations that wait on one socket.
 #[derive(Default)]
-struct Queues {
-    readable: VecDeque<Job>,
-    writable: VecDeque<Job>,
+struct SocketQueues {
+    readable: VecDeque<QueuedOp>,
+    writable: VecDeque<QueuedOp>,
 }
 
-impl Queues {
-    fn of(&mut self, direction: Direction) -> &mut VecDeque<Job> {
+impl SocketQueues {
+    fn of(&mut self, direction: Direction) -> &mut VecDeque<QueuedOp> {
         match direction {
             Direction::Readable => &mut self.readable,
             Direction::Writable => &mut self.writable,
@@ -94,14 +94,14 @@ impl Queues {
 
 pub(crate) struct Sockets {
     epoll: Arc<Epoll>,
-    /// Sockets on which something waits, or did.
-    waiting: HashMap<RawFd, Queues>,
+    /// Sockets with waiting operations, now or before.
+    waiting: HashMap<RawFd, SocketQueues>,
     done: Vec<Finished>,
     events: Vec<libc::epoll_event>,
-    remote: Arc<ReactorShared>,
+    shared: Arc<ReactorShared>,
 }
 
-/// Carries out an operation unless it would have to wait.
+/// Executes an operation unless it would have to wait.
 fn attempt(work: &mut dyn ErasedOp) -> Option<i32> {
     for _ in 0..INTERRUPTION_LIMIT {
         match work.run() {
@@ -119,12 +119,12 @@ impl Sockets {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the descriptor is new, so nobody else owns it.
+        // SAFETY: the descriptor is new, so it has no other owner.
         let epoll = Arc::new(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }));
         epoll.control(libc::EPOLL_CTL_ADD, remote.event_fd(), libc::EPOLLIN, EVENT)?;
         let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN];
         let remote = Arc::clone(remote);
-        Ok(Sockets { epoll, waiting: HashMap::new(), done: Vec::new(), events, remote })
+        Ok(Sockets { epoll, waiting: HashMap::new(), done: Vec::new(), events, shared: remote })
     }
 
     /// Registers a socket, which must not block. It stays registered until [`Epoll::remove`].
@@ -141,15 +141,15 @@ impl Sockets {
         {
             return self.done.push(Finished { key, result, returned: Some(work) });
         }
-        self.waiting.entry(interest.fd).or_default().of(interest.direction).push_back(Job { key, work });
+        self.waiting.entry(interest.fd).or_default().of(interest.direction).push_back(QueuedOp { key, op: work });
     }
 
-    /// Ends an operation that still waits.
+    /// Cancels an operation that still waits.
     pub(crate) fn cancel(&mut self, key: Key, interest: Interest) {
         let Some(queues) = self.waiting.get_mut(&interest.fd) else { return };
         let queue = queues.of(interest.direction);
         let Some(place) = queue.iter().position(|job| job.key == key) else { return };
-        let Job { key, work } = queue.remove(place).expect("the place was just found");
+        let QueuedOp { key, op: work } = queue.remove(place).expect("the place was just found");
         self.done.push(Finished { key, result: -libc::ECANCELED, returned: Some(work) });
         self.forget_if_empty(interest.fd);
     }
@@ -157,7 +157,7 @@ impl Sockets {
     pub(crate) fn cancel_all(&mut self) {
         for (_, mut queues) in self.waiting.drain() {
             let jobs = queues.readable.drain(..).chain(queues.writable.drain(..));
-            let ended = |Job { key, work }| Finished { key, result: -libc::ECANCELED, returned: Some(work) };
+            let ended = |QueuedOp { key, op: work }| Finished { key, result: -libc::ECANCELED, returned: Some(work) };
             self.done.extend(jobs.map(ended));
         }
     }
@@ -168,51 +168,51 @@ impl Sockets {
         }
     }
 
-    /// Whether something waits for a peer.
+    /// True if an operation waits for a peer.
     pub(crate) fn is_waiting(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Whether there is something to report.
+    /// True if an operation has finished and was not reported.
     pub(crate) fn is_done(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// Appends what is finished.
+    /// Appends the finished operations.
     pub(crate) fn report(&mut self, finished: &mut Vec<Finished>) {
         finished.append(&mut self.done);
     }
 
-    /// Waits for events and does what they allow. True when the reactor's own event was among them.
+    /// Waits for events and retries the operations on ready sockets. True if the reactor's own event was among them.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
         let count = self.epoll.wait(&mut self.events, timeout)?;
         let mut kicked = false;
         for place in 0..count {
             let libc::epoll_event { events, u64: mark } = self.events[place];
             if mark == EVENT {
-                self.remote.clear_event();
+                self.shared.clear_event();
                 kicked = true;
                 continue;
             }
             let fd = mark as RawFd;
             let ended = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
             if events & ((libc::EPOLLIN | libc::EPOLLRDHUP) as u32 | ended) != 0 {
-                self.go_on(fd, Direction::Readable);
+                self.run_ready(fd, Direction::Readable);
             }
             if events & (libc::EPOLLOUT as u32 | ended) != 0 {
-                self.go_on(fd, Direction::Writable);
+                self.run_ready(fd, Direction::Writable);
             }
         }
         Ok(kicked)
     }
 
-    fn go_on(&mut self, fd: RawFd, direction: Direction) {
+    fn run_ready(&mut self, fd: RawFd, direction: Direction) {
         let Some(queues) = self.waiting.get_mut(&fd) else { return };
         let queue = queues.of(direction);
         while let Some(job) = queue.front_mut()
-            && let Some(result) = attempt(&mut *job.work)
+            && let Some(result) = attempt(&mut *job.op)
         {
-            let Job { key, work } = queue.pop_front().expect("the job that was carried out is in front");
+            let QueuedOp { key, op: work } = queue.pop_front().expect("the job that was carried out is in front");
             self.done.push(Finished { key, result, returned: Some(work) });
         }
         self.forget_if_empty(fd);

@@ -9,106 +9,106 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::driver::{Finished, Wait};
+use crate::busy_poll::Spin;
+use crate::cross_core::ReactorShared;
 use crate::op_table::Key;
 use crate::operation::{ErasedOp, Interest};
-use crate::remote::ReactorShared;
+use crate::ring::{Finished, Wait};
 use crate::sockets::Sockets;
-use crate::spin::Spin;
 
-struct Job {
+struct QueuedOp {
     key: Key,
-    work: Box<dyn ErasedOp>,
+    op: Box<dyn ErasedOp>,
 }
 
-struct Done {
+struct FinishedOp {
     key: Key,
     result: i32,
-    work: Box<dyn ErasedOp>,
+    op: Box<dyn ErasedOp>,
 }
 
 #[derive(Default)]
 struct Queue {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<QueuedOp>,
     closing: bool,
 }
 
-struct Shared {
+struct ThreadsState {
     queue: Mutex<Queue>,
     ready: Condvar,
-    done: Mutex<Vec<Done>>,
-    remote: Arc<ReactorShared>,
+    done: Mutex<Vec<FinishedOp>>,
+    reactor: Arc<ReactorShared>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each critical section is one push, pop or swap, so a panic leaves nothing half done.
+    // Each critical section is one push, pop or swap, so a panic leaves the state consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) struct Threads {
-    shared: Arc<Shared>,
+    state: Arc<ThreadsState>,
     threads: Vec<thread::JoinHandle<()>>,
-    taken: Vec<Done>,
-    /// Operations that threads have, or have done.
-    out: usize,
+    taken: Vec<FinishedOp>,
+    /// Operations on threads, and those that have finished there.
+    in_flight: usize,
     pub(crate) sockets: Sockets,
     spin: Spin,
 }
 
 impl Threads {
-    pub(crate) fn start(count: u32, remote: &Arc<ReactorShared>, sockets: Sockets, spin: Spin) -> io::Result<Threads> {
-        let shared = Arc::new(Shared {
+    pub(crate) fn start(count: u32, reactor: &Arc<ReactorShared>, sockets: Sockets, spin: Spin) -> io::Result<Threads> {
+        let state = Arc::new(ThreadsState {
             queue: Mutex::default(),
             ready: Condvar::new(),
             done: Mutex::default(),
-            remote: Arc::clone(remote),
+            reactor: Arc::clone(reactor),
         });
-        let mut threads = Threads { shared, threads: Vec::new(), taken: Vec::new(), out: 0, sockets, spin };
+        let mut threads = Threads { state, threads: Vec::new(), taken: Vec::new(), in_flight: 0, sockets, spin };
         for number in 0..count.max(1) {
-            let shared = Arc::clone(&threads.shared);
+            let state = Arc::clone(&threads.state);
             let builder = thread::Builder::new().name(format!("file-{number}"));
-            threads.threads.push(builder.spawn(move || shared.work())?);
+            threads.threads.push(builder.spawn(move || state.work())?);
         }
         Ok(threads)
     }
 
     /// Starts an operation; one that waits for a peer is tried at once.
-    pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, work: Box<dyn ErasedOp>) {
+    pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, op: Box<dyn ErasedOp>) {
         if let Some(interest) = waits {
-            return self.sockets.push(key, work, interest);
+            return self.sockets.push(key, op, interest);
         }
-        self.out += 1;
-        lock(&self.shared.queue).jobs.push_back(Job { key, work });
-        self.shared.ready.notify_one();
+        self.in_flight += 1;
+        lock(&self.state.queue).jobs.push_back(QueuedOp { key, op });
+        self.state.ready.notify_one();
     }
 
     pub(crate) fn turn(&mut self, wait: Wait, finished: &mut Vec<Finished>) -> io::Result<()> {
-        if wait != Wait::No && !self.has_news() {
+        if wait != Wait::No && !self.has_finished() {
             self.sleep(wait)?;
         } else if self.sockets.is_waiting() {
             self.sockets.wait(Some(Duration::ZERO))?;
         }
-        std::mem::swap(&mut *lock(&self.shared.done), &mut self.taken);
-        self.out -= self.taken.len();
-        for Done { key, result, work } in self.taken.drain(..) {
+        std::mem::swap(&mut *lock(&self.state.done), &mut self.taken);
+        self.in_flight -= self.taken.len();
+        for FinishedOp { key, result, op: work } in self.taken.drain(..) {
             finished.push(Finished { key, result, returned: Some(work) });
         }
         self.sockets.report(finished);
         Ok(())
     }
 
-    fn has_news(&self) -> bool {
-        self.sockets.is_done() || (self.out > 0 && !lock(&self.shared.done).is_empty())
+    fn has_finished(&self) -> bool {
+        self.sockets.is_done() || (self.in_flight > 0 && !lock(&self.state.done).is_empty())
     }
 
-    /// Waits until there is something to report, the event descriptor is written, or time is up.
+    /// Waits until an operation has finished, the event descriptor is written, or the timeout has passed.
     fn sleep(&mut self, wait: Wait) -> io::Result<()> {
         if let Some(end) =
-            self.spin.begin(self.sockets.is_waiting() || self.out > 0 || self.shared.remote.is_shared(), wait)
+            self.spin.begin(self.sockets.is_waiting() || self.in_flight > 0 || self.state.reactor.is_shared(), wait)
         {
             while Instant::now() < end {
-                if self.sockets.wait(Some(Duration::ZERO))? || self.has_news() || self.shared.remote.has_notice() {
-                    self.spin.paid();
+                if self.sockets.wait(Some(Duration::ZERO))? || self.has_finished() || self.state.reactor.has_notice() {
+                    self.spin.hit();
                     return Ok(());
                 }
             }
@@ -117,30 +117,30 @@ impl Threads {
             Wait::Until(deadline) => Some(deadline.saturating_duration_since(Instant::now())),
             Wait::No | Wait::Forever => None,
         };
-        let timeout = if self.shared.remote.fall_asleep() { timeout } else { Some(Duration::ZERO) };
+        let timeout = if self.state.reactor.fall_asleep() { timeout } else { Some(Duration::ZERO) };
         let waited = self.sockets.wait(timeout);
-        self.shared.remote.wake_up();
+        self.state.reactor.wake_up();
         self.spin.slept();
         waited.map(|_| ())
     }
 }
 
-impl Shared {
+impl ThreadsState {
     fn work(&self) {
-        while let Some(Job { key, mut work }) = self.next() {
+        while let Some(QueuedOp { key, op: mut work }) = self.next() {
             let result = work.run();
             let mut done = lock(&self.done);
-            done.push(Done { key, result, work });
+            done.push(FinishedOp { key, result, op: work });
             let first = done.len() == 1;
             drop(done);
-            // Later ones are taken together with the first.
+            // The reactor takes later ones together with the first.
             if first {
-                self.remote.kick();
+                self.reactor.kick();
             }
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn next(&self) -> Option<QueuedOp> {
         let mut queue = lock(&self.queue);
         loop {
             if let Some(job) = queue.jobs.pop_front() {
@@ -156,10 +156,10 @@ impl Shared {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        lock(&self.shared.queue).closing = true;
-        self.shared.ready.notify_all();
+        lock(&self.state.queue).closing = true;
+        self.state.ready.notify_all();
         for thread in self.threads.drain(..) {
-            // A thread that panicked has nothing more to give back; the panic hook has told about it.
+            // A thread that panicked returns nothing more; the panic hook has printed the panic.
             let _ = thread.join();
         }
     }

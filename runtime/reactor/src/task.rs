@@ -19,7 +19,7 @@ use crate::waker::{FIELD_MASK, TaskId};
 
 pub(crate) type Body = Pin<Box<dyn Future<Output = ()>>>;
 
-enum State {
+enum TaskState {
     Free,
     Idle(Body),
     Running,
@@ -29,7 +29,7 @@ enum State {
 struct Slot {
     generation: u32,
     queued: bool,
-    state: State,
+    state: TaskState,
 }
 
 #[derive(Default)]
@@ -48,13 +48,13 @@ impl Tasks {
     fn insert(&mut self, body: Body) -> TaskId {
         self.live += 1;
         let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, queued: false, state: State::Free });
+            self.slots.push(Slot { generation: 0, queued: false, state: TaskState::Free });
             self.slots.len() as u32 - 1
         });
         // The last index is the root's.
         assert!(index < FIELD_MASK, "a reactor holds fewer than 2^24 - 1 tasks");
         let slot = &mut self.slots[index as usize];
-        slot.state = State::Idle(body);
+        slot.state = TaskState::Idle(body);
         slot.queued = true;
         TaskId { index, generation: slot.generation }
     }
@@ -67,15 +67,15 @@ impl Tasks {
         let slot = &mut self.slots[id.index as usize];
         slot.generation = (slot.generation + 1) & FIELD_MASK;
         slot.queued = false;
-        slot.state = State::Free;
+        slot.state = TaskState::Free;
         self.free.push(id.index);
         self.live -= 1;
     }
 
-    /// Notes that the task is to be polled; false when it is gone or noted already.
+    /// Queues the task to be polled; false if it is gone or queued already.
     pub(crate) fn enqueue(&mut self, id: TaskId) -> bool {
         match self.slot(id) {
-            Some(slot) if !matches!(slot.state, State::Free) => !std::mem::replace(&mut slot.queued, true),
+            Some(slot) if !matches!(slot.state, TaskState::Free) => !std::mem::replace(&mut slot.queued, true),
             _ => false,
         }
     }
@@ -84,8 +84,8 @@ impl Tasks {
     pub(crate) fn begin(&mut self, id: TaskId) -> Option<Body> {
         let slot = self.slot(id)?;
         slot.queued = false;
-        match std::mem::replace(&mut slot.state, State::Running) {
-            State::Idle(body) => Some(body),
+        match std::mem::replace(&mut slot.state, TaskState::Running) {
+            TaskState::Idle(body) => Some(body),
             other => {
                 slot.state = other;
                 None
@@ -93,60 +93,60 @@ impl Tasks {
         }
     }
 
-    /// Ends a poll. A future that is not wanted any more is returned, to be dropped by the caller.
+    /// Ends a poll. Returns the future of a task that has ended, for the caller to drop.
     pub(crate) fn end(&mut self, id: TaskId, body: Body, finished: bool) -> Option<Body> {
         let slot = self.slot(id)?;
-        if finished || matches!(slot.state, State::AbortedWhileRunning) {
+        if finished || matches!(slot.state, TaskState::AbortedWhileRunning) {
             self.release(id);
             return Some(body);
         }
-        slot.state = State::Idle(body);
+        slot.state = TaskState::Idle(body);
         None
     }
 
     /// Takes away the future of a task that is not running; a running one ends with its poll.
     fn abort(&mut self, id: TaskId) -> Option<Body> {
         let slot = self.slot(id)?;
-        match std::mem::replace(&mut slot.state, State::AbortedWhileRunning) {
-            State::Idle(body) => {
+        match std::mem::replace(&mut slot.state, TaskState::AbortedWhileRunning) {
+            TaskState::Idle(body) => {
                 self.release(id);
                 Some(body)
             }
-            State::Free => {
-                slot.state = State::Free;
+            TaskState::Free => {
+                slot.state = TaskState::Free;
                 None
             }
-            State::Running | State::AbortedWhileRunning => None,
+            TaskState::Running | TaskState::AbortedWhileRunning => None,
         }
     }
 
     /// Takes away any one future, while there is one.
     pub(crate) fn evict(&mut self) -> Option<Body> {
-        let index = self.slots.iter().position(|slot| matches!(slot.state, State::Idle(_)))?;
+        let index = self.slots.iter().position(|slot| matches!(slot.state, TaskState::Idle(_)))?;
         let generation = self.slots[index].generation;
         self.abort(TaskId { index: index as u32, generation })
     }
 }
 
 /// How a task ended.
-enum End<T> {
+enum TaskOutcome<T> {
     Value(T),
     Panic(Box<dyn Any + Send>),
     Aborted,
 }
 
 /// What a task and its handle share.
-struct Join<T> {
-    end: Option<End<T>>,
+struct JoinState<T> {
+    end: Option<TaskOutcome<T>>,
     finished: bool,
     waker: Option<Waker>,
 }
 
-/// The task's side; it tells the handle even when the task is dropped half way.
-struct Finish<T>(Rc<RefCell<Join<T>>>);
+/// The task's side; it completes the handle even if the task is dropped before its end.
+struct JoinSender<T>(Rc<RefCell<JoinState<T>>>);
 
-impl<T> Finish<T> {
-    fn finish(&self, end: End<T>) {
+impl<T> JoinSender<T> {
+    fn finish(&self, end: TaskOutcome<T>) {
         let mut join = self.0.borrow_mut();
         if std::mem::replace(&mut join.finished, true) {
             return;
@@ -160,9 +160,9 @@ impl<T> Finish<T> {
     }
 }
 
-impl<T> Drop for Finish<T> {
+impl<T> Drop for JoinSender<T> {
     fn drop(&mut self) {
-        self.finish(End::Aborted);
+        self.finish(TaskOutcome::Aborted);
     }
 }
 
@@ -173,16 +173,15 @@ pub struct Aborted;
 
 /// Waits for a task. Dropping it lets the task run on by itself.
 ///
-/// A panic of the task goes on in whoever awaits the handle.
+/// A panic of the task resumes in the task that awaits the handle.
 pub struct JoinHandle<T> {
     core: Rc<Core>,
     task: TaskId,
-    join: Rc<RefCell<Join<T>>>,
+    join: Rc<RefCell<JoinState<T>>>,
 }
 
 impl<T> JoinHandle<T> {
-    /// Drops the task's future, at once or, when it is the task itself that asks, at its next `await`. A task that has
-    /// ended is left as it is.
+    /// Drops the task's future, at once or, if the task aborts itself, at its next `await`. Does nothing after the task has ended.
     pub fn abort(&self) {
         if self.is_finished() {
             return;
@@ -192,7 +191,7 @@ impl<T> JoinHandle<T> {
         self.core.task_ended();
     }
 
-    /// Whether the task has ended, in whichever way.
+    /// True if the task has ended: with a value, a panic or an abort.
     pub fn is_finished(&self) -> bool {
         self.join.borrow().finished
     }
@@ -204,9 +203,9 @@ impl<T> Future for JoinHandle<T> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut join = self.join.borrow_mut();
         let previous = match join.end.take() {
-            Some(End::Value(value)) => return Poll::Ready(Ok(value)),
-            Some(End::Aborted) => return Poll::Ready(Err(Aborted)),
-            Some(End::Panic(panic)) => {
+            Some(TaskOutcome::Value(value)) => return Poll::Ready(Ok(value)),
+            Some(TaskOutcome::Aborted) => return Poll::Ready(Err(Aborted)),
+            Some(TaskOutcome::Panic(panic)) => {
                 drop(join);
                 resume_unwind(panic)
             }
@@ -241,17 +240,17 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    let join = Rc::new(RefCell::new(Join { end: None, finished: false, waker: None }));
-    let finish = Finish(Rc::clone(&join));
+    let join = Rc::new(RefCell::new(JoinState { end: None, finished: false, waker: None }));
+    let finish = JoinSender(Rc::clone(&join));
     let body = Box::pin(async move {
         match AssertUnwindSafe(future).catch_unwind().await {
-            Ok(value) => finish.finish(End::Value(value)),
+            Ok(value) => finish.finish(TaskOutcome::Value(value)),
             Err(panic) => {
                 if Rc::strong_count(&finish.0) == 1 {
-                    // The panic hook has printed it; nobody is left who could be told.
+                    // The panic hook has printed it, and no handle is left.
                     tracing::error!("a detached task panicked");
                 }
-                finish.finish(End::Panic(panic));
+                finish.finish(TaskOutcome::Panic(panic));
             }
         }
     });

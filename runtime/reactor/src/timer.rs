@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::executor::{self, Core};
 
-/// The timers that run, by deadline and, among equals, by age.
+/// The running timers, by deadline and, for equal deadlines, by age.
 #[derive(Default)]
 pub(crate) struct Timers {
     running: BTreeMap<(Instant, u64), Waker>,
@@ -59,7 +59,7 @@ pub fn sleep_until(deadline: Instant) -> Sleep {
 /// The future of [`sleep`] and [`sleep_until`].
 pub struct Sleep {
     core: Rc<Core>,
-    /// `None` lies beyond what the clock can tell.
+    /// `None` if it is beyond the clock's range.
     deadline: Option<Instant>,
     key: Option<(Instant, u64)>,
 }

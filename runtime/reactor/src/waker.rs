@@ -1,17 +1,17 @@
 //! Wakers that cost nothing to make, clone or drop.
 //!
 //! A waker is one word: which core, which task slot, which generation of it. Nothing is counted or allocated; a waker
-//! that outlived its task, or even its reactor, finds another generation or nobody and does nothing, or wakes a task that
-//! did not need it, which every future must bear anyway. So a generation that wraps around harms nobody.
+//! that outlives its task, or its reactor, finds another generation or no task and does nothing, or wakes a task without need,
+//! which every future must tolerate anyway. So a generation that wraps around is harmless.
 //!
 //! Shape: a waker must be `Send`, although tasks are not. On the core's own thread it reaches the ready queue directly;
-//! from elsewhere it goes through the directory of cores to the core's inbox.
+//! from other threads it goes through the directory of cores to the core's inbox.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{RawWaker, RawWakerVTable, Waker};
 
+use crate::cross_core::ReactorShared;
 use crate::executor;
-use crate::remote::ReactorShared;
 
 const _: () = assert!(usize::BITS == 64, "a waker packs three numbers into one 64-bit word");
 
@@ -20,11 +20,11 @@ const FIELD_BITS: u32 = 24;
 /// The largest value of either.
 pub(crate) const FIELD_MASK: u32 = (1 << FIELD_BITS) - 1;
 
-/// A core's place in the directory.
+/// A core's index in the directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct CoreId(u16);
 
-/// A task slot and the generation of its tenant, 24 bits each.
+/// A task slot and its generation, 24 bits each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TaskId {
     pub(crate) index: u32,
@@ -37,14 +37,14 @@ pub(crate) const ROOT: TaskId = TaskId { index: FIELD_MASK, generation: 0 };
 /// The reactors of this process, so that a waker can find its own from another thread.
 static DIRECTORY: RwLock<Vec<Option<Arc<ReactorShared>>>> = RwLock::new(Vec::new());
 
-pub(crate) fn register(remote: &Arc<ReactorShared>) -> CoreId {
+pub(crate) fn register(shared: &Arc<ReactorShared>) -> CoreId {
     let mut cores = DIRECTORY.write().unwrap_or_else(PoisonError::into_inner);
     let place = cores.iter().position(Option::is_none).unwrap_or(cores.len());
     let id = u16::try_from(place).expect("a process has fewer than 65536 reactors");
     if place == cores.len() {
         cores.push(None);
     }
-    cores[place] = Some(Arc::clone(remote));
+    cores[place] = Some(Arc::clone(shared));
     CoreId(id)
 }
 
@@ -71,7 +71,7 @@ fn wake(word: *const ()) {
         return;
     }
     let cores = DIRECTORY.read().unwrap_or_else(PoisonError::into_inner);
-    if let Some(remote) = cores.get(core.0 as usize).and_then(Option::as_ref) {
-        remote.wake_task(task);
+    if let Some(shared) = cores.get(core.0 as usize).and_then(Option::as_ref) {
+        shared.wake_task(task);
     }
 }

@@ -11,7 +11,7 @@ fn a_refused_ring_falls_back_and_says_so() {
     for errno in [libc::EPERM, libc::ENOSYS] {
         let config = Config { runtime: BackendChoice::Auto, refuse_uring: Some(errno), ..common::small() };
         let reactor = Reactor::new(config).expect("falls back");
-        // Whoever runs the tests with the variable set to `syscalls` has asked for it, which is then the reason.
+        // With the variable set to `syscalls` the tests requested system calls, which is then the reason.
         if std::env::var_os("SEALBLOCK_RUNTIME").is_none() {
             assert_eq!(
                 *reactor.backend(),

@@ -13,7 +13,7 @@ use std::time::Duration;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{
     Config, CoreAddress, CoreGone, CoreHandle, CoreLocal, Cores, File, Options, Placement, Reactor, StartError,
-    Stopped, sleep, spawn, stopping, yield_now,
+    Stopped, shutdown_requested, sleep, spawn, yield_now,
 };
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -54,13 +54,13 @@ fn calls_come_from_many_threads() {
                     for i in 0..300usize {
                         let local = std::rc::Rc::new(number * 1000 + i);
                         let sent = *local;
-                        let answer = block_on(handles[i % 2].call(move || async move {
+                        let result = block_on(handles[i % 2].call(move || async move {
                             // What is made on the core need not be able to leave it.
                             let local = std::rc::Rc::new(sent);
                             sealblock_runtime_reactor::yield_now().await;
                             *local * 2
                         }));
-                        assert_eq!(answer, Ok(*local * 2));
+                        assert_eq!(result, Ok(*local * 2));
                     }
                 });
             }
@@ -74,14 +74,14 @@ fn cores_call_each_other() {
     each(|config| {
         let cores = Cores::start(Placement::Count(2), config).expect("starts");
         let (first, second) = (cores.handle(0).expect("two"), cores.handle(1).expect("two"));
-        let answer = block_on(first.call(move || async move {
+        let result = block_on(first.call(move || async move {
             let mut sum = 0;
             for i in 0..200u64 {
                 sum += second.call(move || async move { i }).await.expect("the core lives");
             }
             (sum, thread::current().name().map(str::to_owned))
         }));
-        let (sum, name) = answer.expect("the core lives");
+        let (sum, name) = result.expect("the core lives");
         assert_eq!(sum, 19_900);
         assert!(name.expect("cores are named").starts_with("core-"));
         assert_eq!(cores.handle(2).map(drop), None);
@@ -108,7 +108,7 @@ fn no_more_calls_run_than_the_limit_allows() {
             let calls: Vec<_> = (0..20).map(|_| spawn(work(handle.clone()))).collect();
             // All have asked by then, so some wait.
             yield_now().await;
-            // Waiting callers that give up must not take the turn of others with them.
+            // Waiting callers that are dropped must not take the turn of other callers with them.
             for call in calls.iter().skip(1).step_by(3) {
                 call.abort();
             }
@@ -162,7 +162,7 @@ fn shutdown_waits_for_tasks_that_end() {
         let count = Arc::clone(&done);
         block_on(handle.call(move || async move {
             drop(spawn(async move {
-                stopping().await;
+                shutdown_requested().await;
                 sleep(Duration::from_millis(3)).await;
                 count.fetch_add(1, Ordering::SeqCst);
             }));
@@ -185,33 +185,33 @@ fn shutdown_aborts_tasks_that_do_not_end() {
 }
 
 #[test]
-fn shutdown_under_load_answers_every_call() {
+fn shutdown_under_load_completes_every_call() {
     each(|config| {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("the target folder can be written");
         let cores = Cores::start(Placement::Count(2), config).expect("starts");
-        let answered = AtomicUsize::new(0);
+        let completed = AtomicUsize::new(0);
         thread::scope(|scope| {
             for number in 0..4usize {
                 let handle = cores.handle(number % 2).expect("two");
-                let (path, answered) = (dir.path().join(number.to_string()), &answered);
+                let (path, completed) = (dir.path().join(number.to_string()), &completed);
                 scope.spawn(move || {
                     loop {
                         let path = path.clone();
-                        let answer = block_on(handle.call(move || async move {
+                        let result = block_on(handle.call(move || async move {
                             let options = Options { write: true, create: true, ..Options::default() };
                             let file = File::open(path, options)?;
                             file.write_all_at(Slice::copy_from(&[1; 8192]), 0).await?;
                             file.sync_data().await
                         }));
-                        match answer {
-                            Ok(result) => result.expect("a core that answers has done the work"),
+                        match result {
+                            Ok(result) => result.expect("a core that completes a call has done the work"),
                             Err(gone) => return assert_eq!(gone, CoreGone::Stopped),
                         }
-                        answered.fetch_add(1, Ordering::SeqCst);
+                        completed.fetch_add(1, Ordering::SeqCst);
                     }
                 });
             }
-            while answered.load(Ordering::SeqCst) < 50 {
+            while completed.load(Ordering::SeqCst) < 50 {
                 thread::yield_now();
             }
             assert_eq!(cores.shutdown(HOUR), Stopped::default());
@@ -232,7 +232,7 @@ fn a_core_that_cannot_start_says_why() {
 fn what_is_posted_is_done_in_order_unless_the_core_stops() {
     each(|config| {
         let cores = Cores::start(Placement::Count(1), config).expect("starts");
-        let post = cores.handle(0).unwrap().post();
+        let post = cores.handle(0).unwrap().address();
         assert!(!post.is_here());
         let (send, receive) = std::sync::mpsc::channel();
         for number in 0..100 {
@@ -248,10 +248,10 @@ fn what_is_posted_is_done_in_order_unless_the_core_stops() {
     });
 }
 
-/// Tells on which thread it is dropped.
-struct Tells(std::sync::mpsc::Sender<thread::ThreadId>);
+/// Sends the thread on which it is dropped.
+struct DropSender(std::sync::mpsc::Sender<thread::ThreadId>);
 
-impl Drop for Tells {
+impl Drop for DropSender {
     fn drop(&mut self) {
         self.0.send(thread::current().id()).unwrap();
     }
@@ -266,18 +266,18 @@ fn homed_values_are_used_and_dropped_at_home() {
             let send = send.clone();
             let handle = cores.handle(0).unwrap();
             let made = handle.call(move || async move {
-                let homed = CoreLocal::new(std::rc::Rc::new(Tells(send)));
-                assert!(homed.get().is_some());
-                (homed, thread::current().id())
+                let local = CoreLocal::new(std::rc::Rc::new(DropSender(send)));
+                assert!(local.get().is_some());
+                (local, thread::current().id())
             });
             block_on(made).unwrap()
         };
-        let (homed, home) = make(&send);
-        assert!(homed.get().is_none(), "this is no reactor");
-        let elsewhere = homed.clone();
+        let (local, home) = make(&send);
+        assert!(local.get().is_none(), "this is no reactor");
+        let elsewhere = local.clone();
         let there = block_on(cores.handle(1).unwrap().call(move || async move { elsewhere.get().is_some() }));
         assert_eq!(there, Ok(false));
-        drop(homed);
+        drop(local);
         assert_eq!(receive.recv(), Ok(home), "the last handle takes the value along");
         let (kept, home) = make(&send);
         cores.shutdown(HOUR);

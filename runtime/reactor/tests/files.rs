@@ -232,7 +232,7 @@ fn a_lock_ends_when_the_file_is_dropped() {
         let dir = temporary();
         let path = dir.path().join("f");
         let locked = std::fs::File::create(&path).expect("creates");
-        locked.try_lock().expect("nobody else locks");
+        locked.try_lock().expect("no other lock is held");
         let file = reactor.block_on(async { File::from_fd(locked.into()) });
         let other = std::fs::File::open(&path).expect("opens");
         assert!(other.try_lock().is_err());

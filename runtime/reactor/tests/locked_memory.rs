@@ -9,7 +9,7 @@ use sealblock_runtime_reactor::{Backend, File, Options, Reactor, UringUnavailabl
 
 const LIMIT_BYTES: u64 = 64 << 10;
 
-/// Lowers the limit for the process and gives up, on this thread alone, the privilege to ignore it.
+/// Lowers the limit for the process and drops, on this thread alone, the privilege to ignore it.
 fn restrict() {
     let limit = libc::rlimit { rlim_cur: LIMIT_BYTES, rlim_max: LIMIT_BYTES };
     // SAFETY: the call reads the structure.

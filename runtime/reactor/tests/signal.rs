@@ -13,7 +13,7 @@ fn a_signal_ends_every_waiting_future_and_later_ones() {
     let reactor = Reactor::new(common::small()).expect("starts");
     reactor.block_on(async {
         let early = timeout(Duration::from_millis(5), shutdown_signal()).await;
-        assert!(early.is_err(), "nobody has sent a signal");
+        assert!(early.is_err(), "no signal was sent");
         let waiting: Vec<_> = (0..3).map(|_| spawn(shutdown_signal())).collect();
         sleep(Duration::from_millis(1)).await;
         // SAFETY: the handler is installed, since the future was polled above.

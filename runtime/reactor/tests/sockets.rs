@@ -212,7 +212,7 @@ fn options_take_effect_and_wrong_ones_are_refused() {
         let fd = stream.as_fd().try_clone_to_owned().expect("a descriptor");
         let socket = std::net::TcpStream::from(fd);
         match (level, name) {
-            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => socket.nodelay().expect("tells").into(),
+            (libc::IPPROTO_TCP, libc::TCP_NODELAY) => socket.nodelay().expect("has the option").into(),
             _ => unreachable!("no other option is asked for"),
         }
     }

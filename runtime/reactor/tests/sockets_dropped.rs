@@ -94,7 +94,7 @@ fn the_buffer_of_a_dropped_receipt_is_free_soon_and_not_before_its_end() {
             assert!(receive_and_drop(&server, 4096, 3).await.is_empty());
             drop(server);
             let others: Vec<Buffer> = (0..32).map(|_| pool().take(4096)).collect();
-            // The peer may be told of the end already, so that this may fail.
+            // The peer may have seen the end already, so that this may fail.
             let _ = client.send(Slice::copy_from(&[0xaa; 4096])).await;
             settle().await;
             assert!(others.iter().all(|other| other.iter().all(|&byte| byte != 0xaa)));
@@ -130,7 +130,7 @@ fn a_dropped_accept_loses_no_connection() {
             for turns in [0, 1, 5] {
                 {
                     let mut accepting = pin!(listener.accept());
-                    assert!(start(accepting.as_mut()).await, "nobody has come");
+                    assert!(start(accepting.as_mut()).await, "no client has connected");
                     for _ in 0..turns {
                         yield_now().await;
                     }
@@ -213,12 +213,12 @@ fn a_dropped_send_keeps_its_slices_until_it_ends() {
             };
             {
                 let mut sending = pin!(client.send_all([data.clone(), data.clone(), data]));
-                assert!(start(sending.as_mut()).await, "nobody reads");
+                assert!(start(sending.as_mut()).await, "the peer does not read");
                 yield_now().await;
                 assert_eq!(held(reactor), 8 << 20);
             }
             settle().await;
-            assert_eq!(held(reactor), 0, "it was cancelled, although nobody reads");
+            assert_eq!(held(reactor), 0, "it was cancelled, although the peer does not read");
             client.shutdown(Shutdown::Write).expect("ends");
             let mut total = 0;
             loop {

@@ -19,10 +19,10 @@ fn a_port_where_nobody_listens_refuses() {
     everywhere(|reactor| {
         reactor.block_on(async {
             let (listener, address) = listen();
-            drop(Stream::connect(address).await.expect("the premise: somebody listens"));
+            drop(Stream::connect(address).await.expect("the premise: a listener"));
             drop(listener);
             settle().await;
-            let refused = Stream::connect(address).await.expect_err("nobody listens");
+            let refused = Stream::connect(address).await.expect_err("no listener");
             assert_eq!(refused.kind(), ErrorKind::ConnectionRefused);
         });
     });
@@ -52,7 +52,7 @@ fn a_reset_ends_a_send_that_waits_and_a_receipt_that_waits() {
             let client = Rc::new(client);
             let sending = spawn({
                 let client = Rc::clone(&client);
-                // More than any socket buffer takes, and nobody reads.
+                // More than any socket buffer takes, and the peer does not read.
                 async move { client.send_all([Buffer::zeroed(64 << 20).freeze()]).await }
             });
             let receiving = spawn({
@@ -66,7 +66,7 @@ fn a_reset_ends_a_send_that_waits_and_a_receipt_that_waits() {
                 sending.await.expect("is not aborted").expect_err("was reset").kind(),
                 receiving.await.expect("is not aborted").err().map_or(ErrorKind::BrokenPipe, |error| error.kind()),
             ];
-            // Whichever comes first is told of the reset, and the other that the connection is gone.
+            // The first call returns the reset, the second one that the connection is gone.
             assert!(errors.iter().all(|kind| matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)));
         });
     });
@@ -80,11 +80,13 @@ fn a_time_limit_ends_what_a_silent_peer_does_not() {
             for _ in 0..3 {
                 timeout(SOON, client.recv(Buffer::zeroed(10))).await.expect_err("nothing comes");
             }
-            timeout(SOON, server.send_all([Buffer::zeroed(64 << 20).freeze()])).await.expect_err("nobody reads");
+            timeout(SOON, server.send_all([Buffer::zeroed(64 << 20).freeze()]))
+                .await
+                .expect_err("the peer does not read");
             let (result, _) = timeout(LATE, client.recv(Buffer::zeroed(10))).await.expect("something came");
             assert_eq!(result.expect("receives"), 10);
             let (listener, _) = listen();
-            timeout(SOON, listener.accept()).await.expect_err("nobody comes");
+            timeout(SOON, listener.accept()).await.expect_err("no client connects");
         });
     });
 }

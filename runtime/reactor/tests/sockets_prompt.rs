@@ -130,7 +130,7 @@ fn a_receive_that_lingers_gets_what_comes_soon_and_what_comes_late() {
             let (client, server) = pair().await;
             let client = Rc::new(client);
             server.set_prompt(true);
-            server.set_lingering(true);
+            server.set_busy_poll(true);
             for pause_ms in [0, 1, 40] {
                 let sending = spawn({
                     let client = Rc::clone(&client);
@@ -154,7 +154,7 @@ fn a_receive_that_is_dropped_while_it_lingers_loses_nothing_and_lets_others_ling
             let (other, peer) = pair().await;
             for stream in [&server, &peer] {
                 stream.set_prompt(true);
-                stream.set_lingering(true);
+                stream.set_busy_poll(true);
             }
             for _ in 0..3 {
                 assert!(common::start(pin!(server.recv(Buffer::zeroed(8)))).await, "nothing is there yet");
@@ -174,7 +174,7 @@ fn tasks_and_timers_go_on_beside_a_receive_that_lingers() {
         reactor.block_on(async {
             let (_client, server) = pair().await;
             server.set_prompt(true);
-            server.set_lingering(true);
+            server.set_busy_poll(true);
             let turns = Cell::new(0);
             let counting = async {
                 for _ in 0..5 {

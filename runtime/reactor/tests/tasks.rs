@@ -207,7 +207,7 @@ fn wakers_work_from_other_threads_and_after_the_end() {
                 if flag.load(std::sync::atomic::Ordering::Acquire) {
                     return std::task::Poll::Ready(());
                 }
-                // The thread ends after the first waker, so a second one finds nobody.
+                // The thread ends after the first waker, so a second one has no receiver.
                 let _ = send.send(cx.waker().clone());
                 std::task::Poll::Pending
             }));

@@ -4,21 +4,26 @@ use proptest::prelude::*;
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard::crc32c;
 
-use crate::format::{decode, encode};
-use crate::record::{Counts, MOST_RUNS, Phase, Run, RunResult, ScrubRecord};
-use crate::{FormatError, MOST_BYTES};
+use crate::record::{MAX_RUNS, RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun};
+use crate::record::{decode, encode};
+use crate::{FormatError, MAX_BYTES};
 
 const CAPACITY: u64 = 1_000_000;
 
-fn counts() -> Counts {
-    Counts { blocks: 300, bad_blocks: 5, repaired: 3, unrepaired: 2, unchecked: 17 }
+fn counts() -> RunCounts {
+    RunCounts { blocks: 300, bad_blocks: 5, repaired: 3, unrepaired: 2, unchecked: 17 }
 }
 
 fn record() -> ScrubRecord {
-    let run =
-        |at| Run { started_unix_s: at, ended_unix_s: at + 9, from: 4, counts: counts(), ended: RunResult::Stopped };
+    let run = |at| ScrubRun {
+        started_unix_s: at,
+        ended_unix_s: at + 9,
+        from: 4,
+        counts: counts(),
+        ended: RunResult::Stopped,
+    };
     ScrubRecord {
-        phase: Phase::Running,
+        phase: RunPhase::Running,
         position: 310,
         from: 10,
         started_unix_s: 1_790_000_000,
@@ -26,7 +31,7 @@ fn record() -> ScrubRecord {
         rate: NonZeroU64::new(7 << 20),
         completed_unix_s: Some(1_780_000_000),
         schedule_from_unix_s: Some(1_785_000_000),
-        runs: vec![run(5), Run { ended: RunResult::Finished, ..run(20) }],
+        runs: vec![run(5), ScrubRun { ended: RunResult::Finished, ..run(20) }],
     }
 }
 
@@ -41,7 +46,7 @@ fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_record_comes_back() {
-    for record in [record(), ScrubRecord::default(), ScrubRecord { phase: Phase::Paused, ..record() }] {
+    for record in [record(), ScrubRecord::default(), ScrubRecord { phase: RunPhase::Paused, ..record() }] {
         assert_eq!(decode(&encode(&record, CAPACITY), CAPACITY), Ok(record));
     }
 }
@@ -69,8 +74,8 @@ fn a_record_of_the_first_version_is_read_and_says_nothing_of_what_was_not_checke
     first[8] = 1;
     let checksum = crc32c(&first[8..]);
     first[4..8].copy_from_slice(&checksum.to_le_bytes());
-    let nothing = |counts| Counts { unchecked: 0, ..counts };
-    let runs = record().runs.into_iter().map(|run| Run { counts: nothing(run.counts), ..run }).collect();
+    let nothing = |counts| RunCounts { unchecked: 0, ..counts };
+    let runs = record().runs.into_iter().map(|run| ScrubRun { counts: nothing(run.counts), ..run }).collect();
     assert_eq!(decode(&first, CAPACITY), Ok(ScrubRecord { counts: nothing(counts()), runs, ..record() }));
 }
 
@@ -95,7 +100,7 @@ fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
     for larger_or_not_past_it in [CAPACITY * 3, 311] {
         assert_eq!(decode(&bytes, larger_or_not_past_it), Ok(record()));
     }
-    let anew = ScrubRecord { position: 0, from: 0, counts: Counts::default(), ..record() };
+    let anew = ScrubRecord { position: 0, from: 0, counts: RunCounts::default(), ..record() };
     for past_it in [310, 11, 9] {
         assert_eq!(decode(&bytes, past_it), Ok(anew.clone()), "{past_it} blocks");
     }
@@ -104,7 +109,7 @@ fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
 }
 
 #[test]
-fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
+fn invalid_records_with_a_good_checksum_are_rejected_with_the_reason() {
     let run = |field: usize| 112 + 8 * field;
     for (bytes, why) in [
         (with(8, &[3]), FormatError::Version(3)),
@@ -122,7 +127,7 @@ fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
         (with(56, &[6]), FormatError::Field("the counts")),
         (with(72, &[0xff; 8]), FormatError::Field("the counts")),
         (with(104, &[0xff; 8]), FormatError::Field("the counts")),
-        (with(10, &[0]), FormatError::Field("the run under way, without one,")),
+        (with(10, &[0]), FormatError::Field("the active run, without one,")),
         (with(run(7), &[3]), FormatError::Field("the end of a run")),
         (with(run(4), &[4]), FormatError::Field("the counts of a run")),
         (with(run(8), &[0xff; 8]), FormatError::Field("the counts of a run")),
@@ -132,11 +137,11 @@ fn what_is_whole_and_cannot_be_is_refused_for_its_reason() {
 }
 
 #[test]
-fn the_largest_record_fits_its_slot() {
-    let runs = vec![record().runs[0]; MOST_RUNS];
+fn the_largest_record_fits_the_reserved_area() {
+    let runs = vec![record().runs[0]; MAX_RUNS];
     let bytes = encode(&ScrubRecord { runs, ..record() }, CAPACITY);
-    assert_eq!(bytes.len(), MOST_BYTES);
-    const { assert!(MOST_BYTES <= ReservedArea::ScrubState.max_bytes()) };
+    assert_eq!(bytes.len(), MAX_BYTES);
+    const { assert!(MAX_BYTES <= ReservedArea::ScrubState.max_bytes()) };
 }
 
 proptest! {

@@ -184,8 +184,8 @@ impl Check<'_> {
 }
 
 fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
-    let member = target.member(run.leg).map(TargetName::to_string);
-    NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.words() }
+    let member = target.member(run.member).map(TargetName::to_string);
+    NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.to_text() }
 }
 
 /// Prints how many bad blocks were repaired.

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 use sealblock_block::Device;
-use sealblock_scrub::{Counts, Phase, Run, RunResult, ScrubRecord, ScrubView, State};
+use sealblock_scrub::{RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun, ScrubState, ScrubView};
 use serde::{Deserialize, Serialize};
 
 use crate::exit::Exit;
@@ -121,9 +121,9 @@ impl ScrubStatus {
     pub fn kept(target: String, device: &impl Device, record: &ScrubRecord) -> ScrubStatus {
         let geometry = device.geometry();
         let state = match record.phase {
-            Phase::Idle => StateWord::Idle,
-            Phase::Running => StateWord::Interrupted,
-            Phase::Paused => StateWord::Paused,
+            RunPhase::Idle => StateWord::Idle,
+            RunPhase::Running => StateWord::Interrupted,
+            RunPhase::Paused => StateWord::Paused,
         };
         let blocks = geometry.capacity_blocks;
         ScrubStatus {
@@ -142,7 +142,7 @@ impl ScrubStatus {
             next_unix_s: None,
             completed_unix_s: record.completed_unix_s,
             checked: Checked::of(device.abilities().seals),
-            run: (record.phase != Phase::Idle).then(|| RunStatus::in_progress(record)),
+            run: (record.phase != RunPhase::Idle).then(|| RunStatus::in_progress(record)),
             runs: record.runs.iter().map(RunStatus::ended).collect(),
             kept: KeptWord::OnDisk,
             kept_why: None,
@@ -153,10 +153,10 @@ impl ScrubStatus {
     /// The status of a target that this process serves.
     pub fn served(target: String, device: &impl Device, view: &ScrubView, every: Option<Duration>) -> ScrubStatus {
         let state = match view.state {
-            State::Idle => StateWord::Idle,
-            State::Running => StateWord::Running,
-            State::Paused => StateWord::Paused,
-            State::Waiting => StateWord::Waiting,
+            ScrubState::Idle => StateWord::Idle,
+            ScrubState::Running => StateWord::Running,
+            ScrubState::Paused => StateWord::Paused,
+            ScrubState::Waiting => StateWord::Waiting,
         };
         ScrubStatus {
             server_pid: Some(std::process::id()),
@@ -184,7 +184,7 @@ impl ScrubStatus {
 
 impl RunStatus {
     /// A run that has ended.
-    pub fn ended(run: &Run) -> RunStatus {
+    pub fn ended(run: &ScrubRun) -> RunStatus {
         let result = match run.ended {
             RunResult::Finished if run.counts.unchecked > 0 => ResultWord::Incomplete,
             RunResult::Finished => ResultWord::Finished,
@@ -201,8 +201,8 @@ impl RunStatus {
         RunStatus::of(record.started_unix_s, record.from, record.counts)
     }
 
-    fn of(started_unix_s: u64, from: u64, counts: Counts) -> RunStatus {
-        let Counts { blocks, bad_blocks: bad, repaired, unrepaired, unchecked } = counts;
+    fn of(started_unix_s: u64, from: u64, counts: RunCounts) -> RunStatus {
+        let RunCounts { blocks, bad_blocks: bad, repaired, unrepaired, unchecked } = counts;
         RunStatus {
             started_unix_s,
             ended_unix_s: None,

@@ -149,7 +149,7 @@ fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice)
 }
 
 async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, CliError> {
-    match opened.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+    match opened.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
         // A mirror uses the label area itself: it cannot be a labelled member of another group.
@@ -202,7 +202,7 @@ impl Device for MemberOnly {
             {
                 self.refuse()
             }
-            Request::WriteReserved { slot: ReservedArea::GroupLabel, .. } => {
+            Request::WriteReserved { area: ReservedArea::GroupLabel, .. } => {
                 let outcome = self.inner.execute(operation).await;
                 self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
                 outcome
@@ -227,7 +227,7 @@ mod tests {
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
         let zero = || Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
-        let annex = |slot| Request::WriteReserved { slot, bytes: Slice::copy_from(b"label") };
+        let annex = |slot| Request::WriteReserved { area: slot, bytes: Slice::copy_from(b"label") };
         let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.kind() == BlockFailure::ReadOnly);
         for operation in [zero(), Request::Discard { extents: vec![extent] }] {
             assert!(is_refused(run(operation)));

@@ -30,7 +30,7 @@ struct Served {
 /// Has a core make something.
 fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 'static) -> T {
     let (send, receive) = mpsc::channel();
-    core.post().send(move || send.send(make()).expect("the test waits")).expect("the core runs");
+    core.address().send(move || send.send(make()).expect("the test waits")).expect("the core runs");
     receive.recv_timeout(LATE).expect("the core answers")
 }
 

@@ -199,8 +199,7 @@ fn a_mirror_whose_replica_was_replaced_stays_when_its_name_follows() {
     assert!(reason.contains("`sealblock mirror add`, `remove` or `replace`"), "{reason}");
     let ended = server.stop();
     ended.is_clean();
-    let of_host =
-        |line: &&Value| line["message"] == "host connected" && line["host"].to_string().contains("host");
+    let of_host = |line: &&Value| line["message"] == "host connected" && line["host"].to_string().contains("host");
     assert_eq!(ended.told().iter().filter(of_host).count(), 1, "{}", ended.stderr);
     // It opens so at the next start.
     place.run("verify mirror:c,a").succeeds();

@@ -117,8 +117,8 @@ fn a_run_is_paused_goes_on_and_is_stopped_also_across_a_restart() {
     let place = Place::new();
     place.run("create v --size 256MiB").succeeds();
     let server = Server::start(&place, "v");
-    place.run("scrub pause v").fails(3, &["pausing the scrub on v", "no run is under way"]);
-    place.run("scrub stop v").fails(3, &["no run is under way"]);
+    place.run("scrub pause v").fails(3, &["pausing the scrub on v", "no run is active"]);
+    place.run("scrub stop v").fails(3, &["no run is active"]);
     place.run("scrub start v --from 65536").fails(2, &["past the last block, 65535"]);
     place.run("scrub start v --rate 8MiB/s --from 100").succeeds();
     until(&place, "it moves", |status| position(status) > 300);

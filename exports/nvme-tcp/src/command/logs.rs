@@ -67,7 +67,7 @@ pub(crate) fn page(
         }
         LogPage::Extensions => {
             let namespace = controller.namespace(args.nsid)?;
-            let pages = namespace.device.abilities().annex_pages;
+            let pages = namespace.device.abilities().bitmap_pages;
             Ok(ExtensionsLog::new(args.nsid, extensions(&namespace), pages).encode().to_vec())
         }
         LogPage::Discovery => {

@@ -69,10 +69,10 @@ pub(crate) fn begin(
         true => {
             let bytes = Slice::copy_from(frame.decode(data).map_err(Invalid::from)?);
             let change = controller.begin_device_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
-            (Request::WriteReserved { slot, bytes }, Some(change))
+            (Request::WriteReserved { area: slot, bytes }, Some(change))
         }
         false if host_buffer_bytes < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
-        false => (Request::ReadReserved { slot }, None),
+        false => (Request::ReadReserved { area: slot }, None),
     };
     Ok(ReservedAccess { namespace, frame, request: request, host_buffer_bytes, _change: change })
 }
@@ -127,7 +127,7 @@ fn with_reserved_area(
     if abilities.reserved == Ability::Absent {
         return Err(Invalid::Feature(frame.feature().code()).into());
     }
-    if slot.pages() > abilities.annex_pages {
+    if slot.pages() > abilities.bitmap_pages {
         return Err(Invalid::field("CDW11", 11, 0).into());
     }
     Ok((namespace, slot))

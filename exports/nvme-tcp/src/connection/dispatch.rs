@@ -165,7 +165,7 @@ impl Connection {
     /// Updates this connection's share of the bytes in flight over all connections.
     pub(crate) fn update_share(&self) {
         let (write_bytes, read_bytes) = self.bytes_in_flight();
-        self.share.settle(write_bytes + read_bytes);
+        self.share.set_in_flight(write_bytes + read_bytes);
     }
 
     fn fetch(self: &Rc<Self>, token: Token, prepared: PreparedCommand, len: usize) {

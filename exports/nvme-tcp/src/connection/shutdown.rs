@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use sealblock_runtime_reactor::{now, sleep_until, stopping, timeout};
+use sealblock_runtime_reactor::{now, shutdown_requested, sleep_until, timeout};
 
 use crate::connection::task::{Connection, Role};
 use crate::model::sync::Signals;
@@ -26,7 +26,7 @@ enum ControlEvent {
 impl Connection {
     /// Handles the timer and the signals of other cores until the task is aborted.
     pub(crate) async fn control(self: Rc<Self>) {
-        let mut stopping = pin!(stopping());
+        let mut stopping = pin!(shutdown_requested());
         loop {
             let mut timer = self.deadline().map(sleep_until);
             let event = poll_fn(|cx| {

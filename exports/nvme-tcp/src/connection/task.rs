@@ -240,8 +240,8 @@ impl Connection {
     /// Has the connection's task send, or check its state.
     pub(crate) fn wake(&self) {
         match self.is_polling.get() {
-            true => self.output.note(),
-            false => self.output.ring(),
+            true => self.output.notify_self(),
+            false => self.output.notify(),
         }
     }
 
@@ -367,7 +367,7 @@ impl Connection {
             return;
         }
         // A peer that does not close in time is reset.
-        let _ = self.stream.busy_poll(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
+        let _ = self.stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
     }
 }
 
@@ -408,7 +408,7 @@ const SOCKET_BYTES: usize = 2 << 20;
 /// Configures a socket for sends in batches, and for a host that receives nothing.
 fn configure_socket(stream: &Stream, limits: &Limits) {
     // Where the system refuses, its default buffers and timeouts apply, at the cost of more system calls.
-    let _ = stream.set_patience(limits.receive);
+    let _ = stream.set_user_timeout(limits.receive);
     let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
     let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
     stream.set_prompt(true);
@@ -431,13 +431,13 @@ impl Connection {
             }
         }
         // A host with queue depth 1 sends its next command as soon as it has this completion.
-        self.stream.set_lingering(events == 1);
+        self.stream.set_busy_poll(events == 1);
         self.send_first().await;
     }
 
     /// Lets the sender run first.
     async fn send_first(self: &Rc<Self>) {
-        self.output.note();
+        self.output.notify_self();
         self.stop_receiving_if_drained();
         let mut has_waited = false;
         poll_fn(|_| {

@@ -76,7 +76,7 @@ impl Limits {
     /// The largest transfer with its tags, in bytes, rounded up to the unit of the budget: the reserve for each
     /// connection.
     pub(crate) fn transfer_with_tags(&self) -> usize {
-        Budget::whole(self.transfer_bytes as usize / 32 * 33)
+        Budget::round_up(self.transfer_bytes as usize / 32 * 33)
     }
 
     /// The maximum data of one C2HData PDU, in bytes: a whole read with tags, up to a bound so that other commands are

@@ -32,7 +32,7 @@ fn verified(device: &impl Device) -> Coverage {
 
 /// What was not checked: path, first and last block, and why.
 fn unchecked_runs(coverage: &Coverage) -> Vec<(MemberPath, u64, u64, WhyUnchecked)> {
-    coverage.unchecked().iter().map(|run| (run.leg, run.first.get(), run.last.get(), run.why)).collect()
+    coverage.unchecked().iter().map(|run| (run.member, run.first.get(), run.last.get(), run.why)).collect()
 }
 
 fn replica(number: usize) -> MemberPath {

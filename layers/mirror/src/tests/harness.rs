@@ -122,7 +122,7 @@ impl TestReplica {
         let mut next = 0;
         for found in runs {
             let blocks = u64::from(found.blocks.get());
-            if found.state == sealblock_block::BlockState::Data {
+            if found.state == sealblock_block::BlockState::Allocated {
                 let at = extent(next, blocks);
                 let Ok(Response::Data(data)) = run(&*self.memory, Request::Read { extent: at, checks: Checks::NONE })
                 else {
@@ -133,10 +133,10 @@ impl TestReplica {
             next += blocks;
         }
         let slot = sealblock_block::ReservedArea::GroupLabel;
-        let Ok(Response::Reserved(bytes)) = run(&*self.memory, Request::ReadReserved { slot }) else {
+        let Ok(Response::Reserved(bytes)) = run(&*self.memory, Request::ReadReserved { area: slot }) else {
             panic!("no label")
         };
-        run(&*image.memory, Request::WriteReserved { slot, bytes }).unwrap();
+        run(&*image.memory, Request::WriteReserved { area: slot, bytes }).unwrap();
         image
     }
 
@@ -155,7 +155,7 @@ impl TestReplica {
             if slot != ReservedArea::GroupLabel {
                 // Pages are written in place.
                 let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
-                let write = Request::WriteReserved { slot, bytes: Slice::copy_from(&torn) };
+                let write = Request::WriteReserved { area: slot, bytes: Slice::copy_from(&torn) };
                 self.memory.execute(write).await.unwrap();
             }
             pending().await
@@ -213,12 +213,12 @@ impl Device for TestReplica {
             return pending().await;
         }
         let is_flush = matches!(request, Request::Flush);
-        let is_label = matches!(request, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
+        let is_label = matches!(request, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
         let waits = || {
             self.holds_requests.get() || (is_flush && self.holds_flushes.get()) || (is_label && self.holds_labels.get())
         };
         poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
-        if let Request::WriteReserved { slot, bytes } = &request {
+        if let Request::WriteReserved { area: slot, bytes } = &request {
             self.count_reserved(*slot, bytes).await;
         }
         self.is_offline.set(self.is_offline.get() || self.requests_left.get() == 0);

@@ -164,7 +164,7 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
 
 /// The label of a replica.
 fn label_bytes(replica: &TestReplica) -> Slice {
-    match run(&*replica.memory, Request::ReadReserved { slot: ReservedArea::GroupLabel }).unwrap() {
+    match run(&*replica.memory, Request::ReadReserved { area: ReservedArea::GroupLabel }).unwrap() {
         Response::Reserved(bytes) => bytes,
         other => panic!("no label but {other:?}"),
     }
@@ -182,7 +182,7 @@ fn where_replicas_differ_the_one_with_the_later_label_is_right() {
     // The first replica as it was one label before: no label records yet that it acknowledged that one.
     let restore = |replica: &TestReplica, label: &Slice| {
         write(&*replica.memory, extent(600, 1), 1).unwrap();
-        run(&*replica.memory, Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
+        run(&*replica.memory, Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
     };
     restore(&a, &older[0]);
     let mirror = opened(&[&a, &b]);

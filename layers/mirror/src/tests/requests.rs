@@ -89,14 +89,14 @@ fn replicas_must_fit() {
 #[test]
 fn the_scrubs_slot_is_on_every_replica_and_the_label_out_of_reach() {
     let (a, b, mirror) = pair(None);
-    let note = |slot| run(&mirror, Request::WriteReserved { slot, bytes: Slice::copy_from(b"here") });
+    let note = |slot| run(&mirror, Request::WriteReserved { area: slot, bytes: Slice::copy_from(b"here") });
     note(ReservedArea::ScrubState).unwrap();
     for device in [&*a.memory, &*b.memory] {
-        let held = run(device, Request::ReadReserved { slot: ReservedArea::ScrubState });
+        let held = run(device, Request::ReadReserved { area: ReservedArea::ScrubState });
         assert!(matches!(held, Ok(Response::Reserved(bytes)) if bytes[..] == *b"here"));
     }
     assert!(matches!(
-        run(&mirror, Request::ReadReserved { slot: ReservedArea::ScrubState }),
+        run(&mirror, Request::ReadReserved { area: ReservedArea::ScrubState }),
         Ok(Response::Reserved(_))
     ));
     assert!(matches!(note(ReservedArea::GroupLabel).unwrap_err().into_kind(), ErrorKind::Absent(_)));

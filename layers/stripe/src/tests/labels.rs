@@ -33,14 +33,14 @@ fn refusal(members: &[&Member], chunk_blocks: u64) -> AssembleError {
 }
 
 fn group_label(device: &impl Device) -> Slice {
-    match run(device, Request::ReadReserved { slot: ReservedArea::GroupLabel }) {
+    match run(device, Request::ReadReserved { area: ReservedArea::GroupLabel }) {
         Ok(Response::Reserved(bytes)) => bytes,
         other => panic!("{other:?}"),
     }
 }
 
 fn put_group_label(device: &impl Device, bytes: &[u8]) {
-    let write = Request::WriteReserved { slot: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) };
+    let write = Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) };
     assert!(matches!(run(device, write), Ok(Response::Done)));
 }
 

@@ -230,7 +230,7 @@ fn holes_of_a_file_are_told_by_blocks() {
         let medium = FileMedium::open(directory.path().join("sparse"), Options::CREATE).unwrap();
         medium.set_len_bytes(16 << 20).unwrap();
         let device = RawDevice::new(medium, BlockSize::B4096).unwrap();
-        assert_eq!(device.abilities().allocation, Ability::Native);
+        assert_eq!(device.abilities().block_status, Ability::Native);
         let ask = |start, blocks| device.execute(Request::BlockStatus { extent: extent(start, blocks) });
         assert_eq!(runs(ask(0, 256).await), [(256, true)]);
         for start in [16, 128] {

@@ -296,16 +296,16 @@ fn runs(gate: &Gate<MemoryDevice>, at: Extent) -> Vec<(u32, BlockState)> {
 
 #[test]
 fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
-    use BlockState::{Data, Hole};
+    use BlockState::{Allocated, Hole};
     for format in [Some(TYPE1), None] {
         // Memory comes in chunks of 32 such blocks.
         let gate = gate(BlockSize::B4096, format);
         assert_eq!(runs(&gate, extent(0, 4096)), [(4096, Hole)]);
         write(&gate, extent(40, 1), 7);
-        assert_eq!(runs(&gate, extent(0, 128)), [(32, Hole), (32, Data), (64, Hole)]);
+        assert_eq!(runs(&gate, extent(0, 128)), [(32, Hole), (32, Allocated), (64, Hole)]);
         let durability = Durability::Volatile;
         let unreadable = Request::WriteUncorrectable { extent: extent(100, 1), durability };
         assert!(run(&gate, unreadable).is_ok());
-        assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Data)]);
+        assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Allocated)]);
     }
 }

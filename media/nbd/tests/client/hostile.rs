@@ -298,8 +298,8 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
         let answer = device.execute(Request::BlockStatus { extent: extent(2, 16) }).await.unwrap();
         let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         let reported: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
-        use BlockState::{Data, Hole};
-        assert_eq!(reported, [(3, Hole), (3, Data), (5, Hole), (3, Data), (2, Hole)]);
+        use BlockState::{Allocated, Hole};
+        assert_eq!(reported, [(3, Hole), (3, Allocated), (5, Hole), (3, Allocated), (2, Hole)]);
         let slow = serve_fake(export(), |command| match command {
             Command::BlockStatus { .. } => Some(Reply::Status(vec![StatusDescriptor { length: 512, status: 3 }])),
             _ => None,
@@ -308,7 +308,7 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
         let answer = device.execute(Request::BlockStatus { extent: extent(0, 4096) }).await.unwrap();
         let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 4096);
-        assert!(runs.iter().all(|run| run.state == Data), "{runs:?}");
+        assert!(runs.iter().all(|run| run.state == Allocated), "{runs:?}");
         assert_eq!(slow.requests.get(), 1024);
     });
 }

@@ -54,7 +54,7 @@ impl Device for Copies {
             Err(error) => {
                 let (bad_blocks, coverage) = error.into_damage()?;
                 let bad_blocks = sealblock_block::BadBlocks::new(bad_blocks).unwrap();
-                Err(bad_blocks.covering(self.reach(extent, coverage)).into())
+                Err(bad_blocks.with_coverage(self.reach(extent, coverage)).into())
             }
         }
     }

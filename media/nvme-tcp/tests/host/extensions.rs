@@ -33,7 +33,7 @@ async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Erro
 }
 
 async fn read_slot(device: &impl Device, slot: ReservedArea) -> Result<Vec<u8>, Error> {
-    match device.execute(Request::ReadReserved { slot }).await? {
+    match device.execute(Request::ReadReserved { area: slot }).await? {
         Response::Reserved(bytes) => Ok(bytes.to_vec()),
         other => panic!("a slot is answered with bytes, not {other:?}"),
     }
@@ -41,7 +41,7 @@ async fn read_slot(device: &impl Device, slot: ReservedArea) -> Result<Vec<u8>, 
 
 async fn write_slot(device: &impl Device, slot: ReservedArea, bytes: &[u8]) -> Result<(), Error> {
     let bytes = Slice::copy_from(bytes);
-    device.execute(Request::WriteReserved { slot, bytes }).await.map(drop)
+    device.execute(Request::WriteReserved { area: slot, bytes }).await.map(drop)
 }
 
 async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {
@@ -285,7 +285,7 @@ fn invalid_reserved_areas_and_statuses_are_errors() {
         for (code, wanted) in [
             (StatusCode::NAMESPACE_WRITE_PROTECTED, ErrorKind::ReadOnly.to_string()),
             (StatusCode::INVALID_FIELD, "refuses".to_owned()),
-            (StatusCode::WRITE_FAULT, "annex to write".to_owned()),
+            (StatusCode::WRITE_FAULT, "write reserved area".to_owned()),
             (StatusCode::INVALID_OPCODE, "does not support".to_owned()),
         ] {
             let fake = serve_page(page(BOTH), move |asked| match asked {

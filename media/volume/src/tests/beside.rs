@@ -47,11 +47,11 @@ fn damage_fails_a_digest_at_its_block() {
 }
 
 fn note(rig: &Rig, area: ReservedArea, text: &[u8]) -> Result<(), Error> {
-    rig.run(rig.gate.execute(Request::WriteReserved { slot: area, bytes: Slice::copy_from(text) })).map(drop)
+    rig.run(rig.gate.execute(Request::WriteReserved { area: area, bytes: Slice::copy_from(text) })).map(drop)
 }
 
 fn noted(rig: &Rig, area: ReservedArea) -> Vec<u8> {
-    match rig.run(rig.gate.execute(Request::ReadReserved { slot: area })) {
+    match rig.run(rig.gate.execute(Request::ReadReserved { area: area })) {
         Ok(Response::Reserved(bytes)) => bytes.to_vec(),
         other => panic!("no reserved area but {other:?}"),
     }
@@ -143,7 +143,7 @@ fn an_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     drop(rig);
     let rig = Rig::open(&medium, true).unwrap();
     medium.unreadable.set((4096, u64::MAX));
-    let why = rig.run(rig.gate.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel })).unwrap_err();
+    let why = rig.run(rig.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel })).unwrap_err();
     assert!(why.to_string().contains("neither copy"), "{why}");
     medium.unreadable.set((4096, 64 << 10));
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"new");

@@ -118,7 +118,7 @@ async fn writer(volume: TestVolume, told: Rc<Told>, first: u64, start: u64) {
 async fn others(volume: TestVolume, start: u64) {
     turns(start).await;
     let bytes = Slice::copy_from(b"noted");
-    let noted = volume.execute(Request::WriteReserved { slot: ReservedArea::ScrubState, bytes }).await;
+    let noted = volume.execute(Request::WriteReserved { area: ReservedArea::ScrubState, bytes }).await;
     let discarded = volume.execute(Request::Discard { extents: vec![Extent::from_raw(40, 8).unwrap()] }).await;
     for outcome in [noted, discarded] {
         assert!(outcome.as_ref().err().is_none_or(is_closed), "{outcome:?}");

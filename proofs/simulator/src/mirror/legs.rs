@@ -177,7 +177,7 @@ impl Leg {
         let opening = Volumes::default().open(disk, executor.clone(), self.shape, true);
         let ended = executor.run(LIMITS, async move {
             let session = opening.await.ok()?;
-            match session.stack.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await {
+            match session.stack.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
                 Ok(Response::Reserved(bytes)) => Label::decode(&bytes).ok().flatten(),
                 _ => None,
             }

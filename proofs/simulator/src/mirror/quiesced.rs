@@ -81,7 +81,7 @@ async fn lists_are_short(up: &Up) -> bool {
     let withheld: u64 = description.replicas.iter().map(|leg| leg.stale_blocks).sum();
     for site in up.in_use().iter().filter(|site| !site.bare) {
         let Some(volume) = site.volume.borrow().clone() else { return false };
-        let annex = volume.execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await;
+        let annex = volume.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
         let Ok(Response::Reserved(bytes)) = annex else { return false };
         let Ok(Some(label)) = Label::decode(&bytes) else { return false };
         let listed: usize = label.replicas.iter().map(|member| member.stale.len()).sum();

@@ -1,5 +1,4 @@
-//! Addresses as people write them, and the ones that sockets take: names are looked up on a thread, because the system's
-//! resolver blocks.
+//! Host names and ports, resolved to socket addresses on a thread, because the system's resolver blocks.
 
 use std::cell::Cell;
 use std::fmt;
@@ -9,7 +8,7 @@ use std::rc::Rc;
 
 use crate::{CoreAddress, CoreLocal, Notify};
 
-/// Where somebody listens.
+/// The address of a listener: host and port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HostPort {
     /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
@@ -18,11 +17,11 @@ pub struct HostPort {
     pub port: u16,
 }
 
-/// What the thread brings, and the bell that tells of it.
+/// The result of the resolver thread, and the notification that it is there.
 #[derive(Default)]
-struct Desk {
+struct ResolveHandoff {
     found: Cell<Option<io::Result<Vec<SocketAddr>>>>,
-    bell: Notify,
+    ready: Notify,
 }
 
 impl HostPort {
@@ -36,11 +35,11 @@ impl HostPort {
         self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
     }
 
-    /// The addresses of the host, in the order in which they are to be tried; at least one. How long that takes is the
-    /// system's business: whoever has a limit drops the future, and the thread's answer is thrown away.
+    /// The addresses of the host, in the order in which they are to be tried; at least one. The system
+    /// limits the time; a caller with a shorter limit drops the future, and the thread's result is discarded.
     ///
     /// # Errors
-    /// What the system says of a name that has no address, or of a thread that cannot be started.
+    /// When the name has no address, or the thread cannot be started.
     ///
     /// # Panics
     /// Outside a reactor, where a name is to be looked up.
@@ -49,21 +48,21 @@ impl HostPort {
         if let Ok(literal) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(literal, port)]);
         }
-        let desk = Rc::new(Desk::default());
-        let (theirs, home) = (CoreLocal::new(Rc::clone(&desk)), CoreAddress::here());
+        let handoff = Rc::new(ResolveHandoff::default());
+        let (remote, core) = (CoreLocal::new(Rc::clone(&handoff)), CoreAddress::here());
         // Scoped IPv6 addresses (with %) are literals that only the system's resolver reads.
         std::thread::Builder::new().name("resolve".to_owned()).spawn(move || {
             let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
-            // Whoever asked may be gone, and its reactor with it.
-            let _ = home.send(move || {
-                if let Some(desk) = theirs.get() {
-                    desk.found.set(Some(found));
-                    desk.bell.ring();
+            // The caller may be gone, and its reactor with it.
+            let _ = core.send(move || {
+                if let Some(handoff) = remote.get() {
+                    handoff.found.set(Some(found));
+                    handoff.ready.notify();
                 }
             });
         })?;
-        desk.bell.wait().await;
-        match desk.found.take() {
+        handoff.ready.wait().await;
+        match handoff.found.take() {
             Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
             Some(Err(error)) => Err(error),
             _ => Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")),

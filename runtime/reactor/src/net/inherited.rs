@@ -1,25 +1,25 @@
 //! Listeners that a service manager has opened for this process (`sd_listen_fds(3)`): `LISTEN_FDS` of them, from
 //! descriptor 3 on, meant for the process `LISTEN_PID`, named by `LISTEN_FDNAMES`.
 //!
-//! Invariant: the descriptors of the manager are only copied and never owned, so a variable that lies costs an error and not
-//! somebody else's file. Neither they nor the copies go to programs that this one starts.
+//! Invariant: the descriptors of the manager are only copied and never owned, so a wrong variable causes an error and does
+//! not close another file. Neither they nor the copies are inherited by programs that this process starts.
 
 use std::env;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
 
-use super::options;
+use super::socket;
 
 /// The first descriptor that is handed over (`SD_LISTEN_FDS_START`).
 const FIRST_FD: RawFd = 3;
-/// As many as anybody has listeners; a number beyond it is no number of descriptors.
-const MOST_FDS: RawFd = 1024;
+/// Maximum number of descriptors; a larger value is invalid.
+const MAX_FDS: RawFd = 1024;
 
 /// A TCP socket that listens already.
 #[derive(Debug)]
 pub struct Inherited {
-    /// What the manager calls it; empty where it has no name.
+    /// The manager's name for it; empty without a name.
     pub name: String,
     /// Where it listens.
     pub address: SocketAddr,
@@ -27,7 +27,7 @@ pub struct Inherited {
     pub fd: OwnedFd,
 }
 
-/// Why what was handed over cannot be used.
+/// Why inherited descriptors are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritedError {
     /// The variable is no number of descriptors.
@@ -38,7 +38,7 @@ pub enum InheritedError {
     NoListener {
         /// Its number.
         fd: RawFd,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -49,7 +49,7 @@ impl Inherited {
     /// what it handed over is meant for another process.
     ///
     /// # Errors
-    /// When there is something else among them.
+    /// When a descriptor is not a TCP listener.
     pub fn all() -> Result<Vec<Inherited>, InheritedError> {
         let said = |name: &str| env::var(name).unwrap_or_default();
         if said("LISTEN_PID") != std::process::id().to_string() {
@@ -60,7 +60,7 @@ impl Inherited {
 }
 
 fn listeners(first: RawFd, count: &str, names: &str) -> Result<Vec<Inherited>, InheritedError> {
-    let number = count.parse::<RawFd>().ok().filter(|number| (0..=MOST_FDS).contains(number));
+    let number = count.parse::<RawFd>().ok().filter(|number| (0..=MAX_FDS).contains(number));
     let number = number.ok_or_else(|| InheritedError::Count(count.to_owned()))?;
     let names = names.split(':').chain(std::iter::repeat(""));
     (first..first + number).zip(names).map(|(fd, name)| listener(fd, name)).collect()
@@ -69,10 +69,10 @@ fn listeners(first: RawFd, count: &str, names: &str) -> Result<Vec<Inherited>, I
 fn listener(fd: RawFd, name: &str) -> Result<Inherited, InheritedError> {
     let failed = |source| InheritedError::NoListener { fd, source };
     let copy = copy(fd).map_err(failed)?;
-    // The address comes first: it is what tells TCP from Unix sockets and from files.
-    let address = options::with_std(copy.as_fd(), |socket| socket.local_addr()).map_err(failed)?;
-    let listens = options::get(copy.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).map_err(failed)?;
-    let kind = options::get(copy.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE).map_err(failed)?;
+    // The address comes first: only TCP sockets have one, Unix sockets and files do not.
+    let address = socket::with_std(copy.as_fd(), |socket| socket.local_addr()).map_err(failed)?;
+    let listens = socket::option(copy.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).map_err(failed)?;
+    let kind = socket::option(copy.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE).map_err(failed)?;
     match listens == 1 && kind == libc::SOCK_STREAM {
         true => Ok(Inherited { name: name.to_owned(), address, fd: copy }),
         false => Err(failed(io::ErrorKind::InvalidInput.into())),
@@ -88,7 +88,7 @@ fn copy(fd: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: as above; what is not handed on is still there.
     unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-    // SAFETY: the copy is new, so nobody else owns it.
+    // SAFETY: the copy is new, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(copy) })
 }
 

@@ -10,16 +10,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::{RawAddress, Stream, options, socket};
+use super::socket::{self, tcp_socket};
+use super::{RawAddress, Stream};
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
 use crate::operation::{Op, Parked, Parking};
-use crate::operations::Accept;
-use crate::stopping::stopping;
+use crate::socket_ops::Accept;
+use crate::sync::shutdown_requested;
 use crate::timer::sleep;
 
-/// Rest after accepting failed for a reason that passes.
-const REST: Duration = Duration::from_millis(100);
+/// Pause after a transient error.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A socket that accepts connections, used from the reactor that made it.
 ///
@@ -59,10 +60,10 @@ impl Listener {
     }
 
     fn listen(address: SocketAddr, backlog: u32, shared: bool) -> io::Result<Listener> {
-        let fd = socket(&address)?;
-        options::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        let fd = tcp_socket(&address)?;
+        socket::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         if shared {
-            options::set(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+            socket::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
         }
         let raw = RawAddress::of(&address);
         let (start, len) = raw.as_raw();
@@ -86,13 +87,13 @@ impl Listener {
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
         let core = executor::current();
-        let known = core.adopt(fd.as_fd())?;
-        let descriptor = Some(Arc::new(Descriptor::new(fd, known)));
+        let registration = core.adopt(fd.as_fd())?;
+        let descriptor = Some(Arc::new(Descriptor::new(fd, registration)));
         Ok(Listener { core, descriptor, parked: Parked::default() })
     }
 
-    /// Waits for a connection; gives it and the peer's address. Connections that failed before they were accepted are passed
-    /// over. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
+    /// Waits for a connection; gives it and the peer's address. Connections that failed before they were accepted are
+    /// skipped. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
     ///
     /// # Errors
     /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
@@ -119,20 +120,20 @@ impl Listener {
         }
     }
 
-    /// Waits for a connection, as [`Listener::accept`], but rests and tries again after errors that pass. `None` once `is_told` is
-    /// ready, or the core is told to stop.
+    /// Waits for a connection, as [`Listener::accept`], but retries after transient errors. `None` once `should_stop` is ready, or the
+    /// shutdown of the core is requested.
     ///
     /// # Errors
     /// When the listener fails for good.
     pub async fn accept_until(
         &self,
-        mut is_told: impl FnMut(&mut Context<'_>) -> Poll<()>,
+        mut should_stop: impl FnMut(&mut Context<'_>) -> Poll<()>,
     ) -> io::Result<Option<Stream>> {
-        let mut stopping = stopping();
+        let mut shutdown = shutdown_requested();
         loop {
             let mut next = pin!(self.accept_any());
             let accepted = poll_fn(|cx| {
-                if is_told(cx).is_ready() || pin!(&mut stopping).poll(cx).is_ready() {
+                if should_stop(cx).is_ready() || pin!(&mut shutdown).poll(cx).is_ready() {
                     return Poll::Ready(None);
                 }
                 next.as_mut().poll(cx).map(Some)
@@ -140,7 +141,7 @@ impl Listener {
             match accepted.await {
                 None => return Ok(None),
                 Some(Ok((stream, _peer))) => return Ok(Some(stream)),
-                Some(Err(error)) if passes(&error) => sleep(REST).await,
+                Some(Err(error)) if is_transient(&error) => sleep(RETRY_INTERVAL).await,
                 Some(Err(error)) => return Err(error),
             }
         }
@@ -155,7 +156,7 @@ impl Listener {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        options::with_std(self.as_fd(), |stream| stream.local_addr())
+        socket::with_std(self.as_fd(), |stream| stream.local_addr())
     }
 }
 
@@ -179,10 +180,10 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// Whether accepting failed for a reason that passes: a want of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
-/// rule of the firewall (EPERM), or an error of one connection, which Linux tells in place of it (`accept(2)`, "Error
-/// handling"). None of these may end the service for everybody else.
-fn passes(error: &io::Error) -> bool {
+/// True if accepting failed for a transient reason: a lack of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
+/// rule of the firewall (EPERM), or an error of one connection, which Linux returns in its place (`accept(2)`, "Error
+/// handling"). None of these may end the service for other clients.
+fn is_transient(error: &io::Error) -> bool {
     const EPERM: i32 = 1;
     const SHORTAGES: [i32; 4] = [12, 23, 24, 105];
     /// ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
@@ -197,13 +198,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_pass_do_not_end_the_service_and_others_do() {
+    fn transient_errors_do_not_end_the_service_and_others_do() {
         for code in [1, 12, 23, 24, 64, 71, 92, 95, 100, 101, 105, 110, 112, 113] {
-            assert!(passes(&io::Error::from_raw_os_error(code)), "{code}");
+            assert!(is_transient(&io::Error::from_raw_os_error(code)), "{code}");
         }
         // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
         for code in [9, 22, 88, 125] {
-            assert!(!passes(&io::Error::from_raw_os_error(code)), "{code}");
+            assert!(!is_transient(&io::Error::from_raw_os_error(code)), "{code}");
         }
     }
 }

@@ -4,48 +4,51 @@
 //!
 //! Invariants:
 //! - Dropping a future cancels its operation. Bytes that a dropped [`Stream::recv`] had received, and a connection that a
-//!   dropped [`Listener::accept`] had accepted, are given by the next call.
-//! - Buffers and slices in flight stay alive until the kernel has finished with them, also when the stream is dropped.
-//! - Nothing raises SIGPIPE; a peer that is gone is an error.
+//!   dropped [`Listener::accept`] had accepted, are returned by the next call.
+//! - Buffers and slices in flight stay alive until the kernel has finished with them, even if the stream is dropped.
+//! - Nothing raises SIGPIPE; a closed connection is an error.
 //!
 //! Shape: a socket belongs to the reactor it was made on, and travels to another as an `OwnedFd`
-//! ([`Stream::into_fd`], [`Stream::from_fd`]), because the two may not even wait in the same way.
+//! ([`Stream::into_fd`], [`Stream::from_fd`]), because the two may wait in different ways.
 
-mod address;
 mod host;
 mod inherited;
 mod listener;
-mod options;
-mod reconnect;
+mod socket;
 mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
 pub use host::HostPort;
 pub use inherited::{Inherited, InheritedError};
 pub use listener::Listener;
-pub use options::Keepalive;
-pub use reconnect::Reconnect;
+pub use socket::Keepalive;
 pub use stream::Stream;
 
-pub(crate) use address::RawAddress;
-pub(crate) use options::set_nonblocking;
+pub(crate) use socket::{RawAddress, set_nonblocking};
 
-use std::io;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::time::Duration;
 
-/// A new TCP socket of the family of an address.
-fn socket(address: &std::net::SocketAddr) -> io::Result<OwnedFd> {
-    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
-    new_socket(family, libc::IPPROTO_TCP)
+/// When a client reconnects after a lost connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reconnect {
+    /// Maximum attempts; 0 fails with the first loss.
+    pub attempts: u32,
+    /// Maximum time, counted from the loss.
+    pub total: Duration,
+    /// Pause before the second attempt; the first is made at once. Doubles with each further one.
+    pub first_delay: Duration,
+    /// The longest pause.
+    pub max_delay: Duration,
 }
 
-/// A new socket for a stream of bytes.
-fn new_socket(family: i32, protocol: i32) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no pointers.
-    let fd = unsafe { libc::socket(family, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, protocol) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
+impl Default for Reconnect {
+    /// 100 attempts within 60 s, pauses from 100 ms to 5 s.
+    fn default() -> Reconnect {
+        Reconnect {
+            attempts: 100,
+            total: Duration::from_secs(60),
+            first_delay: Duration::from_millis(100),
+            max_delay: Duration::from_secs(5),
+        }
     }
-    // SAFETY: the descriptor is new, so nobody else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -12,15 +12,16 @@ use std::time::Duration;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use super::{Keepalive, RawAddress, new_socket, options, socket};
+use super::socket::{self, stream_socket, tcp_socket};
+use super::{Keepalive, RawAddress};
 use crate::descriptor::Descriptor;
 use crate::executor::{self, Core};
 use crate::gather::Gather;
 use crate::operation::{Op, Parked, Parking};
-use crate::operations::{Connect, Receive, Send};
+use crate::socket_ops::{Connect, Receive, Send};
 use crate::timer::timeout;
 
-/// How much [`Stream::close`] receives and throws away at once, and how often at most.
+/// Bytes of one receive of [`Stream::close`], and the maximum number of receives.
 const DRAIN_BYTES: usize = 64 << 10;
 const DRAIN_ROUNDS: usize = 256;
 
@@ -37,14 +38,14 @@ pub struct Stream {
     descriptor: Option<Arc<Descriptor>>,
     /// A receipt whose future was dropped.
     parked: Parked<Receive>,
-    /// What such a one had received, and the part of it that nobody has taken.
+    /// The bytes of a parked receive, and the range that was not taken yet.
     leftover: RefCell<Option<(Buffer, Range<usize>)>>,
     is_prompt: Cell<bool>,
-    lingers: Cell<bool>,
+    busy_polls: Cell<bool>,
 }
 
 impl Stream {
-    /// Connects to an address. Dropping the future gives up.
+    /// Connects to an address. Dropping the future cancels the attempt.
     ///
     /// # Errors
     /// Those of `socket(2)` and `connect(2)`, such as `ECONNREFUSED`, `EHOSTUNREACH` and, after minutes, `ETIMEDOUT`.
@@ -52,30 +53,30 @@ impl Stream {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(address: SocketAddr) -> io::Result<Stream> {
-        let stream = Stream::from_fd(socket(&address)?)?;
+        let stream = Stream::from_fd(tcp_socket(&address)?)?;
         let descriptor = Arc::clone(stream.descriptor());
         let peer = Box::new(RawAddress::of(&address));
         Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
         Ok(stream)
     }
 
-    /// Connects to the Unix socket at a path. Dropping the future gives up.
+    /// Connects to the Unix socket at a path. Dropping the future cancels the attempt.
     ///
     /// # Errors
     /// `InvalidInput` for a path that no Unix socket can have. Those of `socket(2)` and `connect(2)`, such as `ENOENT`,
-    /// `ECONNREFUSED` where nobody listens any more, and `EACCES`.
+    /// `ECONNREFUSED` without a listener, and `EACCES`.
     ///
     /// # Panics
     /// Outside a reactor.
     pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
         let peer = Box::new(RawAddress::of_path(path)?);
-        let stream = Stream::from_fd(new_socket(libc::AF_UNIX, 0)?)?;
+        let stream = Stream::from_fd(stream_socket(libc::AF_UNIX, 0)?)?;
         let descriptor = Arc::clone(stream.descriptor());
         Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
         Ok(stream)
     }
 
-    /// Takes over a connected socket. The reactor sets it to block or not to block as it needs, for everybody who shares it.
+    /// Takes over a connected socket. The reactor sets it to block or not to block as it needs, for all handles that share it.
     ///
     /// # Errors
     /// When the system does not let the reactor wait for it.
@@ -87,14 +88,14 @@ impl Stream {
     }
 
     pub(super) fn on(core: &Rc<Core>, fd: OwnedFd) -> io::Result<Stream> {
-        let known = core.adopt(fd.as_fd())?;
+        let registration = core.adopt(fd.as_fd())?;
         Ok(Stream {
             core: Rc::clone(core),
-            descriptor: Some(Arc::new(Descriptor::new(fd, known))),
+            descriptor: Some(Arc::new(Descriptor::new(fd, registration))),
             parked: Parked::default(),
             leftover: RefCell::default(),
             is_prompt: Cell::new(false),
-            lingers: Cell::new(false),
+            busy_polls: Cell::new(false),
         })
     }
 
@@ -149,8 +150,8 @@ impl Stream {
             return (Ok(count), buffer);
         }
         let descriptor = Arc::clone(self.descriptor());
-        let (is_prompt, lingers) = (self.is_prompt.get(), self.lingers.get());
-        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt, lingers });
+        let (is_prompt, busy_polls) = (self.is_prompt.get(), self.busy_polls.get());
+        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt, busy_polls: busy_polls });
         Parking::new(&self.parked, receive).await
     }
 
@@ -188,7 +189,7 @@ impl Stream {
     /// dropped, any part may be sent, so that the connection is of no more use.
     ///
     /// # Errors
-    /// Those of `sendmsg(2)`, such as `EPIPE` and `ECONNRESET`. How much was sent by then is not told.
+    /// Those of `sendmsg(2)`, such as `EPIPE` and `ECONNRESET`. How much was sent is unknown.
     pub async fn send_all(&self, slices: impl IntoIterator<Item = Slice>) -> io::Result<()> {
         let mut slices = slices.into_iter();
         let mut gather = self.core.gathers.take();
@@ -212,19 +213,18 @@ impl Stream {
         outcome
     }
 
-    /// Whether what is sent goes to the system where the future is polled, rather than with the reactor's next turn, so that
-    /// the peer has it while the task goes on. That costs a system call for each send; a task whose sends follow each other
-    /// closely gets a few of these, and then waits for its turn. A receive as well takes at once what is there. Off in a new
-    /// stream.
+    /// Sets whether sends and receives are tried when their future is polled, and not with the reactor's next turn, so that the peer
+    /// gets data while the task continues. That costs a system call for each send; a task gets a few of these per poll and then
+    /// waits for its turn. Off in a new stream.
     pub fn set_prompt(&self, prompt: bool) {
         self.is_prompt.set(prompt);
     }
 
-    /// Whether a receive of a prompt stream, on a reactor that spins, asks again and again for half of that time before it lets
-    /// the system wait; one stream of a reactor at a time. It meets a peer that answers soon a little sooner, and one with
-    /// several questions too soon, when it has written only the first. Off in a new stream.
-    pub fn set_lingering(&self, lingers: bool) {
-        self.lingers.set(lingers);
+    /// Sets whether a receive of a prompt stream busy polls, on a reactor that spins: it retries for half of the spin time before the
+    /// system waits; one stream of a reactor at a time. This helps with a peer that replies soon, and hurts with one that sends
+    /// several requests, because the receive returns after the first. Off in a new stream.
+    pub fn set_busy_poll(&self, busy_polls: bool) {
+        self.busy_polls.set(busy_polls);
     }
 
     async fn send_gather(&self, gather: Box<Gather>, whole: bool) -> (io::Result<usize>, Box<Gather>) {
@@ -238,25 +238,25 @@ impl Stream {
     /// # Errors
     /// `ENOTCONN` when the connection is gone.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        options::with_std(self.as_fd(), |stream| stream.shutdown(how))
+        socket::with_std(self.as_fd(), |stream| stream.shutdown(how))
     }
 
-    /// Closes so that the peer gets all that was sent: [`Stream::linger`] with room for 16 MiB of unread bytes, and then the
-    /// stream is dropped in any case.
+    /// Closes so that the peer gets all that was sent: [`Stream::lingering_close`] for up to 16 MiB of unread bytes, and then drops the
+    /// stream in any case.
     ///
     /// # Errors
-    /// As [`Stream::linger`].
+    /// As [`Stream::lingering_close`].
     pub async fn close(self, limit: Duration) -> io::Result<()> {
-        self.busy_poll(limit, DRAIN_BYTES).await
+        self.lingering_close(limit, DRAIN_BYTES).await
     }
 
-    /// Says that there is no more, then receives and throws away what still comes until the peer closes too. Merely dropping a
-    /// stream with unread bytes resets the connection, and the peer may lose the last answer. Receives at most 256 times, up to
+    /// Shuts down the sending direction, then receives and discards data until the peer closes too. Merely dropping a stream with
+    /// unread bytes resets the connection, and the peer may lose the last reply. Receives at most 256 times, up to
     /// `chunk_bytes` each.
     ///
     /// # Errors
     /// When the connection fails before the peer closes it, and `TimedOut` when the peer does not within `limit`.
-    pub async fn busy_poll(&self, limit: Duration, chunk_bytes: usize) -> io::Result<()> {
+    pub async fn lingering_close(&self, limit: Duration, chunk_bytes: usize) -> io::Result<()> {
         self.shutdown(Shutdown::Write)?;
         let drained = async {
             let mut buffer = Buffer::zeroed(chunk_bytes);
@@ -272,24 +272,23 @@ impl Stream {
         timeout(limit, drained).await.unwrap_or_else(|_elapsed| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Resets the connection: the peer gets an error, and what was not sent yet is thrown away. Operations in flight are
+    /// Resets the connection: the peer gets an error, and unsent data is discarded. Operations in flight are
     /// cancelled when their futures are dropped, and the reset takes place when they have ended.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn abort(self) -> io::Result<()> {
-        options::set_abortive(self.as_fd())
+        socket::set_abortive(self.as_fd())
     }
 
     /// Resets the connection now, as [`Stream::abort`] does once the last operation has ended: operations in flight fail, and
-    /// what the system was given and has not sent is thrown away. Otherwise it goes on for minutes to send that, whoever has
-    /// given up the connection. What the peer's system has received, its program may still read.
+    /// unsent data is discarded. Otherwise the system goes on sending it for minutes. What the peer's system has received, its program may still read.
     ///
     /// # Errors
     /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.
     pub fn reset(&self) -> io::Result<()> {
-        // A Unix socket knows no reset: its two ends are one system's, which keeps nothing for a peer that is cut off.
-        options::reset(self.as_fd()).or_else(|_refused| self.shutdown(Shutdown::Both))
+        // A Unix socket has no reset: both ends are on one system, which keeps no data for a closed peer.
+        socket::reset(self.as_fd()).or_else(|_refused| self.shutdown(Shutdown::Both))
     }
 }
 
@@ -300,7 +299,7 @@ impl Stream {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        options::with_std(self.as_fd(), |stream| stream.local_addr())
+        socket::with_std(self.as_fd(), |stream| stream.local_addr())
     }
 
     /// The address of the other end.
@@ -308,7 +307,7 @@ impl Stream {
     /// # Errors
     /// `ENOTCONN` when the connection is gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        options::with_std(self.as_fd(), |stream| stream.peer_addr())
+        socket::with_std(self.as_fd(), |stream| stream.peer_addr())
     }
 
     /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this one cannot
@@ -317,7 +316,7 @@ impl Stream {
     /// # Errors
     /// Those of `getsockopt(2)`; `Unsupported` for a socket of another family.
     pub fn peer_process(&self) -> io::Result<(u32, u32)> {
-        options::peer_process(self.as_fd())
+        socket::peer_process(self.as_fd())
     }
 
     /// Whether short segments are sent without waiting for acknowledgements (`TCP_NODELAY`). Off in a new stream.
@@ -325,28 +324,28 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        options::with_std(self.as_fd(), |stream| stream.set_nodelay(nodelay))
+        socket::with_std(self.as_fd(), |stream| stream.set_nodelay(nodelay))
     }
 
-    /// Turns questions to a silent peer on or off. Off in a new stream.
+    /// Turns probes of a silent peer on or off. Off in a new stream.
     ///
     /// # Errors
     /// `EINVAL` when a number is out of range.
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        options::set_keepalive(self.as_fd(), keepalive)
+        socket::set_keepalive(self.as_fd(), keepalive)
     }
 
-    /// How long the peer may take nothing of what was sent before the connection fails with `ETIMEDOUT`, in whole milliseconds; 0
-    /// leaves it to the system. A new stream does.
+    /// Sets how long sent data may stay unacknowledged before the connection fails with `ETIMEDOUT`, in whole milliseconds; 0, as in
+    /// a new stream, leaves the limit to the system.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`; `EOPNOTSUPP` for what is not TCP.
-    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        options::set_patience(self.as_fd(), patience)
+    pub fn set_user_timeout(&self, timeout: Duration) -> io::Result<()> {
+        socket::set_user_timeout(self.as_fd(), timeout)
     }
 
-    /// Asks for a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts itself; gives what the system
-    /// made of it.
+    /// Requests a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts itself; returns the size that the
+    /// system chose.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`.
@@ -363,8 +362,8 @@ impl Stream {
     }
 
     fn set_size(&self, name: i32, size_bytes: usize) -> io::Result<usize> {
-        options::set(self.as_fd(), libc::SOL_SOCKET, name, i32::try_from(size_bytes).unwrap_or(i32::MAX))?;
-        Ok(usize::try_from(options::get(self.as_fd(), libc::SOL_SOCKET, name)?).unwrap_or(0))
+        socket::set_option(self.as_fd(), libc::SOL_SOCKET, name, i32::try_from(size_bytes).unwrap_or(i32::MAX))?;
+        Ok(usize::try_from(socket::option(self.as_fd(), libc::SOL_SOCKET, name)?).unwrap_or(0))
     }
 }
 

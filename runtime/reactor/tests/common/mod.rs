@@ -40,8 +40,8 @@ pub fn configurations() -> Vec<Config> {
         all.push(Config { fixed_files_limit: 0, pool_arena_bytes: 0, ..uring() });
         all.push(Config { operations_in_flight_limit: 2, fixed_files_limit: 1, ..uring() });
         all.push(Config { spin_us: 50, ..uring() });
-        all.push(Config { best_completion: TaskrunMode::Cooperative, ..uring() });
-        all.push(Config { best_completion: TaskrunMode::Plain, ..uring() });
+        all.push(Config { best_taskrun: TaskrunMode::Cooperative, ..uring() });
+        all.push(Config { best_taskrun: TaskrunMode::Plain, ..uring() });
     }
     all
 }

@@ -97,7 +97,7 @@ fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
-    let tells_holes = whole.opened.gate.abilities().allocation == Ability::Native;
+    let tells_holes = whole.opened.gate.abilities().block_status == Ability::Native;
     let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
     stream::iter(chunks)
         .take_while(|_| ready(!interrupt::came()))

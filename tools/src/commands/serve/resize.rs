@@ -204,7 +204,7 @@ impl LocalDevice {
 
 /// Refuses a member of a group: a host may have labelled it since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
-    let label = shared.attach().execute(Request::ReadReserved { slot: ReservedArea::GroupLabel }).await;
+    let label = shared.attach().execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
     let label = label.map_err(|error| of_block("reading its label", &error))?;
     if let Response::Reserved(label) = label
         && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))

@@ -45,7 +45,7 @@ impl ResizeQueue {
     pub async fn resize(&self, nqn: String, nsid: u32, size: NonZeroU64) -> Resized {
         let reply = Rc::new(ResizeReply::default());
         self.waiting.borrow_mut().push_back(ResizeRequest { nqn, nsid, size, reply: Rc::clone(&reply) });
-        self.notify.ring();
+        self.notify.notify();
         reply.came.wait_until(|| reply.answer.borrow().is_some()).await;
         reply.answer.take().unwrap_or_else(|| Err(gone()))
     }

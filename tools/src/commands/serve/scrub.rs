@@ -18,7 +18,7 @@ use sealblock_block::{Condition, Device, DynDevice, Gate, Outcome, Request};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::Attached;
 use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
-use sealblock_scrub::{Activity, Now, Scrub, Settings, Shape, Step};
+use sealblock_scrub::{Activity, DeviceProfile, Now, Scrub, ScrubStep, Settings};
 
 use crate::cli::Serve;
 use crate::control::status::{KeptWord, ScrubStatus};
@@ -40,10 +40,10 @@ pub fn settings_of(arguments: &Serve) -> Settings {
     }
 }
 
-fn shape_of(gate: &Gate<DynDevice>) -> Shape {
+fn shape_of(gate: &Gate<DynDevice>) -> DeviceProfile {
     let geometry = gate.geometry();
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-    Shape { block_size, capacity_blocks, most_blocks: geometry.limits.max_verify_blocks.get() }
+    DeviceProfile { block_size, capacity_blocks, max_blocks: geometry.limits.max_verify_blocks.get() }
 }
 
 /// The scrub of a device, on the device's core.
@@ -119,13 +119,13 @@ impl ScrubTask {
             *task = Some(spawn(Rc::clone(self).run()));
         }
         drop(task);
-        self.bell.ring();
+        self.bell.notify();
     }
 
     /// Changes the scrub and wakes its task.
     fn with_scrub<T>(&self, apply: impl FnOnce(&mut Scrub, Now) -> T) -> T {
         let done = apply(&mut self.scrub.borrow_mut(), self.moment());
-        self.bell.ring();
+        self.bell.notify();
         done
     }
 
@@ -147,7 +147,7 @@ impl ScrubTask {
     /// Ends the scrub and saves its state.
     pub async fn close(&self) {
         self.closing.set(true);
-        self.bell.ring();
+        self.bell.notify();
         let task = self.task.borrow_mut().take();
         if let Some(mut task) = task
             && timeout(LAST_PIECE, &mut task).await.is_err()
@@ -206,13 +206,13 @@ impl ScrubTask {
                 self.save(bytes).await;
             }
             match step {
-                Step::Check(extent) => {
+                ScrubStep::Check(extent) => {
                     self.check(extent).await;
                     // A device in memory completes at once: other tasks of this core need a turn.
                     yield_now().await;
                 }
-                Step::Wait(time) => drop(timeout(time, self.bell.wait()).await),
-                Step::Idle => self.bell.wait().await,
+                ScrubStep::Wait(time) => drop(timeout(time, self.bell.wait()).await),
+                ScrubStep::Idle => self.bell.wait().await,
             }
         }
         self.report_events();
@@ -229,8 +229,8 @@ impl ScrubTask {
     fn activity(&self) -> Activity {
         let Some(gate) = self.gate.borrow().clone() else { return Activity::default() };
         let counters = gate.counters();
-        let answered = counters.answered().saturating_sub(self.own_requests.get());
-        Activity { in_flight: counters.in_flight(), answered }
+        let answered = counters.completed().saturating_sub(self.own_requests.get());
+        Activity { in_flight: counters.in_flight(), completed: answered }
     }
 
     fn moment(&self) -> Now {

@@ -178,7 +178,7 @@ impl Image {
         let mut runs = StatusRuns::default();
         for lba in extent.iter() {
             let is_hole = matches!(self.blocks[Image::at(lba)], Stored::Hole);
-            runs.push(BlockCount::ONE, if is_hole { BlockState::Hole } else { BlockState::Data });
+            runs.push(BlockCount::ONE, if is_hole { BlockState::Hole } else { BlockState::Allocated });
         }
         Ok(Response::BlockStatus(runs.into_vec()))
     }
@@ -199,12 +199,12 @@ impl Image {
                 let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
                 return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
             }
-            Request::ReadReserved { slot } => {
+            Request::ReadReserved { area: slot } => {
                 let found = self.annex.iter().find(|(other, _)| *other == slot);
                 return Ok(Response::Reserved(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
             }
             Request::BlockStatus { extent } => return self.allocation(extent),
-            Request::WriteReserved { slot, bytes } => self.write_annex(slot, bytes),
+            Request::WriteReserved { area: slot, bytes } => self.write_annex(slot, bytes),
             Request::Write { extent, data, .. } => self.write(extent, &data),
             Request::WriteZeroes { extent, may_unmap: true, .. } => {
                 extent.iter().for_each(|lba| self.change(lba, Stored::Hole));
@@ -385,7 +385,13 @@ impl Device for Plug {
     fn abilities(&self) -> Abilities {
         let compare = Ability::Absent;
         let (annex, allocation) = (Ability::Native, Ability::Native);
-        Abilities { reserved: annex, allocation, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
+        Abilities {
+            reserved: annex,
+            block_status: allocation,
+            compare,
+            discard: Ability::Absent,
+            ..Abilities::COMPLETE
+        }
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
@@ -394,7 +400,7 @@ impl Device for Plug {
             self.replica.is_waiting.set(true);
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        let is_label = matches!(operation, Request::WriteReserved { slot: ReservedArea::GroupLabel, .. });
+        let is_label = matches!(operation, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
         let is_change = is_label
             || matches!(
                 operation,

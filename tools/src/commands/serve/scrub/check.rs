@@ -4,7 +4,7 @@ use sealblock_block::{
     Ability, BadBlock, Coverage, Device, DynDevice, Error, ErrorKind, Gate, Request, RequestKind, Response, Tally,
 };
 use sealblock_integrity::Checks;
-use sealblock_scrub::Checked;
+use sealblock_scrub::CheckResult;
 use sealblock_units::{Extent, Lba};
 
 use super::ScrubTask;
@@ -17,7 +17,7 @@ impl ScrubTask {
     /// Checks a piece and reports to the scrub, the namespaces and the log.
     pub(super) async fn check(&self, extent: Extent) {
         let Some(gate) = self.gate.borrow().clone() else { return };
-        let Tally { mut faults, coverage } = match self.check_piece(&gate, extent).await {
+        let Tally { bad_blocks: mut faults, coverage } = match self.check_piece(&gate, extent).await {
             Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };
@@ -29,7 +29,7 @@ impl ScrubTask {
         let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
             harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
         };
-        let found = Checked {
+        let found = CheckResult {
             bad_blocks: blocks(&|_| true),
             repaired: blocks(&|run| run.repaired),
             unchecked: coverage.blocks(),
@@ -65,7 +65,7 @@ impl ScrubTask {
             };
             match (error.kind(), part.len()) {
                 (ErrorKind::Integrity(_), _) => tally.take(error)?,
-                (ErrorKind::Media { .. }, 1) => tally.faults.push(BadBlock::media(part.start())),
+                (ErrorKind::Media { .. }, 1) => tally.bad_blocks.push(BadBlock::media(part.start())),
                 (ErrorKind::Media { .. }, blocks) => {
                     let half = blocks / 2;
                     let halves = [(part.start().get(), half), (part.start().get() + half, blocks - half)];
@@ -82,7 +82,7 @@ impl ScrubTask {
         if let Some(first) = coverage.unchecked().first()
             && !self.told_unchecked.replace(true)
         {
-            let (target, why) = (&self.target, first.why.words());
+            let (target, why) = (&self.target, first.why.to_text());
             tracing::warn!("scrub of {target}: it is incomplete, from block {} on: {why}", first.first);
         }
     }

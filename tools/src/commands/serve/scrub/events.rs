@@ -1,7 +1,7 @@
 //! Events of scrubs. The first thread writes them, so a slow or closed reader blocks no device.
 
 use sealblock_runtime_reactor::CoreAddress;
-use sealblock_scrub::{Run, ScrubEvent};
+use sealblock_scrub::{ScrubEvent, ScrubRun};
 use serde::Serialize;
 
 use super::ScrubTask;
@@ -74,7 +74,7 @@ impl ScrubTask {
     /// Reports the events since the last call.
     pub(super) fn report_events(&self) {
         loop {
-            let event = self.scrub.borrow_mut().take_news();
+            let event = self.scrub.borrow_mut().take_event();
             match event {
                 None => return,
                 Some(ScrubEvent::Started { at, resumed }) => {
@@ -88,7 +88,7 @@ impl ScrubTask {
         }
     }
 
-    fn report_end(&self, run: &Run) {
+    fn report_end(&self, run: &ScrubRun) {
         let target = self.target.to_string();
         self.scrub_events.send(Event::ScrubFinished(ScrubFinished { target, run: RunStatus::ended(run) }));
     }

@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::rc::Rc;
 
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
-use sealblock_scrub::{Refusal, Settings};
+use sealblock_scrub::{CommandError, Settings};
 
 use super::ScrubTask;
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
@@ -89,7 +89,7 @@ fn execute_on(scrub_task: &ScrubTask, command: &ControlCommand) -> Result<ScrubS
     };
     match done {
         Ok(()) => Ok(scrub_task.status(&gate)),
-        Err(refusal @ Refusal::NotRunning) => Err(ControlError::new(ControlErrorKind::Refused, refusal)),
-        Err(refusal @ Refusal::PastEnd { .. }) => Err(ControlError::new(ControlErrorKind::Usage, refusal)),
+        Err(refusal @ CommandError::NotRunning) => Err(ControlError::new(ControlErrorKind::Refused, refusal)),
+        Err(refusal @ CommandError::PastEnd { .. }) => Err(ControlError::new(ControlErrorKind::Usage, refusal)),
     }
 }

@@ -61,7 +61,7 @@ impl ScrubTask {
         if self.memory.why_not().is_some() {
             return;
         }
-        let bytes = match self.ask(Request::ReadReserved { slot: ReservedArea::ScrubState }).await {
+        let bytes = match self.ask(Request::ReadReserved { area: ReservedArea::ScrubState }).await {
             Ok(Response::Reserved(bytes)) => bytes,
             Ok(_) => Slice::empty(),
             Err(error) => {
@@ -88,11 +88,11 @@ impl ScrubTask {
         if self.memory.why_not().is_some() {
             return;
         }
-        let operation = Request::WriteReserved { slot: ReservedArea::ScrubState, bytes: Slice::copy_from(&bytes) };
+        let operation = Request::WriteReserved { area: ReservedArea::ScrubState, bytes: Slice::copy_from(&bytes) };
         match self.ask(operation).await {
             Ok(_) => self.memory.warned.set(false),
             Err(error) => {
-                self.scrub.borrow_mut().not_saved();
+                self.scrub.borrow_mut().save_failed();
                 // The failure repeats every few seconds; one warning is enough.
                 if !self.memory.warned.replace(true) {
                     tracing::warn!("scrub of {}: its state is not kept: {error}", self.target);

@@ -1,4 +1,4 @@
-//! A device small enough to be seen through: it keeps blocks and tags in two vectors and notes what it was asked.
+//! A small device for tests: it keeps blocks and tags in two vectors and records its requests.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -13,36 +13,36 @@ use crate::{
     Outcome, Request, RequestKind, Response, StatusRun, VerifyStats,
 };
 
-/// One request as the device saw it: kind, first block, number of blocks, first reference tag checked.
+/// A recorded request: kind, first block, number of blocks, first reference tag checked.
 pub type Seen = (RequestKind, u64, u64, Option<u64>);
 
 /// Blocks of the device.
 pub const CAPACITY: u64 = 64;
 
 /// The device. Everything may be set before it gets its gate.
-pub struct Tiny {
+pub struct FakeDevice {
     pub geometry: Geometry,
     pub abilities: Abilities,
     /// Blocks that cannot be read.
     pub broken: Vec<u64>,
     /// Reads that start here or behind fail as a whole.
     pub lost_from: Option<u64>,
-    /// What every Write answers, if not success.
-    pub refuses_writes: Option<ErrorKind>,
+    /// The error of every Write, if any.
+    pub write_error: Option<ErrorKind>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,
-    /// Whether it carries requests out in place.
+    /// True if the device executes requests in place.
     pub instant: bool,
     data: RefCell<Vec<u8>>,
     tags: RefCell<Vec<u8>>,
 }
 
-impl Tiny {
+impl FakeDevice {
     /// A device that can only read, write and flush, in whole transfers.
-    pub fn new(protection: Option<PiFormat>) -> Tiny {
+    pub fn new(protection: Option<PiFormat>) -> FakeDevice {
         let all = BlockCount::new(CAPACITY as u32).unwrap();
         let tuple_bytes = protection.map_or(0, PiFormat::tuple_bytes);
-        let tiny = Tiny {
+        let device = FakeDevice {
             geometry: Geometry {
                 block_size: BlockSize::B512,
                 capacity_blocks: CAPACITY,
@@ -52,31 +52,32 @@ impl Tiny {
             abilities: Abilities::BASIC,
             broken: Vec::new(),
             lost_from: None,
-            refuses_writes: None,
+            write_error: None,
             seen: RefCell::default(),
             durable: Cell::new(0),
             instant: false,
             data: RefCell::new(vec![0; CAPACITY as usize * 512]),
             tags: RefCell::new(vec![0; CAPACITY as usize * tuple_bytes]),
         };
-        tiny.store(0, &sealed_zeroes(protection));
-        tiny
+        device.store(0, &sealed_zeroes(protection));
+        device
     }
 
-    /// The same, moving at most `blocks` blocks in one request.
-    pub fn limited(protection: Option<PiFormat>, blocks: u32) -> Tiny {
-        let most = BlockCount::new(blocks).unwrap();
-        let mut tiny = Tiny::new(protection);
-        tiny.geometry.limits = Limits { max_transfer_blocks: most, max_verify_blocks: most, max_zero_blocks: most };
-        tiny
+    /// The same, with limits of `blocks` blocks for each request.
+    pub fn limited(protection: Option<PiFormat>, blocks: u32) -> FakeDevice {
+        let max_blocks = BlockCount::new(blocks).unwrap();
+        let mut device = FakeDevice::new(protection);
+        device.geometry.limits =
+            Limits { max_transfer_blocks: max_blocks, max_verify_blocks: max_blocks, max_zero_blocks: max_blocks };
+        device
     }
 
-    pub fn gate(self) -> Gate<Tiny> {
+    pub fn gate(self) -> Gate<FakeDevice> {
         Gate::new("tiny", self)
     }
 
-    /// Spoils the data of a block behind the tag's back.
-    pub fn spoil(&self, block: u64) {
+    /// Corrupts the data of a block and leaves its tags.
+    pub fn corrupt(&self, block: u64) {
         self.data.borrow_mut()[block as usize * 512 + 7] ^= 0x10;
     }
 
@@ -84,7 +85,7 @@ impl Tiny {
         self.data.borrow()[block as usize * 512..][..512].to_vec()
     }
 
-    /// What it was asked since the last look.
+    /// Takes the requests recorded since the last call.
     pub fn take_seen(&self) -> Vec<Seen> {
         self.seen.take()
     }
@@ -100,9 +101,9 @@ impl Tiny {
         if self.lost_from.is_some_and(|from| extent.start().get() >= from) {
             return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
-        let gone = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(BadBlock::media);
-        if let Some(faults) = BadBlocks::new(gone.collect()) {
-            return Err(faults.into());
+        let unreadable = extent.iter().filter(|lba| self.broken.contains(&lba.get())).map(BadBlock::media);
+        if let Some(bad_blocks) = BadBlocks::new(unreadable.collect()) {
+            return Err(bad_blocks.into());
         }
         let cut = |bytes: &RefCell<Vec<u8>>, unit: usize| {
             Slice::copy_from(&bytes.borrow()[extent.start().get() as usize * unit..][..extent.len() as usize * unit])
@@ -111,33 +112,33 @@ impl Tiny {
         let tags = cut(&self.tags, format.map_or(0, PiFormat::tuple_bytes));
         let loaded = Unverified::new(cut(&self.data, 512), tags, BlockSize::B512, format).unwrap();
         loaded.verify(checks).map_err(|mismatches| {
-            let faults = mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch));
-            BadBlocks::new(faults.collect()).unwrap().into()
+            let bad_blocks = mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch));
+            BadBlocks::new(bad_blocks.collect()).unwrap().into()
         })
     }
 
-    fn note(&self, operation: &Request) {
-        let first_ref = match operation {
+    fn record(&self, request: &Request) {
+        let initial_ref_tag = match request {
             Request::Read { checks, .. } | Request::Verify { checks, .. } | Request::Checksum { checks, .. } => {
                 checks.initial_ref_tag
             }
             _ => None,
         };
-        let extent = match operation {
+        let extent = match request {
             Request::Discard { extents } => Some(extents[0]),
             other => other.extent(),
         };
         let (start, blocks) = extent.map_or((0, 0), |extent| (extent.start().get(), extent.len()));
-        self.seen.borrow_mut().push((operation.kind(), start, blocks, first_ref));
+        self.seen.borrow_mut().push((request.kind(), start, blocks, initial_ref_tag));
     }
 
-    fn answer(&self, operation: Request) -> Outcome {
-        self.note(&operation);
-        match operation {
+    fn respond(&self, request: Request) -> Outcome {
+        self.record(&request);
+        match request {
             Request::Read { extent, checks } => self.load(extent, &checks).map(Response::Data),
             Request::Write { extent, data, durability } => {
-                if let Some(failure) = &self.refuses_writes {
-                    return Err(failure.clone().into());
+                if let Some(error) = &self.write_error {
+                    return Err(error.clone().into());
                 }
                 self.durable.set(self.durable.get() + u32::from(durability == Durability::ForceUnitAccess));
                 self.store(extent.start().get(), &data);
@@ -152,7 +153,7 @@ impl Tiny {
             Request::BlockStatus { extent } => {
                 Ok(Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Hole }]))
             }
-            Request::ReadReserved { .. } => Ok(Response::Reserved(Slice::copy_from(b"notes"))),
+            Request::ReadReserved { .. } => Ok(Response::Reserved(Slice::copy_from(b"label"))),
             Request::Flush | Request::Discard { .. } | Request::WriteReserved { .. } => Ok(Response::Done),
             Request::WriteUncorrectable { .. } => Ok(Response::Done),
             Request::WriteZeroes { .. } | Request::Compare { .. } | Request::Repair { .. } => {
@@ -162,7 +163,7 @@ impl Tiny {
     }
 }
 
-impl Device for Tiny {
+impl Device for FakeDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -171,12 +172,12 @@ impl Device for Tiny {
         self.abilities
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.answer(operation)
+    async fn execute(&self, request: Request) -> Outcome {
+        self.respond(request)
     }
 
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        self.instant.then(|| self.answer(operation.clone()))
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        self.instant.then(|| self.respond(request.clone()))
     }
 }
 
@@ -189,7 +190,7 @@ fn sealed_zeroes(protection: Option<PiFormat>) -> Sealed {
     Sealed::seal(data, BlockSize::B512, protection, &Tags::default())
 }
 
-/// Blocks of which each is filled with its own number, sealed for their place.
+/// Blocks that are each filled with their own number, sealed for their addresses.
 pub fn numbered(start: u64, blocks: u64, protection: Option<PiFormat>) -> Sealed {
     let bytes: Vec<u8> = (start..start + blocks).flat_map(|block| [block as u8 + 1; 512]).collect();
     let tags = Tags { initial_ref_tag: start, ..Tags::default() };
@@ -221,5 +222,5 @@ pub fn run<F: Future>(future: F) -> F::Output {
             return output;
         }
     }
-    panic!("the future waits for something that never comes");
+    panic!("the future never becomes ready");
 }

@@ -1,0 +1,511 @@
+//! The gate: the only way a device is put into a stack.
+//!
+//! It rejects requests that are out of range or do not fit the geometry, splits those above the device's limits, emulates
+//! request kinds that the device lacks, counts, and names the device on errors. A request that needs none of this costs a
+//! few comparisons and goes straight to the device.
+//!
+//! Pieces of a split request run side by side, at most [`PIECES_IN_FLIGHT`] at a time. All of them are executed and their bad
+//! blocks are joined into one error, so that a bad block in one piece hides none in another.
+
+use std::cell::Cell;
+
+use futures_util::stream::{self, StreamExt};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, combine, guard};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, BlockSize, Extent};
+
+use crate::{
+    Abilities, Ability, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Geometry, Limits,
+    Outcome, Request, RequestKind, Response, StatusRun, Tally, Unchecked, VerifyStats, WhyUnchecked,
+};
+
+/// A device behind its gate. See the module's header.
+pub struct Gate<D> {
+    device: D,
+    name: Box<str>,
+    counters: Counters,
+}
+
+impl<D: Device> Gate<D> {
+    /// Puts a gate in front of `device`; `name` is what errors call it, usually its target name.
+    pub fn new(name: impl Into<Box<str>>, device: D) -> Gate<D> {
+        Gate { device, name: name.into(), counters: Counters::default() }
+    }
+
+    /// What errors call the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counters of the requests that went through so far.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The device behind the gate, for calls that are no requests, such as its description.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// Rejects a request that does not fit the device's geometry.
+    fn check(&self, request: &Request) -> Result<(), Error> {
+        let geometry = self.device.geometry();
+        if let Some(extent) = request.extent() {
+            geometry.check(extent)?;
+        }
+        match request {
+            Request::Write { extent, data, .. } => {
+                check_shape(geometry, *extent, data)?;
+                // Later reads return the stored tags, so they must be of the device's own format.
+                if data.format() != geometry.protection {
+                    return Err(shape("protection information of another format", 1, 0));
+                }
+                Ok(())
+            }
+            Request::Compare { extent, data } => check_shape(geometry, *extent, data),
+            Request::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
+            Request::WriteReserved { area, bytes } if bytes.len() > area.max_bytes() => {
+                Err(shape("bytes for the reserved area", area.max_bytes() as u64, bytes.len() as u64))
+            }
+            Request::ReadReserved { area } | Request::WriteReserved { area, .. } => {
+                let (pages, wanted) = (self.device.abilities().bitmap_pages, area.pages());
+                if wanted > pages {
+                    Err(shape("bitmap pages of the reserved area", u64::from(pages), u64::from(wanted)))
+                } else {
+                    Ok(())
+                }
+            }
+            Request::Read { .. }
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::Repair { .. }
+            | Request::BlockStatus { .. }
+            | Request::Flush
+            | Request::WriteZeroes { .. }
+            | Request::WriteUncorrectable { .. } => Ok(()),
+        }
+    }
+
+    /// Executes the request on the device, or emulates it.
+    async fn route(&self, request: Request) -> Outcome {
+        let kind = request.kind();
+        match self.device.abilities().of(kind) {
+            Ability::Native => self.native(request).await,
+            Ability::Emulated | Ability::Absent => match request {
+                Request::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
+                Request::Checksum { extent, checks } => self.checksum_by_read(extent, checks).await,
+                Request::BlockStatus { extent } => Ok(all_allocated(extent)),
+                Request::Compare { extent, data } => self.compare_by_read(extent, data).await,
+                Request::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
+                    self.zeroes_by_write(extent, durability).await
+                }
+                Request::Write { .. }
+                | Request::WriteZeroes { .. }
+                | Request::Discard { .. }
+                | Request::WriteUncorrectable { .. }
+                | Request::WriteReserved { .. }
+                    if !self.device.abilities().writable =>
+                {
+                    Err(ErrorKind::ReadOnly.into())
+                }
+                _ => Err(ErrorKind::Absent(kind).into()),
+            },
+        }
+    }
+
+    /// Executes a request on the device: whole, or in pieces if it exceeds the device's limits.
+    async fn native(&self, request: Request) -> Outcome {
+        match piece_limit(&self.device.geometry().limits, &request) {
+            Some(max_blocks) => self.in_pieces(request, max_blocks).await,
+            None => self.device.execute(request).await,
+        }
+    }
+}
+
+impl<D: Device> Device for Gate<D> {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities().with_emulation()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let _in_flight = self.counters.request_started();
+        let (kind, blocks) = (request.kind(), request.blocks());
+        let outcome = match self.check(&request) {
+            Ok(()) => self.route(request).await,
+            Err(rejected) => Err(rejected),
+        };
+        self.counters.record(kind, blocks << self.geometry().block_size.shift(), &outcome);
+        outcome.map_err(|error| self.named(kind, error))
+    }
+
+    /// Executes only requests that need no splitting and no emulation.
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let (kind, geometry) = (request.kind(), self.device.geometry());
+        let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
+        if !is_native || piece_limit(&geometry.limits, request).is_some() || self.check(request).is_err() {
+            return None;
+        }
+        let outcome = self.device.try_execute(request)?;
+        self.counters.record(kind, request.blocks() << geometry.block_size.shift(), &outcome);
+        Some(outcome.map_err(|error| self.named(kind, error)))
+    }
+}
+
+impl<D: Device> Gate<D> {
+    /// Verifies by Read requests even if the device has a native Verify: for callers that want the data to cross the connection.
+    ///
+    /// # Errors
+    /// Those of a Verify.
+    pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
+        let _in_flight = self.counters.request_started();
+        let outcome = match self.check(&Request::Verify { extent, checks }) {
+            Ok(()) => self.verify_by_read(extent, checks).await,
+            Err(rejected) => Err(rejected),
+        };
+        self.counters.record(RequestKind::Verify, extent.bytes(self.geometry().block_size), &outcome);
+        outcome.map_err(|error| self.named(RequestKind::Verify, error))
+    }
+
+    /// Names the device on an error and traces it; requests without errors pay for neither.
+    #[cold]
+    fn named(&self, kind: RequestKind, error: Error) -> Error {
+        let error = error.with_device(&self.name);
+        tracing::debug!(device = %self.name, request = kind.name(), %error, "request failed");
+        error
+    }
+}
+
+/// Rejects data that are not as long as the extent.
+fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    if data.size() != geometry.block_size {
+        return Err(shape("block size of the data", geometry.block_size.bytes() as u64, data.size().bytes() as u64));
+    }
+    if data.blocks() as u64 != extent.len() {
+        return Err(shape("blocks of data", extent.len(), data.blocks() as u64));
+    }
+    Ok(())
+}
+
+fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
+    ErrorKind::Limit { what, limit, actual }.into()
+}
+
+impl<D: Device> Gate<D> {
+    /// Emulates Verify by Read: the device checks while it reads, and the data is dropped.
+    async fn verify_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (bytes_transferred, coverage) = self.read_all(extent, checks, |_| ()).await?;
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
+    }
+
+    /// Emulates Checksum by Read.
+    async fn checksum_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let mut crc64 = guard::crc64(&[]);
+        let (bytes_transferred, coverage) =
+            self.read_all(extent, checks, |part| crc64 = guard::crc64_append(crc64, part.data())).await?;
+        Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }))
+    }
+
+    /// Reads blocks piece by piece, in order; returns the bytes transferred and the coverage. Reads every piece even if an earlier
+    /// one has bad blocks.
+    async fn read_all(
+        &self,
+        extent: Extent,
+        checks: Checks,
+        mut each: impl FnMut(&Sealed),
+    ) -> Result<(u64, Coverage), Error> {
+        let geometry = self.device.geometry();
+        let (mut bytes, mut tally) = (0, Tally { coverage: self.read_coverage(extent, &checks), ..Tally::default() });
+        // One piece at a time: the extent of a Verify has no payload that would bound the memory.
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
+            let checks = match geometry.protection {
+                Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
+                None => checks,
+            };
+            match self.device.execute(Request::Read { extent: piece, checks }).await {
+                Ok(Response::Data(part)) => each(&part),
+                Ok(_) => return Err(unexpected_response()),
+                Err(error) => tally.take(error)?,
+            }
+            bytes += piece.bytes(geometry.block_size);
+        }
+        tally.finish().map(|coverage| (bytes, coverage))
+    }
+
+    /// The coverage of a check by Read.
+    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage {
+        let (abilities, format) = (self.device.abilities(), self.device.geometry().protection);
+        let mut coverage = Coverage::of(abilities.seals && (format.is_none() || checks.guard));
+        if abilities.copies {
+            coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
+        }
+        coverage
+    }
+
+    /// Emulates Compare by Read.
+    async fn compare_by_read(&self, extent: Extent, data: Sealed) -> Outcome {
+        let geometry = self.device.geometry();
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
+            let first = (piece.start().get() - extent.start().get()) as usize;
+            let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
+            let response = self.device.execute(Request::Read { extent: piece, checks }).await?;
+            let Response::Data(stored) = response else { return Err(unexpected_response()) };
+            let wanted = data.slice(first, piece.len() as usize);
+            if stored.data()[..] != wanted.data()[..] {
+                let size = geometry.block_size.bytes();
+                let pairs = stored.data().chunks(size).zip(wanted.data().chunks(size));
+                let differs = piece.iter().zip(pairs).find(|(_, (a, b))| a != b);
+                let lba = differs.map_or(piece.start(), |(lba, _)| lba);
+                return Err(ErrorKind::Miscompare { lba }.into());
+            }
+        }
+        Ok(Response::Done)
+    }
+
+    /// Emulates WriteZeroes by Write. Each piece is sealed anew, because its reference tags depend on its address.
+    async fn zeroes_by_write(&self, extent: Extent, durability: Durability) -> Outcome {
+        let geometry = self.device.geometry();
+        let longest =
+            extent.bytes(geometry.block_size).min(geometry.limits.max_transfer_blocks.bytes(geometry.block_size));
+        let zeroes = Buffer::zeroed(longest as usize).freeze();
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
+            let data = zeroes.slice(..piece.bytes(geometry.block_size) as usize);
+            let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
+            let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
+            self.device.execute(Request::Write { extent: piece, data, durability }).await?;
+        }
+        Ok(Response::Done)
+    }
+}
+
+/// The block status of a device that does not know its holes: all blocks may take space.
+fn all_allocated(extent: Extent) -> Response {
+    Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Allocated }])
+}
+
+#[cold]
+fn unexpected_response() -> Error {
+    ErrorKind::Media { reason: "the device returned a response of another kind than the request".to_owned() }.into()
+}
+
+/// Pieces of one request in flight at once: enough to keep a device busy, few enough to bound the buffers.
+const PIECES_IN_FLIGHT: usize = 8;
+
+/// The maximum blocks of a piece, if the request exceeds it.
+fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
+    let max_blocks = match request {
+        Request::Read { .. } | Request::Write { .. } | Request::Compare { .. } => limits.max_transfer_blocks,
+        Request::Verify { .. } | Request::Checksum { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
+            limits.max_verify_blocks
+        }
+        Request::WriteZeroes { .. } | Request::WriteUncorrectable { .. } => limits.max_zero_blocks,
+        Request::Discard { extents } => {
+            return extents
+                .iter()
+                .any(|extent| extent.blocks() > limits.max_zero_blocks)
+                .then_some(limits.max_zero_blocks);
+        }
+        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => return None,
+    };
+    request.extent().filter(|extent| extent.blocks() > max_blocks).map(|_| max_blocks)
+}
+
+impl<D: Device> Gate<D> {
+    /// Executes a request in pieces of at most `max_blocks` blocks.
+    async fn in_pieces(&self, request: Request, max_blocks: BlockCount) -> Outcome {
+        let (is_read, checksum_extent) = (matches!(request, Request::Read { .. }), checksum_extent(&request));
+        let pieces = pieces(request, max_blocks, self.device.geometry().protection);
+        let outcomes: Vec<Outcome> =
+            stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
+        match checksum_extent {
+            Some(extent) => {
+                join_checksums(extent.split_aligned(max_blocks), outcomes, self.device.geometry().block_size)
+            }
+            None => join(outcomes, is_read),
+        }
+    }
+}
+
+/// The blocks of a Checksum request.
+fn checksum_extent(request: &Request) -> Option<Extent> {
+    match request {
+        Request::Checksum { extent, .. } => Some(*extent),
+        _ => None,
+    }
+}
+
+/// The requests for the pieces, in order.
+fn pieces(request: Request, max_blocks: BlockCount, format: Option<PiFormat>) -> Box<dyn Iterator<Item = Request>> {
+    match (request.extent(), request) {
+        (Some(whole), request) => {
+            Box::new(whole.split_aligned(max_blocks).map(move |piece| part(&request, whole, piece, format)))
+        }
+        (None, Request::Discard { extents }) => Box::new(
+            extents
+                .into_iter()
+                .flat_map(move |extent| extent.split_aligned(max_blocks))
+                .map(|extent| Request::Discard { extents: vec![extent] }),
+        ),
+        (None, request) => Box::new(std::iter::once(request)),
+    }
+}
+
+/// The request for one piece of its blocks.
+fn part(request: &Request, whole: Extent, extent: Extent, format: Option<PiFormat>) -> Request {
+    let first = extent.start().get() - whole.start().get();
+    // Reference tags continue from piece to piece.
+    let advanced = |checks: &Checks| format.map_or(*checks, |format| checks.advance(first, format));
+    let cut = |data: &Sealed| data.slice(first as usize, extent.len() as usize);
+    match request {
+        Request::Read { checks, .. } => Request::Read { extent, checks: advanced(checks) },
+        Request::Verify { checks, .. } => Request::Verify { extent, checks: advanced(checks) },
+        Request::Checksum { checks, .. } => Request::Checksum { extent, checks: advanced(checks) },
+        Request::Repair { checks, .. } => Request::Repair { extent, checks: advanced(checks) },
+        Request::BlockStatus { .. } => Request::BlockStatus { extent },
+        Request::Write { data, durability, .. } => Request::Write { extent, data: cut(data), durability: *durability },
+        Request::Compare { data, .. } => Request::Compare { extent, data: cut(data) },
+        Request::WriteZeroes { may_unmap, durability, .. } => {
+            Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
+        }
+        Request::WriteUncorrectable { durability, .. } => {
+            Request::WriteUncorrectable { extent, durability: *durability }
+        }
+        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => request.clone(),
+        Request::Discard { .. } => Request::Discard { extents: vec![extent] },
+    }
+}
+
+/// Joins the outcomes of the pieces, which are in order.
+///
+/// The first error other than bad blocks wins, because it affects more than those blocks; then all bad blocks of all pieces;
+/// for Compare, the first block that differs.
+fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
+    let (mut parts, mut tally, mut verified, mut runs) = (Vec::new(), Tally::default(), None, Vec::new());
+    let mut other: Option<Error> = None;
+    for outcome in outcomes {
+        match outcome {
+            // `join_checksums` joins checksums, which needs their lengths; requests to the reserved area are never split.
+            Ok(Response::Done | Response::Reserved(_)) => {}
+            Ok(Response::Checksum(part)) => tally.coverage.merge(part.coverage),
+            Ok(Response::BlockStatus(part)) => runs.extend(part),
+            Ok(Response::Data(part)) => parts.push(part),
+            Ok(Response::Verified(part)) => {
+                verified = Some(verified.unwrap_or(0) + part.bytes_transferred);
+                tally.coverage.merge(part.coverage);
+            }
+            Err(error) => {
+                if let Err(error) = tally.take(error) {
+                    other = other.or(Some(error));
+                }
+            }
+        }
+    }
+    if let Some(error) = other {
+        return Err(error);
+    }
+    let coverage = tally.finish()?;
+    match (is_read, verified) {
+        (true, _) => Ok(Response::Data(Sealed::join(&parts))),
+        (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),
+        (false, Some(bytes_transferred)) => Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })),
+        (false, None) => Ok(Response::Done),
+    }
+}
+
+/// Joins the checksums of the pieces, which have these extents.
+fn join_checksums(extents: impl Iterator<Item = Extent>, outcomes: Vec<Outcome>, size: BlockSize) -> Outcome {
+    if outcomes.iter().any(Result::is_err) {
+        return join(outcomes, false);
+    }
+    let mut whole = Checksum::default();
+    for (extent, outcome) in extents.zip(outcomes) {
+        let Ok(Response::Checksum(part)) = outcome else { return Err(unexpected_response()) };
+        whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
+        whole.bytes_transferred += part.bytes_transferred;
+        whole.coverage.merge(part.coverage);
+    }
+    Ok(Response::Checksum(whole))
+}
+
+/// Counters of one request kind.
+#[derive(Default)]
+struct KindCounters {
+    requests: Cell<u64>,
+    bytes: Cell<u64>,
+    errors: Cell<u64>,
+}
+
+/// Requests, bytes and errors by request kind. Belongs to one core, so plain cells do.
+#[derive(Default)]
+pub struct Counters {
+    by_kind: [KindCounters; RequestKind::ALL.len()],
+    bad_blocks: Cell<u64>,
+    in_flight: Cell<u64>,
+}
+
+/// Counts a request as in flight until it is dropped: completed or cancelled.
+struct InFlightGuard<'a>(&'a Counters);
+
+impl Drop for InFlightGuard<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+impl Counters {
+    /// Counts a request as in flight until the guard is dropped.
+    fn request_started(&self) -> InFlightGuard<'_> {
+        self.in_flight.set(self.in_flight.get() + 1);
+        InFlightGuard(self)
+    }
+
+    fn record(&self, kind: RequestKind, bytes: u64, outcome: &Outcome) {
+        let count = &self.by_kind[kind.index()];
+        count.requests.set(count.requests.get() + 1);
+        match outcome {
+            Ok(_) => count.bytes.set(count.bytes.get() + bytes),
+            Err(error) => {
+                count.errors.set(count.errors.get() + 1);
+                if let ErrorKind::Integrity(bad_blocks) = error.kind() {
+                    self.bad_blocks.set(self.bad_blocks.get() + bad_blocks.as_slice().len() as u64);
+                }
+            }
+        }
+    }
+
+    /// Requests in flight: started, and neither completed nor cancelled. Requests executed in place do not count.
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.get()
+    }
+
+    /// Requests of all kinds completed so far, failed ones included.
+    pub fn completed(&self) -> u64 {
+        self.by_kind.iter().map(|count| count.requests.get()).sum()
+    }
+
+    /// Requests of this kind completed so far, failed ones included.
+    pub fn requests(&self, kind: RequestKind) -> u64 {
+        self.by_kind[kind.index()].requests.get()
+    }
+
+    /// Bytes of data that successful requests of this kind covered.
+    pub fn bytes(&self, kind: RequestKind) -> u64 {
+        self.by_kind[kind.index()].bytes.get()
+    }
+
+    /// Requests of this kind that failed.
+    pub fn errors(&self, kind: RequestKind) -> u64 {
+        self.by_kind[kind.index()].errors.get()
+    }
+
+    /// Bad blocks reported so far; a block counts each time it is reported.
+    pub fn bad_blocks(&self) -> u64 {
+        self.bad_blocks.get()
+    }
+}
+
+#[cfg(test)]
+mod tests;

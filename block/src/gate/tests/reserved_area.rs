@@ -1,0 +1,129 @@
+//! Checksums, block status, repair and the reserved area.
+
+use sealblock_integrity::{Checks, guard};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockCount, Lba};
+
+use super::fake_device::{CAPACITY, FakeDevice, TYPE1, extent, full, numbered, run, write};
+use crate::{
+    Ability, BadBlock, BadBlocks, BlockState, Checksum, Device, Error, ErrorKind, Gate, MemberPath, Request,
+    RequestKind, ReservedArea, Response,
+};
+
+fn checksum(start: u64, blocks: u64) -> Request {
+    Request::Checksum { extent: extent(start, blocks), checks: full(start) }
+}
+
+fn checksum_of(gate: &Gate<FakeDevice>, start: u64, blocks: u64) -> Result<Checksum, Error> {
+    match run(gate.execute(checksum(start, blocks)))? {
+        Response::Checksum(checksum) => Ok(checksum),
+        other => panic!("no checksum but {other:?}"),
+    }
+}
+
+/// A gate in front of a device with or without a native Checksum, which takes `max_blocks` blocks at once.
+fn gate(native: bool, max_blocks: u32) -> Gate<FakeDevice> {
+    let mut device = FakeDevice::new(Some(TYPE1));
+    device.abilities.checksum = if native { Ability::Native } else { Ability::Absent };
+    let max_blocks = BlockCount::new(max_blocks).unwrap();
+    (device.geometry.limits.max_transfer_blocks, device.geometry.limits.max_verify_blocks) = (max_blocks, max_blocks);
+    device.gate()
+}
+
+#[test]
+fn a_checksum_is_the_crc_of_the_data_native_or_emulated_whole_or_in_pieces() {
+    for (native, max_blocks) in [(true, 64), (true, 5), (false, 64), (false, 5)] {
+        let gate = gate(native, max_blocks);
+        run(gate.execute(write(3, 20, Some(TYPE1)))).unwrap();
+        let found = checksum_of(&gate, 3, 20).unwrap();
+        assert_eq!(
+            found.crc64,
+            guard::crc64(numbered(3, 20, None).data()),
+            "native {native}, {max_blocks} blocks at once"
+        );
+        assert_eq!(found.bytes_transferred, if native { 0 } else { 20 * 512 });
+        assert_ne!(checksum_of(&gate, 4, 19).unwrap().crc64, found.crc64);
+    }
+}
+
+#[test]
+fn every_bad_block_fails_a_checksum() {
+    for native in [true, false] {
+        let mut device = FakeDevice::new(Some(TYPE1));
+        device.abilities.checksum = if native { Ability::Native } else { Ability::Absent };
+        device.geometry.limits.max_verify_blocks = BlockCount::new(4).unwrap();
+        device.geometry.limits.max_transfer_blocks = device.geometry.limits.max_verify_blocks;
+        device.broken = vec![5, 17];
+        let error = checksum_of(&device.gate(), 0, 20).unwrap_err();
+        let bad_blocks: Vec<u64> =
+            error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect();
+        assert_eq!(bad_blocks, [5, 17], "native {native}");
+    }
+}
+
+#[test]
+fn without_a_block_status_all_blocks_are_allocated() {
+    for (ability, state) in [(Ability::Absent, BlockState::Allocated), (Ability::Native, BlockState::Hole)] {
+        let mut device = FakeDevice::new(None);
+        device.abilities.block_status = ability;
+        let response = run(device.gate().execute(Request::BlockStatus { extent: extent(2, 9) })).unwrap();
+        let Response::BlockStatus(runs) = response else { panic!("no runs but {response:?}") };
+        assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 9);
+        assert!(runs.iter().all(|run| run.state == state), "{runs:?}");
+    }
+}
+
+#[test]
+fn repair_and_the_reserved_area_are_not_emulated() {
+    let gate = FakeDevice::new(Some(TYPE1)).gate();
+    let repair = Request::Repair { extent: extent(0, CAPACITY), checks: Checks::NONE };
+    let read = Request::ReadReserved { area: ReservedArea::GroupLabel };
+    for request in [repair, read, reserved(ReservedArea::GroupLabel, 1)] {
+        let kind = request.kind();
+        assert_eq!(run(gate.execute(request)).unwrap_err().into_kind(), ErrorKind::Absent(kind));
+    }
+}
+
+fn reserved(area: ReservedArea, bytes: usize) -> Request {
+    Request::WriteReserved { area, bytes: Slice::copy_from(&vec![7; bytes]) }
+}
+
+#[test]
+fn a_reserved_area_takes_at_most_the_maximum_length_of_each_part() {
+    let mut device = FakeDevice::new(None);
+    device.abilities.reserved = Ability::Native;
+    let gate = device.gate();
+    for area in ReservedArea::ALL {
+        let max_bytes = area.max_bytes();
+        assert!(matches!(run(gate.execute(reserved(area, max_bytes))), Ok(Response::Done)));
+        let rejected = run(gate.execute(reserved(area, max_bytes + 1))).unwrap_err().into_kind();
+        assert!(matches!(rejected, ErrorKind::Limit { limit, actual, .. } if limit + 1 == actual), "{rejected:?}");
+    }
+    let mut reader = FakeDevice::new(None);
+    (reader.abilities.reserved, reader.abilities.writable) = (Ability::Native, false);
+    let reader = reader.gate();
+    let rejected = run(reader.execute(reserved(ReservedArea::ScrubState, 1))).unwrap_err().into_kind();
+    assert_eq!(rejected, ErrorKind::ReadOnly);
+    assert!(matches!(
+        run(reader.execute(Request::ReadReserved { area: ReservedArea::ScrubState })),
+        Ok(Response::Reserved(_))
+    ));
+    assert_eq!(reader.counters().requests(RequestKind::ReadReserved), 1);
+}
+
+#[test]
+fn member_paths_go_from_the_outermost_group_inwards() {
+    assert_eq!(MemberPath::NONE.outermost(), None);
+    let nested = MemberPath::NONE.within(3).within(0).within(126);
+    let (first, rest) = nested.outermost().unwrap();
+    let (second, rest) = rest.outermost().unwrap();
+    assert_eq!((first, second, rest.outermost()), (126, 0, Some((3, MemberPath::NONE))));
+    assert_eq!(MemberPath::NONE.within(MemberPath::MAX_MEMBERS), MemberPath::NONE);
+}
+
+#[test]
+fn a_block_that_is_bad_on_two_members_is_listed_twice() {
+    let bad_block = |number| BadBlock { member: MemberPath::NONE.within(number), ..BadBlock::media(Lba::new(7)) };
+    let bad_blocks = BadBlocks::new(vec![bad_block(1), bad_block(0), bad_block(1)]).unwrap();
+    assert_eq!(bad_blocks.as_slice(), [bad_block(0), bad_block(1)]);
+}

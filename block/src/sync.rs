@@ -1,0 +1,298 @@
+//! What concurrent requests of one device share: the range lock, a condition to wait for, and the clock.
+//!
+//! Invariants of the range lock: while a range is locked exclusively, no other change of overlapping blocks is in flight; locks
+//! that overlap are granted in the order in which they were requested, so no request starves; a shared lock costs two atomic
+//! additions on a counter of its thread as long as there is no exclusive lock.
+//!
+//! Shape: exclusive locks (compare and write) are rare and shared ones (writes) are not, so shared locks are only counted. An
+//! exclusive lock first announces itself, which sends new shared locks to the list, and then waits until the counted ones are
+//! released. Either side writes before it reads: a shared lock counts itself and then looks for exclusive ones, an exclusive one
+//! announces itself and then looks at the counters. So one of them sees the other, which needs sequential consistency.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Number of counters of shared locks, so that threads do not contend for one cache line.
+const SHARDS: usize = 8;
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Shard(AtomicUsize);
+
+/// The range lock of one device, shared by all cores. Ranges are block addresses, from the first to the last.
+#[derive(Default)]
+pub struct RangeLock {
+    /// Shared locks that are counted and not listed.
+    counted: [Shard; SHARDS],
+    /// Exclusive locks that are held or waited for.
+    exclusive: AtomicUsize,
+    list: Mutex<LockList>,
+}
+
+#[derive(Default)]
+struct LockList {
+    next: u64,
+    /// In the order of the requests.
+    locks: Vec<ListedLock>,
+    waiting: Vec<Waker>,
+}
+
+struct ListedLock {
+    id: u64,
+    blocks: RangeInclusive<u64>,
+    exclusive: bool,
+}
+
+/// A lock that is held until the guard is dropped.
+pub struct RangeGuard<'a> {
+    lock: &'a RangeLock,
+    kind: RangeGuardKind,
+}
+
+enum RangeGuardKind {
+    Counted(usize),
+    Listed { id: u64, exclusive: bool },
+}
+
+impl RangeLock {
+    fn list(&self) -> MutexGuard<'_, LockList> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks the blocks for a change, beside other changes. Waits for exclusive locks that overlap.
+    pub async fn lock_shared(&self, blocks: RangeInclusive<u64>) -> RangeGuard<'_> {
+        match self.try_lock_shared() {
+            Some(guard) => guard,
+            None => self.lock_listed(blocks, false).await,
+        }
+    }
+
+    /// Locks all blocks for a change, beside other changes, if no exclusive lock is held or waited for.
+    pub fn try_lock_shared(&self) -> Option<RangeGuard<'_>> {
+        let shard = shard();
+        self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
+        let guard = RangeGuard { lock: self, kind: RangeGuardKind::Counted(shard) };
+        (self.exclusive.load(Ordering::SeqCst) == 0).then_some(guard)
+    }
+
+    /// Locks the blocks exclusively. Waits until no other change of them is in flight.
+    pub async fn lock(&self, blocks: RangeInclusive<u64>) -> RangeGuard<'_> {
+        self.exclusive.fetch_add(1, Ordering::SeqCst);
+        self.lock_listed(blocks, true).await
+    }
+
+    async fn lock_listed(&self, blocks: RangeInclusive<u64>, exclusive: bool) -> RangeGuard<'_> {
+        let id = {
+            let mut list = self.list();
+            list.next += 1;
+            let id = list.next;
+            list.locks.push(ListedLock { id, blocks: blocks.clone(), exclusive });
+            id
+        };
+        // Made before the wait, so that dropping the future removes the lock from the list.
+        let guard = RangeGuard { lock: self, kind: RangeGuardKind::Listed { id, exclusive } };
+        poll_fn(|cx| {
+            let mut list = self.list();
+            if list.is_grantable(id, &blocks, exclusive) && (!exclusive || self.has_no_counted()) {
+                return Poll::Ready(());
+            }
+            list.waiting.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        guard
+    }
+
+    fn has_no_counted(&self) -> bool {
+        self.counted.iter().all(|shard| shard.0.load(Ordering::SeqCst) == 0)
+    }
+
+    /// Wakes all waiting locks, which check again.
+    fn wake(&self) {
+        let waiting = std::mem::take(&mut self.list().waiting);
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl LockList {
+    /// True if no earlier lock conflicts with this one.
+    fn is_grantable(&self, id: u64, blocks: &RangeInclusive<u64>, exclusive: bool) -> bool {
+        let earlier = self.locks.iter().take_while(|other| other.id < id);
+        !earlier.into_iter().any(|other| (exclusive || other.exclusive) && overlap(&other.blocks, blocks))
+    }
+}
+
+fn overlap(one: &RangeInclusive<u64>, other: &RangeInclusive<u64>) -> bool {
+    one.start() <= other.end() && other.start() <= one.end()
+}
+
+impl Drop for RangeGuard<'_> {
+    fn drop(&mut self) {
+        match self.kind {
+            RangeGuardKind::Counted(shard) => {
+                self.lock.counted[shard].0.fetch_sub(1, Ordering::SeqCst);
+                if self.lock.exclusive.load(Ordering::SeqCst) == 0 {
+                    return;
+                }
+            }
+            RangeGuardKind::Listed { id, exclusive } => {
+                self.lock.list().locks.retain(|lock| lock.id != id);
+                if exclusive {
+                    self.lock.exclusive.fetch_sub(1, Ordering::SeqCst);
+                }
+            }
+        }
+        self.lock.wake();
+    }
+}
+
+/// The index of this thread's counter.
+fn shard() -> usize {
+    static THREADS: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static SHARD: usize = THREADS.fetch_add(1, Ordering::Relaxed) % SHARDS;
+    }
+    SHARD.with(|shard| *shard)
+}
+
+/// Wakes tasks that wait for a condition. Belongs to one core; a waiter checks its condition each time it is woken.
+#[derive(Default)]
+pub struct Condition {
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl Condition {
+    /// Waits until `ready` returns true; calls it at once and after every [`Condition::notify`].
+    pub async fn wait_until(&self, mut ready: impl FnMut() -> bool) {
+        poll_fn(|context| {
+            if ready() {
+                return Poll::Ready(());
+            }
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(context.waker())) {
+                waiting.push(context.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Wakes every waiter, which checks its condition again.
+    pub fn notify(&self) {
+        // Taken before waking: a waker may run code that waits again.
+        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A source of delays: the reactor's clock, or the simulator's.
+pub trait Clock {
+    /// Waits for `delay`.
+    fn sleep(&self, delay: Duration) -> impl Future<Output = ()>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Future;
+    use std::pin::{Pin, pin};
+    use std::task::Context;
+
+    fn extent(start: u64, blocks: u64) -> RangeInclusive<u64> {
+        start..=start + blocks - 1
+    }
+
+    fn poll<'a, F: Future<Output = RangeGuard<'a>>>(future: Pin<&mut F>) -> Option<RangeGuard<'a>> {
+        match future.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(guard) => Some(guard),
+            Poll::Pending => None,
+        }
+    }
+
+    #[test]
+    fn shared_locks_do_not_wait_for_each_other_and_an_exclusive_lock_waits_for_all_of_them() {
+        let ranges = RangeLock::default();
+        let (first, second) =
+            (poll(pin!(ranges.lock_shared(extent(0, 8)))), poll(pin!(ranges.lock_shared(extent(4, 8)))));
+        assert!(first.is_some() && second.is_some());
+        let mut exclusive = pin!(ranges.lock(extent(100, 1)));
+        assert!(poll(exclusive.as_mut()).is_none(), "the blocks of counted locks are unknown");
+        drop(first);
+        assert!(poll(exclusive.as_mut()).is_none());
+        drop(second);
+        assert!(poll(exclusive.as_mut()).is_some());
+    }
+
+    #[test]
+    fn only_overlapping_changes_wait_for_an_exclusive_lock() {
+        let ranges = RangeLock::default();
+        let exclusive = poll(pin!(ranges.lock(extent(10, 2)))).expect("nothing is in the way");
+        let (mut over, mut beside) = (pin!(ranges.lock_shared(extent(11, 4))), pin!(ranges.lock_shared(extent(12, 4))));
+        assert!(poll(over.as_mut()).is_none());
+        assert!(poll(beside.as_mut()).is_some());
+        drop(exclusive);
+        assert!(poll(over.as_mut()).is_some());
+        assert_eq!((ranges.exclusive.load(Ordering::SeqCst), ranges.list().locks.len()), (0, 0));
+    }
+
+    #[test]
+    fn overlapping_locks_are_granted_in_their_order_and_cancelled_ones_do_not_block() {
+        let ranges = RangeLock::default();
+        let held = poll(pin!(ranges.lock(extent(0, 4)))).expect("nothing is in the way");
+        let mut second = Box::pin(ranges.lock(extent(0, 4)));
+        assert!(poll(second.as_mut()).is_none());
+        let mut third = pin!(ranges.lock_shared(extent(3, 1)));
+        assert!(poll(third.as_mut()).is_none());
+        drop(held);
+        assert!(poll(third.as_mut()).is_none(), "the second was first");
+        drop(second);
+        assert!(poll(third.as_mut()).is_some());
+        assert!(
+            poll(pin!(ranges.lock_shared(extent(0, 9))))
+                .is_some_and(|guard| matches!(guard.kind, RangeGuardKind::Counted(_)))
+        );
+    }
+
+    #[test]
+    fn changes_under_the_lock_are_not_torn() {
+        let ranges = RangeLock::default();
+        let torn = Mutex::new(0_u32);
+        let block = |future: Pin<&mut dyn Future<Output = ()>>| {
+            let mut future = future;
+            while future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                std::thread::yield_now();
+            }
+        };
+        let change = || {
+            let before = *torn.lock().unwrap();
+            std::thread::yield_now();
+            *torn.lock().unwrap() = before + 1;
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..200 {
+                        block(pin!(async {
+                            let _exclusive = ranges.lock(extent(0, 2)).await;
+                            change();
+                        }));
+                    }
+                });
+            }
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    block(pin!(async {
+                        let _exclusive = ranges.lock_shared(extent(1, 2)).await;
+                        change();
+                    }));
+                }
+            });
+        });
+        assert_eq!(*torn.lock().unwrap(), 600);
+    }
+}

@@ -1,0 +1,76 @@
+//! Whether a device was ever written: a mirror may treat two devices as identical without a copy if neither was.
+
+use sealblock_integrity::{Checks, Sealed, guard};
+use sealblock_units::{BlockCount, Extent};
+
+use crate::{Abilities, Ability, BlockState, Device, Error, ErrorKind, Request, RequestKind, Response};
+
+/// Maximum blocks of one Read.
+const READ_BLOCKS: BlockCount = BlockCount::new(1 << 10).expect("not none");
+/// Maximum blocks of one Checksum or BlockStatus.
+const PROBE_BLOCKS: BlockCount = BlockCount::new(1 << 16).expect("not none");
+
+/// True if no block of the device was ever written, as far as the device shows: a device with a native block status has only
+/// holes; one with protection information has only tuples of all ones and data of zeroes; any other has the CRC of zeroes. The
+/// first piece that does not match ends the search. An unreadable block counts as written.
+///
+/// # Errors
+/// When a request fails for another reason than bad blocks.
+pub async fn is_unwritten(device: &impl Device) -> Result<bool, Error> {
+    let geometry = device.geometry().clone();
+    let abilities: Abilities = device.abilities();
+    let has_status = abilities.of(RequestKind::BlockStatus) == Ability::Native;
+    let piece = if has_status || geometry.protection.is_none() { PROBE_BLOCKS } else { READ_BLOCKS };
+    let mut next = 0;
+    while next < geometry.capacity_blocks {
+        let blocks = u64::from(piece.get()).min(geometry.capacity_blocks - next);
+        let Ok(extent) = Extent::from_raw(next, blocks) else { return Ok(false) };
+        let is_blank = if has_status {
+            is_all_holes(device, extent).await
+        } else if geometry.protection.is_some() {
+            has_unwritten_tuples(device, extent).await
+        } else {
+            matches_crc_of_zeroes(device, extent).await
+        };
+        match is_blank {
+            Ok(true) => next += blocks,
+            Ok(false) => return Ok(false),
+            Err(error) if error.bad_blocks().is_some() => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+async fn is_all_holes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
+    match device.execute(Request::BlockStatus { extent }).await? {
+        Response::BlockStatus(runs) => Ok(runs.iter().all(|run| run.state == BlockState::Hole)),
+        _ => Err(unexpected_response()),
+    }
+}
+
+async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bool, Error> {
+    let is_blank =
+        |data: &Sealed| data.tags().iter().all(|byte| *byte == 0xFF) && data.data().iter().all(|byte| *byte == 0);
+    match device.execute(Request::Read { extent, checks: Checks::NONE }).await? {
+        Response::Data(data) => Ok(is_blank(&data)),
+        _ => Err(unexpected_response()),
+    }
+}
+
+async fn matches_crc_of_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
+    let size = device.geometry().block_size;
+    match device.execute(Request::Checksum { extent, checks: Checks::NONE }).await? {
+        Response::Checksum(checksum) => {
+            let block = vec![0; size.bytes()];
+            let zeroes = (0..extent.len()).fold(guard::crc64(&[]), |crc, _| guard::crc64_append(crc, &block));
+            Ok(checksum.crc64 == zeroes)
+        }
+        _ => Err(unexpected_response()),
+    }
+}
+
+#[cold]
+fn unexpected_response() -> Error {
+    ErrorKind::Media { reason: "the device returned a response of another kind than the request".to_owned() }.into()
+}

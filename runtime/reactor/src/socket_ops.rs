@@ -1,0 +1,202 @@
+//! Operations on sockets: accept, connect, receive, send. Each waits for a peer.
+//!
+//! Shape: for a receive the kernel tries first and waits only then. Having it wait first after a receive that had emptied the socket
+//! (`IORING_RECVSEND_POLL_FIRST`) made no measurable difference.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use io_uring::{opcode, squeue};
+use sealblock_runtime_memory::Buffer;
+
+use crate::descriptor::Descriptor;
+use crate::gather::Gather;
+use crate::net::RawAddress;
+use crate::operation::{Direction, Interest, IoOp, TRANSFER_LIMIT_BYTES, counted, entry_for};
+use crate::ring::Tables;
+
+/// One `accept4`.
+pub(crate) struct Accept {
+    pub(crate) descriptor: Arc<Descriptor>,
+    /// Where the kernel writes the peer's address; boxed, so that it stays where it is.
+    pub(crate) peer: Box<RawAddress>,
+}
+
+impl Accept {
+    fn taken(result: io::Result<u32>) -> io::Result<OwnedFd> {
+        // SAFETY: the descriptor is new, so it has no other owner; and descriptors fit an `i32`.
+        result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+}
+
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
+unsafe impl IoOp for Accept {
+    /// The peer has no address where the socket is of another family than IP.
+    type Output = io::Result<(OwnedFd, Option<SocketAddr>)>;
+
+    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+        let target = tables.target(&self.descriptor);
+        let (address, len) = self.peer.space();
+        entry_for!(target, |fd| opcode::Accept::new(fd, address, len).flags(libc::SOCK_CLOEXEC).build())
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        let (address, len) = self.peer.space();
+        // SAFETY: the call writes the address, within the length that it is given, and the length.
+        let fd = unsafe { libc::accept4(self.descriptor.raw(), address, len, libc::SOCK_CLOEXEC) };
+        counted(fd as libc::ssize_t)
+    }
+
+    fn finish(self, result: io::Result<u32>) -> Self::Output {
+        let fd = Accept::taken(result)?;
+        Ok((fd, self.peer.decode()))
+    }
+
+    fn waits(&self) -> Option<Interest> {
+        Some(Interest { fd: self.descriptor.raw(), direction: Direction::Readable })
+    }
+
+    /// Closes the connection, because its future is gone.
+    fn discard(self, result: io::Result<u32>) {
+        drop(Accept::taken(result));
+    }
+}
+
+/// One `connect`.
+pub(crate) struct Connect {
+    pub(crate) descriptor: Arc<Descriptor>,
+    /// Boxed, so that it stays where it is.
+    pub(crate) peer: Box<RawAddress>,
+}
+
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
+unsafe impl IoOp for Connect {
+    type Output = io::Result<()>;
+
+    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+        let (address, len) = self.peer.as_raw();
+        entry_for!(tables.target(&self.descriptor), |fd| opcode::Connect::new(fd, address, len).build())
+    }
+
+    /// Called again once the socket is ready, it returns the result of the attempt.
+    fn call(&mut self) -> io::Result<u32> {
+        let (address, len) = self.peer.as_raw();
+        // SAFETY: the call reads the address, whose length it is given.
+        let result = counted(unsafe { libc::connect(self.descriptor.raw(), address, len) } as libc::ssize_t);
+        match result.as_ref().map_err(io::Error::raw_os_error) {
+            Err(Some(libc::EINPROGRESS | libc::EALREADY)) => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+            Err(Some(libc::EISCONN)) => Ok(0),
+            // To the kernel this is a lack of local ports, not a reason to wait.
+            Err(Some(libc::EAGAIN)) => Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)),
+            _ => result,
+        }
+    }
+
+    fn finish(self, result: io::Result<u32>) -> io::Result<()> {
+        result.map(|_| ())
+    }
+
+    fn waits(&self) -> Option<Interest> {
+        Some(Interest { fd: self.descriptor.raw(), direction: Direction::Writable })
+    }
+}
+
+/// One `recv` into the front of a buffer.
+pub(crate) struct Receive {
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) buffer: Buffer,
+    /// True if the operation is tried when it is polled, before the backend's turn.
+    pub(crate) is_prompt: bool,
+    /// True if it busy polls before it waits.
+    pub(crate) busy_polls: bool,
+}
+
+impl Receive {
+    fn space(&mut self) -> &mut [u8] {
+        let len = self.buffer.len().min(TRANSFER_LIMIT_BYTES);
+        &mut self.buffer[..len]
+    }
+}
+
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the buffer's memory, which does not move with the
+// buffer, is written by no other handle while it lives, and is not freed when the buffer is leaked.
+unsafe impl IoOp for Receive {
+    type Output = (io::Result<usize>, Buffer);
+
+    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+        let target = tables.target(&self.descriptor);
+        let space = self.space();
+        let (start, len) = (space.as_mut_ptr(), space.len() as u32);
+        entry_for!(target, |fd| opcode::Recv::new(fd, start, len).build())
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        let fd = self.descriptor.raw();
+        let space = self.space();
+        // SAFETY: the range is writable memory of that length, borrowed exclusively for the call.
+        counted(unsafe { libc::recv(fd, space.as_mut_ptr().cast(), space.len(), libc::MSG_DONTWAIT) })
+    }
+
+    fn finish(self, result: io::Result<u32>) -> Self::Output {
+        (result.map(|count| count as usize), self.buffer)
+    }
+
+    fn waits(&self) -> Option<Interest> {
+        Some(Interest { fd: self.descriptor.raw(), direction: Direction::Readable })
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.is_prompt
+    }
+
+    fn busy_polls(&self) -> bool {
+        self.busy_polls
+    }
+}
+
+/// One `send` or `sendmsg` of what a gather has left. A peer that is gone is an error and no signal.
+pub(crate) struct Send {
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) gather: Box<Gather>,
+    /// True if a ring sends everything before it completes, which saves completions of parts.
+    pub(crate) whole: bool,
+    /// True if the operation is tried when it is polled, before the backend's turn.
+    pub(crate) is_prompt: bool,
+}
+
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed gather, with the memory of the slices that
+// it holds; nothing of it moves with the box, or is freed when that is leaked.
+unsafe impl IoOp for Send {
+    type Output = (io::Result<usize>, Box<Gather>);
+
+    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+        let flags = libc::MSG_NOSIGNAL | if self.whole { libc::MSG_WAITALL } else { 0 };
+        let target = tables.target(&self.descriptor);
+        if let &[only] = self.gather.left() {
+            let len = only.iov_len.min(TRANSFER_LIMIT_BYTES) as u32;
+            return entry_for!(target, |fd| opcode::Send::new(fd, only.iov_base.cast(), len).flags(flags).build());
+        }
+        let message = self.gather.message();
+        entry_for!(target, |fd| opcode::SendMsg::new(fd, message).flags(flags as u32).build())
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        let (fd, message) = (self.descriptor.raw(), self.gather.message());
+        // SAFETY: the message and all that it names belong to the gather, which does not change during the call.
+        counted(unsafe { libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) })
+    }
+
+    fn finish(self, result: io::Result<u32>) -> Self::Output {
+        (result.map(|count| count as usize), self.gather)
+    }
+
+    fn waits(&self) -> Option<Interest> {
+        Some(Interest { fd: self.descriptor.raw(), direction: Direction::Writable })
+    }
+
+    fn is_prompt(&self) -> bool {
+        self.is_prompt
+    }
+}
