@@ -31,13 +31,13 @@ fn what_was_cut_is_joined_in_fresh_and_in_used_memory() {
 }
 
 #[test]
-#[should_panic(expected = "parts of one shape")]
+#[should_panic(expected = "parts of one size and format")]
 fn parts_of_different_formats_are_refused() {
     Sealed::join(&[blocks(None, 1), blocks(Some(TYPE1), 1)]);
 }
 
 #[test]
-#[should_panic(expected = "memory of the length asked for")]
+#[should_panic(expected = "memory of the requested length")]
 fn memory_that_is_too_long_is_refused() {
     let parts = [blocks(None, 1), blocks(None, 1)];
     Sealed::join_in(&parts, |len| Buffer::zeroed(len + 1));
