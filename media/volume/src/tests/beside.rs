@@ -135,7 +135,7 @@ fn either_end_of_the_volume_can_be_lost_without_what_the_reserved_area_holds() {
 }
 
 #[test]
-fn an_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
+fn a_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     let medium = medium();
     let rig = Rig::open(&medium, false).unwrap();
     note(&rig, ReservedArea::GroupLabel, b"old").unwrap();
@@ -144,7 +144,7 @@ fn an_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     let rig = Rig::open(&medium, true).unwrap();
     medium.unreadable.set((4096, u64::MAX));
     let why = rig.run(rig.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel })).unwrap_err();
-    assert!(why.to_string().contains("neither copy"), "{why}");
+    assert!(why.to_string().contains("cannot read either copy"), "{why}");
     medium.unreadable.set((4096, 64 << 10));
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"new");
 }
