@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     fn run(first: u64, last: u64, member: MemberPath, why: WhyUnchecked) -> Unchecked {
-        Unchecked { first: Lba::new(first), last: Lba::new(last), member: member, why }
+        Unchecked { first: Lba::new(first), last: Lba::new(last), member, why }
     }
 
     fn runs(coverage: &mut Coverage) -> Vec<(u64, u64)> {

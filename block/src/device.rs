@@ -123,7 +123,7 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedDevice<D> {
         idle.unwrap_or_else(|| {
             let handoff = Rc::new(Handoff::default());
             let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&handoff)));
-            PooledFuture { handoff: handoff, future }
+            PooledFuture { handoff, future }
         })
     }
 

@@ -107,12 +107,7 @@ pub struct OpenTarget {
 
 impl OpenTarget {
     fn new(target: &TargetName, device: impl Device + 'static, info: TargetInfo, held: Vec<CloseHandle>) -> OpenTarget {
-        OpenTarget {
-            gate: Gate::new(target.to_string(), DynDevice::new(device)),
-            info: info,
-            held,
-            target: target.clone(),
-        }
+        OpenTarget { gate: Gate::new(target.to_string(), DynDevice::new(device)), info, held, target: target.clone() }
     }
 
     fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> OpenTarget {

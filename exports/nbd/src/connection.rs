@@ -96,7 +96,7 @@ impl Connection {
             registration: place,
             core: RefCell::new(core),
             stream,
-            advertised: advertised,
+            advertised,
             open_export: RefCell::default(),
             task: RefCell::new(Waker::noop().clone()),
             output: Notify::default(),

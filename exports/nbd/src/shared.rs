@@ -169,7 +169,7 @@ impl ServerState {
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         members.all.insert(number, Participant { kind, signal: Arc::clone(&signal), chosen: None });
-        Some(Registration { server: Arc::clone(self), number, signal: signal })
+        Some(Registration { server: Arc::clone(self), number, signal })
     }
 
     pub(crate) fn connections(&self) -> usize {

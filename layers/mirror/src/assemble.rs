@@ -152,7 +152,7 @@ pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
     let labels_differ = labels.iter().any(|(_, other)| other.events != label.events);
     // The next label must have a higher event count than any label there is.
     label.events = labels.iter().map(|(_, other)| other.events).max().unwrap_or(0);
-    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices: indices, unused, labels_differ })))
+    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices, unused, labels_differ })))
 }
 
 fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {

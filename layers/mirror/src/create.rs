@@ -115,7 +115,7 @@ pub(crate) struct Candidate {
 /// # Errors
 /// When it is offline or read only.
 pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, ReplicaError> {
-    let absent = |reason: String| ReplicaError::Offline { replica: source.name.clone(), reason: reason };
+    let absent = |reason: String| ReplicaError::Offline { replica: source.name.clone(), reason };
     let device = source.device.as_ref().map_err(|reason| absent(reason.clone()))?;
     if !device.abilities().writable {
         return Err(absent("the device is read only".to_owned()));

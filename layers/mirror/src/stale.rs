@@ -358,7 +358,7 @@ impl<C: Clock> Mirror<C> {
         let replica = self.named_replica(name).ok_or_else(|| ReplicaError::Unknown(name.to_owned()))?;
         if !replica.is_writable() {
             let reason = replica.last_error.borrow().clone();
-            return Err(ReplicaError::Offline { replica: name.to_owned(), reason: reason });
+            return Err(ReplicaError::Offline { replica: name.to_owned(), reason });
         }
         let (kept, mut taken) = (replica.stale.borrow().withheld(), 0);
         for lba in kept {

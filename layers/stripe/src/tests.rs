@@ -45,7 +45,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
 /// Blocks that each hold a byte of their own.
 fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, initial_ref_tag: u64) -> Sealed {
     let data: Vec<u8> = at.iter().flat_map(|lba| [seed.wrapping_add((lba.get() as u8).wrapping_mul(3)); 512]).collect();
-    let tags = Tags { app_tag: 3, storage_tag: 0, initial_ref_tag: initial_ref_tag };
+    let tags = Tags { app_tag: 3, storage_tag: 0, initial_ref_tag };
     Sealed::seal(Slice::copy_from(&data), BlockSize::B512, format, &tags)
 }
 

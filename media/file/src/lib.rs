@@ -13,6 +13,6 @@ mod open;
 mod raw;
 
 pub use backing::{Backing, BackingError, open_files};
-pub use medium::FileMedium;
-pub use open::{FileInfo, OpenError, Options};
+pub use medium::{FileInfo, FileMedium};
+pub use open::{OpenError, Options};
 pub use raw::{BlockError, RawDevice};

@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
@@ -30,6 +30,33 @@ enum Zeroing {
     Range,
     /// By writing them.
     Written,
+}
+
+/// What `sealblock info` shows of a file or block device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileInfo {
+    /// The path it was opened by.
+    pub path: PathBuf,
+    /// What carries out its operations, such as "io_uring (...)".
+    pub backend: String,
+    /// Whether it bypasses the page cache.
+    pub is_direct: bool,
+    /// Whether it is a block device.
+    pub is_block_device: bool,
+    /// Whether it takes no writes.
+    pub is_read_only: bool,
+    /// Whether other processes are locked out; false where the file system has no locks.
+    pub is_locked: bool,
+    /// Whether unmapping gives space back. Known only of a medium open for writing.
+    pub can_punch: bool,
+    /// Unit of reads and writes, in bytes.
+    pub sector_bytes: u32,
+    /// Length in bytes, in whole sectors.
+    pub length_bytes: u64,
+    /// Space taken in bytes; nothing is known of a block device.
+    pub allocated_bytes: Option<u64>,
+    /// The type of the file system it is on; a block device is on none.
+    pub file_system: Option<String>,
 }
 
 /// A file or block device, used from the reactor that opened it. See the crate's header.
@@ -208,6 +235,32 @@ impl FileMedium {
                 result => return result,
             }
         }
+    }
+
+    /// Describes the medium as it is now, with ordinary blocking calls.
+    ///
+    /// # Errors
+    /// What `statx` and `fstatfs` say.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn describe(&self) -> io::Result<FileInfo> {
+        let known = kernel::statx(&self.file)?;
+        let file_system = if self.block_device { None } else { Some(kernel::file_system(&self.file)?) };
+        Ok(FileInfo {
+            path: self.path().to_owned(),
+            backend: sealblock_runtime_reactor::backend().to_string(),
+            is_direct: self.is_direct(),
+            is_block_device: self.block_device,
+            is_read_only: self.is_read_only(),
+            is_locked: self.locked,
+            can_punch: self.can_punch(),
+            sector_bytes: self.sector_bytes(),
+            length_bytes: self.len_bytes(),
+            // `st_blocks` counts 512 bytes on every file system.
+            allocated_bytes: (!self.block_device).then_some(known.stx_blocks * 512),
+            file_system,
+        })
     }
 }
 

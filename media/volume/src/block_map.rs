@@ -20,7 +20,8 @@ use crate::block_groups::{BlockGroups, LostCopies};
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
 use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage, MapPageParts};
 use crate::medium::read_sectors;
-use crate::open::{Mutation, OpenOptions};
+use crate::mutation::Mutation;
+use crate::open::OpenOptions;
 use crate::patches::Patches;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
@@ -75,7 +76,7 @@ impl BlockMap {
             seed: superblock.seed(),
             mutation: options.mutation,
             lost_copies: groups.lost_copies(),
-            groups: groups,
+            groups,
             patches: Patches::new(superblock.seed()),
             unwritten: Rc::new(MapPage::unwritten()),
             pages: RefCell::default(),

@@ -11,7 +11,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Clock, Condition, Error, Medium, MediumError, RangeLock};
 
 use crate::format::{Generations, Superblock};
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::superblocks;
 use crate::volume::{Volume, VolumeState};
 

@@ -8,7 +8,7 @@ use sealblock_block::{Clock, Condition, Error, Medium, MediumError, Outcome, Res
 
 use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntryKind, MapEntryRun};
 use crate::map_page::MapLookup;
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::patches::Patch;
 use crate::volume::{Volume, VolumeState};
 

@@ -177,7 +177,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let data = Buffer::copy_from(data).freeze();
         let sealed = Sealed::seal(data, self.geometry.block_size, self.geometry.protection, &tags);
         let mut entry =
-            MapEntry { lba, kind: MapEntryKind::Stored, pbn: pbn, generation, tuple: [0; 16], guard_unverified: false };
+            MapEntry { lba, kind: MapEntryKind::Stored, pbn, generation, tuple: [0; 16], guard_unverified: false };
         self.fill_tuple(&mut entry, &sealed, 0);
         entry
     }

@@ -19,7 +19,7 @@ use sealblock_runtime_memory::Slice;
 
 use crate::commit::Encoded;
 use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun};
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::volume::Volume;
 
 /// Map entries of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.

@@ -116,7 +116,7 @@ impl MapPage {
         }
         match (MapEntry::decode(bytes, seed), generation) {
             (Ok(entry), Some(expected)) if entry.lba == lba && entry.generation != expected => {
-                MapLookup::Stale { entry: entry, expected }
+                MapLookup::Stale { entry, expected }
             }
             (Ok(entry), _) if entry.lba == lba => MapLookup::Mapped(entry),
             // Whatever else lies there, from before the block map was made or from elsewhere.

@@ -80,7 +80,7 @@ mod tests {
     use crate::format::MapEntryKind;
 
     fn entry(lba: u64, pbn: u32) -> MapEntry {
-        MapEntry { pbn: pbn, kind: MapEntryKind::Stored, ..MapEntry::deallocated(Lba::new(lba)) }
+        MapEntry { pbn, kind: MapEntryKind::Stored, ..MapEntry::deallocated(Lba::new(lba)) }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Clock, Condition, Geometry, Limits, Medium, MediumError};
+use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
@@ -14,10 +14,12 @@ use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
 use crate::checkpoint::Checkpoints;
 use crate::commit::CommitQueue;
-use crate::format::{Layout, LayoutError, Seed, Superblock, SuperblockError};
+use crate::error::VolumeError;
+use crate::format::{Layout, Seed, Superblock};
 use crate::log::Log;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::mutation::Mutation;
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
@@ -62,64 +64,6 @@ impl Default for OpenOptions {
             mutation: Mutation::None,
         }
     }
-}
-
-/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Mutation {
-    /// No fault.
-    #[default]
-    None,
-    /// Commits do not wait for the medium.
-    SkipSync,
-    /// Flushes complete when the data are durable and the tags are not.
-    LateTags,
-    /// Physical blocks are used again before the map entry that gives them up is durable.
-    ReuseEarly,
-    /// Recovery takes map entries over without looking at their data.
-    TrustLog,
-    /// The group map says that a block group is initialized before its generations are durable.
-    MapFirst,
-    /// Of the two copies of generations only the first is read.
-    OneCopy,
-    /// Checkpoints free log space before the block map is durable.
-    UnsyncedTables,
-    /// What was written to one place of the log is not repeated by the next commit.
-    RepeatNothing,
-    /// A commit joins a sector of the log that a checkpoint counts as wholly in the block map.
-    JoinTaken,
-    /// A commit that joins a sector of the log writes over the only place that has the commit before.
-    JoinInPlace,
-    /// Of two copies of a log sector recovery takes the one that has less.
-    ShorterCopy,
-    /// Recovery takes repeated map entries for newer ones than those of the sector that repeats them.
-    RepeatAsNew,
-    /// Recovery reads one of the log's two regions.
-    OneRegion,
-    /// Small commits get no second copy when no other one follows.
-    NeverSettle,
-    /// A run of blocks is written to the log one block short.
-    ShortRun,
-    /// Recovery lets runs of blocks win over later map entries of single ones.
-    RunsFirst,
-    /// A checkpoint lets the log begin behind what was committed while it was in flight.
-    TailEarly,
-    /// A block that is moved takes the place of one written meanwhile.
-    MoveOverNewer,
-    /// Blocks are moved without being checked, and sealed anew.
-    MoveUnchecked,
-    /// With free physical blocks, those behind them are given back to the medium.
-    PunchBeyond,
-    /// Resizing: the superblock tells of the new size before the medium has it.
-    NameEarly,
-    /// Resizing: the medium is cut before the superblock that tells of the new size is durable.
-    CutEarly,
-    /// Resizing: copies of the reserved area are written into block groups that a superblock still tells of.
-    TailEarlier,
-    /// Resizing: blocks that hold data are cut off.
-    CutMapped,
-    /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
-    KeepBits,
 }
 
 /// A volume and the worker that must run beside it.
@@ -331,55 +275,4 @@ async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result
         at += chunk;
     }
     Ok(())
-}
-
-/// Why a volume cannot be made or opened.
-#[derive(Debug, thiserror::Error)]
-pub enum VolumeError {
-    /// Neither superblock can be used.
-    #[error("{0}")]
-    Superblock(#[from] SuperblockError),
-    /// The shape asked for is impossible.
-    #[error("{0}")]
-    Layout(#[from] LayoutError),
-    /// The medium failed.
-    #[error("the medium failed: {0}")]
-    Medium(#[from] MediumError),
-    /// The medium ends before the volume does.
-    #[error(
-        "the medium has {medium_bytes} bytes and the volume needs {needed_bytes}: it was cut off or copied in part"
-    )]
-    Truncated {
-        /// Length of the medium.
-        medium_bytes: u64,
-        /// Length the volume needs.
-        needed_bytes: u64,
-    },
-    /// The volume was made for smaller sectors than the medium has.
-    #[error(
-        "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: copy it to a new volume"
-    )]
-    Sector {
-        /// The volume's sector.
-        volume_bytes: u32,
-        /// The medium's sector.
-        medium_bytes: u32,
-    },
-    /// The medium takes no writes, and the volume was to be opened for writing.
-    #[error("the medium is read-only")]
-    ReadOnly,
-    /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
-    /// known, so the volume is not opened for writing.
-    #[error(
-        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known; nothing is written to such a volume"
-    )]
-    LogDamaged {
-        /// Sequence number of the first lost sector.
-        sequence: u64,
-        /// How many are lost.
-        sectors: u64,
-    },
-    /// What a crash left could not be made durable.
-    #[error("recovery could not be finished: {0}")]
-    Recovery(String),
 }

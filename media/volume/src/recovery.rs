@@ -13,12 +13,13 @@ use futures_util::future::join;
 use sealblock_block::{Clock, Error, Medium};
 use sealblock_units::Lba;
 
+use crate::error::VolumeError;
 use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock};
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
-use crate::open::VolumeError;
-use crate::open::{Mutation, OpenOptions};
+use crate::mutation::Mutation;
+use crate::open::OpenOptions;
 use crate::volume::Volume;
 
 /// Bytes of a region of the log read at once.

@@ -17,7 +17,7 @@ use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::FreeMap;
 use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
 use crate::map_page::MapLookup;
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::upkeep::IdlePeriod;
 use crate::volume::{Volume, VolumeState};
 
@@ -198,7 +198,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let now = self.stored_entry_now(read.lba).flatten();
             let is_same = now.is_some_and(|now| now.pbn == read.pbn) || self.mutation == Mutation::MoveOverNewer;
             if is_same {
-                self.replace(group, MapEntry { pbn: pbn, ..*read }, false);
+                self.replace(group, MapEntry { pbn, ..*read }, false);
                 self.upkeep.count(|counts| counts.blocks_moved += 1);
             } else {
                 self.allocator.give_back(group, &[(pbn, 1)]);

@@ -11,9 +11,10 @@ use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumError
 use sealblock_units::Extent;
 
 use crate::block_groups::BlockGroups;
+use crate::error::VolumeError;
 use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
-use crate::open::VolumeError;
-use crate::open::{Mutation, OpenOptions, OpenVolume, open};
+use crate::mutation::Mutation;
+use crate::open::{OpenOptions, OpenVolume, open};
 use crate::superblocks;
 use crate::volume::Volume;
 

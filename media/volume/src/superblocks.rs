@@ -7,8 +7,8 @@
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::error::VolumeError;
 use crate::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
-use crate::open::VolumeError;
 
 /// Copies of a superblock.
 pub(crate) const COPIES: usize = 3;

@@ -13,7 +13,8 @@ use sealblock_block::{Clock, Medium};
 
 use crate::block_allocator::Allocation;
 use crate::free_map::PUNCH_BYTES;
-use crate::open::{Mutation, OpenOptions};
+use crate::mutation::Mutation;
+use crate::open::OpenOptions;
 use crate::volume::{Volume, VolumeState};
 
 /// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon keep theirs.

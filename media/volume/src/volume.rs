@@ -19,7 +19,7 @@ use crate::log::Log;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::turns::{self, Turns};

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, pending, select};
 use sealblock_block::{Clock, Error, Medium};
 
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// A write without a flush is durable after this time at the latest, plus the time of the commit.

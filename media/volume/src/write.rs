@@ -10,7 +10,7 @@ use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::Run;
 use crate::map_page::MapLookup;
-use crate::open::Mutation;
+use crate::mutation::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.
@@ -129,7 +129,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let mut entry = MapEntry {
                 lba,
                 kind: MapEntryKind::Stored,
-                pbn: pbn,
+                pbn,
                 generation: 0,
                 tuple: [0; 16],
                 guard_unverified: false,

@@ -6,10 +6,10 @@ use sealblock_block::{Device, DynDevice, Gate, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_simulator::checker::{Content, Patterns};
-use sealblock_simulator::executor::{Ended, Executor};
+use sealblock_simulator::executor::{Executor, RunEnd};
 use sealblock_simulator::random::Random;
-use sealblock_simulator::system::Promise;
-use sealblock_simulator::trace::Trace;
+use sealblock_simulator::random::Trace;
+use sealblock_simulator::system::BoxedWork;
 use sealblock_units::{Extent, Lba};
 
 use crate::medium::Wreck;
@@ -42,7 +42,7 @@ pub struct Open {
     /// The volume, behind its gate.
     pub stack: DynDevice,
     /// Closes it in good order.
-    pub close: Promise<()>,
+    pub close: BoxedWork<()>,
 }
 
 /// Opens a volume.
@@ -66,9 +66,9 @@ pub async fn start(wreck: &Wreck, executor: &Executor, read_only: bool) -> Resul
 pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnce(Executor) -> F) -> Result<T, String> {
     let executor = Executor::new(Random::new(1), Trace::default());
     match executor.run(LIMITS, work(executor.clone())) {
-        Ended::Finished(value) => Ok(value),
-        Ended::Halted => Err("halted".to_owned()),
-        Ended::Stuck(stuck) => Err(format!("hangs: {stuck}")),
+        RunEnd::Finished(value) => Ok(value),
+        RunEnd::Halted => Err("halted".to_owned()),
+        RunEnd::Stuck(stuck) => Err(format!("hangs: {stuck}")),
     }
 }
 

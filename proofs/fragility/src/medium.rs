@@ -196,15 +196,15 @@ impl Medium for Wreck {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_simulator::executor::{Ended, Executor, RunLimits};
+    use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
     use sealblock_simulator::random::Random;
-    use sealblock_simulator::trace::Trace;
+    use sealblock_simulator::random::Trace;
 
     fn now<T: 'static>(future: impl Future<Output = T> + 'static) -> T {
         let limits = RunLimits { steps: 100, seconds: 1 };
         match Executor::new(Random::new(1), Trace::default()).run(limits, future) {
-            Ended::Finished(value) => value,
-            other => panic!("{:?}", matches!(other, Ended::Halted)),
+            RunEnd::Finished(value) => value,
+            other => panic!("{:?}", matches!(other, RunEnd::Halted)),
         }
     }
 

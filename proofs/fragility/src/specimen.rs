@@ -14,10 +14,10 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::Layout;
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
-use sealblock_simulator::executor::{Ended, Executor, RunLimits};
+use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
 use sealblock_simulator::random::Random;
-use sealblock_simulator::system::{Resizing, Session, Shape, System, Volumes};
-use sealblock_simulator::trace::Trace;
+use sealblock_simulator::random::Trace;
+use sealblock_simulator::system::{Resizing, Session, System, VolumeProfile, Volumes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::look::{Seen, look};
@@ -76,7 +76,7 @@ pub struct Specimen {
     /// How it stopped.
     pub state: State,
     /// Its shape.
-    pub shape: Shape,
+    pub shape: VolumeProfile,
     /// Where everything lies.
     pub layout: Layout,
     /// What makes and recognises contents.
@@ -115,7 +115,7 @@ impl Specimen {
         let random = Random::new(seed);
         let shape = draw_shape(&random, large);
         let mut sizes = shares.iter().map(|share| (shape.capacity_blocks * share / 100) | 1);
-        let created = Shape { capacity_blocks: sizes.next().unwrap_or(shape.capacity_blocks), ..shape };
+        let created = VolumeProfile { capacity_blocks: sizes.next().unwrap_or(shape.capacity_blocks), ..shape };
         let mut layout = Layout::new(shape.block_size, shape.sector_bytes, created.capacity_blocks)
             .map_err(|error| error.to_string())?;
         let patterns = Patterns::new(seed, shape.block_size, shape.protection);
@@ -172,7 +172,7 @@ impl fmt::Display for Specimen {
     }
 }
 
-fn draw_shape(random: &Random, large: bool) -> Shape {
+fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
     let shapes = [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B4096, 4096)];
     let (block_size, sector_bytes) = if large { (BlockSize::B4096, 4096) } else { *random.pick(&shapes) };
     let capacity_blocks = match (large, block_size, sector_bytes) {
@@ -186,7 +186,7 @@ fn draw_shape(random: &Random, large: bool) -> Shape {
     let protection = PiFormat::with_default_storage_tag(*random.pick(&guards), *random.pick(&ProtectionType::ALL));
     let mut uuid = [0; 16];
     uuid[..8].copy_from_slice(&random.word().to_le_bytes());
-    Shape {
+    VolumeProfile {
         block_size,
         sector_bytes,
         capacity_blocks,
@@ -215,7 +215,7 @@ fn watched(model: &Model, large: bool, random: &Random) -> Vec<Extent> {
 
 /// A volume through its machines.
 struct Life {
-    shape: Shape,
+    shape: VolumeProfile,
     patterns: Patterns,
     model: Rc<RefCell<Model>>,
     version: u64,
@@ -236,13 +236,13 @@ impl Life {
         let ended = executor.run(LIMITS, work(disk.clone(), executor.clone()));
         self.image = disk.power_off(survival, &self.random.fork("survival"));
         match ended {
-            Ended::Finished(result) => result,
-            Ended::Halted => Err("the machine was halted".to_owned()),
-            Ended::Stuck(stuck) => Err(stuck.to_string()),
+            RunEnd::Finished(result) => result,
+            RunEnd::Halted => Err("the machine was halted".to_owned()),
+            RunEnd::Stuck(stuck) => Err(stuck.to_string()),
         }
     }
 
-    fn create(&mut self, shape: Shape) -> Result<(), String> {
+    fn create(&mut self, shape: VolumeProfile) -> Result<(), String> {
         self.on(Survival::Everything, move |disk, _| Volumes::default().create(disk, shape))
     }
 

@@ -38,7 +38,7 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listening")?;
         let address = listener.local_addr()?;
         let (stops, corrupted) = (AtomicBool::new(false), AtomicU64::new(0));
-        let shared = Arc::new(ProxyState { target, seed, one_in, is_stopping: stops, corrupted: corrupted });
+        let shared = Arc::new(ProxyState { target, seed, one_in, is_stopping: stops, corrupted });
         let kept = Arc::clone(&shared);
         let thread = thread::spawn(move || serve(&listener, &shared));
         Ok(Proxy { address, state: kept, thread: Some(thread) })

@@ -162,13 +162,8 @@ struct Host {
 async fn run_host(config: &RestartConfig, address: SocketAddr, signals: &Arc<RunSignals>) -> Result<Summary> {
     let device = config.open(address).await?;
     let oracle = RefCell::new(Oracle::new(TASKS * BLOCKS));
-    let host = Rc::new(Host {
-        device,
-        kind: config.kind,
-        oracle: oracle,
-        summary: Cell::default(),
-        signals: Arc::clone(signals),
-    });
+    let host =
+        Rc::new(Host { device, kind: config.kind, oracle, summary: Cell::default(), signals: Arc::clone(signals) });
     let mut tasks = vec![spawn(Rc::clone(&host).run_flushes())];
     for task in 0..TASKS {
         tasks.push(spawn(Rc::clone(&host).run_writes(task, Random::new(config.seed << 8 ^ task as u64))));

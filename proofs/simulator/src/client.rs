@@ -1,4 +1,4 @@
-//! A host of the device under test: asks, tells the checker, and stops the run at the first thing that must not be.
+//! A host of the device under test: sends requests, reports them to the checker, and ends the run at the first violation.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,33 +12,33 @@ use sealblock_units::{BlockCount, Extent, Lba};
 use crate::checker::{Change, Checker, Content};
 use crate::random::Random;
 
-/// A request was not carried out and its task should end: something was found, or the device has failed as planned.
+/// A request failed and its task should end: there is a finding, or the device failed as planned.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop;
 
 /// What the hosts of one machine share.
-pub struct Ledger {
+pub struct RunContext {
     /// What every block may hold. Outlives the machine.
     pub checker: Rc<RefCell<Checker>>,
-    /// Whether faults are planned, so that requests may fail.
+    /// True if faults are planned, so that requests may fail.
     pub faults_planned: bool,
-    /// Reads of the disk are planned to fail, so that what tells right from wrong may not be known.
+    /// True if reads of the disk are planned to fail, so that metadata may be unreadable.
     pub misreads: bool,
-    /// A disk has decayed on purpose: what is unreadable anyway may be called damaged otherwise.
+    /// True if a disk has injected bit rot: an unreadable block may be reported with another cause.
     pub decayed: Cell<bool>,
-    /// The first thing that must not be.
+    /// The first violation.
     pub finding: RefCell<Option<String>>,
-    /// Requests answered well.
-    pub answered: Cell<u64>,
-    /// Requests answered with an error that a planned fault explains.
+    /// Requests that succeeded.
+    pub completed: Cell<u64>,
+    /// Requests that failed with an error that a planned fault explains.
     pub failed: Cell<u64>,
 }
 
-impl Ledger {
+impl RunContext {
     /// A ledger for one machine.
-    pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> Ledger {
-        let (decayed, finding, answered, failed) = Default::default();
-        Ledger { checker, faults_planned, misreads: false, decayed, finding, answered, failed }
+    pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> RunContext {
+        let (decayed, finding, completed, failed) = Default::default();
+        RunContext { checker, faults_planned, misreads: false, decayed, finding, completed, failed }
     }
 
     /// Keeps the first finding.
@@ -52,13 +52,13 @@ impl Ledger {
 #[derive(Clone)]
 pub struct Client {
     stack: DynDevice,
-    ledger: Rc<Ledger>,
+    context: Rc<RunContext>,
 }
 
 impl Client {
     /// A host of `stack`.
-    pub fn new(stack: DynDevice, ledger: Rc<Ledger>) -> Client {
-        Client { stack, ledger }
+    pub fn new(stack: DynDevice, context: Rc<RunContext>) -> Client {
+        Client { stack, context }
     }
 
     /// Blocks of the device.
@@ -72,15 +72,15 @@ impl Client {
     }
 
     /// What the hosts share.
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+    pub fn context(&self) -> &RunContext {
+        &self.context
     }
 
     fn checks(&self, start: Lba) -> Checks {
         self.stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
     }
 
-    /// Decides about a failed request: explained by a planned fault, or a finding.
+    /// Counts a failed request if a planned fault explains the error; otherwise it is a finding.
     fn failed(&self, what: &str, error: &Error) -> Stop {
         let explained = match error.kind() {
             ErrorKind::Media { .. }
@@ -89,26 +89,27 @@ impl Client {
             | ErrorKind::Unreachable { .. } => true,
             // A block that could not be read; a block that was read and is wrong is never explained, unless what tells right
             // from wrong could not be read before.
-            ErrorKind::Integrity(faults) => {
-                self.ledger.misreads || faults.as_slice().iter().all(|fault| fault.cause == BadBlockCause::Media)
+            ErrorKind::Integrity(bad_blocks) => {
+                self.context.misreads
+                    || bad_blocks.as_slice().iter().all(|bad_block| bad_block.cause == BadBlockCause::Media)
             }
             _ => false,
         };
-        if self.ledger.faults_planned && explained {
-            self.ledger.failed.set(self.ledger.failed.get() + 1);
+        if self.context.faults_planned && explained {
+            self.context.failed.set(self.context.failed.get() + 1);
             return Stop;
         }
-        self.ledger.find(format!("{what} failed: {error}"))
+        self.context.find(format!("{what} failed: {error}"))
     }
 
-    fn answered(&self) {
-        self.ledger.answered.set(self.ledger.answered.get() + 1);
+    fn completed(&self) {
+        self.context.completed.set(self.context.completed.get() + 1);
     }
 
     /// Writes one version over an extent; now and then the version that is there already.
     pub async fn write(&self, extent: Extent, force_unit_access: bool, random: &Random) -> Result<(), Stop> {
         let (change, data) = {
-            let mut checker = self.ledger.checker.borrow_mut();
+            let mut checker = self.context.checker.borrow_mut();
             let again = random.chance(4).then(|| checker.certain(extent.start())).flatten();
             let version = match again {
                 Some(Content::Version(version)) => version,
@@ -124,10 +125,10 @@ impl Client {
     /// Makes blocks read as zeroes.
     pub async fn zeroes(&self, extent: Extent, may_unmap: bool, force_unit_access: bool) -> Result<(), Stop> {
         let change =
-            self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Zero, false, force_unit_access);
+            self.context.checker.borrow_mut().begin_change(vec![extent], Content::Zero, false, force_unit_access);
         let durability = durability(force_unit_access);
-        let operation = Request::WriteZeroes { extent, may_unmap, durability };
-        self.change(change, operation, &format!("zeroing of {extent}")).await
+        let request = Request::WriteZeroes { extent, may_unmap, durability };
+        self.change(change, request, &format!("zeroing of {extent}")).await
     }
 
     /// Makes blocks unreadable, on a device that can; zeroes on another.
@@ -136,79 +137,79 @@ impl Client {
             return self.zeroes(extent, true, force_unit_access).await;
         }
         let change =
-            self.ledger.checker.borrow_mut().begin_change(vec![extent], Content::Unreadable, false, force_unit_access);
-        let operation = Request::WriteUncorrectable { extent, durability: durability(force_unit_access) };
-        self.change(change, operation, &format!("spoiling of {extent}")).await
+            self.context.checker.borrow_mut().begin_change(vec![extent], Content::Unreadable, false, force_unit_access);
+        let request = Request::WriteUncorrectable { extent, durability: durability(force_unit_access) };
+        self.change(change, request, &format!("spoiling of {extent}")).await
     }
 
     /// Blocks of an extent that may be unreadable because they were made so.
-    fn spoiled(&self, extent: Extent) -> Vec<Lba> {
-        let checker = self.ledger.checker.borrow();
+    fn unreadable(&self, extent: Extent) -> Vec<Lba> {
+        let checker = self.context.checker.borrow();
         extent.iter().filter(|lba| checker.may_be_unreadable(*lba)).collect()
     }
 
     /// Whether an error names blocks as unreadable that may have been made so when the request was issued or since, and
     /// no others.
-    fn is_spoiled(&self, error: &Error, before: &[Lba]) -> bool {
-        let checker = self.ledger.checker.borrow();
-        error.bad_blocks().is_some_and(|faults| {
-            let explained = |fault: &BadBlock| {
-                // A leg that was away keeps its older copy, which nobody reads.
-                (matches!(fault.cause, BadBlockCause::Media | BadBlockCause::Stale)
-                    || self.ledger.decayed.get()
-                    || checker.is_doubted(fault.lba))
-                    && !(self.ledger.misreads && checker.is_doubted(fault.lba))
-                    && (before.contains(&fault.lba) || checker.may_be_unreadable(fault.lba))
+    fn is_made_unreadable(&self, error: &Error, before: &[Lba]) -> bool {
+        let checker = self.context.checker.borrow();
+        error.bad_blocks().is_some_and(|bad_blocks| {
+            let explained = |bad_block: &BadBlock| {
+                // A replica that was offline keeps its older copy, which is withheld from reads.
+                (matches!(bad_block.cause, BadBlockCause::Media | BadBlockCause::Stale)
+                    || self.context.decayed.get()
+                    || checker.is_doubted(bad_block.lba))
+                    && !(self.context.misreads && checker.is_doubted(bad_block.lba))
+                    && (before.contains(&bad_block.lba) || checker.may_be_unreadable(bad_block.lba))
             };
-            faults.as_slice().iter().all(explained)
+            bad_blocks.as_slice().iter().all(explained)
         })
     }
 
-    /// Gives blocks up.
+    /// Deallocates blocks.
     pub async fn discard(&self, extents: Vec<Extent>) -> Result<(), Stop> {
-        let change = self.ledger.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
+        let change = self.context.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
         self.change(change, Request::Discard { extents }, "discard").await
     }
 
-    async fn change(&self, change: Change, operation: Request, what: &str) -> Result<(), Stop> {
-        let outcome = self.stack.execute(operation).await;
-        self.ledger.checker.borrow_mut().end_change(change, outcome.is_ok());
+    async fn change(&self, change: Change, request: Request, what: &str) -> Result<(), Stop> {
+        let outcome = self.stack.execute(request).await;
+        self.context.checker.borrow_mut().end_change(change, outcome.is_ok());
         match outcome {
-            Ok(Response::Done) => self.answered(),
-            Ok(other) => return Err(self.ledger.find(format!("{what} was answered {other:?}"))),
+            Ok(Response::Done) => self.completed(),
+            Ok(other) => return Err(self.context.find(format!("{what} was answered {other:?}"))),
             Err(error) => return Err(self.failed(what, &error)),
         }
         Ok(())
     }
 
-    /// Makes durable what was answered.
+    /// Makes completed changes durable.
     pub async fn flush(&self) -> Result<(), Stop> {
-        let flush = self.ledger.checker.borrow_mut().begin_flush();
+        let flush = self.context.checker.borrow_mut().begin_flush();
         let outcome = self.stack.execute(Request::Flush).await;
-        self.ledger.checker.borrow_mut().end_flush(flush, outcome.is_ok());
-        outcome.map(|_| self.answered()).map_err(|error| self.failed("flush", &error))
+        self.context.checker.borrow_mut().end_flush(flush, outcome.is_ok());
+        outcome.map(|_| self.completed()).map_err(|error| self.failed("flush", &error))
     }
 
-    /// Reads with every check and compares with what is permitted.
+    /// Reads with every check and compares with the permitted contents.
     pub async fn read(&self, extent: Extent) -> Result<(), Stop> {
-        let spoiled = self.spoiled(extent);
-        let read = self.ledger.checker.borrow_mut().begin_read(extent);
+        let unreadable = self.unreadable(extent);
+        let read = self.context.checker.borrow_mut().begin_read(extent);
         let checks = self.checks(extent.start());
         let what = format!("read of {extent}");
         match self.stack.execute(Request::Read { extent, checks }).await {
             Ok(Response::Data(found)) => {
-                self.answered();
-                let checked = self.ledger.checker.borrow_mut().end_read(read, &found);
-                checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
+                self.completed();
+                let checked = self.context.checker.borrow_mut().end_read(read, &found);
+                checked.map_err(|violation| self.context.find(format!("{what}: {violation}")))
             }
-            Ok(other) => Err(self.ledger.find(format!("{what} was answered {other:?}"))),
-            Err(error) if self.is_spoiled(&error, &spoiled) && extent.len() == 1 => {
-                self.answered();
-                let checked = self.ledger.checker.borrow_mut().end_failed_read(read);
-                checked.map_err(|violation| self.ledger.find(format!("{what}: {violation}")))
+            Ok(other) => Err(self.context.find(format!("{what} was answered {other:?}"))),
+            Err(error) if self.is_made_unreadable(&error, &unreadable) && extent.len() == 1 => {
+                self.completed();
+                let checked = self.context.checker.borrow_mut().end_failed_read(read);
+                checked.map_err(|violation| self.context.find(format!("{what}: {violation}")))
             }
             // Which of the others are good shows when they are read alone.
-            Err(error) if self.is_spoiled(&error, &spoiled) => {
+            Err(error) if self.is_made_unreadable(&error, &unreadable) => {
                 for lba in extent.iter() {
                     Box::pin(self.read(Extent::one(lba))).await?;
                 }
@@ -220,24 +221,24 @@ impl Client {
 
     /// Verifies blocks, which must be clean.
     pub async fn verify(&self, extent: Extent) -> Result<(), Stop> {
-        let spoiled = self.spoiled(extent);
+        let unreadable = self.unreadable(extent);
         let checks = self.checks(extent.start());
         let due: Vec<Lba> = {
-            let checker = self.ledger.checker.borrow();
+            let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| checker.certain(*lba) == Some(Content::Unreadable)).collect()
         };
         match self.stack.execute(Request::Verify { extent, checks }).await {
             Ok(_) => {
-                self.answered();
-                let checker = self.ledger.checker.borrow();
+                self.completed();
+                let checker = self.context.checker.borrow();
                 if let Some(missed) = due.iter().find(|lba| checker.certain(**lba) == Some(Content::Unreadable)) {
-                    return Err(self.ledger.find(format!("verify of {extent} passed over unreadable block {missed}")));
+                    return Err(self.context.find(format!("verify of {extent} passed over unreadable block {missed}")));
                 }
             }
-            Err(error) if self.is_spoiled(&error, &spoiled) => {
-                self.answered();
-                for fault in error.bad_blocks().into_iter().flat_map(|faults| faults.as_slice()) {
-                    self.read(Extent::one(fault.lba)).await?;
+            Err(error) if self.is_made_unreadable(&error, &unreadable) => {
+                self.completed();
+                for bad_block in error.bad_blocks().into_iter().flat_map(|bad_blocks| bad_blocks.as_slice()) {
+                    self.read(Extent::one(bad_block.lba)).await?;
                 }
             }
             Err(error) => return Err(self.failed(&format!("verify of {extent}"), &error)),
@@ -247,10 +248,10 @@ impl Client {
 
     /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
-        let (spoiled, checks) = (self.spoiled(extent), self.checks(extent.start()));
+        let (unreadable, checks) = (self.unreadable(extent), self.checks(extent.start()));
         match self.stack.execute(Request::Repair { extent, checks }).await {
-            Ok(_) => self.answered(),
-            Err(error) if self.is_spoiled(&error, &spoiled) => self.answered(),
+            Ok(_) => self.completed(),
+            Err(error) if self.is_made_unreadable(&error, &unreadable) => self.completed(),
             Err(error) => return Err(self.failed(&format!("repair of {extent}"), &error)),
         }
         Ok(())
@@ -260,23 +261,23 @@ impl Client {
     pub async fn compare(&self, lba: Lba) -> Result<(), Stop> {
         let extent = Extent::one(lba);
         let (certain, patterns) = {
-            let checker = self.ledger.checker.borrow();
+            let checker = self.context.checker.borrow();
             (checker.certain(lba), checker.patterns())
         };
         let Some(Content::Version(version)) = certain else { return self.verify(extent).await };
         let outcome = self.compare_with(extent, patterns.sealed(extent, version)).await;
         // Another host may have written meanwhile; then nothing can be said.
-        if self.ledger.checker.borrow().certain(lba) != certain {
+        if self.context.checker.borrow().certain(lba) != certain {
             return Ok(());
         }
         match outcome {
-            Ok(()) => self.answered(),
+            Ok(()) => self.completed(),
             Err(error) => return Err(self.failed(&format!("compare of block {lba} with its content"), &error)),
         }
         match self.compare_with(extent, patterns.sealed(extent, u64::MAX)).await {
             Err(error) if *error.kind() == (ErrorKind::Miscompare { lba }) => Ok(()),
             Err(error) => Err(self.failed(&format!("compare of block {lba} with other content"), &error)),
-            Ok(()) => Err(self.ledger.find(format!("compare of block {lba} with other content found no difference"))),
+            Ok(()) => Err(self.context.find(format!("compare of block {lba} with other content found no difference"))),
         }
     }
 
@@ -286,19 +287,19 @@ impl Client {
 
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
     pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
-        let spoiled = self.spoiled(extent);
+        let unreadable = self.unreadable(extent);
         let checks = self.checks(extent.start());
         match self.stack.execute(Request::Read { extent, checks }).await {
             Ok(Response::Data(found)) => {
-                let checked = self.ledger.checker.borrow_mut().audit(extent, &found, settled);
-                checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
+                let checked = self.context.checker.borrow_mut().audit(extent, &found, settled);
+                checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
             }
-            Ok(other) => Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
-            Err(error) if self.is_spoiled(&error, &spoiled) && extent.len() == 1 => {
-                let checked = self.ledger.checker.borrow_mut().audit_failed(extent.start(), settled);
-                checked.map_err(|violation| self.ledger.find(format!("after a crash, {violation}")))
+            Ok(other) => Err(self.context.find(format!("read of {extent} was answered {other:?}"))),
+            Err(error) if self.is_made_unreadable(&error, &unreadable) && extent.len() == 1 => {
+                let checked = self.context.checker.borrow_mut().audit_failed(extent.start(), settled);
+                checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
             }
-            Err(error) if self.is_spoiled(&error, &spoiled) => {
+            Err(error) if self.is_made_unreadable(&error, &unreadable) => {
                 for lba in extent.iter() {
                     Box::pin(self.audit(Extent::one(lba), settled)).await?;
                 }
@@ -314,14 +315,14 @@ impl Client {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
             let content = match self.stack.execute(Request::Read { extent, checks }).await {
                 Ok(Response::Data(found)) => {
-                    let contents = self.ledger.checker.borrow().patterns().contents(extent, &found);
-                    contents.map_err(|violation| self.ledger.find(violation))?[0]
+                    let contents = self.context.checker.borrow().patterns().contents(extent, &found);
+                    contents.map_err(|violation| self.context.find(violation))?[0]
                 }
-                Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+                Ok(other) => return Err(self.context.find(format!("read of {extent} was answered {other:?}"))),
                 Err(error) if error.bad_blocks().is_some() => Content::Unreadable,
                 Err(error) => return Err(self.failed(&format!("read of {extent}"), &error)),
             };
-            self.ledger.checker.borrow_mut().learn(lba, content);
+            self.context.checker.borrow_mut().learn(lba, content);
         }
         Ok(())
     }
@@ -330,7 +331,7 @@ impl Client {
     pub async fn expect_loss(&self, extent: Extent, lost: Lba) -> Result<(), Stop> {
         match self.read_or_lose(extent, lost).await? || !extent.contains(lost) {
             true => Ok(()),
-            false => Err(self.ledger.find(format!("lost block {lost} was read"))),
+            false => Err(self.context.find(format!("lost block {lost} was read"))),
         }
     }
 
@@ -344,7 +345,9 @@ impl Client {
         }
         let (one, checks) = (Extent::one(lost), self.checks(lost));
         match self.stack.execute(Request::Read { extent: one, checks }).await {
-            Err(error) if error.bad_blocks().is_some_and(|faults| faults.as_slice().iter().all(|f| f.lba == lost)) => {
+            Err(error)
+                if error.bad_blocks().is_some_and(|bad_blocks| bad_blocks.as_slice().iter().all(|f| f.lba == lost)) =>
+            {
                 Ok(true)
             }
             _ => self.read(one).await.map(|()| false),
@@ -355,40 +358,40 @@ impl Client {
     pub async fn expect_damage(&self, extent: Extent, damaged: Lba) -> Result<(), Stop> {
         let checks = self.checks(extent.start());
         let due: Vec<Lba> = {
-            let checker = self.ledger.checker.borrow();
+            let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| *lba == damaged || checker.is_unreadable(*lba)).collect()
         };
         let operations = [Request::Verify { extent, checks }, Request::Read { extent, checks }];
-        for operation in operations {
-            let kind = operation.kind();
-            let found = match self.stack.execute(operation).await {
+        for request in operations {
+            let kind = request.kind();
+            let found = match self.stack.execute(request).await {
                 Ok(_) => Vec::new(),
                 Err(error) => match error.bad_blocks() {
-                    Some(faults) => faults.as_slice().iter().map(|fault| fault.lba).collect(),
-                    None => return Err(self.ledger.find(format!("{} of {extent} failed: {error}", kind.name()))),
+                    Some(bad_blocks) => bad_blocks.as_slice().iter().map(|bad_block| bad_block.lba).collect(),
+                    None => return Err(self.context.find(format!("{} of {extent} failed: {error}", kind.name()))),
                 },
             };
             if found != due {
                 let report =
                     format!("{} of {extent} found damage in {found:?}; there is damage in {due:?}", kind.name());
-                return Err(self.ledger.find(report));
+                return Err(self.context.find(report));
             }
         }
         Ok(())
     }
 
     /// Reads blocks of a disk that has decayed: each must hold what is permitted, or fail its check.
-    pub async fn survey(&self, extent: Extent) -> Result<(), Stop> {
+    pub async fn check_decayed(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
             match self.stack.execute(Request::Read { extent, checks }).await {
                 Ok(Response::Data(found)) => {
-                    let checked = self.ledger.checker.borrow_mut().audit(extent, &found, false);
-                    checked.map_err(|violation| self.ledger.find(format!("on a decayed disk, {violation}")))?;
+                    let checked = self.context.checker.borrow_mut().audit(extent, &found, false);
+                    checked.map_err(|violation| self.context.find(format!("on a decayed disk, {violation}")))?;
                 }
-                Ok(other) => return Err(self.ledger.find(format!("read of {extent} was answered {other:?}"))),
+                Ok(other) => return Err(self.context.find(format!("read of {extent} was answered {other:?}"))),
                 Err(error) if error.bad_blocks().is_some() => {}
-                Err(error) => return Err(self.ledger.find(format!("on a decayed disk, {error}"))),
+                Err(error) => return Err(self.context.find(format!("on a decayed disk, {error}"))),
             }
         }
         Ok(())
@@ -403,7 +406,7 @@ impl Client {
             return self.stack.geometry().whole(most).collect();
         }
         let mut pieces: Vec<Extent> = Vec::new();
-        for lba in self.ledger.checker.borrow().touched() {
+        for lba in self.context.checker.borrow().touched() {
             if pieces.last().is_none_or(|last| !last.contains(lba)) {
                 let blocks = u64::from(most.get()).min(capacity - lba.get());
                 pieces.extend(Extent::from_raw(lba.get(), blocks).ok());

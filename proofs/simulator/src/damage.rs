@@ -40,7 +40,7 @@ impl Damage {
         let part = random.below((bytes.len() / sector_bytes) as u64) as usize;
         let good = bytes[part * sector_bytes..(part + 1) * sector_bytes].to_vec();
         let mut places = image.visible().filter(|(_, content)| content[..] == good[..]).map(|(sector, _)| sector);
-        // A second copy is a slot that was given up; which of the two is in use cannot be seen from here.
+        // A second copy is a slot that was abandoned; which of the two is in use cannot be seen from here.
         let (Some(sector), None) = (places.next(), places.next()) else { return None };
         drop(places);
         let mut bad = good.clone();
@@ -91,10 +91,10 @@ impl Damage {
     /// done.
     ///
     /// `earlier` is what the disk held once.
-    pub fn spoil(
+    pub fn corrupt(
         image: &mut Image,
         runs: &[Range<u64>],
-        exposed: &[u64],
+        single_copy: &[u64],
         earlier: &[(u64, Slice)],
         random: &Random,
     ) -> Option<String> {
@@ -109,7 +109,7 @@ impl Damage {
         let length = if random.chance(50) { 1 } else { most };
         let first = at.saturating_sub(random.below(length)).clamp(whole.start, whole.end - length);
         let run = first..first + length;
-        if exposed.iter().any(|sector| run.contains(sector)) {
+        if single_copy.iter().any(|sector| run.contains(sector)) {
             return None;
         }
         let how = random.below(3);

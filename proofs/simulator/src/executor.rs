@@ -22,8 +22,7 @@ use std::time::Duration;
 
 use sealblock_block::Clock;
 
-use crate::random::Random;
-use crate::trace::Trace;
+use crate::random::{Random, Trace};
 
 /// Of a hundred steps, this many let a timer go off although tasks are ready.
 const EARLY_TIMER_PERCENT: u64 = 3;
@@ -39,7 +38,7 @@ pub struct RunLimits {
 
 /// How a run ended.
 #[derive(Debug)]
-pub enum Ended<T> {
+pub enum RunEnd<T> {
     /// The main task finished with this.
     Finished(T),
     /// [`Executor::halt`] was called.
@@ -80,24 +79,24 @@ impl fmt::Display for Stuck {
     }
 }
 
-type Boxed = Pin<Box<dyn Future<Output = ()>>>;
+type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
-struct Slot {
+struct TaskSlot {
     name: &'static str,
     /// Nothing while the task is being polled and once it is done.
-    future: Option<Boxed>,
+    future: Option<BoxedTask>,
     waker: Waker,
-    handle: Arc<Handle>,
+    handle: Arc<TaskHandle>,
 }
 
 /// What a waker knows. Wakers must be `Send` by their type, so this is, though nothing here leaves its thread.
-struct Handle {
+struct TaskHandle {
     id: usize,
     queued: AtomicBool,
     ready: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Wake for Handle {
+impl Wake for TaskHandle {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
@@ -109,11 +108,11 @@ impl Wake for Handle {
     }
 }
 
-struct Inner {
+struct ExecutorState {
     random: Random,
     trace: Trace,
     ready: Arc<Mutex<Vec<usize>>>,
-    tasks: RefCell<Vec<Slot>>,
+    tasks: RefCell<Vec<TaskSlot>>,
     timers: RefCell<BTreeMap<(u64, u64), Waker>>,
     timers_made: Cell<u64>,
     now_ns: Cell<u64>,
@@ -123,12 +122,12 @@ struct Inner {
 
 /// A machine's processor and clock. Clones are the same machine.
 #[derive(Clone)]
-pub struct Executor(Rc<Inner>);
+pub struct Executor(Rc<ExecutorState>);
 
 impl Executor {
     /// A machine whose schedule is drawn from `random`.
     pub fn new(random: Random, trace: Trace) -> Executor {
-        Executor(Rc::new(Inner {
+        Executor(Rc::new(ExecutorState {
             random,
             trace,
             ready: Arc::default(),
@@ -154,33 +153,33 @@ impl Executor {
         });
         let mut tasks = self.0.tasks.borrow_mut();
         let handle =
-            Arc::new(Handle { id: tasks.len(), queued: AtomicBool::new(false), ready: Arc::clone(&self.0.ready) });
+            Arc::new(TaskHandle { id: tasks.len(), queued: AtomicBool::new(false), ready: Arc::clone(&self.0.ready) });
         let waker = Waker::from(Arc::clone(&handle));
         handle.wake_by_ref();
-        tasks.push(Slot { name, future: Some(future), waker, handle });
+        tasks.push(TaskSlot { name, future: Some(future), waker, handle });
         task
     }
 
     /// Runs `main` and everything it spawns to the end of `main`, then drops what is left.
-    pub fn run<T: 'static>(&self, limits: RunLimits, main: impl Future<Output = T> + 'static) -> Ended<T> {
+    pub fn run<T: 'static>(&self, limits: RunLimits, main: impl Future<Output = T> + 'static) -> RunEnd<T> {
         let main = self.spawn("main", main);
-        let ended = loop {
+        let end = loop {
             if self.0.halted.get() {
-                break Ended::Halted;
+                break RunEnd::Halted;
             }
             if let Some(value) = main.0.value.take() {
-                break Ended::Finished(value);
+                break RunEnd::Finished(value);
             }
             if self.0.steps.get() >= limits.steps || self.now().as_secs() >= limits.seconds {
                 let (steps, seconds) = (self.0.steps.get(), self.now().as_secs());
-                break Ended::Stuck(Stuck::Endless { waiting: self.waiting(), steps, seconds });
+                break RunEnd::Stuck(Stuck::Endless { waiting: self.waiting(), steps, seconds });
             }
             if !self.step() {
-                break Ended::Stuck(Stuck::Deadlock { waiting: self.waiting() });
+                break RunEnd::Stuck(Stuck::Deadlock { waiting: self.waiting() });
             }
         };
         self.clear();
-        ended
+        end
     }
 
     /// Ends the run at once: nothing is polled any more.
@@ -208,7 +207,7 @@ impl Executor {
     }
 
     /// Lets the other ready tasks have a turn.
-    pub async fn turn(&self) {
+    pub async fn yield_now(&self) {
         let mut yielded = false;
         std::future::poll_fn(|cx| {
             if yielded {
@@ -290,8 +289,8 @@ impl Future for Sleep {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let inner = Rc::clone(&self.executor.0);
-        let mut timers = inner.timers.borrow_mut();
+        let state = Rc::clone(&self.executor.0);
+        let mut timers = state.timers.borrow_mut();
         if self.set && !timers.contains_key(&self.key) {
             return Poll::Ready(());
         }

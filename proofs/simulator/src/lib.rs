@@ -21,6 +21,5 @@ pub mod system;
 pub mod system_under_test;
 #[cfg(test)]
 mod tests;
-pub mod trace;
 pub mod trial;
 pub mod workload;

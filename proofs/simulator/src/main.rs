@@ -7,8 +7,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use sealblock_simulator::system_under_test::Subject;
-use sealblock_simulator::trial::{FailureReport, Order, Report};
+use sealblock_simulator::system_under_test::SystemUnderTest;
+use sealblock_simulator::trial::{FailureReport, Report, TrialConfig};
 use sealblock_simulator::workload::Workload;
 
 /// Runs protected volumes, or mirrors of them, on simulated disks that lose, tear and reorder, and checks what is left after
@@ -56,17 +56,17 @@ fn workload(name: &str) -> Result<Workload, String> {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let subject = match Subject::new(&arguments.system, &arguments.mutation) {
-        Ok(subject) => subject,
+    let system_under_test = match SystemUnderTest::new(&arguments.system, &arguments.mutation) {
+        Ok(system_under_test) => system_under_test,
         Err(why) => {
             eprintln!("error: {why}");
             return ExitCode::from(2);
         }
     };
-    let loads = arguments.workload.map_or(subject.loads().to_vec(), |one| vec![one]);
+    let loads = arguments.workload.map_or(system_under_test.loads().to_vec(), |one| vec![one]);
     let mut clean = true;
     for workload in loads {
-        clean &= run_load(&arguments, subject, workload);
+        clean &= run_load(&arguments, system_under_test, workload);
         if !clean && !arguments.keep_going {
             break;
         }
@@ -75,9 +75,9 @@ fn main() -> ExitCode {
 }
 
 /// Runs all seeds of one load and prints its line; whether nothing was found.
-fn run_load(arguments: &Arguments, subject: Subject, workload: Workload) -> bool {
+fn run_load(arguments: &Arguments, system_under_test: SystemUnderTest, workload: Workload) -> bool {
     let (next, stop, started) = (AtomicU64::new(arguments.seed), AtomicBool::new(false), Instant::now());
-    let (total, defeats) = (Mutex::new((0, Report::default())), Mutex::new(Vec::new()));
+    let (total, failures) = (Mutex::new((0, Report::default())), Mutex::new(Vec::new()));
     std::thread::scope(|scope| {
         for _ in 0..arguments.jobs.max(1) {
             scope.spawn(|| {
@@ -86,45 +86,45 @@ fn run_load(arguments: &Arguments, subject: Subject, workload: Workload) -> bool
                     if seed >= arguments.seed.saturating_add(arguments.seeds) {
                         break;
                     }
-                    run_seed(arguments, subject, workload, seed, &total, &mut |defeat| {
+                    run_seed(arguments, system_under_test, workload, seed, &total, &mut |failure| {
                         stop.store(!arguments.keep_going, Ordering::Relaxed);
-                        defeats.lock().unwrap_or_else(PoisonError::into_inner).push(defeat);
+                        failures.lock().unwrap_or_else(PoisonError::into_inner).push(failure);
                     });
                 }
             });
         }
     });
     let (runs, report) = total.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut defeats = defeats.into_inner().unwrap_or_else(PoisonError::into_inner);
-    defeats.sort_by_key(|defeat| (defeat.order.seed, defeat.order.crash_at));
-    println!("{}", line(workload, runs, &report, started.elapsed().as_secs_f64(), defeats.len()));
-    for defeat in &defeats {
-        print!("{defeat}");
-        println!("    again: {}", again(arguments, &defeat.order));
+    let mut failures = failures.into_inner().unwrap_or_else(PoisonError::into_inner);
+    failures.sort_by_key(|failure| (failure.config.seed, failure.config.crash_at));
+    println!("{}", line(workload, runs, &report, started.elapsed().as_secs_f64(), failures.len()));
+    for failure in &failures {
+        print!("{failure}");
+        println!("    again: {}", again(arguments, &failure.config));
     }
-    defeats.is_empty()
+    failures.is_empty()
 }
 
 /// The summary of one load.
-fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, defeats: usize) -> String {
-    let verdict = if defeats == 0 { "clean".to_owned() } else { format!("{defeats} FAILED") };
+fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, failures: usize) -> String {
+    let verdict = if failures == 0 { "clean".to_owned() } else { format!("{failures} FAILED") };
     let Report {
         crashes,
         recovery_crashes,
         ios,
-        answered,
+        completed,
         failed,
         blocks_checked,
         damages_found,
         decays,
-        spoilt,
+        corrupted,
         resizings,
         ..
     } = report;
     format!(
-        "{:7} {runs} runs, {crashes} crashes ({recovery_crashes} in recovery), {ios} I/Os, {answered} requests, \
+        "{:7} {runs} runs, {crashes} crashes ({recovery_crashes} in recovery), {ios} I/Os, {completed} requests, \
          {failed} failed as planned, {blocks_checked} blocks checked, {damages_found} damages found, {decays} decays, \
-         {spoilt} spoilt, {resizings} resizings, {elapsed_s:.1} s: {verdict}",
+         {corrupted} spoilt, {resizings} resizings, {elapsed_s:.1} s: {verdict}",
         workload.name(),
     )
 }
@@ -132,16 +132,16 @@ fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, defeats:
 /// Runs a seed, at all its boundaries if asked.
 fn run_seed(
     arguments: &Arguments,
-    subject: Subject,
+    system_under_test: SystemUnderTest,
     workload: Workload,
     seed: u64,
     total: &Mutex<(u64, Report)>,
-    on_defeat: &mut dyn FnMut(Box<FailureReport>),
+    on_failure: &mut dyn FnMut(Box<FailureReport>),
 ) {
     let mut crash_at = if arguments.every_boundary { Some(1) } else { arguments.crash_at };
     loop {
-        let order = Order { seed, workload, crash_at };
-        match run_caught(subject, order) {
+        let config = TrialConfig { seed, workload, crash_at };
+        match run_caught(system_under_test, config) {
             Ok(report) => {
                 let mut total = total.lock().unwrap_or_else(PoisonError::into_inner);
                 total.0 += 1;
@@ -150,8 +150,8 @@ fn run_seed(
                     return;
                 }
             }
-            Err(defeat) => {
-                on_defeat(defeat);
+            Err(failure) => {
+                on_failure(failure);
                 if !arguments.keep_going {
                     return;
                 }
@@ -163,26 +163,26 @@ fn run_seed(
 }
 
 /// A panic of the device under test is a finding like any other.
-fn run_caught(subject: Subject, order: Order) -> Result<Report, Box<FailureReport>> {
-    catch_unwind(AssertUnwindSafe(|| subject.run(order))).unwrap_or_else(|panic| {
+fn run_caught(system_under_test: SystemUnderTest, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
+    catch_unwind(AssertUnwindSafe(|| system_under_test.run(config))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let finding = format!("panic: {}", text.unwrap_or_default());
-        Err(Box::new(FailureReport { order, finding, story: Vec::new() }))
+        Err(Box::new(FailureReport { config, finding, story: Vec::new() }))
     })
 }
 
-fn again(arguments: &Arguments, order: &Order) -> String {
+fn again(arguments: &Arguments, config: &TrialConfig) -> String {
     let mut command = format!(
         "cargo run --release -p sealblock-simulator -- --system {} --seeds 1 --seed {} --workload {}",
         arguments.system,
-        order.seed,
-        order.workload.name()
+        config.seed,
+        config.workload.name()
     );
     if arguments.mutation != "none" {
         command += &format!(" --mutation {}", arguments.mutation);
     }
-    if let Some(at) = order.crash_at {
+    if let Some(at) = config.crash_at {
         command += &format!(" --crash-at {at}");
     }
     command

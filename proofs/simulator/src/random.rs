@@ -4,6 +4,7 @@
 //! generators by name, so that a draw added to one part does not change the draws of another.
 
 use std::cell::Cell;
+use std::rc::Rc;
 
 /// A generator of draws. Interior mutability lets the parts of one machine share it; it never leaves its thread.
 #[derive(Debug)]
@@ -59,6 +60,24 @@ impl Random {
     /// When there is no choice.
     pub fn pick<'a, T>(&self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
+    }
+}
+
+/// A running hash of every event of a run, in order, which the parts of the run share: two runs are the same exactly if their
+/// hashes are equal.
+#[derive(Clone, Debug, Default)]
+pub struct Trace(Rc<Cell<u64>>);
+
+impl Trace {
+    /// Adds an event: what it was, and two numbers that describe it.
+    pub fn note(&self, what: u8, first: u64, second: u64) {
+        let word = mix(self.0.get() ^ u64::from(what)) ^ first;
+        self.0.set(mix(mix(word) ^ second));
+    }
+
+    /// The hash so far.
+    pub fn hash(&self) -> u64 {
+        self.0.get()
     }
 }
 

@@ -1,4 +1,4 @@
-//! A device that is simple enough to be right by looking at it: an append-only log of blocks, to test the tests with.
+//! A device simple enough to be right by inspection: an append-only log of blocks, to test the simulator with.
 //!
 //! Each block written becomes one entry, a sector of header and the block, at the end of what was ever written. The entry
 //! with the highest number whose checksum holds is the block. Space is never used again.
@@ -17,14 +17,14 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::disk::SimDisk;
 use crate::executor::Executor;
-use crate::system::{Promise, Session, Shape, System};
+use crate::system::{BoxedWork, Session, System, VolumeProfile};
 
 const MAGIC: u64 = 0x746f_795f_6c6f_6721;
 const HEADER_BYTES: usize = 64;
 
-/// Toys, right or wrong in one way.
+/// Reference devices, right or with one defect.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Toys {
+pub(crate) struct ReferenceSystem {
     /// Flushes do nothing.
     pub(crate) skip_sync: bool,
     /// Entries count although their data did not arrive.
@@ -37,47 +37,48 @@ pub(crate) struct Toys {
 
 /// One block's newest entry.
 #[derive(Clone, Copy)]
-struct Place {
+struct EntryLocation {
     number: u64,
     offset_bytes: u64,
     stored: bool,
 }
 
-struct Toy {
+struct ReferenceDevice {
     disk: SimDisk,
-    kind: Toys,
-    shape: Shape,
+    kind: ReferenceSystem,
+    profile: VolumeProfile,
     geometry: Geometry,
-    places: RefCell<BTreeMap<u64, Place>>,
+    locations: RefCell<BTreeMap<u64, EntryLocation>>,
     next: Cell<u64>,
     end: Cell<u64>,
 }
 
-fn entry_bytes(shape: &Shape) -> u64 {
-    shape.sector_bytes as u64 + shape.block_size.bytes() as u64
+fn entry_bytes(profile: &VolumeProfile) -> u64 {
+    profile.sector_bytes as u64 + profile.block_size.bytes() as u64
 }
 
-impl Toy {
-    async fn open(disk: SimDisk, kind: Toys, shape: Shape) -> Result<Toy, String> {
-        let limits = Limits::new(shape.block_size, 64 * shape.block_size.bytes(), 64);
-        let Shape { block_size, capacity_blocks, protection, .. } = shape;
+impl ReferenceDevice {
+    async fn open(disk: SimDisk, kind: ReferenceSystem, profile: VolumeProfile) -> Result<ReferenceDevice, String> {
+        let limits = Limits::new(profile.block_size, 64 * profile.block_size.bytes(), 64);
+        let VolumeProfile { block_size, capacity_blocks, protection, .. } = profile;
         let geometry = Geometry { block_size, capacity_blocks, protection, limits };
-        let places = RefCell::default();
-        let toy = Toy { disk, kind, shape, geometry, places, next: Cell::new(1), end: Cell::new(0) };
-        let entry = entry_bytes(&shape);
+        let locations = RefCell::default();
+        let device =
+            ReferenceDevice { disk, kind, profile, geometry, locations, next: Cell::new(1), end: Cell::new(0) };
+        let entry = entry_bytes(&profile);
         let chunk = entry * 256;
         let mut at = 0;
-        while at + entry <= toy.disk.len_bytes() {
-            let length = chunk.min((toy.disk.len_bytes() - at) / entry * entry);
-            let (read, bytes) = toy.disk.read(at, Buffer::zeroed(length as usize)).await;
+        while at + entry <= device.disk.len_bytes() {
+            let length = chunk.min((device.disk.len_bytes() - at) / entry * entry);
+            let (read, bytes) = device.disk.read(at, Buffer::zeroed(length as usize)).await;
             read.map_err(|error| error.to_string())?;
             (at..)
                 .step_by(entry as usize)
                 .zip(bytes.chunks_exact(entry as usize))
-                .for_each(|(at, entry)| toy.take(at, entry));
+                .for_each(|(at, entry)| device.take(at, entry));
             at += length;
         }
-        Ok(toy)
+        Ok(device)
     }
 
     /// Takes in an entry found on the disk.
@@ -89,22 +90,22 @@ impl Toy {
         }
         self.end.set(offset_bytes + entry.len() as u64);
         self.next.set(self.next.get().max(word(1) + 1));
-        let arrived = word(7) == checksum(entry, self.shape.sector_bytes as usize);
+        let arrived = word(7) == checksum(entry, self.profile.sector_bytes as usize);
         if arrived || self.kind.trust {
-            self.put(word(2), Place { number: word(1), offset_bytes, stored: word(3) == 1 });
+            self.put(word(2), EntryLocation { number: word(1), offset_bytes, stored: word(3) == 1 });
         }
     }
 
-    fn put(&self, lba: u64, place: Place) {
-        let mut places = self.places.borrow_mut();
-        let newest = places.entry(lba).or_insert(place);
-        if newest.number < place.number {
-            *newest = place;
+    fn put(&self, lba: u64, location: EntryLocation) {
+        let mut locations = self.locations.borrow_mut();
+        let newest = locations.entry(lba).or_insert(location);
+        if newest.number < location.number {
+            *newest = location;
         }
     }
 
     async fn append(&self, extent: Extent, data: Option<&Sealed>, durability: Durability) -> Outcome {
-        let (entry, sector) = (entry_bytes(&self.shape) as usize, self.shape.sector_bytes as usize);
+        let (entry, sector) = (entry_bytes(&self.profile) as usize, self.profile.sector_bytes as usize);
         let mut bytes = Buffer::zeroed(entry * extent.len() as usize);
         let first = self.next.get();
         self.next.set(first + extent.len());
@@ -124,7 +125,7 @@ impl Toy {
         self.disk.write(offset_bytes, bytes.freeze()).await?;
         for (i, lba) in extent.iter().enumerate() {
             let offset_bytes = offset_bytes + (i * entry) as u64;
-            self.put(lba.get(), Place { number: first + i as u64, offset_bytes, stored: data.is_some() });
+            self.put(lba.get(), EntryLocation { number: first + i as u64, offset_bytes, stored: data.is_some() });
         }
         match durability {
             Durability::Volatile => Ok(Response::Done),
@@ -144,29 +145,31 @@ impl Toy {
 
     async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
         let mut parts = Vec::new();
-        let mut faults = Vec::new();
+        let mut bad_blocks = Vec::new();
         for (i, lba) in extent.iter().enumerate() {
-            let checks = self.shape.protection.map_or(checks, |format| checks.advance(i as u64, format));
+            let checks = self.profile.protection.map_or(checks, |format| checks.advance(i as u64, format));
             match self.read_block(lba, &checks).await? {
                 Ok(block) => parts.push(block),
-                Err(fault) => faults.push(fault),
+                Err(bad_block) => bad_blocks.push(bad_block),
             }
         }
-        BadBlocks::new(faults).map_or_else(|| Ok(Response::Data(Sealed::join(&parts))), |faults| Err(faults.into()))
+        BadBlocks::new(bad_blocks)
+            .map_or_else(|| Ok(Response::Data(Sealed::join(&parts))), |bad_blocks| Err(bad_blocks.into()))
     }
 
     async fn read_block(&self, lba: Lba, checks: &Checks) -> Result<Result<Sealed, BadBlock>, Error> {
-        let place = self.places.borrow().get(&lba.get()).copied().filter(|place| place.stored);
-        let (size, format) = (self.shape.block_size, self.shape.protection);
-        let Some(place) = place else {
+        let location = self.locations.borrow().get(&lba.get()).copied().filter(|location| location.stored);
+        let (size, format) = (self.profile.block_size, self.profile.protection);
+        let Some(location) = location else {
             let zeroes = Buffer::zeroed(size.bytes()).freeze();
             return Ok(Ok(Sealed::seal(zeroes, size, format, &Tags { initial_ref_tag: lba.get(), ..Tags::default() })));
         };
-        let (read, bytes) = self.disk.read(place.offset_bytes, Buffer::zeroed(entry_bytes(&self.shape) as usize)).await;
+        let (read, bytes) =
+            self.disk.read(location.offset_bytes, Buffer::zeroed(entry_bytes(&self.profile) as usize)).await;
         read?;
         let bytes = bytes.freeze();
         let tags = bytes.slice(32..32 + format.map_or(0, |format| format.tuple_bytes()));
-        let unverified = Unverified::new(bytes.slice(self.shape.sector_bytes as usize..), tags, size, format)
+        let unverified = Unverified::new(bytes.slice(self.profile.sector_bytes as usize..), tags, size, format)
             .map_err(|error| Error::from(ErrorKind::Media { reason: error.to_string() }))?;
         Ok(unverified.verify(checks).map_err(|found| BadBlock::of_mismatch(lba, &found[0])))
     }
@@ -177,7 +180,7 @@ fn checksum(entry: &[u8], sector: usize) -> u64 {
     header << 32 | u64::from(guard::crc32c(&entry[sector..]))
 }
 
-impl Device for Toy {
+impl Device for ReferenceDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
@@ -186,8 +189,8 @@ impl Device for Toy {
         Abilities { discard: Ability::Native, write_zeroes: Ability::Native, ..Abilities::BASIC }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match operation {
+    async fn execute(&self, request: Request) -> Outcome {
+        match request {
             Request::Read { extent, checks } => self.read(extent, checks).await,
             Request::Write { extent, data, durability } => self.append(extent, Some(&data), durability).await,
             Request::Flush => self.flush().await,
@@ -205,14 +208,14 @@ impl Device for Toy {
             | Request::Repair { .. }
             | Request::BlockStatus { .. }
             | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
+            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
 }
 
-impl System for Toys {
-    fn disk_bytes(&self, shape: &Shape) -> u64 {
-        match shape.block_size {
+impl System for ReferenceSystem {
+    fn disk_bytes(&self, profile: &VolumeProfile) -> u64 {
+        match profile.block_size {
             BlockSize::B512 => 8 << 20,
             BlockSize::B4096 => 64 << 20,
         }
@@ -226,16 +229,16 @@ impl System for Toys {
         self.lie_percent
     }
 
-    fn create(&self, disk: SimDisk, _: Shape) -> Promise<()> {
+    fn create(&self, disk: SimDisk, _: VolumeProfile) -> BoxedWork<()> {
         Box::pin(async move { disk.sync().await.map_err(|error| error.to_string()) })
     }
 
-    fn open(&self, disk: SimDisk, _: Executor, shape: Shape, _: bool) -> Promise<Session> {
+    fn open(&self, disk: SimDisk, _: Executor, profile: VolumeProfile, _: bool) -> BoxedWork<Session> {
         let kind = *self;
         Box::pin(async move {
-            let toy = Rc::new(Toy::open(disk, kind, shape).await?);
-            let stack = DynDevice::new(Gate::new("toy", Rc::clone(&toy)));
-            let close = Box::pin(async move { toy.flush().await.map(|_| ()).map_err(|error| error.to_string()) });
+            let device = Rc::new(ReferenceDevice::open(disk, kind, profile).await?);
+            let stack = DynDevice::new(Gate::new("toy", Rc::clone(&device)));
+            let close = Box::pin(async move { device.flush().await.map(|_| ()).map_err(|error| error.to_string()) });
             Ok(Session { stack, close })
         })
     }

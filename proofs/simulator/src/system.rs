@@ -1,4 +1,4 @@
-//! What is put to the test: protected volumes, or anything else that keeps blocks on a medium.
+//! Systems under test: protected volumes, or anything else that stores blocks on a medium.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,12 +17,12 @@ use crate::executor::Executor;
 use crate::random::Random;
 use crate::workload::Workload;
 
-/// Blocks of a full zone of a protected volume with the smaller blocks.
-pub const ZONE_BLOCKS: u64 = 1 << 18;
+/// Blocks of a full block group of a protected volume with the smaller blocks.
+pub const GROUP_BLOCKS: u64 = 1 << 18;
 
 /// The shape of a device under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shape {
+pub struct VolumeProfile {
     /// Size of a block.
     pub block_size: BlockSize,
     /// Bytes of a sector of the disk.
@@ -39,14 +39,14 @@ pub struct Shape {
     pub uuid: [u8; 16],
 }
 
-impl Shape {
+impl VolumeProfile {
     /// Draws a shape that fits a load.
-    pub fn draw(workload: Workload, random: &Random) -> Shape {
+    pub fn draw(workload: Workload, random: &Random) -> VolumeProfile {
         let small = matches!(workload, Workload::Zones | Workload::Wide) || random.chance(50);
         let block_size = if small { BlockSize::B512 } else { BlockSize::B4096 };
         let sector_bytes = if small { 512 } else { *random.pick(&[512, 4096]) };
         let capacity_blocks = match workload {
-            Workload::Zones => ZONE_BLOCKS + random.between(1, 500),
+            Workload::Zones => GROUP_BLOCKS + random.between(1, 500),
             Workload::Wide => random.between(4_000, 12_000),
             Workload::Laps => random.between(8, 100),
             _ => *random.pick(&[random.between(4, 40), random.between(40, 200), random.between(200, 700)]),
@@ -56,7 +56,15 @@ impl Shape {
         let cache_bytes = *random.pick(&[0, 64 << 10, 1 << 20]);
         // Idle between one request and the next, now and then, and never.
         let idle_us = *random.pick(&[1, 200, 5_000, 100_000]);
-        Shape { idle_us, block_size, sector_bytes, capacity_blocks, protection: draw_format(random), cache_bytes, uuid }
+        VolumeProfile {
+            idle_us,
+            block_size,
+            sector_bytes,
+            capacity_blocks,
+            protection: draw_format(random),
+            cache_bytes,
+            uuid,
+        }
     }
 }
 
@@ -71,7 +79,7 @@ fn draw_format(random: &Random) -> Option<PiFormat> {
     PiFormat::new(guard, protection, bits).ok()
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for VolumeProfile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} blocks of {}, sectors of {}, ", self.capacity_blocks, self.block_size, self.sector_bytes)?;
         match self.protection {
@@ -84,15 +92,15 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Work that does nothing until it is awaited.
-pub type Promise<T> = Pin<Box<dyn Future<Output = Result<T, String>>>>;
+/// A future that does nothing until it is awaited.
+pub type BoxedWork<T> = Pin<Box<dyn Future<Output = Result<T, String>>>>;
 
-/// A device that is up.
+/// An open device.
 pub struct Session {
     /// The device, behind its gate.
     pub stack: DynDevice,
     /// Closes it in good order.
-    pub close: Promise<()>,
+    pub close: BoxedWork<()>,
 }
 
 /// How a change of size ended.
@@ -111,15 +119,15 @@ pub enum Resizing {
 pub struct Redundant {
     /// Runs of sectors. A fault may reach all of a run.
     pub runs: Vec<Range<u64>>,
-    /// What is lost is there again once the device has come up. Otherwise it may wait until somebody looks, and faults that reach
-    /// one kind and then another that waits have reached both copies.
-    pub is_mended: bool,
+    /// True if the open repairs a lost copy. Otherwise the repair waits until a read needs the copy, and faults that damage one
+    /// kind and then another that waits have damaged both copies.
+    pub is_repaired_at_open: bool,
 }
 
-/// Something that makes a device out of a disk.
+/// A system that makes a device of a disk.
 pub trait System {
     /// Bytes of the disk that a device of this shape needs.
-    fn disk_bytes(&self, shape: &Shape) -> u64;
+    fn disk_bytes(&self, profile: &VolumeProfile) -> u64;
 
     /// Whether damage to long durable data is found, and not taken for data that never arrived.
     fn finds_damage(&self) -> bool {
@@ -132,7 +140,7 @@ pub trait System {
     }
 
     /// Kinds of metadata that the device keeps so that no one fault there costs anything that was durable.
-    fn redundant(&self, _shape: &Shape, _image: &Image) -> Vec<Redundant> {
+    fn redundant(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<Redundant> {
         Vec::new()
     }
 
@@ -142,48 +150,48 @@ pub trait System {
     }
 
     /// The size of the device on a disk, in blocks.
-    fn capacity(&self, shape: &Shape, _image: &Image) -> u64 {
-        shape.capacity_blocks
+    fn capacity(&self, profile: &VolumeProfile, _image: &Image) -> u64 {
+        profile.capacity_blocks
     }
 
     /// Changes the size of a device that is not up.
-    fn resize(&self, _disk: SimDisk, _executor: Executor, _capacity_blocks: u64) -> Promise<Resizing> {
+    fn resize(&self, _disk: SimDisk, _executor: Executor, _capacity_blocks: u64) -> BoxedWork<Resizing> {
         Box::pin(async { Err("it keeps its size".to_owned()) })
     }
 
     /// The sectors of the log that hold the only copy of something which may be durable: of the last small commit.
-    fn exposed(&self, _shape: &Shape, _image: &Image) -> Vec<u64> {
+    fn single_copy(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<u64> {
         Vec::new()
     }
 
     /// Makes an empty device, durable once this returns.
-    fn create(&self, disk: SimDisk, shape: Shape) -> Promise<()>;
+    fn create(&self, disk: SimDisk, profile: VolumeProfile) -> BoxedWork<()>;
 
     /// Brings the device up.
-    fn open(&self, disk: SimDisk, executor: Executor, shape: Shape, read_only: bool) -> Promise<Session>;
+    fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session>;
 }
 
 /// Protected volumes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Volumes {
-    /// A fault put into the volume, to show that it is noticed.
+    /// A mutation of the volume, to show that the simulator detects it.
     pub mutation: Mutation,
 }
 
-fn layout_of(shape: &Shape) -> Layout {
-    let layout = Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks);
+fn layout_of(profile: &VolumeProfile) -> Layout {
+    let layout = Layout::new(profile.block_size, profile.sector_bytes, profile.capacity_blocks);
     layout.expect("drawn shapes are possible")
 }
 
 /// The layout of the volume on a disk, as its superblocks have it; that of a new one where there is none.
-fn layout_on(shape: &Shape, image: &Image) -> Layout {
+fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     let read = |offset: u64| {
         let mut bytes = vec![0; image.sector_bytes() as usize];
         image.read_sector(offset / u64::from(image.sector_bytes()), &mut bytes);
         Superblock::decode(&bytes[..SUPERBLOCK_BYTES]).ok()
     };
     let newest = SUPERBLOCK_OFFSETS.into_iter().filter_map(read).max_by_key(|superblock| superblock.write_seq);
-    newest.map_or_else(|| layout_of(shape), |superblock| superblock.layout)
+    newest.map_or_else(|| layout_of(profile), |superblock| superblock.layout)
 }
 
 /// The sectors of a volume's log.
@@ -193,19 +201,19 @@ fn log_of(layout: &Layout) -> Range<u64> {
 }
 
 impl System for Volumes {
-    fn disk_bytes(&self, shape: &Shape) -> u64 {
-        layout_of(shape).medium_bytes()
+    fn disk_bytes(&self, profile: &VolumeProfile) -> u64 {
+        layout_of(profile).medium_bytes()
     }
 
     fn resizes(&self) -> bool {
         true
     }
 
-    fn capacity(&self, shape: &Shape, image: &Image) -> u64 {
-        layout_on(shape, image).capacity_blocks()
+    fn capacity(&self, profile: &VolumeProfile, image: &Image) -> u64 {
+        layout_on(profile, image).capacity_blocks()
     }
 
-    fn resize(&self, disk: SimDisk, executor: Executor, capacity_blocks: u64) -> Promise<Resizing> {
+    fn resize(&self, disk: SimDisk, executor: Executor, capacity_blocks: u64) -> BoxedWork<Resizing> {
         let options = ResizeOptions { capacity_blocks, bars: |_| None, mutation: self.mutation };
         Box::pin(async move {
             match resize(&disk, executor, &options).await {
@@ -217,30 +225,31 @@ impl System for Volumes {
         })
     }
 
-    fn redundant(&self, shape: &Shape, image: &Image) -> Vec<Redundant> {
-        let (layout, sector) = (layout_on(shape, image), u64::from(shape.sector_bytes));
+    fn redundant(&self, profile: &VolumeProfile, image: &Image) -> Vec<Redundant> {
+        let (layout, sector) = (layout_on(profile, image), u64::from(profile.sector_bytes));
         let run = |offset: u64, sectors: u64| offset / sector..offset / sector + sectors;
         let maps = [0, 1].map(|copy| run(layout.group_map_offset(copy), layout.group_map_sectors()));
         let (mut first, mut second) = (Vec::new(), Vec::new());
-        for zone in 0..layout.block_groups() {
-            let places: Vec<_> = layout.pages_of_group(zone).filter_map(|number| layout.page_offsets(number)).collect();
+        for group in 0..layout.block_groups() {
+            let places: Vec<_> =
+                layout.pages_of_group(group).filter_map(|number| layout.page_offsets(number)).collect();
             first.extend(places.iter().map(|place| run(place.offset, 1)));
             second.extend(places.first().map(|place| run(place.second_offset, places.len() as u64)));
         }
         vec![
-            Redundant { runs: vec![log_of(&layout)], is_mended: true },
-            Redundant { runs: maps.to_vec(), is_mended: true },
-            Redundant { runs: first, is_mended: false },
-            Redundant { runs: second, is_mended: false },
+            Redundant { runs: vec![log_of(&layout)], is_repaired_at_open: true },
+            Redundant { runs: maps.to_vec(), is_repaired_at_open: true },
+            Redundant { runs: first, is_repaired_at_open: false },
+            Redundant { runs: second, is_repaired_at_open: false },
         ]
     }
 
-    fn exposed(&self, shape: &Shape, image: &Image) -> Vec<u64> {
-        let mut bytes = vec![0; shape.sector_bytes as usize];
+    fn single_copy(&self, profile: &VolumeProfile, image: &Image) -> Vec<u64> {
+        let mut bytes = vec![0; profile.sector_bytes as usize];
         let (mut mark, mut repeated, mut places) = (0, BTreeSet::new(), BTreeMap::<u64, Vec<(usize, u64)>>::new());
-        for sector in log_of(&layout_on(shape, image)) {
+        for sector in log_of(&layout_on(profile, image)) {
             image.read_sector(sector, &mut bytes);
-            let Ok(found) = LogSector::decode(&bytes, Seed::of(&shape.uuid)) else { continue };
+            let Ok(found) = LogSector::decode(&bytes, Seed::of(&profile.uuid)) else { continue };
             mark = mark.max(found.header.durable_seq);
             places.entry(found.header.sequence).or_default().push((found.entries().len(), sector));
             if !found.repeats().is_empty() {
@@ -261,20 +270,20 @@ impl System for Volumes {
         only.collect()
     }
 
-    fn create(&self, disk: SimDisk, shape: Shape) -> Promise<()> {
+    fn create(&self, disk: SimDisk, profile: VolumeProfile) -> BoxedWork<()> {
         let options = CreateOptions {
-            block_size: shape.block_size,
-            capacity_blocks: shape.capacity_blocks,
-            protection: shape.protection,
-            uuid: shape.uuid,
+            block_size: profile.block_size,
+            capacity_blocks: profile.capacity_blocks,
+            protection: profile.protection,
+            uuid: profile.uuid,
             preallocate: false,
         };
         Box::pin(async move { create(&disk, &options).await.map_err(|error| error.to_string()) })
     }
 
-    fn open(&self, disk: SimDisk, executor: Executor, shape: Shape, read_only: bool) -> Promise<Session> {
-        let idle_after = Duration::from_micros(shape.idle_us);
-        let (cache_bytes, mutation) = (shape.cache_bytes, self.mutation);
+    fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session> {
+        let idle_after = Duration::from_micros(profile.idle_us);
+        let (cache_bytes, mutation) = (profile.cache_bytes, self.mutation);
         let options = OpenOptions { read_only, cache_bytes, idle_after, mutation, ..OpenOptions::default() };
         Box::pin(async move {
             let opened = open(disk, executor.clone(), &options).await.map_err(|error| error.to_string())?;

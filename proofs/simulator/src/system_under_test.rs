@@ -5,12 +5,12 @@ use sealblock_media_volume::Mutation as VolumeMutation;
 
 use crate::mirror;
 use crate::system::Volumes;
-use crate::trial::{self, FailureReport, Order, Report};
+use crate::trial::{self, FailureReport, Report, TrialConfig};
 use crate::workload::Workload;
 
 /// A kind of device, and the fault that is put into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Subject {
+pub enum SystemUnderTest {
     /// Protected volumes.
     Volume(VolumeMutation),
     /// Mirrors of protected volumes.
@@ -75,16 +75,16 @@ fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {
     found.ok_or_else(|| format!("the faults are {}", names.join(", ")))
 }
 
-impl Subject {
+impl SystemUnderTest {
     /// The subject of this name, with this fault.
     ///
     /// # Errors
     /// When there is none; the message says what there is.
-    pub fn new(system: &str, mutation: &str) -> Result<Subject, String> {
+    pub fn new(system: &str, mutation: &str) -> Result<SystemUnderTest, String> {
         match system {
-            "volume" => find(&OF_VOLUMES, mutation).map(Subject::Volume),
-            "mirror" => find(&OF_MIRRORS, mutation).map(Subject::Mirror),
-            "walk" => find(&OF_MIRRORS, mutation).map(Subject::Walk),
+            "volume" => find(&OF_VOLUMES, mutation).map(SystemUnderTest::Volume),
+            "mirror" => find(&OF_MIRRORS, mutation).map(SystemUnderTest::Mirror),
+            "walk" => find(&OF_MIRRORS, mutation).map(SystemUnderTest::Walk),
             _ => Err("the systems are volume, mirror, walk".to_owned()),
         }
     }
@@ -92,9 +92,9 @@ impl Subject {
     /// The loads it is put under.
     pub fn loads(self) -> &'static [Workload] {
         match self {
-            Subject::Volume(_) => &Workload::ALL,
-            Subject::Mirror(_) => &mirror::LOADS,
-            Subject::Walk(_) => &mirror::walk::LOADS,
+            SystemUnderTest::Volume(_) => &Workload::ALL,
+            SystemUnderTest::Mirror(_) => &mirror::LOADS,
+            SystemUnderTest::Walk(_) => &mirror::walk::LOADS,
         }
     }
 
@@ -102,11 +102,11 @@ impl Subject {
     ///
     /// # Errors
     /// The first thing that must not be.
-    pub fn run(self, order: Order) -> Result<Report, Box<FailureReport>> {
+    pub fn run(self, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
         match self {
-            Subject::Volume(mutation) => trial::run(&Volumes { mutation }, order),
-            Subject::Mirror(mutation) => mirror::run(mutation, order),
-            Subject::Walk(mutation) => mirror::walk::run(mutation, order),
+            SystemUnderTest::Volume(mutation) => trial::run(&Volumes { mutation }, config),
+            SystemUnderTest::Mirror(mutation) => mirror::run(mutation, config),
+            SystemUnderTest::Walk(mutation) => mirror::walk::run(mutation, config),
         }
     }
 }
@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn names_are_told_apart() {
-        assert_eq!(Subject::new("mirror", "unordered"), Ok(Subject::Mirror(MirrorMutation::Unordered)));
-        assert_eq!(Subject::new("volume", "none"), Ok(Subject::Volume(VolumeMutation::None)));
-        assert!(Subject::new("volume", "unordered").is_err() && Subject::new("disk", "none").is_err());
+        assert_eq!(SystemUnderTest::new("mirror", "unordered"), Ok(SystemUnderTest::Mirror(MirrorMutation::Unordered)));
+        assert_eq!(SystemUnderTest::new("volume", "none"), Ok(SystemUnderTest::Volume(VolumeMutation::None)));
+        assert!(SystemUnderTest::new("volume", "unordered").is_err() && SystemUnderTest::new("disk", "none").is_err());
     }
 }

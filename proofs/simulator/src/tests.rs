@@ -4,23 +4,23 @@
 
 use sealblock_media_volume::Mutation;
 
-use crate::reference_device::Toys;
+use crate::reference_device::ReferenceSystem;
 use crate::system::{System, Volumes};
-use crate::trial::{FailureReport, Order, Report, run};
+use crate::trial::{FailureReport, Report, TrialConfig, run};
 use crate::workload::Workload;
 
 /// Runs seeds of one load until something is found.
-fn hunt(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
+fn run_seeds(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
     let mut total = Report::default();
     for seed in 1..=seeds {
-        total += run(system, Order { seed, workload, crash_at: None })?;
+        total += run(system, TrialConfig { seed, workload, crash_at: None })?;
     }
     Ok(total)
 }
 
 /// The first finding among seeds of several loads.
 fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option<String> {
-    loads.iter().find_map(|load| hunt(system, *load, seeds).err()).map(|defeat| defeat.finding)
+    loads.iter().find_map(|load| run_seeds(system, *load, seeds).err()).map(|failure| failure.finding)
 }
 
 /// A caught fault says which block, or that the volume cannot be opened.
@@ -30,31 +30,31 @@ fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
 }
 
 #[test]
-fn a_right_toy_passes() {
+fn a_right_device_passes() {
     for workload in [Workload::Mixed, Workload::Hot, Workload::Trim] {
-        let report = hunt(&Toys::default(), workload, 6).unwrap_or_else(|defeat| panic!("{defeat}"));
+        let report = run_seeds(&ReferenceSystem::default(), workload, 6).unwrap_or_else(|failure| panic!("{failure}"));
         assert!(report.crashes > 5 && report.blocks_checked > 1000, "{report:?}");
     }
 }
 
 #[test]
-fn a_toy_that_does_not_sync_is_caught() {
-    assert_caught(&Toys { skip_sync: true, ..Toys::default() }, &[Workload::Mixed], 20);
+fn a_device_that_does_not_sync_is_detected() {
+    assert_caught(&ReferenceSystem { skip_sync: true, ..ReferenceSystem::default() }, &[Workload::Mixed], 20);
 }
 
 #[test]
-fn a_toy_that_trusts_its_log_is_caught() {
-    assert_caught(&Toys { trust: true, ..Toys::default() }, &[Workload::Mixed], 20);
+fn a_device_that_trusts_its_log_is_detected() {
+    assert_caught(&ReferenceSystem { trust: true, ..ReferenceSystem::default() }, &[Workload::Mixed], 20);
 }
 
 #[test]
 fn a_disk_that_lies_about_syncs_is_caught() {
-    assert_caught(&Toys { lie_percent: 60, ..Toys::default() }, &[Workload::Mixed], 20);
+    assert_caught(&ReferenceSystem { lie_percent: 60, ..ReferenceSystem::default() }, &[Workload::Mixed], 20);
 }
 
 #[test]
 fn a_device_that_hangs_is_a_finding_and_no_hang() {
-    let finding = first_finding(&Toys { hang: true, ..Toys::default() }, &[Workload::Forced], 20);
+    let finding = first_finding(&ReferenceSystem { hang: true, ..ReferenceSystem::default() }, &[Workload::Forced], 20);
     // With a reader that goes on beside it, the run has no end.
     let is_hang = |finding: &str| finding.starts_with("deadlock: main") || finding.starts_with("no end");
     assert!(finding.as_deref().is_some_and(is_hang), "{finding:?}");
@@ -64,10 +64,10 @@ fn a_device_that_hangs_is_a_finding_and_no_hang() {
 fn volumes_pass_under_every_load() {
     let mut total = Report::default();
     for workload in Workload::ALL {
-        total += hunt(&Volumes::default(), workload, 30).unwrap_or_else(|defeat| panic!("{defeat}"));
+        total += run_seeds(&Volumes::default(), workload, 30).unwrap_or_else(|failure| panic!("{failure}"));
     }
     assert!(total.crashes > 400 && total.recovery_crashes > 100 && total.damages_found > 100, "{total:?}");
-    assert!(total.spoilt > 100 && total.resizings > 200, "{total:?}");
+    assert!(total.corrupted > 100 && total.resizings > 200, "{total:?}");
     assert!(total.failed > 0, "planned faults reached a host");
 }
 
@@ -75,8 +75,8 @@ fn volumes_pass_under_every_load() {
 fn every_boundary_of_a_short_load_passes() {
     let workload = Workload::Forced;
     for crash_at in 1.. {
-        let report = run(&Volumes::default(), Order { seed: 3, workload, crash_at: Some(crash_at) });
-        let report = report.unwrap_or_else(|defeat| panic!("{defeat}"));
+        let report = run(&Volumes::default(), TrialConfig { seed: 3, workload, crash_at: Some(crash_at) });
+        let report = report.unwrap_or_else(|failure| panic!("{failure}"));
         if !report.first_crashed {
             assert!(crash_at > 100, "the load has only {crash_at} boundaries");
             return;
@@ -202,10 +202,10 @@ fn a_volume_that_keeps_bits_of_zones_that_went_is_caught() {
 #[test]
 fn a_seed_is_a_run() {
     for workload in Workload::ALL {
-        let order = Order { seed: 11, workload, crash_at: None };
-        let (one, two) = (run(&Volumes::default(), order), run(&Volumes::default(), order));
+        let config = TrialConfig { seed: 11, workload, crash_at: None };
+        let (one, two) = (run(&Volumes::default(), config), run(&Volumes::default(), config));
         assert_eq!(one, two, "{}", workload.name());
-        let other = run(&Volumes::default(), Order { seed: 12, ..order });
+        let other = run(&Volumes::default(), TrialConfig { seed: 12, ..config });
         assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
     }
 }

@@ -1,8 +1,8 @@
-//! One seed from beginning to end: make a device, use it, stop it, look, and go on with what is left.
+//! One seed from beginning to end: create a device, use it, stop the machine, check, and continue with what is on the disk.
 //!
-//! Everything is drawn from the seed: shape, disk, loads, where each machine stops, what survives, how often recovery is
-//! itself stopped, and where damage is done. After each stop a reader that may not write looks first (in some seeds), so
-//! what it saw binds everything that comes later.
+//! Everything is drawn from the seed: profile, disk, loads, where each machine stops, what survives, how often recovery is
+//! itself stopped, and where damage is injected. In some seeds a read-only machine checks first after each stop; later machines must
+//! see the same content.
 
 mod resizing;
 
@@ -18,13 +18,12 @@ use crate::checker::{Checker, Patterns};
 use crate::client::Stop;
 use crate::damage::Damage;
 use crate::disk::{Behaviour, FaultRule, Image, IoKind, Survival};
-use crate::machine::{Life, Parts, Remains, Up};
-use crate::random::Random;
-use crate::system::{Shape, System};
-use crate::trace::Trace;
+use crate::machine::{MachineConfig, MachineEnd, MachineResult, RunningMachine};
+use crate::random::{Random, Trace};
+use crate::system::{System, VolumeProfile};
 use crate::workload::{self, Workload};
 
-pub use crate::system::ZONE_BLOCKS;
+pub use crate::system::GROUP_BLOCKS;
 
 /// So long, and so many times, does a machine go on without requests in some seeds: everything is committed then and has its second
 /// copy. A timer may go off before its time while tasks are ready; that all of them do before the worker has run is next to impossible.
@@ -33,7 +32,7 @@ const RESTS: usize = 8;
 
 /// What to run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Order {
+pub struct TrialConfig {
     /// Everything is drawn from this.
     pub seed: u64,
     /// The load.
@@ -51,8 +50,8 @@ pub struct Report {
     pub recovery_crashes: u64,
     /// I/Os of all machines.
     pub ios: u64,
-    /// Requests answered well.
-    pub answered: u64,
+    /// Requests that succeeded.
+    pub completed: u64,
     /// Requests that failed by a planned fault.
     pub failed: u64,
     /// Blocks whose content was compared with what is permitted.
@@ -64,7 +63,7 @@ pub struct Report {
     /// Changes of size that were begun.
     pub resizings: u64,
     /// Logs and other metadata that were damaged between a crash and the next start.
-    pub spoilt: u64,
+    pub corrupted: u64,
     /// Whether the first loaded machine stopped where it was told to.
     pub first_crashed: bool,
     /// The hash of everything that happened.
@@ -76,22 +75,22 @@ impl std::ops::AddAssign for Report {
         self.crashes += other.crashes;
         self.recovery_crashes += other.recovery_crashes;
         self.ios += other.ios;
-        self.answered += other.answered;
+        self.completed += other.completed;
         self.failed += other.failed;
         self.blocks_checked += other.blocks_checked;
         self.damages_found += other.damages_found;
         self.decays += other.decays;
-        self.spoilt += other.spoilt;
+        self.corrupted += other.corrupted;
         self.resizings += other.resizings;
         self.trace = crate::random::mix(self.trace ^ other.trace);
     }
 }
 
-/// What must not be, and how it came about.
+/// A violation, and the events before it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailureReport {
-    /// What to run to see it again.
-    pub order: Order,
+    /// What to run to reproduce it.
+    pub config: TrialConfig,
     /// What was found.
     pub finding: String,
     /// What happened before, one line for each machine.
@@ -100,7 +99,7 @@ pub struct FailureReport {
 
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "seed {} of {}: {}", self.order.seed, self.order.workload.name(), self.finding)?;
+        writeln!(f, "seed {} of {}: {}", self.config.seed, self.config.workload.name(), self.finding)?;
         self.story.iter().try_for_each(|line| writeln!(f, "    {line}"))
     }
 }
@@ -108,31 +107,31 @@ impl fmt::Display for FailureReport {
 /// Runs one seed.
 ///
 /// # Errors
-/// The first thing that must not be.
-pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<FailureReport>> {
-    let random = Random::new(order.seed ^ ((order.workload as u64) << 56));
-    let shape = Shape::draw(order.workload, &random);
-    let patterns = Patterns::new(random.word(), shape.block_size, shape.protection);
+/// The first violation.
+pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
+    let random = Random::new(config.seed ^ ((config.workload as u64) << 56));
+    let profile = VolumeProfile::draw(config.workload, &random);
+    let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     // Draws of their own, so that a seed without changes of size is what it is without them.
-    let sizes = Random::new(order.seed ^ ((order.workload as u64) << 48) ^ (1 << 40));
+    let sizes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 40));
     let mut trial = Trial {
         system,
-        order,
-        shape,
+        config,
+        profile,
         checker: Rc::new(RefCell::new(Checker::new(patterns))),
         random,
         trace: Trace::default(),
         report: Report::default(),
-        story: vec![shape.to_string()],
+        story: vec![profile.to_string()],
         settled: true,
         came_up: false,
         rested: false,
         long_durable: Vec::new(),
         earlier: Vec::new(),
-        unmended: None,
+        damaged_kind: None,
         keeps_length: sizes.chance(25),
         sizes,
-        capacities: vec![shape.capacity_blocks],
+        capacities: vec![profile.capacity_blocks],
         undoable: Vec::new(),
     };
     match trial.whole() {
@@ -141,14 +140,14 @@ pub fn run<S: System>(system: &S, order: Order) -> Result<Report, Box<FailureRep
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(FailureReport { order, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, story: trial.story })),
     }
 }
 
 struct Trial<'a, S> {
     system: &'a S,
-    order: Order,
-    shape: Shape,
+    config: TrialConfig,
+    profile: VolumeProfile,
     checker: Rc<RefCell<Checker>>,
     random: Random,
     trace: Trace,
@@ -164,7 +163,7 @@ struct Trial<'a, S> {
     long_durable: Vec<Lba>,
     /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be mended is not
     /// to be damaged then.
-    unmended: Option<usize>,
+    damaged_kind: Option<usize>,
     /// What the disk held before the last load.
     earlier: Vec<(u64, Slice)>,
     /// Draws for changes of size.
@@ -186,7 +185,7 @@ impl<S: System> Trial<'_, S> {
                 self.earlier = image.visible().map(|(sector, bytes)| (sector, bytes.clone())).collect();
             }
             image = self.load(image, life == 0)?;
-            self.spoil(&mut image);
+            self.corrupt_metadata(&mut image);
             image = self.look(image)?;
             image = self.recover(image)?;
             image = self.resize(image)?;
@@ -194,10 +193,10 @@ impl<S: System> Trial<'_, S> {
         self.end(image)
     }
 
-    fn parts(&self, behaviour: Behaviour, survival: Survival) -> Parts<'_, S> {
-        Parts {
+    fn parts(&self, behaviour: Behaviour, survival: Survival) -> MachineConfig<'_, S> {
+        MachineConfig {
             system: self.system,
-            shape: self.shape,
+            profile: self.profile,
             behaviour,
             survival,
             checker: &self.checker,
@@ -218,13 +217,13 @@ impl<S: System> Trial<'_, S> {
     }
 
     /// Books what a machine left.
-    fn book(&mut self, what: &str, survival: Survival, remains: Remains) -> Result<(Image, Life), String> {
-        self.report.ios += remains.counts.ios;
-        self.report.answered += remains.answered;
-        self.report.failed += remains.failed;
-        let (ended, crashed) = match &remains.life {
-            Ok(Life::Finished) => ("ended", false),
-            Ok(Life::Crashed) => ("was stopped", true),
+    fn book(&mut self, what: &str, survival: Survival, result: MachineResult) -> Result<(Image, MachineEnd), String> {
+        self.report.ios += result.counts.ios;
+        self.report.completed += result.completed;
+        self.report.failed += result.failed;
+        let (ended, crashed) = match &result.end {
+            Ok(MachineEnd::Finished) => ("ended", false),
+            Ok(MachineEnd::Crashed) => ("was stopped", true),
             Err(_) => ("failed", false),
         };
         self.report.crashes += u64::from(crashed);
@@ -232,33 +231,33 @@ impl<S: System> Trial<'_, S> {
         if self.settled {
             self.undoable.clear();
         }
-        let counts = remains.counts;
+        let counts = result.counts;
         self.story.push(format!(
             "{what} {ended} after {} boundaries ({} I/Os, {} answered, {} failed); then {survival}",
-            counts.boundaries, counts.ios, remains.answered, remains.failed
+            counts.boundaries, counts.ios, result.completed, result.failed
         ));
-        Ok((remains.image, remains.life?))
+        Ok((result.image, result.end?))
     }
 
     /// Makes the device; now and then the first attempt is stopped.
     fn create(&mut self) -> Result<Image, String> {
-        let mut image = Image::blank(self.shape.sector_bytes, self.disk_bytes());
+        let mut image = Image::blank(self.profile.sector_bytes, self.disk_bytes());
         if self.random.chance(10) {
             let survival = Survival::draw(&self.random);
             let crash_at = Some(self.random.between(1, 14));
-            let remains = self.parts(self.behaviour(crash_at), survival).create(image);
-            image = self.book("a first attempt to create", survival, remains)?.0;
+            let result = self.parts(self.behaviour(crash_at), survival).create(image);
+            image = self.book("a first attempt to create", survival, result)?.0;
         }
         let survival = Survival::Nothing;
-        let remains = self.parts(self.behaviour(None), survival).create(image);
-        Ok(self.book("creation", survival, remains)?.0)
+        let result = self.parts(self.behaviour(None), survival).create(image);
+        Ok(self.book("creation", survival, result)?.0)
     }
 
     /// One machine under load.
     fn load(&mut self, image: Image, first: bool) -> Result<Image, String> {
-        let (workload, survival) = (self.order.workload, Survival::draw(&self.random));
+        let (workload, survival) = (self.config.workload, Survival::draw(&self.random));
         let drawn = self.random.chance(85).then(|| self.random.between(1, workload.likely_boundaries()));
-        let crash_at = if first { self.order.crash_at.or(drawn) } else { drawn };
+        let crash_at = if first { self.config.crash_at.or(drawn) } else { drawn };
         let mut behaviour = self.behaviour(crash_at);
         if workload == Workload::Faulty {
             behaviour.faults = draw_faults(&self.random);
@@ -269,13 +268,13 @@ impl<S: System> Trial<'_, S> {
         let misreads = behaviour.faults.iter().any(|rule| rule.on == IoKind::Read);
         let came_up = Rc::new(Cell::new(false));
         let is_up = Rc::clone(&came_up);
-        let remains = self.parts(behaviour, survival).live(image, false, move |up| async move {
+        let result = self.parts(behaviour, survival).live(image, false, move |up| async move {
             is_up.set(true);
             if audit(&up, settled).await.is_err() {
                 return;
             }
             workload::drive(workload, &up.client, &up.executor, &up.random).await;
-            if closes && up.client.ledger().finding.borrow().is_none() {
+            if closes && up.client.context().finding.borrow().is_none() {
                 up.close().await;
             } else if rests {
                 for _ in 0..RESTS {
@@ -283,36 +282,36 @@ impl<S: System> Trial<'_, S> {
                 }
             }
         });
-        let (image, life) = self.book("a machine under load", survival, remains)?;
+        let (image, end) = self.book("a machine under load", survival, result)?;
         if misreads {
             self.checker.borrow_mut().doubt_all();
         }
         self.came_up = came_up.get();
-        self.rested = rests && !is_faulty && life == Life::Finished;
+        self.rested = rests && !is_faulty && end == MachineEnd::Finished;
         self.long_durable = self.checker.borrow().long_durable();
         if first {
-            self.report.first_crashed = life == Life::Crashed;
+            self.report.first_crashed = end == MachineEnd::Crashed;
         }
         Ok(image)
     }
 
     /// Damages the log that the last machine left, or other metadata that is there twice. Nothing that was durable may be lost by
     /// that, but for the last small commit of a machine that had no time to write its second copy.
-    fn spoil(&mut self, image: &mut Image) {
-        let kinds = self.system.redundant(&self.shape, image);
+    fn corrupt_metadata(&mut self, image: &mut Image) {
+        let kinds = self.system.redundant(&self.profile, image);
         if kinds.is_empty() || !self.settled || !self.came_up || !self.random.chance(60) {
             return;
         }
-        let exposed = if self.rested { Vec::new() } else { self.system.exposed(&self.shape, image) };
+        let single_copy = if self.rested { Vec::new() } else { self.system.single_copy(&self.profile, image) };
         // The first kind is the log, which nothing is exempt from that is damaged after a rest.
         let is_log = self.rested && self.random.chance(75);
         let kind = if is_log { 0 } else { self.random.below(kinds.len() as u64) as usize };
-        if !kinds[kind].is_mended && *self.unmended.get_or_insert(kind) != kind {
+        if !kinds[kind].is_repaired_at_open && *self.damaged_kind.get_or_insert(kind) != kind {
             return;
         }
-        if let Some(what) = Damage::spoil(image, &kinds[kind].runs, &exposed, &self.earlier, &self.random) {
+        if let Some(what) = Damage::corrupt(image, &kinds[kind].runs, &single_copy, &self.earlier, &self.random) {
             self.story.push(what);
-            self.report.spoilt += 1;
+            self.report.corrupted += 1;
             // What tells damage to data from writes that never arrived may be gone with it.
             self.long_durable.clear();
         }
@@ -335,9 +334,9 @@ impl<S: System> Trial<'_, S> {
         Ok(image)
     }
 
-    /// Damages one of `candidates`. Without tags nobody could find damage, so none is done then.
+    /// Damages one of `candidates`. Without tags no check could find damage, so none is injected then.
     fn damage(&self, image: &mut Image, candidates: &[Lba]) -> Option<Damage> {
-        self.shape.protection.filter(|_| self.system.finds_damage())?;
+        self.profile.protection.filter(|_| self.system.finds_damage())?;
         Damage::inflict(image, &self.checker.borrow(), candidates, &self.random)
     }
 
@@ -348,10 +347,10 @@ impl<S: System> Trial<'_, S> {
 
     fn look_only(&mut self, image: Image) -> Result<Image, String> {
         let (settled, survival) = (self.settled, Survival::Kill);
-        let remains = self.parts(self.reader(), survival).live(image, true, move |up| async move {
+        let result = self.parts(self.reader(), survival).live(image, true, move |up| async move {
             let _ = audit(&up, settled).await;
         });
-        let (image, _) = self.book("a reader", survival, remains)?;
+        let (image, _) = self.book("a reader", survival, result)?;
         // A reader writes nothing, so the doubt about what is durable is as it was.
         self.settled = settled;
         Ok(image)
@@ -361,7 +360,7 @@ impl<S: System> Trial<'_, S> {
     fn find(&mut self, image: Image, damage: &Damage, read_only: bool) -> Result<Image, String> {
         let (lba, survival, settled) = (damage.lba, Survival::Kill, self.settled);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let remains = self.parts(behaviour, survival).live(image, read_only, move |up| async move {
+        let result = self.parts(behaviour, survival).live(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.expect_damage(piece, lba).await.is_err() {
                     return;
@@ -371,7 +370,7 @@ impl<S: System> Trial<'_, S> {
                 rewrite(up, lba).await;
             }
         });
-        let (image, _) = self.book(&format!("a machine with damage in block {lba}"), survival, remains)?;
+        let (image, _) = self.book(&format!("a machine with damage in block {lba}"), survival, result)?;
         self.report.damages_found += 1;
         self.settled = settled;
         Ok(image)
@@ -383,11 +382,11 @@ impl<S: System> Trial<'_, S> {
             let survival = Survival::draw(&self.random);
             let crash_at = Some(self.random.between(1, 40));
             let settled = self.settled;
-            let remains = self.parts(self.behaviour(crash_at), survival).live(image, false, move |up| async move {
+            let result = self.parts(self.behaviour(crash_at), survival).live(image, false, move |up| async move {
                 let _ = audit(&up, settled).await;
             });
-            let (left, life) = self.book("a recovery", survival, remains)?;
-            self.report.recovery_crashes += u64::from(life == Life::Crashed);
+            let (left, end) = self.book("a recovery", survival, result)?;
+            self.report.recovery_crashes += u64::from(end == MachineEnd::Crashed);
             image = self.look(left)?;
         }
         Ok(image)
@@ -396,12 +395,12 @@ impl<S: System> Trial<'_, S> {
     /// The last machine: all there, closed in good order, and damage found that comes after.
     fn end(&mut self, image: Image) -> Result<(), String> {
         let (settled, survival) = (self.settled, Survival::Nothing);
-        let remains = self.parts(self.behaviour(None), survival).live(image, false, move |up| async move {
+        let result = self.parts(self.behaviour(None), survival).live(image, false, move |up| async move {
             if audit(&up, settled).await.is_ok() {
                 up.close().await;
             }
         });
-        let mut image = self.book("the last machine", survival, remains)?.0;
+        let mut image = self.book("the last machine", survival, result)?.0;
         image = self.look_only(image)?;
         if self.random.chance(50) {
             return self.bit_rot(image);
@@ -415,29 +414,29 @@ impl<S: System> Trial<'_, S> {
 
     /// On a disk with a spoilt sector, no block may read as anything that was never there.
     fn bit_rot(&mut self, mut image: Image) -> Result<(), String> {
-        if self.shape.protection.is_none() || !self.system.finds_damage() {
+        if self.profile.protection.is_none() || !self.system.finds_damage() {
             return Ok(());
         }
         let Some(what) = Damage::bit_rot(&mut image, &self.earlier, &self.random) else { return Ok(()) };
         self.story.push(what);
         let read_only = self.random.chance(50);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let parts = Parts { decayed: true, ..self.parts(behaviour, Survival::Kill) };
-        let remains = parts.live(image, read_only, move |up| async move {
+        let parts = MachineConfig { decayed: true, ..self.parts(behaviour, Survival::Kill) };
+        let result = parts.live(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
-                if up.client.survey(piece).await.is_err() {
+                if up.client.check_decayed(piece).await.is_err() {
                     return;
                 }
             }
         });
-        self.book("a machine with a decayed disk", Survival::Kill, remains)?;
+        self.book("a machine with a decayed disk", Survival::Kill, result)?;
         self.report.decays += 1;
         Ok(())
     }
 }
 
 /// Every block: readable, permitted, and clean by Verify.
-async fn audit(up: &Up, settled: bool) -> Result<(), Stop> {
+async fn audit(up: &RunningMachine, settled: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {
         up.client.audit(*piece, settled).await?;
@@ -448,8 +447,8 @@ async fn audit(up: &Up, settled: bool) -> Result<(), Stop> {
     Ok(())
 }
 
-/// Overwriting a damaged block heals it.
-async fn rewrite(up: Up, lba: Lba) {
+/// Overwrites a damaged block, which repairs it.
+async fn rewrite(up: RunningMachine, lba: Lba) {
     let extent = Extent::one(lba);
     let healed = async {
         up.client.write(extent, true, &up.random).await?;

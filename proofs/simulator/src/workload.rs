@@ -1,4 +1,4 @@
-//! What hosts do to a device: one loop, and a table of habits.
+//! The load of hosts on a device: one loop, and a table of profiles.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub enum Workload {
     Trim,
     /// Many hosts everywhere.
     Crowd,
-    /// Both sides of the border between two zones.
+    /// Both sides of the border between two block groups.
     Zones,
     /// All over a device whose tables are larger than what may be kept of them in memory.
     Wide,
@@ -191,7 +191,7 @@ impl Region {
     fn of(workload: Workload, capacity_blocks: u64, most: u64) -> Region {
         const AROUND_BORDER: u64 = 48;
         if workload == Workload::Zones {
-            let border = crate::trial::ZONE_BLOCKS.min(capacity_blocks.saturating_sub(AROUND_BORDER));
+            let border = crate::trial::GROUP_BLOCKS.min(capacity_blocks.saturating_sub(AROUND_BORDER));
             let first = border.saturating_sub(AROUND_BORDER);
             return Region { first, blocks: (2 * AROUND_BORDER).min(capacity_blocks - first) };
         }
@@ -220,7 +220,7 @@ impl Host {
 
     /// Whether to end: something was found. A planned fault alone does not end a host; the device may recover.
     fn is_over(&self) -> bool {
-        let over = self.client.ledger().finding.borrow().is_some();
+        let over = self.client.context().finding.borrow().is_some();
         if over {
             self.executor.halt();
         }

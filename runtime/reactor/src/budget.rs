@@ -37,7 +37,7 @@ impl Budget {
         let (limit_bytes, reserved_bytes) = (Budget::round_up(limit_bytes), Budget::round_up(reserved_bytes));
         Arc::new(Budget {
             limit_bytes,
-            reserved_bytes: reserved_bytes,
+            reserved_bytes,
             held_bytes,
             is_overdrawn,
             is_waited_for,

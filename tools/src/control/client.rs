@@ -105,7 +105,7 @@ impl FoundServer {
     }
 
     fn ask(&self, command: ControlCommand, timeout: Duration) -> io::Result<ControlResult> {
-        let request = ControlRequest { version: VERSION, target: self.name.clone(), command: command };
+        let request = ControlRequest { version: VERSION, target: self.name.clone(), command };
         exchange(&self.socket, self.owner, &request, timeout)
     }
 

@@ -261,7 +261,7 @@ mod tests {
 
     fn request(command: ControlCommand) -> ControlRequest {
         let target = TargetRef { text: "v".to_owned(), path: Some("/v".to_owned()), ..TargetRef::default() };
-        ControlRequest { version: VERSION, target, command: command }
+        ControlRequest { version: VERSION, target, command }
     }
 
     #[test]

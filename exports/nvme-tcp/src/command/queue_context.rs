@@ -83,7 +83,7 @@ impl QueueContext {
     pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
         let handles = RefCell::new(NamespaceHandles::now(&controller, None));
-        Rc::new(QueueContext { controller, traffic, handles: handles })
+        Rc::new(QueueContext { controller, traffic, handles })
     }
 
     /// The controller, which all cores share.

@@ -74,7 +74,7 @@ pub(crate) fn begin(
         false if host_buffer_bytes < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
         false => (Request::ReadReserved { area: slot }, None),
     };
-    Ok(ReservedAccess { namespace, frame, request: request, host_buffer_bytes, _change: change })
+    Ok(ReservedAccess { namespace, frame, request, host_buffer_bytes, _change: change })
 }
 
 /// Returns the reply to Get Features for the default value, which is empty.

@@ -64,8 +64,8 @@ impl Slot {
     fn new(index: usize, ready: &Arc<ReadySlots>) -> Box<Slot> {
         let handoff = Rc::new(CompletionHandoff::default());
         let future = Box::pin(Rc::clone(&handoff).serve());
-        let waker = Arc::new(SlotWaker { index: index, ready: Arc::clone(ready) }).into();
-        Box::new(Slot { index: index, handoff: handoff, future, waker, busy: None })
+        let waker = Arc::new(SlotWaker { index, ready: Arc::clone(ready) }).into();
+        Box::new(Slot { index, handoff, future, waker, busy: None })
     }
 
     /// Polls the command; returns its result if it completed.

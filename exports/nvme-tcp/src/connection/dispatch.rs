@@ -46,7 +46,7 @@ impl Connection {
         if is_to_controller && received.is_none() && lengths.from_host_bytes > 0 {
             return self.start_or_queue(WaitingCommand::Fetch(
                 token,
-                PreparedCommand { command, request: request },
+                PreparedCommand { command, request },
                 lengths.from_host_bytes as usize,
             ));
         }
@@ -55,10 +55,7 @@ impl Connection {
             bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => {
                 self.start_read(token, &command, request, bytes);
             }
-            _ => self
-                .waiting
-                .borrow_mut()
-                .push_back(WaitingCommand::Read(token, PreparedCommand { command, request: request })),
+            _ => self.waiting.borrow_mut().push_back(WaitingCommand::Read(token, PreparedCommand { command, request })),
         }
     }
 

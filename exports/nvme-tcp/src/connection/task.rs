@@ -143,7 +143,7 @@ impl Connection {
         let max_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
-            signal: signal,
+            signal,
             core: RefCell::new(Core::new(config)),
             subsystem,
             stream,

@@ -49,7 +49,7 @@ impl Namespace {
     /// recognise it.
     pub fn new(device: SharedDevice, uuid: [u8; 16]) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts: layouts }
+        Namespace { device, uuid, state: Arc::default(), visibility: PiVisibility::Plain, layouts }
     }
 
     /// Returns the same namespace with this state. All namespaces of one device, at the same time or one after the
@@ -62,13 +62,7 @@ impl Namespace {
     /// Returns the same namespace with the new size of its device.
     pub(crate) fn resized(&self, device: SharedDevice) -> Namespace {
         let layouts = BlockLayouts::of(device.geometry());
-        Namespace {
-            device,
-            uuid: self.uuid,
-            state: Arc::clone(&self.state),
-            visibility: self.visibility,
-            layouts: layouts,
-        }
+        Namespace { device, uuid: self.uuid, state: Arc::clone(&self.state), visibility: self.visibility, layouts }
     }
 
     /// The state that a scrub, a repair or another export reports to.

@@ -51,7 +51,7 @@ pub(crate) struct ServingCore {
 
 impl ServingCore {
     pub(crate) fn new(address: CoreAddress) -> ServingCore {
-        ServingCore { address: address, load: AtomicUsize::new(0) }
+        ServingCore { address, load: AtomicUsize::new(0) }
     }
 }
 
@@ -199,7 +199,7 @@ impl TargetState {
             signal.send(Signals::DRAIN);
         }
         let core = self.pick_core(number);
-        Some((Permit { target: Arc::clone(self), number, core: core, counts_as_load: Cell::new(true) }, signal))
+        Some((Permit { target: Arc::clone(self), number, core, counts_as_load: Cell::new(true) }, signal))
     }
 
     /// The core with the least load; among equals they take turns.

@@ -87,10 +87,7 @@ impl Pair {
             Step::Read { at, blocks, initial_ref_tag } => {
                 let extent = self.extent(at, blocks);
                 let initial_ref_tag = Some(self.tag(extent, initial_ref_tag));
-                Request::Read {
-                    extent,
-                    checks: Checks { guard: true, initial_ref_tag: initial_ref_tag, ..Checks::NONE },
-                }
+                Request::Read { extent, checks: Checks { guard: true, initial_ref_tag, ..Checks::NONE } }
             }
             Step::Verify { at, blocks } => {
                 let extent = self.extent(at, blocks);

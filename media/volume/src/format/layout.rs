@@ -208,7 +208,7 @@ impl Layout {
         let largest = layout.segments.all().iter().map(|segment| segment.group_blocks).max().unwrap_or(1);
         layout.group_pages = largest.div_ceil(page_blocks);
         let (groups, limit) = (layout.block_groups(), layout.max_groups());
-        if groups > limit { Err(LayoutError::BlockGroups { groups: groups, limit }) } else { Ok(layout) }
+        if groups > limit { Err(LayoutError::BlockGroups { groups, limit }) } else { Ok(layout) }
     }
 
     fn grouping(&self) -> Grouping {

@@ -122,7 +122,7 @@ impl<'a> LogSector<'a> {
     fn read(sector: &'a [u8]) -> Option<LogSector<'a>> {
         let (header, own, repeats) = LogSector::fields(sector)?;
         let (entries, rest) = sector[HEADER_BYTES..].split_at(own * MAP_ENTRY_BYTES);
-        Some(LogSector { header, entries: entries, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
+        Some(LogSector { header, entries, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
     }
 
     /// The header and the numbers of own and repeated map entries, if they can be; nothing else is looked at.

@@ -47,11 +47,11 @@ fn damage_fails_a_digest_at_its_block() {
 }
 
 fn note(rig: &Rig, area: ReservedArea, text: &[u8]) -> Result<(), Error> {
-    rig.run(rig.gate.execute(Request::WriteReserved { area: area, bytes: Slice::copy_from(text) })).map(drop)
+    rig.run(rig.gate.execute(Request::WriteReserved { area, bytes: Slice::copy_from(text) })).map(drop)
 }
 
 fn noted(rig: &Rig, area: ReservedArea) -> Vec<u8> {
-    match rig.run(rig.gate.execute(Request::ReadReserved { area: area })) {
+    match rig.run(rig.gate.execute(Request::ReadReserved { area })) {
         Ok(Response::Reserved(bytes)) => bytes.to_vec(),
         other => panic!("no reserved area but {other:?}"),
     }

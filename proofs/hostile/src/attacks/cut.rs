@@ -61,7 +61,7 @@ impl CutTest<'_> {
     fn new(context: &TestContext, kind: FormattedNamespace) -> Result<CutTest<'_>> {
         let (admin, cntlid) = Peer::admin(context.address, FORMATS_NQN, 0)?;
         let checker = BlockChecker::new(context, kind)?;
-        Ok(CutTest { context: context, admin, cntlid, checker: checker })
+        Ok(CutTest { context, admin, cntlid, checker })
     }
 
     /// Connects the queue that will be cut off. Its identifier is free once the target has seen the end of the previous

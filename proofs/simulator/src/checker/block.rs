@@ -13,7 +13,7 @@ pub type Moment = u64;
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     /// Which request.
-    pub(super) request: u64,
+    pub(super) request_id: u64,
     pub(super) content: Content,
     issued: Moment,
     /// When it was answered, well or badly, or its machine stopped. It cannot take effect later.
@@ -29,23 +29,23 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
-    fn comes_before(&self, other: Place) -> bool {
-        self.ended.is_some_and(|ended| ended < other.issued) || self.overtaken_by.contains(&other.request)
+    fn comes_before(&self, other: WriteOrder) -> bool {
+        self.ended.is_some_and(|ended| ended < other.issued) || self.overtaken_by.contains(&other.request_id)
     }
 
-    fn place(&self) -> Place {
-        Place { request: self.request, issued: self.issued }
+    fn order(&self) -> WriteOrder {
+        WriteOrder { request_id: self.request_id, issued: self.issued }
     }
 
-    fn is_overtaken_by_one_of(&self, others: &[Place]) -> bool {
+    fn is_overtaken_by_one_of(&self, others: &[WriteOrder]) -> bool {
         others.iter().any(|other| self.comes_before(*other))
     }
 }
 
 /// What places a write in the order of writes.
 #[derive(Clone, Copy)]
-struct Place {
-    request: u64,
+struct WriteOrder {
+    request_id: u64,
     issued: Moment,
 }
 
@@ -53,13 +53,13 @@ struct Place {
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     candidates: Vec<Candidate>,
-    /// Contents issued or come back since the machine started, for reads that were under way then.
+    /// Contents issued or come back since the machine started, for reads that were in flight then.
     issued: Vec<(Moment, Content)>,
     /// When its newest durable content became durable.
     durable_at: Moment,
 }
 
-/// What a read that was issued at some moment may return, besides what is issued while it is under way.
+/// What a read that was issued at some moment may return, besides what is issued while it is in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     permitted: Vec<Content>,
@@ -67,7 +67,7 @@ pub(super) struct Snapshot {
 
 impl Block {
     /// A block that was never written.
-    pub(super) fn blank() -> Block {
+    pub(super) fn unwritten() -> Block {
         let mut block = Block { candidates: Vec::new(), issued: Vec::new(), durable_at: 0 };
         block.settle(Content::Zero, 0);
         block
@@ -75,21 +75,21 @@ impl Block {
 
     /// A block with this content, which is durable.
     pub(super) fn holding(content: Content) -> Block {
-        let mut block = Block::blank();
+        let mut block = Block::unwritten();
         block.settle(content, 0);
         block
     }
 
-    pub(super) fn issue(&mut self, request: u64, content: Content, now: Moment, optional: bool) {
+    pub(super) fn issue(&mut self, request_id: u64, content: Content, now: Moment, optional: bool) {
         let overtaken_by = Vec::new();
         let (ended, done, durable) = (None, false, false);
         self.issued.push((now, content));
-        let candidate = Candidate { request, content, issued: now, ended, done, durable, optional, overtaken_by };
+        let candidate = Candidate { request_id, content, issued: now, ended, done, durable, optional, overtaken_by };
         self.candidates.push(candidate);
     }
 
-    pub(super) fn end(&mut self, request: u64, now: Moment, done: bool, durable: bool) {
-        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request == request) {
+    pub(super) fn end(&mut self, request_id: u64, now: Moment, done: bool, durable: bool) {
+        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request_id == request_id) {
             candidate.ended = Some(now);
             candidate.done = done;
             candidate.durable = durable && !candidate.optional;
@@ -100,9 +100,9 @@ impl Block {
         self.prune();
     }
 
-    pub(super) fn make_durable(&mut self, request: u64, now: Moment) {
+    pub(super) fn make_durable(&mut self, request_id: u64, now: Moment) {
         self.durable_at = now;
-        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request == request) {
+        if let Some(candidate) = self.candidates.iter_mut().find(|candidate| candidate.request_id == request_id) {
             candidate.durable = candidate.done && !candidate.optional;
         }
         self.prune();
@@ -110,14 +110,14 @@ impl Block {
 
     /// Drops writes that come before a durable one: nothing brings them back.
     fn prune(&mut self) {
-        let durable: Vec<Place> = self.candidates.iter().filter(|one| one.durable).map(Candidate::place).collect();
+        let durable: Vec<WriteOrder> = self.candidates.iter().filter(|one| one.durable).map(Candidate::order).collect();
         self.candidates.retain(|one| !one.is_overtaken_by_one_of(&durable));
     }
 
     /// Writes that a read issued now may meet: those that no finished write has overtaken.
     fn live(&self) -> impl Iterator<Item = &Candidate> {
         let done = self.candidates.iter().filter(|one| one.done && !one.optional);
-        let done: Vec<Place> = done.map(Candidate::place).collect();
+        let done: Vec<WriteOrder> = done.map(Candidate::order).collect();
         self.candidates.iter().filter(move |one| !one.is_overtaken_by_one_of(&done))
     }
 
@@ -136,17 +136,17 @@ impl Block {
     pub(super) fn observe(&mut self, content: Content, since: Moment) {
         let mut matching = self.candidates.iter().filter(|candidate| candidate.content == content);
         let (Some(seen), None) = (matching.next(), matching.next()) else { return };
-        let seen = seen.place();
+        let seen = seen.order();
         for other in &mut self.candidates {
             let certain = other.done && other.ended.is_some_and(|ended| ended < since);
-            if certain && other.request != seen.request && !other.comes_before(seen) {
-                other.overtaken_by.push(seen.request);
+            if certain && other.request_id != seen.request_id && !other.comes_before(seen) {
+                other.overtaken_by.push(seen.request_id);
             }
         }
         self.prune();
     }
 
-    /// The machine stopped: what was not durable may or may not be there, and nothing is under way any more.
+    /// The machine stopped: what was not durable may or may not be there, and nothing is in flight any more.
     pub(super) fn crash(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.ended.get_or_insert(now);
@@ -155,7 +155,7 @@ impl Block {
         self.issued.clear();
     }
 
-    /// What was not durable may or may not be there from now on, while requests go on. A read that is under way may meet
+    /// What was not durable may or may not be there from now on, while requests go on. A read that is in flight may meet
     /// what comes back, whatever is written over it meanwhile.
     pub(super) fn lose(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
@@ -168,9 +168,9 @@ impl Block {
     /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the
     /// request that a Flush then makes durable.
     pub(super) fn find(&mut self, content: Content) -> Option<u64> {
-        let found = self.live().filter(|candidate| candidate.content == content).last()?.request;
+        let found = self.live().filter(|candidate| candidate.content == content).last()?.request_id;
         for candidate in &mut self.candidates {
-            if candidate.request == found {
+            if candidate.request_id == found {
                 candidate.done = true;
             } else if !candidate.overtaken_by.contains(&found) {
                 candidate.overtaken_by.push(found);
@@ -183,12 +183,12 @@ impl Block {
     /// After a power cut, `content` was found: it is on the medium and nothing else is.
     pub(super) fn settle(&mut self, content: Content, now: Moment) {
         self.durable_at = now;
-        let request = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request);
+        let request_id = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request_id);
         let (issued, ended) = (0, Some(0));
         let (done, durable, optional) = (true, true, false);
         let overtaken_by = Vec::new();
         self.candidates.clear();
-        self.candidates.push(Candidate { request, content, issued, ended, done, durable, optional, overtaken_by });
+        self.candidates.push(Candidate { request_id, content, issued, ended, done, durable, optional, overtaken_by });
     }
 
     /// The one content the block must have now and after any crash, if there is only one.
@@ -200,7 +200,7 @@ impl Block {
     }
 
     /// Whether a write that counts, or one since the machine started, made it unreadable.
-    pub(super) fn was_spoiled(&self) -> bool {
+    pub(super) fn was_made_unreadable(&self) -> bool {
         self.candidates.iter().any(|one| one.content == Content::Unreadable)
             || self.issued.iter().any(|(_, content)| *content == Content::Unreadable)
     }

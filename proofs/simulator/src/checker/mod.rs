@@ -36,7 +36,7 @@ impl std::fmt::Display for Violation {
 pub struct Change {
     /// When it was issued; 0 if the device may carry it out without writing anything.
     issued: Moment,
-    request: u64,
+    request_id: u64,
     extents: Vec<Extent>,
     force_unit_access: bool,
 }
@@ -61,8 +61,8 @@ pub struct Read {
 #[derive(Clone)]
 struct Unflushed {
     issued: Moment,
-    answered: Moment,
-    request: u64,
+    completed: Moment,
+    request_id: u64,
     extents: Vec<Extent>,
 }
 
@@ -123,7 +123,7 @@ impl Checker {
     }
 
     fn block(&mut self, lba: Lba) -> &mut Block {
-        self.blocks.entry(lba).or_insert_with(Block::blank)
+        self.blocks.entry(lba).or_insert_with(Block::unwritten)
     }
 
     /// A Write, WriteZeroes or Discard (`optional`) is about to be asked for.
@@ -135,26 +135,26 @@ impl Checker {
         force_unit_access: bool,
     ) -> Change {
         self.requests += 1;
-        let (request, now) = (self.requests, self.tick());
+        let (request_id, now) = (self.requests, self.tick());
         for extent in &extents {
-            extent.iter().for_each(|lba| self.block(lba).issue(request, content, now, optional));
+            extent.iter().for_each(|lba| self.block(lba).issue(request_id, content, now, optional));
         }
         // Giving up blocks that were never written is no write, so it cannot prove that the device committed anything.
         let issued = if matches!(content, Content::Version(_)) { now } else { 0 };
-        Change { issued, request, extents, force_unit_access }
+        Change { issued, request_id, extents, force_unit_access }
     }
 
     /// The change was answered: well, or with an error, after which it may or may not have taken effect.
     pub fn end_change(&mut self, change: Change, done: bool) {
         let now = self.tick();
-        let Change { issued, request, extents, force_unit_access } = change;
+        let Change { issued, request_id, extents, force_unit_access } = change;
         for extent in &extents {
-            extent.iter().for_each(|lba| self.block(lba).end(request, now, done, done && force_unit_access));
+            extent.iter().for_each(|lba| self.block(lba).end(request_id, now, done, done && force_unit_access));
         }
         if done && force_unit_access {
             self.newest_durable = self.newest_durable.max(issued);
         } else if done {
-            self.unflushed.push(Unflushed { issued, answered: now, request, extents });
+            self.unflushed.push(Unflushed { issued, completed: now, request_id, extents });
         }
     }
 
@@ -169,13 +169,13 @@ impl Checker {
             return;
         }
         let (covered, left) =
-            std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.answered < flush.issued);
+            std::mem::take(&mut self.unflushed).into_iter().partition(|one| one.completed < flush.issued);
         self.unflushed = left;
         let (covered, now): (Vec<Unflushed>, Moment) = (covered, self.tick());
-        for Unflushed { issued, request, extents, .. } in covered {
+        for Unflushed { issued, request_id, extents, .. } in covered {
             self.newest_durable = self.newest_durable.max(issued);
             for lba in extents.iter().flat_map(|extent| extent.iter()) {
-                self.block(lba).make_durable(request, now);
+                self.block(lba).make_durable(request_id, now);
             }
         }
     }
@@ -232,7 +232,7 @@ impl Checker {
     }
 
     /// Reads of the medium fail: any block that was ever written may be damaged from now on, and say so. A slot that cannot be
-    /// read after a crash may hold a write that never arrived; a sector of records that cannot be read is written anew.
+    /// read after a crash may hold a write that never arrived; a sector of records that cannot be read is written again.
     pub fn doubt_all(&mut self) {
         let extents: Vec<Extent> = self.blocks.keys().map(|lba| Extent::one(*lba)).collect();
         self.doubted.extend(self.blocks.keys());
@@ -300,9 +300,9 @@ impl Checker {
             }
             if settled {
                 block.settle(content, now);
-            } else if let Some(request) = block.find(content) {
+            } else if let Some(request_id) = block.find(content) {
                 let extents = vec![Extent::one(lba)];
-                self.unflushed.push(Unflushed { issued: 0, answered: now, request, extents });
+                self.unflushed.push(Unflushed { issued: 0, completed: now, request_id, extents });
             }
         }
         Ok(())
@@ -329,7 +329,7 @@ impl Checker {
 
     /// Whether a block may be unreadable because it was made so.
     pub fn may_be_unreadable(&self, lba: Lba) -> bool {
-        self.blocks.get(&lba).is_some_and(Block::was_spoiled)
+        self.blocks.get(&lba).is_some_and(Block::was_made_unreadable)
     }
 
     /// The content a block must have now and after any crash, if only one is permitted.

@@ -66,7 +66,7 @@ impl fmt::Display for Survival {
 }
 
 /// Turns what a stopped machine left into what the next one finds.
-pub(super) fn strike(image: &mut Image, in_flight: &[InFlight], survival: Survival, random: &Random) {
+pub(super) fn survive(image: &mut Image, in_flight: &[InFlight], survival: Survival, random: &Random) {
     if survival == Survival::Kill {
         land_some(image, in_flight, random);
         image.adopt_all();

@@ -223,7 +223,7 @@ impl Image {
         self.dirty.remove(&number);
     }
 
-    /// Counts every write as returned, as it is for whoever opens the file after its writer was killed.
+    /// Counts every write as returned: a process that opens the file after its writer was killed sees them all.
     pub(crate) fn adopt_all(&mut self) {
         let returned = self.next_return();
         for number in &self.dirty {

@@ -26,8 +26,7 @@ use sealblock_block::{Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::executor::Executor;
-use crate::random::Random;
-use crate::trace::Trace;
+use crate::random::{Random, Trace};
 use faults::{Faults, error};
 use image::WriteMark;
 
@@ -55,13 +54,13 @@ pub struct Behaviour {
 impl Behaviour {
     /// Counts a start or an end of an I/O, the disk's n-th; whether the machine stops there.
     fn stops_at(&self, boundary: u64) -> bool {
-        let burns_out = |fuse: &Rc<Cell<u64>>| {
+        let is_last = |fuse: &Rc<Cell<u64>>| {
             let left = fuse.get();
             fuse.set(left.saturating_sub(1));
             left == 1
         };
-        let is_burnt = self.fuse.as_ref().is_some_and(burns_out);
-        is_burnt || self.crash_at == Some(boundary)
+        let is_blown = self.fuse.as_ref().is_some_and(is_last);
+        is_blown || self.crash_at == Some(boundary)
     }
 }
 
@@ -78,7 +77,7 @@ pub struct IoCounts {
     pub faults: u64,
 }
 
-struct State {
+struct DiskState {
     image: RefCell<Option<Image>>,
     behaviour: Behaviour,
     faults: Faults,
@@ -87,7 +86,7 @@ struct State {
     trace: Trace,
     in_flight: RefCell<Vec<InFlight>>,
     /// Changes that were asked for and have not ended, by number.
-    under_way: RefCell<BTreeSet<u64>>,
+    in_progress: RefCell<BTreeSet<u64>>,
     asked: Cell<u64>,
     counts: Cell<IoCounts>,
     off: Cell<bool>,
@@ -132,12 +131,12 @@ impl InFlight {
 
 /// One machine's hold on a disk. Clones are the same hold.
 #[derive(Clone)]
-pub struct SimDisk(Rc<State>);
+pub struct SimDisk(Rc<DiskState>);
 
 impl SimDisk {
     /// Gives `image` to the machine that `executor` runs.
     pub fn new(image: Image, behaviour: Behaviour, executor: &Executor, random: Random, trace: Trace) -> SimDisk {
-        SimDisk(Rc::new(State {
+        SimDisk(Rc::new(DiskState {
             sector_bytes: image.sector_bytes(),
             len_bytes: Cell::new(image.len_bytes()),
             image: RefCell::new(Some(image)),
@@ -147,7 +146,7 @@ impl SimDisk {
             random,
             trace,
             in_flight: RefCell::default(),
-            under_way: RefCell::default(),
+            in_progress: RefCell::default(),
             asked: Cell::new(0),
             counts: Cell::default(),
             off: Cell::new(false),
@@ -172,7 +171,7 @@ impl SimDisk {
     pub fn power_off(&self, survival: Survival, random: &Random) -> Image {
         self.0.off.set(true);
         let mut image = self.0.image.borrow_mut().take().expect("a disk is taken away once");
-        crash::strike(&mut image, &self.0.in_flight.borrow(), survival, random);
+        crash::survive(&mut image, &self.0.in_flight.borrow(), survival, random);
         image
     }
 
@@ -345,21 +344,21 @@ impl SimDisk {
     }
 
     /// Runs a change as a task of its own, which [`Medium::drain`] knows of.
-    async fn change_apart(&self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
+    async fn spawn_change(&self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
         let number = self.0.asked.get();
         self.0.asked.set(number + 1);
-        self.0.under_way.borrow_mut().insert(number);
+        self.0.in_progress.borrow_mut().insert(number);
         let (disk, change) = (self.clone(), self.clone().change(kind, offset, length, payload));
         let counted = async move {
             let result = change.await;
-            disk.0.under_way.borrow_mut().remove(&number);
+            disk.0.in_progress.borrow_mut().remove(&number);
             result
         };
-        self.apart(kind, (offset, length), counted).await
+        self.spawn_io(kind, (offset, length), counted).await
     }
 
     /// Runs an I/O as a task of its own.
-    async fn apart(
+    async fn spawn_io(
         &self,
         kind: IoKind,
         where_and_what: (u64, u64),
@@ -394,29 +393,29 @@ impl Medium for SimDisk {
 
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         let length = from.len() as u64;
-        self.change_apart(IoKind::Write, offset_bytes, length, Payload::Bytes(from)).await
+        self.spawn_change(IoKind::Write, offset_bytes, length, Payload::Bytes(from)).await
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
         self.wait_if_off().await;
         let mark = self.with(|image| image.returns());
-        self.apart(IoKind::Sync, (0, 0), self.clone().sync_all(mark)).await
+        self.spawn_io(IoKind::Sync, (0, 0), self.clone().sync_all(mark)).await
     }
 
     async fn drain(&self) {
         const LOOK_AGAIN: Duration = Duration::from_micros(5);
         let until = self.0.asked.get();
-        while self.0.under_way.borrow().first().is_some_and(|first| *first < until) {
+        while self.0.in_progress.borrow().first().is_some_and(|first| *first < until) {
             self.0.executor.delay(LOOK_AGAIN).await;
         }
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        self.change_apart(IoKind::Punch, offset_bytes, length_bytes, Payload::Zeroes).await
+        self.spawn_change(IoKind::Punch, offset_bytes, length_bytes, Payload::Zeroes).await
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        self.change_apart(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes).await
+        self.spawn_change(IoKind::Zero, offset_bytes, length_bytes, Payload::Zeroes).await
     }
 
     async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {

@@ -1,7 +1,7 @@
 //! The disk's twins: what a sync covers survives everything; what it does not cover may be lost, torn or mixed.
 
 use super::*;
-use crate::executor::{Ended, RunLimits};
+use crate::executor::{RunEnd, RunLimits};
 
 const SECTOR: usize = 512;
 const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 100 };
@@ -18,7 +18,7 @@ fn after<F: Future<Output = ()> + 'static>(
     let image = Image::blank(SECTOR as u32, 1 << 20);
     let disk = SimDisk::new(image, behaviour, &executor, random.fork("disk"), Trace::default());
     let ended = executor.run(LIMITS, work(disk.clone(), executor.clone()));
-    assert!(matches!(ended, Ended::Finished(()) | Ended::Halted), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished(()) | RunEnd::Halted), "{ended:?}");
     let counts = disk.counts();
     (disk.power_off(survival, &random), counts)
 }
@@ -137,7 +137,7 @@ fn nothing_happens_after_the_machine_was_stopped() {
         let whole = (crash_at - 1) / 2;
         let kept = bytes(&image, 3);
         assert!(kept[..whole as usize].iter().all(|byte| *byte == 1), "{crash_at}: {kept:?}");
-        // The write that was under way may be there; those that were never asked for may not.
+        // The write that was in flight may be there; those that were never asked for may not.
         assert!(kept[whole as usize + 1..].iter().all(|byte| *byte == 0), "{crash_at}: {kept:?}");
     }
 }
@@ -208,6 +208,6 @@ fn misuse_is_refused_and_forbidden_writes_are_found() {
         assert!(other.clone().finding().is_none());
         other.write(0, sectors(1, 1)).await.unwrap();
     });
-    assert!(matches!(ended, Ended::Finished(())));
+    assert!(matches!(ended, RunEnd::Finished(())));
     assert!(disk.finding().is_some_and(|finding| finding.contains("by a reader")));
 }

@@ -8,12 +8,12 @@ use crate::executor::Executor;
 
 /// Shortens every pause by a factor.
 #[derive(Clone)]
-pub(super) struct Hurried {
+pub(super) struct FasterClock {
     pub executor: Executor,
     pub factor: u32,
 }
 
-impl Clock for Hurried {
+impl Clock for FasterClock {
     fn sleep(&self, delay: Duration) -> impl Future<Output = ()> {
         self.executor.delay(delay / self.factor)
     }

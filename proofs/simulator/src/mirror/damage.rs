@@ -1,4 +1,4 @@
-//! Damage to the legs of a mirror that was closed in good order.
+//! Damage to the replicas of a mirror that was closed in good order.
 
 use std::collections::BTreeMap;
 
@@ -8,59 +8,60 @@ use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::assemble::AssembleError;
 use sealblock_units::{Extent, Lba};
 
-use super::legs::Leg;
-use super::machine::Up;
-use super::quiesced::{come_to_rest, holds, settle};
-use super::trial::{Plan, Trial};
+use super::machine::RunningMirror;
+use super::quiesced::{holds, quiesce, quiesce_and_compare};
+use super::replica::Replica;
+use super::trial::{MachinePlan, Trial};
 use crate::checker::{Checker, Content};
 use crate::client::Stop;
 use crate::damage::Damage;
 
 impl Trial {
-    /// A block damaged on one leg or on all, or any sector of one leg spoilt.
+    /// A block damaged on one replica or on all, or any sector of one replica spoilt.
     pub fn damage(&mut self) -> Result<(), String> {
-        let legs: Vec<usize> = (0..self.legs.len()).filter(|at| self.legs[*at].is_in_use()).collect();
-        if self.shape.protection.is_none() || !self.settled || !self.random.chance(60) {
+        let replicas: Vec<usize> = (0..self.replicas.len()).filter(|at| self.replicas[*at].is_in_use()).collect();
+        if self.profile.protection.is_none() || !self.settled || !self.random.chance(60) {
             return Ok(());
         }
-        self.legs.iter_mut().for_each(Leg::allow_all);
+        self.replicas.iter_mut().for_each(Replica::allow_all);
         match self.random.below(4) {
-            0 => self.damage_one(*self.random.pick(&legs)),
-            1 => self.damage_all(&legs),
-            2 => self.damage_beside(&legs, *self.random.pick(&legs)),
-            _ => self.bit_rot(*self.random.pick(&legs)),
+            0 => self.damage_one(*self.random.pick(&replicas)),
+            1 => self.damage_all(&replicas),
+            2 => self.damage_beside(&replicas, *self.random.pick(&replicas)),
+            _ => self.bit_rot(*self.random.pick(&replicas)),
         }
     }
 
-    fn inflict(&mut self, leg: usize, candidates: &[Lba]) -> Option<Damage> {
-        let image = self.legs[leg].image.as_mut()?;
+    fn inflict(&mut self, replica: usize, candidates: &[Lba]) -> Option<Damage> {
+        let image = self.replicas[replica].image.as_mut()?;
         Damage::inflict(image, &self.checker.borrow(), candidates, &self.random)
     }
 
-    fn damage_one(&mut self, leg: usize) -> Result<(), String> {
+    fn damage_one(&mut self, replica: usize) -> Result<(), String> {
         let touched = self.checker.borrow().touched();
-        let Some(damage) = self.inflict(leg, &touched) else { return Ok(()) };
-        self.story.push(format!("block {} of leg {leg} is damaged", damage.lba));
-        let plan = Plan { is_damaged: true, ..self.plan("a machine with damage on one leg", self.everybody()) };
-        let came = self.machine(plan, move |up| async move {
-            let _ = heal(&up, damage.lba).await;
+        let Some(damage) = self.inflict(replica, &touched) else { return Ok(()) };
+        self.story.push(format!("block {} of replica {replica} is damaged", damage.lba));
+        let plan =
+            MachinePlan { is_damaged: true, ..self.plan("a machine with damage on one replica", self.all_present()) };
+        let result = self.machine(plan, move |up| async move {
+            let _ = check_repair(&up, damage.lba).await;
         })?;
         self.report.damages_found += 1;
-        came.refused.map_or(Ok(()), |error| Err(format!("with a damaged block: {error}")))
+        result.refused.map_or(Ok(()), |error| Err(format!("with a damaged block: {error}")))
     }
 
-    fn damage_all(&mut self, legs: &[usize]) -> Result<(), String> {
+    fn damage_all(&mut self, replicas: &[usize]) -> Result<(), String> {
         let touched = self.checker.borrow().touched();
-        let Some(damage) = self.inflict(legs[0], &touched) else { return Ok(()) };
+        let Some(damage) = self.inflict(replicas[0], &touched) else { return Ok(()) };
         let lba = damage.lba;
-        for leg in &legs[1..] {
-            if self.inflict(*leg, &[lba]).is_none() {
+        for replica in &replicas[1..] {
+            if self.inflict(*replica, &[lba]).is_none() {
                 return Ok(());
             }
         }
-        self.story.push(format!("block {lba} is damaged on all legs"));
-        let plan = Plan { is_damaged: true, ..self.plan("a machine with a lost block", self.everybody()) };
-        let came = self.machine(plan, move |up| async move {
+        self.story.push(format!("block {lba} is damaged on all replicas"));
+        let plan = MachinePlan { is_damaged: true, ..self.plan("a machine with a lost block", self.all_present()) };
+        let result = self.machine(plan, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.expect_loss(piece, lba).await.is_err() {
                     return;
@@ -68,56 +69,58 @@ impl Trial {
             }
             let extent = Extent::one(lba);
             if up.client.write(extent, true, &up.random).await.is_ok() && up.client.read(extent).await.is_ok() {
-                let _ = settle(&up).await;
+                let _ = quiesce_and_compare(&up).await;
             }
         })?;
         self.report.damages_found += 1;
-        came.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
+        result.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
     }
 
-    /// A block damaged on all legs but one that was away while hosts wrote, there perhaps or elsewhere: a resync beside damage.
-    fn damage_beside(&mut self, legs: &[usize], away: usize) -> Result<(), String> {
-        let mut present = self.everybody();
+    /// A block damaged on all replicas but one that was away while hosts wrote, there perhaps or elsewhere: a resync beside damage.
+    fn damage_beside(&mut self, replicas: &[usize], away: usize) -> Result<(), String> {
+        let mut present = self.all_present();
         present[away] = false;
         if !self.has_everything(&present) {
             return Ok(());
         }
-        let before = Before::of(&self.checker.borrow());
-        let plan = self.plan("a machine without one leg", present);
-        let came = self.machine(plan, |up| async move { write_some(&up).await })?;
+        let before = ContentBefore::of(&self.checker.borrow());
+        let plan = self.plan("a machine without one replica", present);
+        let result = self.machine(plan, |up| async move { write_some(&up).await })?;
         let touched = self.checker.borrow().touched();
-        let mut others = legs.iter().copied().filter(|leg| *leg != away);
-        let (None, true, Some(first)) = (came.refused, self.settled, others.next()) else { return Ok(()) };
+        let mut others = replicas.iter().copied().filter(|replica| *replica != away);
+        let (None, true, Some(first)) = (result.refused, self.settled, others.next()) else { return Ok(()) };
         let Some(Damage { lba, .. }) = self.inflict(first, &touched) else { return Ok(()) };
-        for leg in others {
-            if self.inflict(leg, &[lba]).is_none() {
+        for replica in others {
+            if self.inflict(replica, &[lba]).is_none() {
                 return Ok(());
             }
         }
-        let loss = Loss {
+        let loss = LostBlock {
             lba,
             away,
             has_copy: before.is_readable(lba),
             is_proven: before.content.get(&lba).copied() == self.checker.borrow().certain(lba)
-                && self.shape.protection.is_some_and(|format| format.guard().bits() >= 32),
+                && self.profile.protection.is_some_and(|format| format.guard().bits() >= 32),
         };
-        self.story.push(format!("block {lba} is damaged on all legs but leg {away}: {loss:?}"));
-        self.legs.iter_mut().for_each(Leg::allow_all);
-        let plan = Plan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.everybody()) };
-        let came = self.machine(plan, move |up| async move {
+        self.story.push(format!("block {lba} is damaged on all replicas but replica {away}: {loss:?}"));
+        self.replicas.iter_mut().for_each(Replica::allow_all);
+        let plan =
+            MachinePlan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.all_present()) };
+        let result = self.machine(plan, move |up| async move {
             let _ = beside(&up, &loss).await;
         })?;
         self.report.damages_found += 1;
-        came.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
+        result.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
     }
 
-    fn bit_rot(&mut self, leg: usize) -> Result<(), String> {
-        let earlier = self.earlier(leg);
-        let Some(image) = self.legs[leg].image.as_mut() else { return Ok(()) };
+    fn bit_rot(&mut self, replica: usize) -> Result<(), String> {
+        let earlier = self.earlier(replica);
+        let Some(image) = self.replicas[replica].image.as_mut() else { return Ok(()) };
         let Some(what) = Damage::bit_rot(image, &earlier, &self.random) else { return Ok(()) };
-        self.story.push(format!("on leg {leg}, {what}"));
-        let plan = Plan { is_damaged: true, ..self.plan("a machine with a decayed leg", self.everybody()) };
-        let came = self.machine(plan, move |up| async move {
+        self.story.push(format!("on replica {replica}, {what}"));
+        let plan =
+            MachinePlan { is_damaged: true, ..self.plan("a machine with a decayed replica", self.all_present()) };
+        let result = self.machine(plan, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.read(piece).await.is_err() {
                     return;
@@ -125,26 +128,26 @@ impl Trial {
             }
         })?;
         self.report.decays += 1;
-        match came.refused {
+        match result.refused {
             // Its label is gone, or cannot be read.
             None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
-            Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= leg => {
+            Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= replica => {
                 Ok(())
             }
-            Some(error) => Err(format!("with a decayed leg: {error}")),
+            Some(error) => Err(format!("with a decayed replica: {error}")),
         }
     }
 }
 
-/// What blocks were certain to hold before a leg went away.
-struct Before {
+/// What blocks were certain to hold before a replica went away.
+struct ContentBefore {
     content: BTreeMap<Lba, Content>,
 }
 
-impl Before {
-    fn of(checker: &Checker) -> Before {
+impl ContentBefore {
+    fn of(checker: &Checker) -> ContentBefore {
         let of = |lba: Lba| checker.certain(lba).map(|content| (lba, content));
-        Before { content: checker.touched().into_iter().filter_map(of).collect() }
+        ContentBefore { content: checker.touched().into_iter().filter_map(of).collect() }
     }
 
     /// Whether a block could be read for certain. One that was never touched could.
@@ -153,9 +156,9 @@ impl Before {
     }
 }
 
-/// A block that all legs have lost but one that was away.
+/// A block that all replicas have lost but one that was away.
 #[derive(Clone, Copy, Debug)]
-struct Loss {
+struct LostBlock {
     lba: Lba,
     away: usize,
     /// The one that was away can read its copy, however old.
@@ -165,7 +168,7 @@ struct Loss {
 }
 
 /// Changes blocks here and there and closes in good order.
-async fn write_some(up: &Up) {
+async fn write_some(up: &RunningMirror) {
     for _ in 0..up.random.between(1, 6) {
         let blocks = up.random.between(1, up.client.capacity_blocks().min(8));
         let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
@@ -177,16 +180,16 @@ async fn write_some(up: &Up) {
     up.close().await;
 }
 
-/// The block that was lost is right or fails, at any time; the leg that was away keeps its copy where it fails; writing it
+/// The block that was lost is right or fails, at any time; the replica that was away keeps its copy where it fails; writing it
 /// ends that.
-async fn beside(up: &Up, loss: &Loss) -> Result<(), Stop> {
+async fn beside(up: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     if up.random.chance(50) {
         for piece in &pieces {
             up.client.read_or_lose(*piece, loss.lba).await?;
         }
     }
-    come_to_rest(up).await?;
+    quiesce(up).await?;
     for piece in pieces {
         match loss.is_proven {
             true => up.client.read(piece).await?,
@@ -197,15 +200,15 @@ async fn beside(up: &Up, loss: &Loss) -> Result<(), Stop> {
     }
     let one = Extent::one(loss.lba);
     if loss.has_copy && !holds(up, loss.away, one).await {
-        up.world.find(format!("the last readable copy of block {}, on leg {}, is gone", loss.lba, loss.away));
+        up.harness.find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));
         return Err(Stop);
     }
     up.client.write(one, true, &up.random).await?;
-    settle(up).await
+    quiesce_and_compare(up).await
 }
 
 /// Everything is read as it was; a repair names the block, and mends it unless a read has.
-async fn heal(up: &Up, lba: Lba) -> Result<(), Stop> {
+async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     if up.random.chance(50) {
         for piece in up.client.pieces(&up.random) {
             up.client.read(piece).await?;
@@ -217,9 +220,9 @@ async fn heal(up: &Up, lba: Lba) -> Result<(), Stop> {
     if let Err(error) = stack.execute(Request::Repair { extent, checks }).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
-            up.world.find(format!("the repair of damaged block {lba} said: {error}"));
+            up.harness.find(format!("the repair of damaged block {lba} said: {error}"));
             return Err(Stop);
         }
     }
-    settle(up).await
+    quiesce_and_compare(up).await
 }

@@ -1,4 +1,4 @@
-//! What happens to legs while hosts use the mirror.
+//! Events that hit replicas while hosts use the mirror.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -8,37 +8,38 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Reopen, ReplicaSource};
 use sealblock_units::Extent;
 
-use super::machine::Up;
-use super::site::{ReplicaEnv, ReplicaLink};
+use super::machine::RunningMirror;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
 
-/// Lets things happen until `done`.
-pub(super) async fn trouble(up: Up, done: Rc<Cell<bool>>) {
+/// Injects events until `done`.
+pub(super) async fn disturb(up: RunningMirror, done: Rc<Cell<bool>>) {
     while !done.get() {
         pause(&up).await;
         if done.get() {
             return;
         }
-        let sites = up.in_use();
-        // When all legs with labels are gone nothing can be noted, and the mirror waits for them.
-        let victims: Vec<_> = sites.iter().filter(|site| site.bare || !up.world.has_bare_leg()).collect();
-        let site = (*up.random.pick(&victims)).clone();
-        if site.line.get() == ReplicaLink::Gone && up.random.chance(85) {
+        let envs = up.in_use();
+        // When all replicas with labels are gone nothing can be noted, and the mirror waits for them.
+        let victims: Vec<_> =
+            envs.iter().filter(|env| env.has_no_label || !up.harness.has_unlabelled_replica()).collect();
+        let env = (*up.random.pick(&victims)).clone();
+        if env.link.get() == ReplicaLink::Gone && up.random.chance(85) {
             continue;
         }
         match up.random.below(100) {
-            0..25 => leave(&up, &site),
-            25..40 => hang(&up, &site),
-            40..52 => fill(&up, &site),
-            52..64 => up.executor.spawn("release", release(site)).await,
+            0..25 => disconnect(&up, &env),
+            25..40 => hang(&up, &env),
+            40..52 => fill(&up, &env),
+            52..64 => up.executor.spawn("release", release(env)).await,
             64..88 => repair(&up).await,
             88..92 => add(&up).await,
-            92..96 => replace(&up, &site).await,
-            _ => remove(&up, &site).await,
+            92..96 => replace(&up, &env).await,
+            _ => remove(&up, &env).await,
         }
     }
 }
 
-async fn pause(up: &Up) {
+async fn pause(up: &RunningMirror) {
     let microseconds = *up.random.pick(&[
         up.random.between(20, 500),
         up.random.between(500, 10_000),
@@ -48,47 +49,47 @@ async fn pause(up: &Up) {
     up.executor.delay(Duration::from_micros(microseconds)).await;
 }
 
-async fn release(site: Rc<ReplicaEnv>) {
-    site.held.set(false);
+async fn release(env: Rc<ReplicaEnv>) {
+    env.held.set(false);
 }
 
-/// After a while, lets the leg be opened anew, unless something else has happened to it since.
-fn later(up: &Up, site: &Rc<ReplicaEnv>, then: impl FnOnce(&ReplicaEnv) + 'static) {
-    let (site, executor, epoch) = (site.clone(), up.executor.clone(), site.epoch.get());
+/// After a while, lets the replica be opened again, unless something else has happened to it since.
+fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&ReplicaEnv) + 'static) {
+    let (env, executor, epoch) = (env.clone(), up.executor.clone(), env.epoch.get());
     let most = *up.random.pick(&[200, 5_000, 50_000, 2_000_000]);
     let delay = Duration::from_micros(up.random.between(10, most));
     drop(up.executor.spawn("later", async move {
         executor.delay(delay).await;
-        if site.epoch.get() == epoch {
-            then(&site);
+        if env.epoch.get() == epoch {
+            then(&env);
         }
     }));
 }
 
-fn leave(up: &Up, site: &Rc<ReplicaEnv>) {
-    site.held.set(true);
-    site.break_line(ReplicaLink::Gone);
-    up.world.say(format!("at {:?} leg {} goes away", up.executor.now(), site.number));
-    later(up, site, |site| site.held.set(false));
+fn disconnect(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+    env.held.set(true);
+    env.break_link(ReplicaLink::Gone);
+    up.harness.say(format!("at {:?} replica {} goes away", up.executor.now(), env.number));
+    later(up, env, |env| env.held.set(false));
 }
 
-fn hang(up: &Up, site: &Rc<ReplicaEnv>) {
-    if site.line.get() == ReplicaLink::Up {
-        up.world.say(format!("at {:?} leg {} hangs", up.executor.now(), site.number));
-        site.break_line(ReplicaLink::Hung);
-        later(up, site, |site| site.break_line(ReplicaLink::Gone));
+fn hang(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+    if env.link.get() == ReplicaLink::Up {
+        up.harness.say(format!("at {:?} replica {} hangs", up.executor.now(), env.number));
+        env.break_link(ReplicaLink::Hung);
+        later(up, env, |env| env.break_link(ReplicaLink::Gone));
     }
 }
 
-fn fill(up: &Up, site: &Rc<ReplicaEnv>) {
-    if site.line.get() == ReplicaLink::Up {
-        up.world.say(format!("at {:?} leg {} fails changes", up.executor.now(), site.number));
-        site.break_line(ReplicaLink::Full);
-        later(up, site, |site| site.break_line(ReplicaLink::Up));
+fn fill(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+    if env.link.get() == ReplicaLink::Up {
+        up.harness.say(format!("at {:?} replica {} fails changes", up.executor.now(), env.number));
+        env.break_link(ReplicaLink::Full);
+        later(up, env, |env| env.break_link(ReplicaLink::Up));
     }
 }
 
-async fn repair(up: &Up) {
+async fn repair(up: &RunningMirror) {
     let blocks = up.random.between(1, up.client.capacity_blocks().min(32));
     let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
     if let Ok(extent) = Extent::from_raw(first, blocks) {
@@ -96,52 +97,57 @@ async fn repair(up: &Up) {
     }
 }
 
-fn reopen(site: &Rc<ReplicaEnv>) -> Reopen {
-    let site = site.clone();
-    Box::new(move || match site.is_lent.get() {
+fn reopen(env: &Rc<ReplicaEnv>) -> Reopen {
+    let env = env.clone();
+    Box::new(move || match env.is_lent.get() {
         true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
-        false => site.open(),
+        false => env.open(),
     })
 }
 
-/// What the mirror is to know of a leg, which is opened for it.
-pub(super) async fn source(site: &Rc<ReplicaEnv>) -> ReplicaSource {
-    let device = site.open().await;
-    ReplicaSource { name: site.name.clone(), device, reopen: Some(reopen(site)) }
+/// What the mirror is to know of a replica, which is opened for it.
+pub(super) async fn source(env: &Rc<ReplicaEnv>) -> ReplicaSource {
+    let device = env.open().await;
+    ReplicaSource { name: env.name.clone(), device, reopen: Some(reopen(env)) }
 }
 
-/// A device that is no leg and can be made one.
-fn take_spare(up: &Up) -> Option<Rc<ReplicaEnv>> {
-    let spare = up.world.sites.borrow().iter().find(|site| site.is_spare.get()).cloned()?;
+/// A device that is no replica and can be made one.
+fn take_spare(up: &RunningMirror) -> Option<Rc<ReplicaEnv>> {
+    let spare = up.harness.envs.borrow().iter().find(|env| env.is_spare.get()).cloned()?;
     spare.is_spare.set(false);
     spare.held.set(false);
-    *spare.allowed.borrow_mut() = (0..spare.shape.capacity_blocks).collect();
+    *spare.allowed.borrow_mut() = (0..spare.profile.capacity_blocks).collect();
     Some(spare)
 }
 
-async fn add(up: &Up) {
-    let Some(mirror) = up.world.mirror.borrow().clone() else { return };
+async fn add(up: &RunningMirror) {
+    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
     let Some(spare) = take_spare(up) else { return };
     let added = mirror.add(source(&spare).await, true).await;
-    up.world.say(format!("at {:?} leg {} is added: {added:?}", up.executor.now(), spare.number));
+    up.harness.say(format!("at {:?} replica {} is added: {added:?}", up.executor.now(), spare.number));
     spare.is_member.set(added.is_ok());
 }
 
-/// Looks until a leg that is to take another one's place has everything.
+/// Looks until a replica that is to take another one's place has everything.
 const LOOKS: usize = 500;
 
-/// Puts another device in the place of a leg: at once where that is not up to date, else when the new one has everything.
-pub(super) async fn replace(up: &Up, old: &Rc<ReplicaEnv>) {
-    let Some(mirror) = up.world.mirror.borrow().clone() else { return };
-    if up.world.has_bare_leg() || old.is_leaving.get() {
+/// Puts another device in the place of a replica: at once where that is not in sync, else when the new one has everything.
+pub(super) async fn replace(up: &RunningMirror, old: &Rc<ReplicaEnv>) {
+    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
+    if up.harness.has_unlabelled_replica() || old.is_leaving.get() {
         return;
     }
     let Some(spare) = take_spare(up) else { return };
     spare.replaces.set(Some(old.number));
     let source = source(&spare).await;
     let done = mirror.replace(&old.name, source, true).await;
-    up.world.say(format!("at {:?} leg {} is replaced by {}: {done:?}", up.executor.now(), old.number, spare.number));
-    let is_out = up.world.standing(old).is_none();
+    up.harness.say(format!(
+        "at {:?} replica {} is replaced by {}: {done:?}",
+        up.executor.now(),
+        old.number,
+        spare.number
+    ));
+    let is_out = up.harness.state(old).is_none();
     spare.is_member.set(done.is_ok());
     if done.is_ok() {
         spare.replaces.set(None);
@@ -151,25 +157,25 @@ pub(super) async fn replace(up: &Up, old: &Rc<ReplicaEnv>) {
         return;
     }
     for _ in 0..LOOKS {
-        if up.world.standing(&spare) == Some((ReplicaState::InSync, true)) {
+        if up.harness.state(&spare) == Some((ReplicaState::InSync, true)) {
             return remove(up, old).await;
         }
         up.executor.delay(Duration::from_millis(1)).await;
     }
 }
 
-async fn remove(up: &Up, site: &Rc<ReplicaEnv>) {
-    let Some(mirror) = up.world.mirror.borrow().clone() else { return };
-    let is_other = up.world.has_bare_leg() || site.is_removed.get();
+async fn remove(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
+    let is_other = up.harness.has_unlabelled_replica() || env.is_removed.get();
     if up.in_use().len() < 3 || is_other {
         return;
     }
-    site.is_removed.set(true);
-    site.is_leaving.set(true);
-    let removed = mirror.remove(&site.name).await;
-    up.world.say(format!("at {:?} leg {} is removed: {removed:?}", up.executor.now(), site.number));
-    site.is_leaving.set(false);
+    env.is_removed.set(true);
+    env.is_leaving.set(true);
+    let removed = mirror.remove(&env.name).await;
+    up.harness.say(format!("at {:?} replica {} is removed: {removed:?}", up.executor.now(), env.number));
+    env.is_leaving.set(false);
     if removed.is_err() {
-        site.is_removed.set(false);
+        env.is_removed.set(false);
     }
 }

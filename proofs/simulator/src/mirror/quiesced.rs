@@ -1,4 +1,4 @@
-//! What must hold once nothing happens any more: all legs are up to date, alike, and as the hosts left them.
+//! What must hold once the mirror is quiesced: all replicas are in sync, identical, and as the hosts left them.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -10,79 +10,80 @@ use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::{Extent, Lba};
 
 use super::events::source;
-use super::machine::Up;
-use super::site::{ReplicaEnv, ReplicaLink};
+use super::machine::RunningMirror;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Stop;
 
 /// Looks that the mirror has to come to rest.
 const LOOKS: usize = 2_000;
 
-/// Lets every leg come back, waits until the mirror is at rest, and compares the legs.
-pub(super) async fn settle(up: &Up) -> Result<(), Stop> {
-    come_to_rest(up).await?;
-    up.report_rest();
+/// Brings every replica online, waits until the mirror is quiesced, and compares the replicas.
+pub(super) async fn quiesce_and_compare(up: &RunningMirror) -> Result<(), Stop> {
+    quiesce(up).await?;
+    up.report_quiesced();
     compare(up).await
 }
 
-/// Lets every leg come back, and waits until the mirror is at rest.
-pub(super) async fn come_to_rest(up: &Up) -> Result<(), Stop> {
-    for site in up.in_use() {
-        site.held.set(false);
-        match site.line.get() {
-            ReplicaLink::Hung => site.break_line(ReplicaLink::Gone),
-            ReplicaLink::Full => site.break_line(ReplicaLink::Up),
+/// Brings every replica online, and waits until the mirror is quiesced.
+pub(super) async fn quiesce(up: &RunningMirror) -> Result<(), Stop> {
+    for env in up.in_use() {
+        env.held.set(false);
+        match env.link.get() {
+            ReplicaLink::Hung => env.break_link(ReplicaLink::Gone),
+            ReplicaLink::Full => env.break_link(ReplicaLink::Up),
             ReplicaLink::Up | ReplicaLink::Gone => {}
         }
     }
     for _ in 0..LOOKS {
-        if is_at_rest(up) && lists_are_short(up).await {
+        if is_quiesced(up) && are_stale_lists_short(up).await {
             return Ok(());
         }
-        make_legs(up).await;
-        if up.in_use().iter().any(|site| site.line.get() == ReplicaLink::Gone) {
-            // The mirror notices that a leg has gone when it asks it for something.
+        make_replicas(up).await;
+        if up.in_use().iter().any(|env| env.link.get() == ReplicaLink::Gone) {
+            // The mirror notices that a replica is offline when it sends it a request.
             let _ = up.client.verify(Extent::one(Lba::new(0))).await;
         }
         up.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / up.factor)).await;
     }
-    let is_split = |leg: &ReplicaInfo| leg.last_error.contains("split brain");
-    if up.world.is_in_doubt.get() && up.world.describe().is_some_and(|now| now.replicas.iter().any(is_split)) {
+    let is_split = |replica: &ReplicaInfo| replica.last_error.contains("split brain");
+    if up.harness.is_in_doubt.get() && up.harness.describe().is_some_and(|now| now.replicas.iter().any(is_split)) {
         return Err(Stop);
     }
-    up.world.find(format!("the mirror does not come to rest: {:?}", up.world.describe()));
+    up.harness.find(format!("the mirror does not come to rest: {:?}", up.harness.describe()));
     Err(Stop)
 }
 
-/// Makes legs of devices that are in the place of one and have no label of the mirror's.
-async fn make_legs(up: &Up) {
-    let (Some(description), Some(mirror)) = (up.world.describe(), up.world.mirror.borrow().clone()) else { return };
-    for site in up.in_use() {
-        let is_nothing =
-            |leg: &&ReplicaInfo| leg.name == site.name && !leg.is_online && leg.last_error.contains("mirror replace");
-        if description.replicas.iter().any(|leg| is_nothing(&leg)) {
-            site.is_lent.set(true);
-            let done = mirror.replace(&site.name, source(&site).await, true).await;
-            site.is_lent.set(false);
-            up.world.say(format!("at {:?} leg {} is made a leg: {done:?}", up.executor.now(), site.number));
+/// Makes replicas of devices that are in the place of one and have no label of the mirror's.
+async fn make_replicas(up: &RunningMirror) {
+    let (Some(description), Some(mirror)) = (up.harness.describe(), up.harness.mirror.borrow().clone()) else { return };
+    for env in up.in_use() {
+        let is_nothing = |replica: &&ReplicaInfo| {
+            replica.name == env.name && !replica.is_online && replica.last_error.contains("mirror replace")
+        };
+        if description.replicas.iter().any(|replica| is_nothing(&replica)) {
+            env.is_lent.set(true);
+            let done = mirror.replace(&env.name, source(&env).await, true).await;
+            env.is_lent.set(false);
+            up.harness.say(format!("at {:?} replica {} is made a replica: {done:?}", up.executor.now(), env.number));
         }
     }
 }
 
-fn is_at_rest(up: &Up) -> bool {
-    let is_current = |site: &Rc<ReplicaEnv>| {
-        site.line.get() == ReplicaLink::Up && up.world.standing(site) == Some((ReplicaState::InSync, true))
+fn is_quiesced(up: &RunningMirror) -> bool {
+    let is_current = |env: &Rc<ReplicaEnv>| {
+        env.link.get() == ReplicaLink::Up && up.harness.state(env) == Some((ReplicaState::InSync, true))
     };
-    up.in_use().iter().all(is_current) && up.world.describe().is_some_and(|now| now.dirty_bytes == 0)
+    up.in_use().iter().all(is_current) && up.harness.describe().is_some_and(|now| now.dirty_bytes == 0)
 }
 
-/// Whether the legs' labels list no more older copies than are withheld: what was written over others is known to be durable.
-async fn lists_are_short(up: &Up) -> bool {
-    let Some(description) = up.world.describe() else { return false };
-    let withheld: u64 = description.replicas.iter().map(|leg| leg.stale_blocks).sum();
-    for site in up.in_use().iter().filter(|site| !site.bare) {
-        let Some(volume) = site.volume.borrow().clone() else { return false };
-        let annex = volume.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
-        let Ok(Response::Reserved(bytes)) = annex else { return false };
+/// True if the replicas' labels list no more older copies than are withheld: what was written over others is known to be durable.
+async fn are_stale_lists_short(up: &RunningMirror) -> bool {
+    let Some(description) = up.harness.describe() else { return false };
+    let withheld: u64 = description.replicas.iter().map(|replica| replica.stale_blocks).sum();
+    for env in up.in_use().iter().filter(|env| !env.has_no_label) {
+        let Some(volume) = env.volume.borrow().clone() else { return false };
+        let reserved = volume.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
+        let Ok(Response::Reserved(bytes)) = reserved else { return false };
         let Ok(Some(label)) = Label::decode(&bytes) else { return false };
         let listed: usize = label.replicas.iter().map(|member| member.stale.len()).sum();
         if listed as u64 != withheld {
@@ -92,46 +93,47 @@ async fn lists_are_short(up: &Up) -> bool {
     true
 }
 
-async fn compare(up: &Up) -> Result<(), Stop> {
-    let mut kept = vec![0; up.world.sites.borrow().len()];
+async fn compare(up: &RunningMirror) -> Result<(), Stop> {
+    let mut kept = vec![0; up.harness.envs.borrow().len()];
     for piece in up.client.pieces(&up.random) {
         up.client.read(piece).await?;
         up.client.verify(piece).await?;
-        if alike(up, piece).await {
+        if are_identical(up, piece).await {
             continue;
         }
         for one in piece.iter().map(Extent::one) {
-            if !alike(up, one).await && !is_kept(up, one, &mut kept).await {
-                up.world.find(format!("at rest, legs differ in block {}", one.start()));
+            if !are_identical(up, one).await && !is_kept(up, one, &mut kept).await {
+                up.harness.find(format!("at rest, replicas differ in block {}", one.start()));
                 return Err(Stop);
             }
         }
     }
-    let Some(description) = up.world.describe() else { return Ok(()) };
-    for site in up.in_use() {
-        let of_it = description.replicas.iter().filter(|leg| leg.name == site.name);
-        let listed: u64 = of_it.map(|leg| leg.stale_blocks).sum();
-        if kept[site.number] > listed {
-            let (number, kept) = (site.number, kept[site.number]);
-            up.world
-                .find(format!("leg {number} has content in {kept} unreadable blocks; {listed} are listed as stale"));
+    let Some(description) = up.harness.describe() else { return Ok(()) };
+    for env in up.in_use() {
+        let infos = description.replicas.iter().filter(|replica| replica.name == env.name);
+        let listed: u64 = infos.map(|replica| replica.stale_blocks).sum();
+        if kept[env.number] > listed {
+            let (number, kept) = (env.number, kept[env.number]);
+            up.harness.find(format!(
+                "replica {number} has content in {kept} unreadable blocks; {listed} are listed as stale"
+            ));
             return Err(Stop);
         }
     }
     Ok(())
 }
 
-/// Whether a leg by itself can read blocks.
-pub(super) async fn holds(up: &Up, leg: usize, extent: Extent) -> bool {
-    let site = up.in_use().into_iter().find(|site| site.number == leg);
-    match site {
-        Some(site) => read(&site, extent).await.is_some(),
+/// True if a replica by itself can read blocks.
+pub(super) async fn holds(up: &RunningMirror, replica: usize, extent: Extent) -> bool {
+    let env = up.in_use().into_iter().find(|env| env.number == replica);
+    match env {
+        Some(env) => read(&env, extent).await.is_some(),
         None => false,
     }
 }
 
-async fn read(site: &ReplicaEnv, extent: Extent) -> Option<Sealed> {
-    let volume = site.volume.borrow().clone()?;
+async fn read(env: &ReplicaEnv, extent: Extent) -> Option<Sealed> {
+    let volume = env.volume.borrow().clone()?;
     let checks = volume.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
     match volume.execute(Request::Read { extent, checks }).await {
         Ok(Response::Data(data)) => Some(data),
@@ -139,10 +141,10 @@ async fn read(site: &ReplicaEnv, extent: Extent) -> Option<Sealed> {
     }
 }
 
-async fn alike(up: &Up, extent: Extent) -> bool {
+async fn are_identical(up: &RunningMirror, extent: Extent) -> bool {
     let mut first: Option<Sealed> = None;
-    for site in up.in_use() {
-        let Some(data) = read(&site, extent).await else { return false };
+    for env in up.in_use() {
+        let Some(data) = read(&env, extent).await else { return false };
         if first
             .as_ref()
             .is_some_and(|first| first.data()[..] != data.data()[..] || first.tags()[..] != data.tags()[..])
@@ -154,12 +156,12 @@ async fn alike(up: &Up, extent: Extent) -> bool {
     true
 }
 
-/// Whether the mirror refuses to read a block. Legs that can read it keep an older copy, which is counted: the block was made
+/// True if the mirror refuses to read a block. Replicas that can read it keep an older copy, which is counted: the block was made
 /// unreadable while they were away. That may be so of each of them, as of different times.
-async fn is_kept(up: &Up, one: Extent, kept: &mut [u64]) -> bool {
-    for site in up.in_use() {
-        if read(&site, one).await.is_some() {
-            kept[site.number] += 1;
+async fn is_kept(up: &RunningMirror, one: Extent, kept: &mut [u64]) -> bool {
+    for env in up.in_use() {
+        if read(&env, one).await.is_some() {
+            kept[env.number] += 1;
         }
     }
     let checks =

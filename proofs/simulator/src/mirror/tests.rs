@@ -3,15 +3,15 @@
 use sealblock_layers_mirror::Mutation;
 
 use super::{LOADS, run};
-use crate::trial::{Order, Report};
+use crate::trial::{Report, TrialConfig};
 use crate::workload::Workload;
 
-fn order(seed: u64, workload: Workload) -> Order {
-    Order { seed, workload, crash_at: None }
+fn config(seed: u64, workload: Workload) -> TrialConfig {
+    TrialConfig { seed, workload, crash_at: None }
 }
 
 fn assert_caught(mutation: Mutation, workload: Workload, seeds: u64) {
-    let finding = (1..=seeds).find_map(|seed| run(mutation, order(seed, workload)).err());
+    let finding = (1..=seeds).find_map(|seed| run(mutation, config(seed, workload)).err());
     assert!(finding.is_some(), "{mutation:?} passes {seeds} seeds");
 }
 
@@ -20,7 +20,7 @@ fn mirrors_pass_under_every_load() {
     let mut total = Report::default();
     for workload in LOADS {
         for seed in 1..=8 {
-            total += run(Mutation::None, order(seed, workload)).unwrap_or_else(|defeat| panic!("{defeat}"));
+            total += run(Mutation::None, config(seed, workload)).unwrap_or_else(|failure| panic!("{failure}"));
         }
     }
     assert!(total.crashes > 10 && total.damages_found > 5 && total.blocks_checked > 50_000, "{total:?}");
@@ -60,8 +60,8 @@ fn a_mirror_that_takes_an_older_copy_for_the_current_one_is_caught() {
 fn first_labellings_and_replacements_are_cut_at_every_point() {
     for (seed, workload) in [(1, Workload::Mixed), (2, Workload::Hot)] {
         for cut in 1.. {
-            let report = run(Mutation::None, Order { crash_at: Some(cut), ..order(seed, workload) });
-            if !report.unwrap_or_else(|defeat| panic!("{defeat}")).first_crashed {
+            let report = run(Mutation::None, TrialConfig { crash_at: Some(cut), ..config(seed, workload) });
+            if !report.unwrap_or_else(|failure| panic!("{failure}")).first_crashed {
                 assert!(cut > 60, "there are only {cut} points");
                 break;
             }
@@ -81,8 +81,8 @@ fn a_mirror_that_tells_legs_that_come_back_by_the_order_of_their_names_is_caught
 
 #[test]
 fn a_seed_is_a_run() {
-    let one = run(Mutation::None, order(11, Workload::Hot));
-    assert_eq!(one, run(Mutation::None, order(11, Workload::Hot)));
-    let other = run(Mutation::None, order(12, Workload::Hot));
+    let one = run(Mutation::None, config(11, Workload::Hot));
+    assert_eq!(one, run(Mutation::None, config(11, Workload::Hot)));
+    let other = run(Mutation::None, config(12, Workload::Hot));
     assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
 }

@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use sealblock_units::Extent;
 
-use super::{Trial, ZONE_BLOCKS, audit};
+use super::{GROUP_BLOCKS, Trial, audit};
 use crate::disk::{Image, Survival};
-use crate::machine::{Life, Parts};
-use crate::system::{Resizing, Shape, System};
+use crate::machine::{MachineConfig, MachineEnd};
+use crate::system::{Resizing, System, VolumeProfile};
 use crate::workload::Workload;
 
 /// Blocks that a device becomes longer by at most.
@@ -23,14 +23,14 @@ impl<S: System> Trial<'_, S> {
     /// Bytes of the disk: just enough, or with room behind the device.
     pub(super) fn disk_bytes(&self) -> u64 {
         let room = if self.keeps_length { MOST_MORE } else { 0 };
-        let shape = Shape { capacity_blocks: self.shape.capacity_blocks + room, ..self.shape };
-        self.system.disk_bytes(&self.shape).max(self.system.disk_bytes(&shape))
+        let profile = VolumeProfile { capacity_blocks: self.profile.capacity_blocks + room, ..self.profile };
+        self.system.disk_bytes(&self.profile).max(self.system.disk_bytes(&profile))
     }
 
     /// Changes the size of the device, in some seeds and once or more.
     pub(super) fn resize(&mut self, mut image: Image) -> Result<Image, String> {
         while self.system.resizes() && self.sizes.chance(50) {
-            let from = self.system.capacity(&self.shape, &image);
+            let from = self.system.capacity(&self.profile, &image);
             let to = self.draw_capacity(from);
             if to < from && self.sizes.chance(75) {
                 image = self.vacate(image, to, from)?;
@@ -42,13 +42,13 @@ impl<S: System> Trial<'_, S> {
 
     fn draw_capacity(&self, from: u64) -> u64 {
         let sizes = &self.sizes;
-        let is_long = from > self.shape.capacity_blocks * 2 + MOST_MORE;
+        let is_long = from > self.profile.capacity_blocks * 2 + MOST_MORE;
         match sizes.below(7) {
             0 => from,
             1 | 2 if !is_long => from + sizes.between(1, 40),
             3 if !is_long => from + sizes.between(1, from.min(MOST_MORE)),
-            _ if self.order.workload == Workload::Zones => sizes.between(ZONE_BLOCKS - 60, from.max(ZONE_BLOCKS)),
-            // Often back to where an earlier change came from: whole zones go, and others get their numbers.
+            _ if self.config.workload == Workload::Zones => sizes.between(GROUP_BLOCKS - 60, from.max(GROUP_BLOCKS)),
+            // Often back to where an earlier change came from: whole block groups go, and others get their numbers.
             4 | 5 => *sizes.pick(&self.capacities),
             _ => sizes.between(LEAST_BLOCKS.min(from), from),
         }
@@ -58,14 +58,14 @@ impl<S: System> Trial<'_, S> {
     fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
         let (survival, settled) = (Survival::draw(&self.sizes), self.settled);
         let (parts, before) = (self.parts(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
-        let parts = Parts { random: &before, ..parts };
-        let remains = parts.live(image, false, move |up| async move {
+        let parts = MachineConfig { random: &before, ..parts };
+        let result = parts.live(image, false, move |up| async move {
             let Ok(extent) = Extent::from_raw(to, from - to) else { return };
             if audit(&up, settled).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
                 up.close().await;
             }
         });
-        Ok(self.book(&format!("a machine that gives up blocks from {to} on"), survival, remains)?.0)
+        Ok(self.book(&format!("a machine that gives up blocks from {to} on"), survival, result)?.0)
     }
 
     fn resize_once(&mut self, image: Image, from: u64, to: u64) -> Result<Image, String> {
@@ -73,13 +73,13 @@ impl<S: System> Trial<'_, S> {
         let crash_at = self.sizes.chance(65).then(|| self.sizes.between(1, LIKELY_BOUNDARIES));
         let told = Rc::new(Cell::new(None));
         let draws = self.sizes.fork("resizing");
-        let parts = Parts { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
-        let remains = parts.resize(image, to, Rc::clone(&told));
+        let parts = MachineConfig { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
+        let result = parts.resize(image, to, Rc::clone(&told));
         let mut undoable = std::mem::take(&mut self.undoable);
-        let (image, life) = self.book(&format!("a change of size from {from} to {to} blocks"), survival, remains)?;
+        let (image, end) = self.book(&format!("a change of size from {from} to {to} blocks"), survival, result)?;
         self.report.resizings += 1;
         self.capacities.push(to);
-        let now = self.system.capacity(&self.shape, &image);
+        let now = self.system.capacity(&self.profile, &image);
         let is_due = match told.get() {
             Some(Resizing::Done) => now == to,
             // Only what was ever written to can be in use.
@@ -87,12 +87,12 @@ impl<S: System> Trial<'_, S> {
                 now == from && self.checker.borrow().touched().last().is_some_and(|last| last.get() >= to)
             }
             Some(Resizing::NoRoom) => now == from && to > from,
-            None => life == Life::Crashed && (now == from || now == to || undoable.contains(&now)),
+            None => end == MachineEnd::Crashed && (now == from || now == to || undoable.contains(&now)),
         };
         if !is_due {
             return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
         }
-        // Whoever was answered had synced what it found, and what it did.
+        // A resize that completed has synced what it found and what it wrote.
         if !self.settled && told.get().is_none() {
             undoable.extend((now != from).then_some(from));
             self.undoable = undoable;

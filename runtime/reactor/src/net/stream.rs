@@ -151,7 +151,7 @@ impl Stream {
         }
         let descriptor = Arc::clone(self.descriptor());
         let (is_prompt, busy_polls) = (self.is_prompt.get(), self.busy_polls.get());
-        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt, busy_polls: busy_polls });
+        let receive = Op::new(Rc::clone(&self.core), Receive { descriptor, buffer, is_prompt, busy_polls });
         Parking::new(&self.parked, receive).await
     }
 

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use sealblock_units::{Extent, Lba};
 
-use super::replica::{BLOCKS, Held, Replica, ReplicaLink};
+use super::replica::{BLOCKS, HeldRequests, Replica, ReplicaLink};
 use super::session::Host;
 
 impl Host {
-    /// A replica is away while neighbouring blocks are written, and until nothing is under way there any more.
+    /// A replica is away while neighbouring blocks are written, and until nothing is in flight there any more.
     pub async fn write_behind(&self) {
-        let (replica, random) = (self.named(), &self.world.random);
-        self.leave(&replica);
+        let (replica, random) = (self.named(), &self.harness.random);
+        self.disconnect(&replica);
         let first = random.below(BLOCKS - 8);
         for _ in 0..random.between(2, 4) {
             self.write(Extent::one(Lba::new(first + random.below(8)))).await;
         }
         self.wait(20).await;
-        self.come_back(&replica);
+        self.reconnect(&replica);
         self.wait(6).await;
     }
 
@@ -25,27 +25,28 @@ impl Host {
     /// brought what the others have there, and after all is quiet there.
     pub async fn fail_beside_flush(&self) {
         let replica = self.named();
-        let random = &self.world.random;
-        self.leave(&replica);
+        let random = &self.harness.random;
+        self.disconnect(&replica);
         self.write(Extent::one(Lba::new(random.below(BLOCKS)))).await;
         replica.is_waiting.set(false);
-        replica.held.set(Some(Held::Flushes));
-        replica.line.set(ReplicaLink::Up);
+        replica.held.set(Some(HeldRequests::Flushes));
+        replica.link.set(ReplicaLink::Up);
         let is_flushing = self.waits(&replica).await;
-        let others: Vec<_> = self.world.in_sync().into_iter().filter(|other| other.number != replica.number).collect();
+        let others: Vec<_> =
+            self.harness.in_sync().into_iter().filter(|other| other.number != replica.number).collect();
         if is_flushing {
-            others.iter().for_each(|other| other.line.set(ReplicaLink::Worn));
+            others.iter().for_each(|other| other.link.set(ReplicaLink::Worn));
             for block in [random.below(8), BLOCKS - 1 - random.below(8)] {
                 self.write(Extent::one(Lba::new(block))).await;
             }
-            others.iter().for_each(|other| other.line.set(ReplicaLink::Up));
+            others.iter().for_each(|other| other.link.set(ReplicaLink::Up));
         }
-        replica.held.set(Some(Held::Looks));
+        replica.held.set(Some(HeldRequests::Looks));
         self.wait(20).await;
-        self.leave(&replica);
+        self.disconnect(&replica);
         replica.held.set(None);
         self.wait(3).await;
-        self.come_back(&replica);
+        self.reconnect(&replica);
         self.wait(6).await;
     }
 

@@ -6,13 +6,14 @@
 //!
 //! - A read gives the newest acknowledged content of the one history that the open mirror represents, or fails; it fails only
 //!   if no replica in sync has the block.
-//! - A mirror does not open, and takes nobody back, if a replica that is there holds acknowledged and flushed writes that it
-//!   would not have.
+//! - A mirror neither opens nor reattaches a replica if a replica that is online holds acknowledged and flushed writes that the
+//!   mirror would not have.
 //! - It opens if all replicas that are there have one history, one of them has all of it, and no label knows of more.
 //! - The last good copy of a block is never destroyed, nor the last readable one.
 //! - Replicas in sync with nothing unsettled are the same and as the model says; what verify calls clean is.
 
 mod behind;
+mod harness;
 mod model;
 mod replica;
 mod rules;
@@ -20,6 +21,5 @@ mod session;
 #[cfg(test)]
 mod tests;
 mod trial;
-mod world;
 
 pub use trial::{LOADS, run};

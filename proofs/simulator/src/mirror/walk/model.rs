@@ -18,11 +18,11 @@ pub type Id = [u8; 16];
 pub type NodeId = usize;
 
 /// What a block may hold.
-type Set = Rc<[Stamp]>;
+type StampSet = Rc<[Stamp]>;
 
 /// What came about at a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub enum NodeKind {
     /// The mirror was new.
     Root,
     /// A change began, and may be there or not from now on.
@@ -37,25 +37,25 @@ pub enum Kind {
 
 /// What blocks may hold in a history.
 #[derive(Clone, Debug)]
-pub struct State {
-    now: Vec<Set>,
+pub struct HistoryState {
+    now: Vec<StampSet>,
     /// The same after a power cut.
-    after_cut: Vec<Set>,
+    after_cut: Vec<StampSet>,
 }
 
-fn with(set: &Set, stamp: Stamp) -> Set {
+fn with(set: &StampSet, stamp: Stamp) -> StampSet {
     if set.contains(&stamp) { set.clone() } else { set.iter().copied().chain([stamp]).collect() }
 }
 
-fn union(a: &[Set], b: &[Set]) -> Vec<Set> {
+fn union(a: &[StampSet], b: &[StampSet]) -> Vec<StampSet> {
     a.iter().zip(b).map(|(a, b)| b.iter().fold(a.clone(), |set, stamp| with(&set, *stamp))).collect()
 }
 
-impl State {
+impl HistoryState {
     /// All zeroes.
-    fn blank(blocks: usize) -> State {
-        let zero: Set = [0].into();
-        State { now: vec![zero.clone(); blocks], after_cut: vec![zero; blocks] }
+    fn blank(blocks: usize) -> HistoryState {
+        let zero: StampSet = [0].into();
+        HistoryState { now: vec![zero.clone(); blocks], after_cut: vec![zero; blocks] }
     }
 
     /// What a block may hold.
@@ -74,8 +74,8 @@ impl State {
     }
 
     /// What either may hold.
-    pub fn or(&self, other: &State) -> State {
-        State { now: union(&self.now, &other.now), after_cut: union(&self.after_cut, &other.after_cut) }
+    pub fn or(&self, other: &HistoryState) -> HistoryState {
+        HistoryState { now: union(&self.now, &other.now), after_cut: union(&self.after_cut, &other.after_cut) }
     }
 
     fn begin(&mut self, block: usize, stamp: Stamp) {
@@ -95,18 +95,18 @@ impl State {
 struct Node {
     parent: NodeId,
     depth: usize,
-    kind: Kind,
-    state: State,
+    kind: NodeKind,
+    state: HistoryState,
 }
 
 /// What the walk knows of an image. Copies of the image have copies of it.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// Up to where it has everything. Nothing where it never had, or was given up.
+pub struct ImageInfo {
+    /// Up to where it has everything. Nothing where it never had, or was abandoned.
     pub node: Option<NodeId>,
     /// The latest moment of which something got to it.
     pub holds: Option<NodeId>,
-    /// It was being brought up to date: what it has is of no one moment.
+    /// It was being resynced: what it has is of no one moment.
     pub is_mixed: bool,
     /// It was never yet in sync since it was added: what it holds is nothing of the mirror's.
     pub is_new: bool,
@@ -115,7 +115,7 @@ pub struct Known {
     /// The last label that was written to it.
     pub own: u64,
     /// The last labels of other members that those who wrote it knew of.
-    pub heard: BTreeMap<Id, u64>,
+    pub acked: BTreeMap<Id, u64>,
 }
 
 /// All histories of a walk.
@@ -127,7 +127,7 @@ pub struct Model {
 
 impl Model {
     pub fn new(blocks: usize) -> Model {
-        let root = Node { parent: 0, depth: 0, kind: Kind::Root, state: State::blank(blocks) };
+        let root = Node { parent: 0, depth: 0, kind: NodeKind::Root, state: HistoryState::blank(blocks) };
         Model { nodes: vec![root], labels: BTreeMap::new() }
     }
 
@@ -148,46 +148,46 @@ impl Model {
         state.flush();
     }
 
-    pub fn state(&self, node: NodeId) -> &State {
+    pub fn state(&self, node: NodeId) -> &HistoryState {
         &self.nodes[node].state
     }
 
     /// Goes on from `node`, of which `state` is known by now.
-    fn child(&mut self, node: NodeId, kind: Kind, state: State) -> NodeId {
+    fn child(&mut self, node: NodeId, kind: NodeKind, state: HistoryState) -> NodeId {
         let depth = self.nodes[node].depth + 1;
         self.nodes.push(Node { parent: node, depth, kind, state });
         self.nodes.len() - 1
     }
 
     /// A change of blocks begins.
-    pub fn begin(&mut self, node: NodeId, mut state: State, change: &[(usize, Stamp)]) -> NodeId {
+    pub fn begin(&mut self, node: NodeId, mut state: HistoryState, change: &[(usize, Stamp)]) -> NodeId {
         change.iter().for_each(|(block, stamp)| state.begin(*block, *stamp));
-        self.child(node, Kind::Begun, state)
+        self.child(node, NodeKind::Begun, state)
     }
 
     /// It is acknowledged.
-    pub fn acknowledge(&mut self, node: NodeId, mut state: State, change: &[(usize, Stamp)]) -> NodeId {
+    pub fn acknowledge(&mut self, node: NodeId, mut state: HistoryState, change: &[(usize, Stamp)]) -> NodeId {
         change.iter().for_each(|(block, stamp)| state.pin(*block, *stamp));
-        self.child(node, Kind::Written, state)
+        self.child(node, NodeKind::Written, state)
     }
 
     /// A flush is acknowledged.
-    pub fn flush(&mut self, node: NodeId, mut state: State) -> NodeId {
+    pub fn flush(&mut self, node: NodeId, mut state: HistoryState) -> NodeId {
         state.flush();
-        self.child(node, Kind::Flushed, state)
+        self.child(node, NodeKind::Flushed, state)
     }
 
     /// The machine stops.
-    pub fn stop(&mut self, node: NodeId, mut state: State, is_power_cut: bool) -> NodeId {
+    pub fn stop(&mut self, node: NodeId, mut state: HistoryState, is_power_cut: bool) -> NodeId {
         if is_power_cut {
             state.cut();
         }
-        self.child(node, Kind::Stopped, state)
+        self.child(node, NodeKind::Stopped, state)
     }
 
     /// Images at `node` and others that have nothing else acknowledged and flushed come together, in doubt where they differ.
-    pub fn join(&mut self, node: NodeId, state: State) -> NodeId {
-        self.child(node, Kind::Stopped, state)
+    pub fn join(&mut self, node: NodeId, state: HistoryState) -> NodeId {
+        self.child(node, NodeKind::Stopped, state)
     }
 
     /// The last moment that both histories have.
@@ -203,7 +203,7 @@ impl Model {
     }
 
     /// What happened from the parting of the two ways on until `node`, latest first.
-    fn apart(&self, node: NodeId, other: NodeId) -> impl Iterator<Item = Kind> + '_ {
+    fn apart(&self, node: NodeId, other: NodeId) -> impl Iterator<Item = NodeKind> + '_ {
         let end = self.parting(node, other);
         std::iter::successors(Some(node), |at| Some(self.nodes[*at].parent))
             .take_while(move |at| *at != end)
@@ -214,19 +214,19 @@ impl Model {
     pub fn has_flushed_more(&self, node: NodeId, other: NodeId) -> bool {
         let mut is_flushed = false;
         self.apart(node, other).any(|kind| {
-            is_flushed |= kind == Kind::Flushed;
-            is_flushed && kind == Kind::Written
+            is_flushed |= kind == NodeKind::Flushed;
+            is_flushed && kind == NodeKind::Written
         })
     }
 
     /// Whether something acknowledged until `node` is not in the history of `other`.
     pub fn has_more(&self, node: NodeId, other: NodeId) -> bool {
-        self.apart(node, other).any(|kind| kind == Kind::Written)
+        self.apart(node, other).any(|kind| kind == NodeKind::Written)
     }
 
     /// Whether these images have one history, whose newest moment is that of `tip`, as far as labels can tell: then a
     /// mirror of them must open.
-    pub fn must_open(&self, tip: (&Known, &Label), others: &[(&Known, &Label)]) -> bool {
+    pub fn must_open(&self, tip: (&ImageInfo, &Label), others: &[(&ImageInfo, &Label)]) -> bool {
         let (known, label) = tip;
         let Some(node) = known.node.filter(|_| !known.is_mixed && !known.is_new) else { return false };
         if label.replicas[label.own_index].state != ReplicaState::InSync {
@@ -235,10 +235,10 @@ impl Model {
         let id = label.replicas[label.own_index].id;
         let in_use: Vec<&Id> =
             label.replicas.iter().filter(|of| of.state != ReplicaState::Removed).map(|of| &of.id).collect();
-        let has_standing = |label: &Label, id: &Id, standing: ReplicaState| {
-            label.replicas.iter().any(|member| member.id == *id && member.state == standing)
+        let has_standing = |label: &Label, id: &Id, replica_state: ReplicaState| {
+            label.replicas.iter().any(|member| member.id == *id && member.state == replica_state)
         };
-        // Who is called in sync there, too, was left behind by nobody who may have gone on, and none was replaced.
+        // Their label lists the same members in sync, so none of these has written without the others, and none was replaced.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
             let own = &theirs.replicas[theirs.own_index].id;
@@ -247,13 +247,13 @@ impl Model {
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.replicas[theirs.own_index].id;
-            let is_known = known.heard.get(&own).is_some_and(|heard| self.is_label_before(other.own, *heard));
+            let is_known = known.acked.get(&own).is_some_and(|acked| self.is_label_before(other.own, *acked));
             own != id
                 && in_use.contains(&&own)
                 && !in_use.iter().any(|id| has_standing(theirs, id, ReplicaState::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
                 // What they know of it must not be later than what is there.
-                && other.heard.get(&id).is_none_or(|heard| self.is_label_before(*heard, known.own))
+                && other.acked.get(&id).is_none_or(|acked| self.is_label_before(*acked, known.own))
                 && (is_known || calls_current(theirs))
         })
     }

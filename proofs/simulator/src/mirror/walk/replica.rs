@@ -15,8 +15,8 @@ use sealblock_layers_mirror::label::Label;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use super::model::{Known, Stamp};
-use super::world::World;
+use super::harness::Harness;
+use super::model::{ImageInfo, Stamp};
 use crate::executor::Executor;
 use crate::random::Random;
 
@@ -42,10 +42,10 @@ pub enum Stored {
 #[derive(Clone)]
 pub struct Image {
     blocks: Vec<Stored>,
-    annex: Vec<(ReservedArea, Slice)>,
+    reserved: Vec<(ReservedArea, Slice)>,
     /// What blocks held that were changed since the last flush, oldest first.
     before: BTreeMap<usize, Vec<Stored>>,
-    pub known: Known,
+    pub known: ImageInfo,
 }
 
 /// The data of a block that holds a stamp: it tells its own number, too.
@@ -69,13 +69,13 @@ pub fn tags(extent: Extent) -> Tags {
 
 impl Image {
     /// A device that was never written, and what is known of it.
-    pub fn blank(known: Known) -> Image {
-        Image { blocks: vec![Stored::Hole; BLOCKS as usize], annex: Vec::new(), before: BTreeMap::new(), known }
+    pub fn blank(known: ImageInfo) -> Image {
+        Image { blocks: vec![Stored::Hole; BLOCKS as usize], reserved: Vec::new(), before: BTreeMap::new(), known }
     }
 
     /// The label on it.
     pub fn label(&self) -> Option<Label> {
-        let (_, bytes) = self.annex.iter().find(|(slot, _)| *slot == ReservedArea::GroupLabel)?;
+        let (_, bytes) = self.reserved.iter().find(|(slot, _)| *slot == ReservedArea::GroupLabel)?;
         Label::decode(bytes).ok().flatten()
     }
 
@@ -142,7 +142,7 @@ impl Image {
 
     fn read(&self, extent: Extent, checks: &Checks, format: Option<PiFormat>) -> Result<Sealed, Error> {
         let tuple = format.map_or(0, PiFormat::tuple_bytes);
-        let (mut data, mut tags, mut faults) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut data, mut tags, mut bad_blocks) = (Vec::new(), Vec::new(), Vec::new());
         for lba in extent.iter() {
             match &self.blocks[Image::at(lba)] {
                 Stored::Data(block, tag) => {
@@ -151,7 +151,7 @@ impl Image {
                     continue;
                 }
                 Stored::Hole => {}
-                Stored::Unreadable => faults.push(BadBlock::media(lba)),
+                Stored::Unreadable => bad_blocks.push(BadBlock::media(lba)),
             }
             data.resize(data.len() + SIZE.bytes(), 0);
             tags.resize(tags.len() + tuple, 0xFF);
@@ -159,11 +159,11 @@ impl Image {
         let read = Unverified::new(Slice::copy_from(&data), Slice::copy_from(&tags), SIZE, format);
         let read = read.expect("a tuple was copied for each block");
         match read.verify(checks) {
-            Ok(sealed) if faults.is_empty() => return Ok(sealed),
+            Ok(sealed) if bad_blocks.is_empty() => return Ok(sealed),
             Ok(_) => {}
-            Err(bad) => faults.extend(bad.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad))),
+            Err(bad) => bad_blocks.extend(bad.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad))),
         }
-        Err(BadBlocks::new(faults).expect("a failed read names a block").into())
+        Err(BadBlocks::new(bad_blocks).expect("a failed read names a block").into())
     }
 
     fn write(&mut self, extent: Extent, data: &Sealed) {
@@ -174,7 +174,7 @@ impl Image {
         }
     }
 
-    fn allocation(&self, extent: Extent) -> Outcome {
+    fn block_status(&self, extent: Extent) -> Outcome {
         let mut runs = StatusRuns::default();
         for lba in extent.iter() {
             let is_hole = matches!(self.blocks[Image::at(lba)], Stored::Hole);
@@ -183,14 +183,14 @@ impl Image {
         Ok(Response::BlockStatus(runs.into_vec()))
     }
 
-    fn write_annex(&mut self, slot: ReservedArea, bytes: Slice) {
-        self.annex.retain(|(other, _)| *other != slot);
-        self.annex.push((slot, Slice::copy_from(&bytes)));
+    fn write_reserved(&mut self, slot: ReservedArea, bytes: Slice) {
+        self.reserved.retain(|(other, _)| *other != slot);
+        self.reserved.push((slot, Slice::copy_from(&bytes)));
     }
 
-    /// Carries out a request whole.
-    fn carry_out(&mut self, operation: Request, format: Option<PiFormat>) -> Outcome {
-        match operation {
+    /// Executes a request whole.
+    fn execute(&mut self, request: Request, format: Option<PiFormat>) -> Outcome {
+        match request {
             Request::Read { extent, checks } => return self.read(extent, &checks, format).map(Response::Data),
             Request::Verify { extent, checks } => {
                 return self.read(extent, &checks, format).map(|_| Response::Verified(VerifyStats::default()));
@@ -199,12 +199,12 @@ impl Image {
                 let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
                 return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
             }
-            Request::ReadReserved { area: slot } => {
-                let found = self.annex.iter().find(|(other, _)| *other == slot);
+            Request::ReadReserved { area } => {
+                let found = self.reserved.iter().find(|(other, _)| *other == area);
                 return Ok(Response::Reserved(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
             }
-            Request::BlockStatus { extent } => return self.allocation(extent),
-            Request::WriteReserved { area: slot, bytes } => self.write_annex(slot, bytes),
+            Request::BlockStatus { extent } => return self.block_status(extent),
+            Request::WriteReserved { area, bytes } => self.write_reserved(area, bytes),
             Request::Write { extent, data, .. } => self.write(extent, &data),
             Request::WriteZeroes { extent, may_unmap: true, .. } => {
                 extent.iter().for_each(|lba| self.change(lba, Stored::Hole));
@@ -222,17 +222,17 @@ impl Image {
         Ok(Response::Done)
     }
 
-    /// Carries out the part of a request that was done when the machine stopped: any of its blocks, all of it or nothing
+    /// Executes the part of a request that was done when the machine stopped: any of its blocks, all of it or nothing
     /// where it is a label. Whether it was done whole.
-    fn begin(&mut self, operation: Request, format: Option<PiFormat>, random: &Random) -> bool {
+    fn begin(&mut self, request: Request, format: Option<PiFormat>, random: &Random) -> bool {
         let is_whole = random.chance(50);
-        match operation {
+        match request {
             Request::Write { extent, data, .. } if !is_whole => {
                 for (index, lba) in extent.iter().enumerate().filter(|_| random.chance(50)) {
                     self.write(Extent::one(lba), &data.slice(index, 1));
                 }
             }
-            other if is_whole => drop(self.carry_out(other, format)),
+            other if is_whole => drop(self.execute(other, format)),
             _ => {}
         }
         is_whole
@@ -262,35 +262,35 @@ pub struct Replica {
     pub name: String,
     pub number: usize,
     pub image: RefCell<Image>,
-    pub line: Cell<ReplicaLink>,
+    pub link: Cell<ReplicaLink>,
     /// Counts breaks of the line: what was opened before a break answers nothing after it.
     pub epoch: Cell<u64>,
     /// The epoch of the last opening.
     opened: Cell<u64>,
-    /// Counts openings: the next one ends whatever is under way on those before.
+    /// Counts openings: the next one ends whatever is in flight on those before.
     openings: Cell<u64>,
     /// Another image was put here since.
     pub is_swapped: Cell<bool>,
     /// Which requests wait; nothing where none does.
-    pub held: Cell<Option<Held>>,
+    pub held: Cell<Option<HeldRequests>>,
     /// One waits.
     pub is_waiting: Cell<bool>,
 }
 
 /// Requests that a replica leaves waiting.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Held {
+pub enum HeldRequests {
     Flushes,
     /// Whatever asks what blocks hold.
     Looks,
 }
 
-impl Held {
-    fn holds(self, operation: &Request) -> bool {
+impl HeldRequests {
+    fn holds(self, request: &Request) -> bool {
         match self {
-            Held::Flushes => matches!(operation, Request::Flush),
-            Held::Looks => matches!(
-                operation,
+            HeldRequests::Flushes => matches!(request, Request::Flush),
+            HeldRequests::Looks => matches!(
+                request,
                 Request::Read { .. } | Request::Verify { .. } | Request::Checksum { .. } | Request::Compare { .. }
             ),
         }
@@ -302,8 +302,8 @@ impl Replica {
         Replica {
             name: format!("{}", (b'a' + number as u8) as char),
             number,
-            image: RefCell::new(Image::blank(Known::default())),
-            line: Cell::new(ReplicaLink::Up),
+            image: RefCell::new(Image::blank(ImageInfo::default())),
+            link: Cell::new(ReplicaLink::Up),
             epoch: Cell::new(0),
             opened: Cell::new(0),
             openings: Cell::new(0),
@@ -318,54 +318,61 @@ impl Replica {
         self.epoch.get() == self.opened.get()
     }
 
-    pub fn break_line(&self, line: ReplicaLink) {
-        self.line.set(line);
-        if line == ReplicaLink::Gone {
+    pub fn break_link(&self, link: ReplicaLink) {
+        self.link.set(link);
+        if link == ReplicaLink::Gone {
             self.epoch.set(self.epoch.get() + 1);
         }
     }
 }
 
 /// A replica as of one opening.
-pub struct Plug {
+pub struct LinkedReplica {
     pub replica: Rc<Replica>,
-    pub world: Rc<World>,
+    pub harness: Rc<Harness>,
     pub executor: Executor,
     geometry: Geometry,
     epoch: u64,
     opening: u64,
 }
 
-impl Plug {
-    pub fn new(replica: &Rc<Replica>, world: &Rc<World>, executor: &Executor) -> Plug {
+impl LinkedReplica {
+    pub fn new(replica: &Rc<Replica>, harness: &Rc<Harness>, executor: &Executor) -> LinkedReplica {
         let geometry = Geometry {
             block_size: SIZE,
             capacity_blocks: BLOCKS,
-            protection: world.format,
+            protection: harness.format,
             limits: Limits::new(SIZE, TRANSFER_BLOCKS * SIZE.bytes(), BLOCKS as u32),
         };
         let epoch = replica.epoch.get();
         replica.opened.set(epoch);
         replica.openings.set(replica.openings.get() + 1);
         let opening = replica.openings.get();
-        Plug { replica: replica.clone(), world: world.clone(), executor: executor.clone(), geometry, epoch, opening }
+        LinkedReplica {
+            replica: replica.clone(),
+            harness: harness.clone(),
+            executor: executor.clone(),
+            geometry,
+            epoch,
+            opening,
+        }
     }
 
-    /// Requests take their time, and others are carried out meanwhile.
+    /// Requests take their time, and others are executed meanwhile.
     async fn pause(&self) {
-        match self.world.pace_ms {
-            _ if !self.world.random.chance(25) => {}
-            0 => self.executor.turn().await,
-            most => self.executor.delay(Duration::from_millis(self.world.random.below(most))).await,
+        match self.harness.pace_ms {
+            _ if !self.harness.random.chance(25) => {}
+            0 => self.executor.yield_now().await,
+            most => self.executor.delay(Duration::from_millis(self.harness.random.below(most))).await,
         }
     }
 
     fn check(&self, is_change: bool, is_label: bool) -> Result<(), Error> {
         let is_mine = self.replica.epoch.get() == self.epoch && self.replica.openings.get() == self.opening;
-        if !is_mine || self.replica.line.get() == ReplicaLink::Gone {
+        if !is_mine || self.replica.link.get() == ReplicaLink::Gone {
             return Err(ErrorKind::Unreachable { reason: "the line broke".to_owned() }.into());
         }
-        let fails = match self.replica.line.get() {
+        let fails = match self.replica.link.get() {
             ReplicaLink::Full => is_change,
             ReplicaLink::Worn => is_change && !is_label,
             ReplicaLink::Up | ReplicaLink::Gone => false,
@@ -377,54 +384,48 @@ impl Plug {
     }
 }
 
-impl Device for Plug {
+impl Device for LinkedReplica {
     fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
     fn abilities(&self) -> Abilities {
         let compare = Ability::Absent;
-        let (annex, allocation) = (Ability::Native, Ability::Native);
-        Abilities {
-            reserved: annex,
-            block_status: allocation,
-            compare,
-            discard: Ability::Absent,
-            ..Abilities::COMPLETE
-        }
+        let (reserved, block_status) = (Ability::Native, Ability::Native);
+        Abilities { reserved, block_status, compare, discard: Ability::Absent, ..Abilities::COMPLETE }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
         self.pause().await;
-        while self.replica.held.get().is_some_and(|held| held.holds(&operation)) {
+        while self.replica.held.get().is_some_and(|held| held.holds(&request)) {
             self.replica.is_waiting.set(true);
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        let is_label = matches!(operation, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
+        let is_label = matches!(request, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
         let is_change = is_label
             || matches!(
-                operation,
+                request,
                 Request::Write { .. }
                     | Request::WriteZeroes { .. }
                     | Request::WriteUncorrectable { .. }
                     | Request::WriteReserved { .. }
             );
         self.check(is_change, is_label)?;
-        let stops = self.world.is_last_operation();
+        let stops = self.harness.is_last_operation();
         if is_change && !is_label {
-            self.world.is_written(&self.replica);
+            self.harness.is_written(&self.replica);
         }
-        let format = self.world.format;
+        let format = self.harness.format;
         let (is_whole, outcome) = if stops {
-            (self.replica.image.borrow_mut().begin(operation, format, &self.world.random), Ok(Response::Done))
+            (self.replica.image.borrow_mut().begin(request, format, &self.harness.random), Ok(Response::Done))
         } else {
-            (true, self.replica.image.borrow_mut().carry_out(operation, format))
+            (true, self.replica.image.borrow_mut().execute(request, format))
         };
         if is_label && is_whole {
-            self.world.is_labelled(&self.replica);
+            self.harness.is_labelled(&self.replica);
         }
         if stops {
-            self.world.stop(&self.executor);
+            self.harness.stop(&self.executor);
             return pending().await;
         }
         self.pause().await;

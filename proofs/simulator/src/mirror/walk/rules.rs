@@ -6,13 +6,13 @@ use std::rc::Rc;
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::label::ReplicaState;
 
-use super::model::{Id, NodeId, State};
+use super::harness::{Harness, MirrorHandle, Session};
+use super::model::{HistoryState, Id, NodeId};
 use super::replica::{BLOCKS, Replica};
-use super::session::Plan;
-use super::world::{Session, Up, World};
+use super::session::SessionPlan;
 
 /// The good copies that there were before something happened.
-pub struct Copies {
+pub struct GoodCopies {
     /// Blocks of which some replica had the current content.
     current: Vec<bool>,
     /// Blocks of which some replica had a good copy, old or not.
@@ -20,126 +20,127 @@ pub struct Copies {
 }
 
 /// The replicas whose copies count: those named that are members and were in sync some time.
-fn counting(world: &World) -> Vec<Rc<Replica>> {
-    let given = world.session.borrow().as_ref().map_or_else(Vec::new, |session| session.given.clone());
+fn counting(harness: &Harness) -> Vec<Rc<Replica>> {
+    let given = harness.session.borrow().as_ref().map_or_else(Vec::new, |session| session.given.clone());
     let counts = |replica: &&Rc<Replica>| {
         let known = &replica.image.borrow().known;
         given.contains(&replica.number) && known.holds.is_some() && !known.is_new
     };
-    world.replicas.iter().filter(counts).cloned().collect()
+    harness.replicas.iter().filter(counts).cloned().collect()
 }
 
-impl Copies {
+impl GoodCopies {
     /// Those there are.
-    pub fn there(world: &World) -> Copies {
-        let (replicas, state) = (counting(world), world.state());
+    pub fn there(harness: &Harness) -> GoodCopies {
+        let (replicas, state) = (counting(harness), harness.state());
         let has = |block: usize, what: &dyn Fn(u64) -> bool| {
-            replicas.iter().any(|replica| world.copy(replica, block).is_some_and(what))
+            replicas.iter().any(|replica| harness.copy(replica, block).is_some_and(what))
         };
         let only = |block: usize| state.as_ref().and_then(|state| state.only(block));
         let is_current = |block| only(block).is_some_and(|only| has(block, &|stamp| stamp == only));
-        Copies {
+        GoodCopies {
             current: (0..BLOCKS as usize).map(is_current).collect(),
             readable: (0..BLOCKS as usize).map(|block| has(block, &|_| true)).collect(),
         }
     }
 
-    /// Nothing that was good on the last replica that had it may be gone, unless somebody changed it.
-    pub fn are_kept(&self, world: &World, changed: &BTreeSet<usize>) {
-        let now = Copies::there(world);
-        let state = world.state();
+    /// Checks that no last good copy of an unchanged block is gone.
+    pub fn are_kept(&self, harness: &Harness, changed: &BTreeSet<usize>) {
+        let now = GoodCopies::there(harness);
+        let state = harness.state();
         for block in (0..BLOCKS as usize).filter(|block| !changed.contains(block)) {
             let only = state.as_ref().and_then(|state| state.only(block));
             if let Some(only) = only.filter(|_| self.current[block] && !now.current[block]) {
-                world.find(format!("the last good copy of block {block}, {only}, is destroyed"));
+                harness.find(format!("the last good copy of block {block}, {only}, is destroyed"));
             }
             if self.readable[block] && !now.readable[block] {
-                world.find(format!("the last readable copy of block {block}, an old one, is destroyed"));
+                harness.find(format!("the last readable copy of block {block}, an old one, is destroyed"));
             }
         }
     }
 }
 
 /// Replicas that are in sync while nothing is unsettled have the same, and what they may have.
-pub fn check_in_sync(world: &World) {
-    let Some(state) = world.state() else { return };
-    let is_settled = world.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
+pub fn check_in_sync(harness: &Harness) {
+    let Some(state) = harness.state() else { return };
+    let is_settled =
+        harness.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
     if !is_settled {
         return;
     }
-    let replicas: Vec<_> = world.in_sync().into_iter().map(|replica| (world.copies(&replica), replica)).collect();
+    let replicas: Vec<_> = harness.in_sync().into_iter().map(|replica| (harness.copies(&replica), replica)).collect();
     for block in 0..BLOCKS as usize {
         let mut first = None;
         for (copies, replica) in &replicas {
             let Some(stamp) = copies[block] else { continue };
-            world.checked.set(world.checked.get() + 1);
+            harness.checked.set(harness.checked.get() + 1);
             if !state.may_hold(block).contains(&stamp) {
                 let may = state.may_hold(block);
-                world.find(format!("{} is in sync with {stamp} in block {block}, not {may:?}", replica.name));
+                harness.find(format!("{} is in sync with {stamp} in block {block}, not {may:?}", replica.name));
             }
             if *first.get_or_insert(stamp) != stamp {
-                world.find(format!("replicas in sync differ in block {block}"));
+                harness.find(format!("replicas in sync differ in block {block}"));
             }
         }
     }
 }
 
 /// Says which history a mirror that has opened represents.
-pub fn adopt(world: &World, mirror: Up, plan: &Plan) {
+pub fn adopt(harness: &Harness, mirror: MirrorHandle, plan: &SessionPlan) {
     let given = &plan.present;
-    let blank = world.model.borrow().state(0).clone();
-    *world.session.borrow_mut() =
+    let blank = harness.model.borrow().state(0).clone();
+    *harness.session.borrow_mut() =
         Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
-    let model = world.model.borrow();
-    let in_sync = world.in_sync();
-    check_members(world, &in_sync);
+    let model = harness.model.borrow();
+    let in_sync = harness.in_sync();
+    check_members(harness, &in_sync);
     let known = |replica: &Replica| replica.image.borrow().known.clone();
     let nodes: BTreeSet<NodeId> = in_sync.iter().filter_map(|replica| known(replica).node).collect();
     let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
     let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
     let has_more = |number: usize, tip: NodeId| {
-        // What was half brought up to date is of no one moment, says so itself, and was not all that there was.
-        let known = known(&world.replicas[number]);
+        // What was half resynced is of no one moment, says so itself, and was not all that there was.
+        let known = known(&harness.replicas[number]);
         known.holds.is_some_and(|holds| !known.is_mixed && model.has_flushed_more(holds, tip))
     };
     let loses = |tip: &&NodeId| given.iter().any(|number| has_more(*number, **tip));
     let node = tips.iter().find(|tip| !loses(tip)).or(tips.first()).copied();
     if let Some(tip) = tips.first().filter(|_| tips.iter().all(|tip| loses(&tip))) {
         let who = given.iter().filter(|number| has_more(**number, *tip));
-        let names: Vec<&str> = who.map(|number| &*world.replicas[*number].name).collect();
-        world.find(format!("it opens without the flushed writes that {} has", names.join(", ")));
+        let names: Vec<&str> = who.map(|number| &*harness.replicas[*number].name).collect();
+        harness.find(format!("it opens without the flushed writes that {} has", names.join(", ")));
     }
     let states = tips.iter().map(|tip| model.state(*tip).clone());
-    let state = states.reduce(|a: State, b| a.or(&b));
+    let state = states.reduce(|a: HistoryState, b| a.or(&b));
     let (Some(mut node), Some(state)) = (node, state) else { return };
     drop(model);
     if tips.len() > 1 {
         // Whichever content counts where they differ is not known before it is seen.
-        node = world.model.borrow_mut().join(node, state.clone());
+        node = harness.model.borrow_mut().join(node, state.clone());
     }
-    if let Some(session) = world.session.borrow_mut().as_mut() {
+    if let Some(session) = harness.session.borrow_mut().as_mut() {
         (session.node, session.state, session.opened) = (node, state.clone(), state);
     }
 }
 
 /// What is called in sync once was, whole, and is still a member.
-fn check_members(world: &World, in_sync: &[Rc<Replica>]) {
+fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
     for replica in in_sync {
         let known = replica.image.borrow().known.clone();
         if known.node.is_none() || known.is_mixed {
-            world.find(format!("{} is called in sync and never was, or is being brought up to date", replica.name));
+            harness.find(format!("{} is called in sync and never was, or is being resynced", replica.name));
         }
         if known.is_removed {
-            world.find(format!("{} makes a mirror although it was taken out", replica.name));
+            harness.find(format!("{} makes a mirror although it was taken out", replica.name));
         }
     }
 }
 
 /// A mirror whose replicas have one history must open.
-pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &MirrorError) {
-    world.say(format!("    refused: {why}"));
+pub fn check_refusal(harness: &Harness, named: &[usize], present: &[usize], why: &MirrorError) {
+    harness.say(format!("    refused: {why}"));
     // Others are blank or wiped, and no obstacle.
-    let given: Vec<_> = present.iter().filter_map(|number| world.labelled(*number)).collect();
+    let given: Vec<_> = present.iter().filter_map(|number| harness.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.replicas[label.own_index].id).collect();
     if ids.len() < given.len() {
         // Of two images of one replica nothing tells which is meant.
@@ -149,8 +150,8 @@ pub fn check_refusal(world: &World, named: &[usize], present: &[usize], why: &Mi
         let others = given.iter().enumerate().filter(|(other, _)| *other != at);
         let others: Vec<_> = others.map(|(_, (known, label))| (known, label)).collect();
         let members = label.replicas.iter().filter(|member| member.state != ReplicaState::Removed).count();
-        if named.len() <= members && world.model.borrow().must_open((known, label), &others) {
-            world.find(format!("it is refused although label {at} has the only history: {why}"));
+        if named.len() <= members && harness.model.borrow().must_open((known, label), &others) {
+            harness.find(format!("it is refused although label {at} has the only history: {why}"));
         }
     }
 }

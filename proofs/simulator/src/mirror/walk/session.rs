@@ -14,15 +14,15 @@ use sealblock_layers_mirror::{
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
-use super::model::{Known, Stamp};
-use super::replica::{BLOCKS, Image, Plug, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
-use super::rules::{Copies, adopt, check_in_sync, check_refusal};
-use super::world::{Up, World};
+use super::harness::{Harness, MirrorHandle};
+use super::model::{ImageInfo, Stamp};
+use super::replica::{BLOCKS, Image, LinkedReplica, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
+use super::rules::{GoodCopies, adopt, check_in_sync, check_refusal};
 use crate::executor::Executor;
 
 /// How the mirror is opened.
 #[derive(Clone, Debug)]
-pub struct Plan {
+pub struct SessionPlan {
     /// The replicas that are named, in this order.
     pub named: Vec<usize>,
     /// Those of them that are there.
@@ -30,7 +30,7 @@ pub struct Plan {
     pub read_only: bool,
     /// It is made, of the content of the first.
     pub creates: bool,
-    pub drill: TestHooks,
+    pub hooks: TestHooks,
     /// How much is done with it.
     pub steps: u64,
     /// It is closed in the end, and not just left.
@@ -41,11 +41,11 @@ pub struct Plan {
 
 /// A mirror that is open.
 pub struct Host {
-    pub world: Rc<World>,
+    pub harness: Rc<Harness>,
     pub executor: Executor,
     pub stack: DynDevice,
-    pub mirror: Up,
-    pub plan: Plan,
+    pub mirror: MirrorHandle,
+    pub plan: SessionPlan,
     /// Blocks that were changed or damaged in this step.
     touched: std::cell::RefCell<BTreeSet<usize>>,
     /// Images that replicas had before.
@@ -54,100 +54,100 @@ pub struct Host {
 
 /// What came of a session.
 #[derive(Default)]
-pub struct Came {
+pub struct SessionResult {
     pub opened: bool,
     /// Replicas that were added and taken out.
     pub added: Vec<usize>,
     pub removed: Vec<usize>,
 }
 
-fn reopen(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> Reopen {
-    let (world, replica, executor) = (world.clone(), replica.clone(), executor.clone());
+fn reopen(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> Reopen {
+    let (harness, replica, executor) = (harness.clone(), replica.clone(), executor.clone());
     Box::new(move || {
-        let found = if replica.line.get() == ReplicaLink::Gone {
+        let found = if replica.link.get() == ReplicaLink::Gone {
             Err("it is away".to_owned())
         } else {
-            Ok(plug(&world, &replica, &executor))
+            Ok(linked(&harness, &replica, &executor))
         };
         Box::pin(std::future::ready(found))
     })
 }
 
-fn plug(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> DynDevice {
-    DynDevice::new(Gate::new(replica.name.as_str(), Plug::new(replica, world, executor)))
+fn linked(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> DynDevice {
+    DynDevice::new(Gate::new(replica.name.as_str(), LinkedReplica::new(replica, harness, executor)))
 }
 
-fn source(world: &Rc<World>, replica: &Rc<Replica>, executor: &Executor) -> ReplicaSource {
-    let again = reopen(world, replica, executor);
-    let device = if replica.line.get() == ReplicaLink::Gone {
+fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> ReplicaSource {
+    let again = reopen(harness, replica, executor);
+    let device = if replica.link.get() == ReplicaLink::Gone {
         Err("it is away".to_owned())
     } else {
-        Ok(plug(world, replica, executor))
+        Ok(linked(harness, replica, executor))
     };
     ReplicaSource { name: replica.name.clone(), device, reopen: Some(again) }
 }
 
 /// Opens the mirror as planned and uses it. What came of it is noted in `came` as it comes, for the machine may stop.
 pub async fn run(
-    world: Rc<World>,
+    harness: Rc<Harness>,
     executor: Executor,
-    plan: Plan,
+    plan: SessionPlan,
     older: Vec<(usize, Image)>,
-    came: Rc<std::cell::RefCell<Came>>,
+    result: Rc<std::cell::RefCell<SessionResult>>,
 ) {
-    let named = || plan.named.iter().map(|number| &world.replicas[*number]);
+    let named = || plan.named.iter().map(|number| &harness.replicas[*number]);
     for replica in named() {
         replica.is_swapped.set(false);
         replica.held.set(None);
-        replica.line.set(if plan.present.contains(&replica.number) { ReplicaLink::Up } else { ReplicaLink::Gone });
+        replica.link.set(if plan.present.contains(&replica.number) { ReplicaLink::Up } else { ReplicaLink::Gone });
     }
-    let Some(opened) = open(&world, &executor, &plan).await else { return };
-    came.borrow_mut().opened = true;
-    adopt(&world, opened.mirror.clone(), &plan);
+    let Some(opened) = open(&harness, &executor, &plan).await else { return };
+    result.borrow_mut().opened = true;
+    adopt(&harness, opened.mirror.clone(), &plan);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
-    let stack = DynDevice::new(Gate::new("mirror", Shared(opened.mirror.clone())));
-    let host = Host { world, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
-    host.say_standings();
-    check_in_sync(&host.world);
-    host.steps(&came).await;
+    let stack = DynDevice::new(Gate::new("mirror", SharedMirror(opened.mirror.clone())));
+    let host = Host { harness, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
+    host.say_states();
+    check_in_sync(&host.harness);
+    host.steps(&result).await;
     host.end().await;
 }
 
 /// Opens or makes the mirror. If it is refused, it must be right that it is.
-async fn open(world: &Rc<World>, executor: &Executor, plan: &Plan) -> Option<OpenMirror<Executor>> {
-    let named = plan.named.iter().map(|number| &world.replicas[*number]);
-    let sources = named.map(|replica| source(world, replica, executor)).collect();
+async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) -> Option<OpenMirror<Executor>> {
+    let named = plan.named.iter().map(|number| &harness.replicas[*number]);
+    let sources = named.map(|replica| source(harness, replica, executor)).collect();
     let mut random = [0; 16];
-    random[..8].copy_from_slice(&world.random.word().to_le_bytes());
-    random[8..].copy_from_slice(&world.random.word().to_le_bytes());
+    random[..8].copy_from_slice(&harness.random.word().to_le_bytes());
+    random[8..].copy_from_slice(&harness.random.word().to_le_bytes());
     if plan.creates {
         let options = CreateOptions { random, from: Some(0), force: true };
-        let made = create_with_hooks(sources, executor.clone(), options, plan.drill).await;
-        return made.map_err(|why| world.find(format!("a mirror cannot be made: {why}"))).ok();
+        let made = create_with_hooks(sources, executor.clone(), options, plan.hooks).await;
+        return made.map_err(|why| harness.find(format!("a mirror cannot be made: {why}"))).ok();
     }
     let options = OpenOptions { is_read_only: plan.read_only, random };
-    let opened = open_with_hooks(sources, executor.clone(), options, plan.drill).await;
-    opened.map_err(|why| check_refusal(world, &plan.named, &plan.present, &why)).ok()
+    let opened = open_with_hooks(sources, executor.clone(), options, plan.hooks).await;
+    opened.map_err(|why| check_refusal(harness, &plan.named, &plan.present, &why)).ok()
 }
 
 /// Has a replica's label say that it was written by itself; `done` is set where that was answered.
 pub async fn mark_alone(
-    world: Rc<World>,
+    harness: Rc<Harness>,
     executor: Executor,
-    (number, drill): (usize, TestHooks),
+    (number, hooks): (usize, TestHooks),
     done: Rc<std::cell::Cell<bool>>,
 ) {
-    let device = plug(&world, &world.replicas[number], &executor);
-    match mark_written_alone_with_hooks(&device, drill).await {
+    let device = linked(&harness, &harness.replicas[number], &executor);
+    match mark_written_alone_with_hooks(&device, hooks).await {
         Ok(()) => done.set(true),
-        Err(why) => world.find(format!("a replica cannot be marked as written alone: {why}")),
+        Err(why) => harness.find(format!("a replica cannot be marked as written alone: {why}")),
     }
 }
 
 /// The mirror as a device that its host shares with the walk.
-struct Shared(Up);
+struct SharedMirror(MirrorHandle);
 
-impl Device for Shared {
+impl Device for SharedMirror {
     fn geometry(&self) -> &sealblock_block::Geometry {
         self.0.geometry()
     }
@@ -156,42 +156,44 @@ impl Device for Shared {
         self.0.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.0.execute(operation).await
+    async fn execute(&self, request: Request) -> Outcome {
+        self.0.execute(request).await
     }
 }
 
 impl Host {
-    pub fn say(&self, line: String) {
-        self.world.say(format!("    {line}"));
+    pub fn say(&self, link: String) {
+        self.harness.say(format!("    {link}"));
     }
 
-    fn say_standings(&self) {
+    fn say_states(&self) {
         let description = self.mirror.describe();
-        let legs: Vec<String> = description
+        let replicas: Vec<String> = description
             .replicas
             .iter()
-            .map(|leg| format!("{} {}{}", leg.name, leg.state.as_str(), if leg.is_online { "" } else { " (away)" }))
+            .map(|replica| {
+                format!("{} {}{}", replica.name, replica.state.as_str(), if replica.is_online { "" } else { " (away)" })
+            })
             .collect();
-        self.say(format!("{}; unsettled {} bytes", legs.join(", "), description.dirty_bytes));
+        self.say(format!("{}; unsettled {} bytes", replicas.join(", "), description.dirty_bytes));
     }
 
-    async fn steps(&self, came: &Rc<std::cell::RefCell<Came>>) {
+    async fn steps(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         for _ in 0..self.plan.steps {
-            if self.world.found().is_some() {
+            if self.harness.found().is_some() {
                 return;
             }
             self.touched.borrow_mut().clear();
-            let before = Copies::there(&self.world);
-            self.step(came).await;
-            self.world.book();
-            before.are_kept(&self.world, &self.touched.borrow());
-            check_in_sync(&self.world);
+            let before = GoodCopies::there(&self.harness);
+            self.step(result).await;
+            self.harness.book();
+            before.are_kept(&self.harness, &self.touched.borrow());
+            check_in_sync(&self.harness);
         }
     }
 
-    async fn step(&self, came: &Rc<std::cell::RefCell<Came>>) {
-        let random = &self.world.random;
+    async fn step(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
+        let random = &self.harness.random;
         if random.chance(self.plan.damage_percent) {
             return self.damage();
         }
@@ -203,82 +205,82 @@ impl Host {
             42..44 if !read_only => self.write_behind().await,
             44..46 if !read_only => self.fail_beside_flush().await,
             42..62 => self.time().await,
-            62..70 => self.leave(&self.named()),
-            70..78 => self.come_back(&self.named()),
+            62..70 => self.disconnect(&self.named()),
+            70..78 => self.reconnect(&self.named()),
             78..81 if !read_only => self.fill(),
             81..84 => self.verify().await,
             84..88 if !read_only => self.repair().await,
-            88..90 if !read_only => self.add(came).await,
-            90..92 if !read_only => self.replace(came).await,
-            92..95 if !read_only => self.remove(came).await,
+            88..90 if !read_only => self.add(result).await,
+            90..92 if !read_only => self.replace(result).await,
+            92..95 if !read_only => self.remove(result).await,
             95..97 if !read_only => self.accept().await,
             _ => self.read(self.extent()).await,
         }
     }
 
     fn extent(&self) -> Extent {
-        let random = &self.world.random;
+        let random = &self.harness.random;
         let blocks = *random.pick(&[1, 1, 2, 5]);
         let first = random.below(BLOCKS - blocks + 1);
         Extent::from_raw(first, blocks).expect("a few of the replica's blocks are an extent")
     }
 
     /// Whether a request may fail like this. `before` are the replicas that were well when it was asked.
-    fn judge(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
-        self.world.failed.set(self.world.failed.get() + 1);
-        let now = self.world.well();
+    fn check_failure(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
+        self.harness.failed.set(self.harness.failed.get() + 1);
+        let now = self.harness.well();
         if let Some((number, _)) = before.iter().find(|replica| now.contains(replica)) {
-            let name = &self.world.replicas[*number].name;
-            self.world.find(format!("{what} fails although {name} was well all the time: {error}"));
+            let name = &self.harness.replicas[*number].name;
+            self.harness.find(format!("{what} fails although {name} was well all the time: {error}"));
         }
     }
 
-    async fn change(&self, what: &str, extent: Extent, stamp: Stamp, operation: Request) {
+    async fn change(&self, what: &str, extent: Extent, stamp: Stamp, request: Request) {
         let blocks: Vec<(usize, Stamp)> = extent.iter().map(|lba| (lba.get() as usize, stamp)).collect();
         self.touched.borrow_mut().extend(blocks.iter().map(|(block, _)| *block));
-        let before = self.world.well();
-        self.world.advance(|model, node, state| model.begin(node, state, &blocks));
-        match self.stack.execute(operation).await {
+        let before = self.harness.well();
+        self.harness.advance(|model, node, state| model.begin(node, state, &blocks));
+        match self.stack.execute(request).await {
             Ok(_) => {
                 self.say(format!("{what} {stamp} to {extent}"));
-                self.world.answered.set(self.world.answered.get() + 1);
-                self.world.advance(|model, node, state| model.acknowledge(node, state, &blocks));
+                self.harness.completed.set(self.harness.completed.get() + 1);
+                self.harness.advance(|model, node, state| model.acknowledge(node, state, &blocks));
             }
             Err(error) => {
                 self.say(format!("{what} {stamp} to {extent} fails: {error}"));
-                self.judge(what, &error, &before);
+                self.check_failure(what, &error, &before);
             }
         }
     }
 
     pub async fn write(&self, extent: Extent) {
-        let stamp = self.world.fresh();
+        let stamp = self.harness.fresh();
         let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
-        let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.world.format, &tags(extent));
+        let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.harness.format, &tags(extent));
         let write = Request::Write { extent, data, durability: Durability::Volatile };
         self.change("write", extent, stamp, write).await;
     }
 
     async fn zero(&self) {
-        let (extent, may_unmap) = (self.extent(), self.world.random.chance(50));
+        let (extent, may_unmap) = (self.extent(), self.harness.random.chance(50));
         let zero = Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile };
         self.change("zero", extent, 0, zero).await;
     }
 
     /// Whether it was acknowledged.
     async fn flush(&self) -> bool {
-        let before = self.world.well();
+        let before = self.harness.well();
         match self.stack.execute(Request::Flush).await {
             Ok(_) => {
                 self.say("flush".to_owned());
-                self.world.advance(|model, node, state| model.flush(node, state));
+                self.harness.advance(|model, node, state| model.flush(node, state));
                 true
             }
             Err(error) => {
                 self.say(format!("flush fails: {error}"));
                 // That what was not flushed may be lost is said once.
                 if !matches!(error.kind(), ErrorKind::Media { .. }) {
-                    self.judge("flush", &error, &before);
+                    self.check_failure("flush", &error, &before);
                 }
                 false
             }
@@ -286,13 +288,13 @@ impl Host {
     }
 
     pub async fn read(&self, extent: Extent) {
-        let (mut before, mut had) = (self.world.well(), self.good_copies());
-        let checks = full(self.world.format, extent);
+        let (mut before, mut had) = (self.harness.well(), self.good_copies());
+        let checks = full(self.harness.format, extent);
         match self.stack.execute(Request::Read { extent, checks }).await {
             Ok(Response::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
                 self.see(lba, data.slice(index, 1).data());
             }),
-            Ok(other) => self.world.find(format!("a read was answered with {other:?}")),
+            Ok(other) => self.harness.find(format!("a read was answered with {other:?}")),
             Err(error) => {
                 if self.plan.read_only && self.mirror.describe().dirty_bytes > 0 {
                     // What the members have there differs, and the one that was read may be gone, or damaged since.
@@ -300,8 +302,10 @@ impl Host {
                     had.clear();
                 }
                 match error.bad_blocks() {
-                    Some(faults) => faults.as_slice().iter().for_each(|fault| self.check_loss(fault.lba, &had)),
-                    None => self.judge("read", &error, &before),
+                    Some(bad_blocks) => {
+                        bad_blocks.as_slice().iter().for_each(|bad_block| self.check_loss(bad_block.lba, &had))
+                    }
+                    None => self.check_failure("read", &error, &before),
                 }
             }
         }
@@ -311,13 +315,13 @@ impl Host {
     fn see(&self, lba: Lba, data: &[u8]) {
         let block = lba.get() as usize;
         let Some(stamp) = stamp_of(lba, data) else {
-            return self.world.find(format!("block {lba} reads as what nobody wrote there"));
+            return self.harness.find(format!("block {lba} reads as content that was never written there"));
         };
-        if let Some(session) = self.world.session.borrow_mut().as_mut() {
-            self.world.checked.set(self.world.checked.get() + 1);
+        if let Some(session) = self.harness.session.borrow_mut().as_mut() {
+            self.harness.checked.set(self.harness.checked.get() + 1);
             if !session.state.may_hold(block).contains(&stamp) {
                 let may = session.state.may_hold(block);
-                self.world.find(format!("block {block} reads as {stamp}, not {may:?}"));
+                self.harness.find(format!("block {block} reads as {stamp}, not {may:?}"));
             }
             session.state.pin(block, stamp);
         }
@@ -326,75 +330,75 @@ impl Host {
     /// Which blocks are good on which replicas that are well, and of which opening.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
         let of = |replica: (usize, u64)| {
-            let copies = self.world.copies(&self.world.replicas[replica.0]).into_iter().enumerate();
+            let copies = self.harness.copies(&self.harness.replicas[replica.0]).into_iter().enumerate();
             copies.filter(|(_, copy)| copy.is_some()).map(move |(block, _)| (replica, block))
         };
-        self.world.well().into_iter().flat_map(of).collect()
+        self.harness.well().into_iter().flat_map(of).collect()
     }
 
     /// A block is said to be lost: no replica that was well all the time may have had it.
     fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
-        let now = self.world.well();
+        let now = self.harness.well();
         let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
         if let Some(((number, _), _)) = had.iter().find(is_it) {
-            let name = &self.world.replicas[*number].name;
-            self.world.find(format!("block {lba} does not read although {name} has it"));
+            let name = &self.harness.replicas[*number].name;
+            self.harness.find(format!("block {lba} does not read although {name} has it"));
         }
     }
 
     /// The mirror's background work goes on.
     async fn time(&self) {
-        self.wait(*self.world.random.pick(&[1, 3, 6, 20])).await;
+        self.wait(*self.harness.random.pick(&[1, 3, 6, 20])).await;
     }
 
     pub async fn wait(&self, seconds: u64) {
         self.executor.delay(Duration::from_secs(seconds)).await;
         self.say(format!("{seconds} s later:"));
-        self.say_standings();
+        self.say_states();
     }
 
     pub fn named(&self) -> Rc<Replica> {
-        self.world.replicas[*self.world.random.pick(&self.plan.named)].clone()
+        self.harness.replicas[*self.harness.random.pick(&self.plan.named)].clone()
     }
 
-    pub fn leave(&self, replica: &Replica) {
-        if replica.line.get() == ReplicaLink::Gone {
+    pub fn disconnect(&self, replica: &Replica) {
+        if replica.link.get() == ReplicaLink::Gone {
             return;
         }
         self.say(format!("{} goes away", replica.name));
-        replica.break_line(ReplicaLink::Gone);
+        replica.break_link(ReplicaLink::Gone);
     }
 
-    pub fn come_back(&self, replica: &Replica) {
-        if replica.line.get() == ReplicaLink::Up {
+    pub fn reconnect(&self, replica: &Replica) {
+        if replica.link.get() == ReplicaLink::Up {
             return;
         }
-        let random = &self.world.random;
+        let random = &self.harness.random;
         let images: Vec<&Image> =
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
-        if replica.line.get() == ReplicaLink::Gone && !images.is_empty() && random.chance(20) {
+        if replica.link.get() == ReplicaLink::Gone && !images.is_empty() && random.chance(20) {
             self.say(format!("{} is put back to an older image", replica.name));
             self.touched.borrow_mut().extend(0..BLOCKS as usize);
-            self.world.put(replica.number, (*random.pick(&images)).clone());
+            self.harness.put(replica.number, (*random.pick(&images)).clone());
         }
         self.say(format!("{} is there again", replica.name));
-        replica.line.set(ReplicaLink::Up);
+        replica.link.set(ReplicaLink::Up);
     }
 
     fn fill(&self) {
         let replica = self.named();
-        if replica.line.get() == ReplicaLink::Up {
+        if replica.link.get() == ReplicaLink::Up {
             self.say(format!("{} fails changes", replica.name));
-            replica.break_line(ReplicaLink::Full);
+            replica.break_link(ReplicaLink::Full);
         }
     }
 
     /// Spoils blocks of one replica, or of all that are in sync.
     fn damage(&self) {
         let extent = self.extent();
-        let replicas = if self.world.random.chance(40) { self.world.in_sync() } else { vec![self.named()] };
+        let replicas = if self.harness.random.chance(40) { self.harness.in_sync() } else { vec![self.named()] };
         for (replica, lba) in replicas.iter().flat_map(|replica| extent.iter().map(move |lba| (replica, lba))) {
-            if replica.image.borrow_mut().damage(lba, &self.world.random) {
+            if replica.image.borrow_mut().damage(lba, &self.harness.random) {
                 self.touched.borrow_mut().insert(lba.get() as usize);
                 self.say(format!("block {lba} of {} is damaged", replica.name));
             }
@@ -406,31 +410,31 @@ impl Host {
     }
 
     async fn verify(&self) {
-        let (extent, before) = (self.whole(), self.world.well());
-        let checks = full(self.world.format, extent);
+        let (extent, before) = (self.whole(), self.harness.well());
+        let checks = full(self.harness.format, extent);
         match self.stack.execute(Request::Verify { extent, checks }).await {
             Ok(_) => {
                 self.say("verify: clean".to_owned());
-                for (number, _) in self.world.well() {
-                    let replica = &self.world.replicas[number];
-                    let bad = (0..BLOCKS as usize).find(|block| self.world.copy(replica, *block).is_none());
+                for (number, _) in self.harness.well() {
+                    let replica = &self.harness.replicas[number];
+                    let bad = (0..BLOCKS as usize).find(|block| self.harness.copy(replica, *block).is_none());
                     if let Some(block) = bad.filter(|_| before.contains(&(number, replica.epoch.get()))) {
-                        self.world.find(format!("verify is clean and block {block} of {} is bad", replica.name));
+                        self.harness.find(format!("verify is clean and block {block} of {} is bad", replica.name));
                     }
                 }
             }
             Err(error) => {
                 self.say(format!("verify: {error}"));
                 if error.bad_blocks().is_none() {
-                    self.judge("verify", &error, &before);
+                    self.check_failure("verify", &error, &before);
                 }
             }
         }
     }
 
     async fn repair(&self) {
-        let (extent, before) = (self.whole(), self.world.well());
-        let checks = full(self.world.format, extent);
+        let (extent, before) = (self.whole(), self.harness.well());
+        let checks = full(self.harness.format, extent);
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
         let outcome = self.stack.execute(Request::Repair { extent, checks }).await;
@@ -438,62 +442,62 @@ impl Host {
         if let Err(error) = &outcome
             && error.bad_blocks().is_none()
         {
-            return self.judge("repair", error, &before);
+            return self.check_failure("repair", error, &before);
         }
-        let now = self.world.well();
+        let now = self.harness.well();
         for (number, _) in
             now.iter().filter(|replica| before.contains(replica) && before.iter().all(|was| now.contains(was)))
         {
-            let replica = &self.world.replicas[*number];
-            let is_bad = |block: &usize| had[*block] && self.world.copy(replica, *block).is_none();
+            let replica = &self.harness.replicas[*number];
+            let is_bad = |block: &usize| had[*block] && self.harness.copy(replica, *block).is_none();
             if let Some(block) = (0..BLOCKS as usize).find(is_bad) {
-                self.world.find(format!("block {block} of {} is not repaired", replica.name));
+                self.harness.find(format!("block {block} of {} is not repaired", replica.name));
             }
         }
     }
 
-    /// A device that is no member: blank, or with something on it that nobody wants any more.
-    fn newcomer(&self, came: &Rc<std::cell::RefCell<Came>>) -> Option<Rc<Replica>> {
+    /// A device that is not a member: blank, or with obsolete data.
+    fn newcomer(&self, result: &Rc<std::cell::RefCell<SessionResult>>) -> Option<Rc<Replica>> {
         let is_free = |replica: &&Rc<Replica>| {
-            !self.plan.named.contains(&replica.number) && !came.borrow().added.contains(&replica.number)
+            !self.plan.named.contains(&replica.number) && !result.borrow().added.contains(&replica.number)
         };
-        let replica = self.world.replicas.iter().find(is_free).cloned()?;
-        self.prepare(&replica, came);
+        let replica = self.harness.replicas.iter().find(is_free).cloned()?;
+        self.prepare(&replica, result);
         Some(replica)
     }
 
-    fn prepare(&self, replica: &Rc<Replica>, came: &Rc<std::cell::RefCell<Came>>) {
-        let mut image = Image::blank(Known { is_new: true, ..Known::default() });
-        if self.world.random.chance(40) {
-            image.fill(&self.world.random, self.world.format, self.world.fresh());
+    fn prepare(&self, replica: &Rc<Replica>, result: &Rc<std::cell::RefCell<SessionResult>>) {
+        let mut image = Image::blank(ImageInfo { is_new: true, ..ImageInfo::default() });
+        if self.harness.random.chance(40) {
+            image.fill(&self.harness.random, self.harness.format, self.harness.fresh());
         }
-        replica.line.set(ReplicaLink::Up);
-        self.world.put(replica.number, image);
-        came.borrow_mut().added.push(replica.number);
+        replica.link.set(ReplicaLink::Up);
+        self.harness.put(replica.number, image);
+        result.borrow_mut().added.push(replica.number);
     }
 
-    async fn add(&self, came: &Rc<std::cell::RefCell<Came>>) {
-        let Some(replica) = self.newcomer(came) else { return };
+    async fn add(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
+        let Some(replica) = self.newcomer(result) else { return };
         self.say(format!("{} is being added", replica.name));
-        let added = self.mirror.add(source(&self.world, &replica, &self.executor), true).await;
+        let added = self.mirror.add(source(&self.harness, &replica, &self.executor), true).await;
         self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
     }
 
     /// Another device in the place of a replica, or that replica's own where it was wiped.
-    async fn replace(&self, came: &Rc<std::cell::RefCell<Came>>) {
+    async fn replace(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         let old = self.named();
-        let is_wiped = old.line.get() != ReplicaLink::Gone && self.world.labelled(old.number).is_none();
-        let new = if is_wiped { Some(old.clone()) } else { self.newcomer(came) };
-        let Some(new) = new.filter(|_| !came.borrow().removed.contains(&old.number)) else { return };
+        let is_wiped = old.link.get() != ReplicaLink::Gone && self.harness.labelled(old.number).is_none();
+        let new = if is_wiped { Some(old.clone()) } else { self.newcomer(result) };
+        let Some(new) = new.filter(|_| !result.borrow().removed.contains(&old.number)) else { return };
         if is_wiped {
-            self.prepare(&new, came);
+            self.prepare(&new, result);
         }
-        let was_current = matches!(self.world.standing(&old), Some((ReplicaState::InSync, true)));
+        let was_current = matches!(self.harness.replica_state(&old), Some((ReplicaState::InSync, true)));
         self.say(format!("{} is being replaced by {}", old.name, new.name));
-        let done = self.mirror.replace(&old.name, source(&self.world, &new, &self.executor), true).await;
+        let done = self.mirror.replace(&old.name, source(&self.harness, &new, &self.executor), true).await;
         self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
         if done.is_ok() && !was_current && !is_wiped {
-            came.borrow_mut().removed.push(old.number);
+            result.borrow_mut().removed.push(old.number);
         }
     }
 
@@ -502,52 +506,53 @@ impl Host {
         let replica = self.named();
         // What it has kept just now no label lists yet.
         let kept = self.mirror.stale_blocks(&replica.name);
-        let copy = |block: &Lba| Some((block.get() as usize, self.world.copy(&replica, block.get() as usize)?));
+        let copy = |block: &Lba| Some((block.get() as usize, self.harness.copy(&replica, block.get() as usize)?));
         let taken: Vec<(usize, Stamp)> = kept.iter().filter_map(copy).collect();
         self.touched.borrow_mut().extend(taken.iter().map(|(block, _)| *block));
-        self.world.advance(|model, node, state| model.begin(node, state, &taken));
+        self.harness.advance(|model, node, state| model.begin(node, state, &taken));
         let done = self.mirror.accept_stale(&replica.name).await;
         if !kept.is_empty() || done.as_ref().is_ok_and(|blocks| *blocks > 0) {
             let done = done.as_ref().map_err(ToString::to_string);
             self.say(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
         }
         if done.is_ok_and(|blocks| blocks == taken.len() as u64 && blocks > 0) {
-            self.world.advance(|model, node, state| model.acknowledge(node, state, &taken));
+            self.harness.advance(|model, node, state| model.acknowledge(node, state, &taken));
         }
     }
 
-    async fn remove(&self, came: &Rc<std::cell::RefCell<Came>>) {
-        let members = self.mirror.describe().replicas.iter().filter(|leg| leg.state != ReplicaState::Removed).count();
+    async fn remove(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
+        let members =
+            self.mirror.describe().replicas.iter().filter(|replica| replica.state != ReplicaState::Removed).count();
         let replica = self.named();
-        if members < 3 || came.borrow().removed.contains(&replica.number) {
+        if members < 3 || result.borrow().removed.contains(&replica.number) {
             return;
         }
         self.say(format!("{} is being removed", replica.name));
-        let standing = self.world.standing(&replica);
-        let is_told = replica.line.get() == ReplicaLink::Up
+        let replica_state = self.harness.replica_state(&replica);
+        let is_told = replica.link.get() == ReplicaLink::Up
             && replica.is_reached()
-            && matches!(standing, Some((ReplicaState::InSync | ReplicaState::Resyncing, true)));
+            && matches!(replica_state, Some((ReplicaState::InSync | ReplicaState::Resyncing, true)));
         let removed = self.mirror.remove(&replica.name).await;
         self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
             replica.image.borrow_mut().known.is_removed |= is_told;
-            came.borrow_mut().removed.push(replica.number);
+            result.borrow_mut().removed.push(replica.number);
         }
     }
 
-    /// Whether labels call nobody in sync who is not: somebody who has not flushed what was answered before the opening.
+    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this open.
     fn has_gone_on(&self) -> bool {
-        let in_sync: Vec<usize> = self.world.in_sync().iter().map(|replica| replica.number).collect();
-        let id = |number: usize| self.world.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);
+        let in_sync: Vec<usize> = self.harness.in_sync().iter().map(|replica| replica.number).collect();
+        let id = |number: usize| self.harness.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);
         let ids: Vec<_> = in_sync.iter().filter_map(|number| id(*number)).collect();
-        let labels = in_sync.iter().filter_map(|number| self.world.labelled(*number));
+        let labels = in_sync.iter().filter_map(|number| self.harness.labelled(*number));
         let called = labels.flat_map(|(_, label)| label.replicas);
         called.filter(|member| member.state == ReplicaState::InSync).all(|member| ids.contains(&member.id))
     }
 
     /// Leaves the mirror, closed or not.
     async fn end(&self) {
-        if self.world.random.chance(if self.plan.damage_percent > 5 { 60 } else { 30 }) {
+        if self.harness.random.chance(if self.plan.damage_percent > 5 { 60 } else { 30 }) {
             for piece in self.whole().split_aligned(self.mirror.geometry().limits.max_transfer_blocks) {
                 self.read(piece).await;
             }
@@ -560,7 +565,7 @@ impl Host {
             Ok(()) => {
                 self.say("it is closed".to_owned());
                 if !self.plan.read_only && self.has_gone_on() {
-                    self.world.advance(|model, node, state| model.flush(node, state));
+                    self.harness.advance(|model, node, state| model.flush(node, state));
                 }
             }
             Err(error) => self.say(format!("it does not close: {error}")),

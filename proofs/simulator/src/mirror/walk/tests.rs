@@ -3,15 +3,15 @@
 use sealblock_layers_mirror::Mutation;
 
 use super::run;
-use crate::trial::{Order, Report};
+use crate::trial::{Report, TrialConfig};
 use crate::workload::Workload;
 
-fn order(seed: u64, workload: Workload) -> Order {
-    Order { seed, workload, crash_at: None }
+fn config(seed: u64, workload: Workload) -> TrialConfig {
+    TrialConfig { seed, workload, crash_at: None }
 }
 
 fn assert_caught(mutation: Mutation, workload: Workload, seeds: u64) {
-    let finding = (1..=seeds).find_map(|seed| run(mutation, order(seed, workload)).err());
+    let finding = (1..=seeds).find_map(|seed| run(mutation, config(seed, workload)).err());
     assert!(finding.is_some(), "{mutation:?} passes {seeds} walks");
 }
 
@@ -20,10 +20,10 @@ fn walks_pass() {
     let mut total = Report::default();
     for workload in super::LOADS {
         for seed in 1..=20 {
-            total += run(Mutation::None, order(seed, workload)).unwrap_or_else(|defeat| panic!("{defeat}"));
+            total += run(Mutation::None, config(seed, workload)).unwrap_or_else(|failure| panic!("{failure}"));
         }
     }
-    assert!(total.crashes > 100 && total.answered > 200 && total.blocks_checked > 20_000, "{total:?}");
+    assert!(total.crashes > 100 && total.completed > 200 && total.blocks_checked > 20_000, "{total:?}");
 }
 
 #[test]
@@ -91,14 +91,14 @@ fn what_becomes_suspect_beside_a_flush_and_is_forgotten_is_noticed() {
 
 #[test]
 fn a_walk_is_what_its_seed_says() {
-    let one = run(Mutation::None, order(11, Workload::Mixed));
-    assert_eq!(one, run(Mutation::None, order(11, Workload::Mixed)));
-    let other = run(Mutation::None, order(12, Workload::Mixed));
+    let one = run(Mutation::None, config(11, Workload::Mixed));
+    assert_eq!(one, run(Mutation::None, config(11, Workload::Mixed)));
+    let other = run(Mutation::None, config(12, Workload::Mixed));
     assert_ne!(one.map(|report| report.trace), other.map(|report| report.trace));
 }
 
 #[test]
 fn answers_that_come_before_it_is_noted_who_is_missing_are_noticed() {
-    // Rare: the label must be under way when all stops.
+    // Rare: the label must be in flight when all stops.
     assert_caught(Mutation::CompleteEarly, Workload::Spoil, 300);
 }

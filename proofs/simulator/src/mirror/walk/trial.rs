@@ -9,14 +9,13 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mutation, TestHooks};
 use sealblock_units::Lba;
 
-use super::model::Known;
+use super::harness::{Harness, REPLICAS};
+use super::model::ImageInfo;
 use super::replica::{BLOCKS, Image, ReplicaLink};
-use super::session::{Came, Plan, mark_alone, run as run_session};
-use super::world::{REPLICAS, World};
-use crate::executor::{Ended, Executor, RunLimits};
-use crate::random::Random;
-use crate::trace::Trace;
-use crate::trial::{FailureReport, Order, Report};
+use super::session::{SessionPlan, SessionResult, mark_alone, run as run_session};
+use crate::executor::{Executor, RunEnd, RunLimits};
+use crate::random::{Random, Trace};
+use crate::trial::{FailureReport, Report, TrialConfig};
 use crate::workload::Workload;
 
 const LIMITS: RunLimits = RunLimits { steps: 2_000_000, seconds: 24 * 3600 };
@@ -25,25 +24,25 @@ const LIMITS: RunLimits = RunLimits { steps: 2_000_000, seconds: 24 * 3600 };
 pub const LOADS: [Workload; 2] = [Workload::Mixed, Workload::Spoil];
 
 /// Old images that are kept at most.
-const MOST_IMAGES: usize = 16;
+const MAX_IMAGES: usize = 16;
 
 /// Runs one seed.
 ///
 /// # Errors
 /// The first thing that must not be.
-pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<FailureReport>> {
-    let random = Random::new(order.seed ^ ((order.workload as u64) << 56) ^ (1 << 49));
+pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
+    let random = Random::new(config.seed ^ ((config.workload as u64) << 56) ^ (1 << 49));
     let format = *random.pick(&[
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)),
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1)),
         None,
     ]);
-    let drill = TestHooks { mutation, region_shift: Some(random.between(0, 4) as u32) };
+    let hooks = TestHooks { mutation, region_shift: Some(random.between(0, 4) as u32) };
     let mut walk = Walk {
-        order,
-        drill,
-        world: Rc::new(World::new(format, random.fork("world"))),
+        config,
+        hooks,
+        harness: Rc::new(Harness::new(format, random.fork("world"))),
         random,
         trace: Trace::default(),
         members: BTreeSet::new(),
@@ -52,24 +51,24 @@ pub fn run(mutation: Mutation, order: Order) -> Result<Report, Box<FailureReport
         report: Report::default(),
     };
     let done = walk.whole();
-    walk.report.ios = walk.world.operations.get();
-    walk.report.answered = walk.world.answered.get();
-    walk.report.failed = walk.world.failed.get();
-    walk.report.blocks_checked = walk.world.checked.get();
+    walk.report.ios = walk.harness.operations.get();
+    walk.report.completed = walk.harness.completed.get();
+    walk.report.failed = walk.harness.failed.get();
+    walk.report.blocks_checked = walk.harness.checked.get();
     walk.report.trace = walk.trace.hash();
     match done {
         Ok(()) => Ok(walk.report),
-        Err(finding) => Err(Box::new(FailureReport { order, finding, story: walk.world.story.take() })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, story: walk.harness.story.take() })),
     }
 }
 
 struct Walk {
-    order: Order,
-    drill: TestHooks,
-    world: Rc<World>,
+    config: TrialConfig,
+    hooks: TestHooks,
+    harness: Rc<Harness>,
     random: Random,
     trace: Trace,
-    /// The replicas that whoever runs the mirror takes for its members.
+    /// The replicas that the operator takes for members.
     members: BTreeSet<usize>,
     /// Replicas that were taken out.
     taken_out: BTreeSet<usize>,
@@ -80,10 +79,10 @@ struct Walk {
 
 impl Walk {
     fn whole(&mut self) -> Result<(), String> {
-        self.world.say(format!(
+        self.harness.say(format!(
             "{:?}, regions of {} blocks",
-            self.world.format,
-            1 << self.drill.region_shift.unwrap_or(0)
+            self.harness.format,
+            1 << self.hooks.region_shift.unwrap_or(0)
         ));
         self.members = (0..*self.random.pick(&[2, 2, 3, 3])).collect();
         self.make()?;
@@ -91,39 +90,40 @@ impl Walk {
             match self.random.below(100) {
                 0..50 => self.any_session()?,
                 50..63 => self.keep_image(),
-                63..78 => self.put_back(),
+                63..78 => self.restore_image(),
                 78..84 => self.go_on_from_image()?,
                 84..88 => self.open_taken_out()?,
-                88..92 => self.spoil(),
+                88..92 => self.corrupt(),
                 92..95 => self.write_alone()?,
-                95..97 => self.give_up_after_going_alone()?,
+                95..97 => self.write_after_going_alone()?,
                 _ => self.blank(),
             }
         }
-        self.rest()
+        self.quiesce()
     }
 
     /// The mirror is made, of blank devices or of one with content; the machine may stop meanwhile.
     fn make(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
-        let (is_blank, stamp) = (self.random.chance(40), self.world.fresh());
+        let (is_blank, stamp) = (self.random.chance(40), self.harness.fresh());
         for number in &all {
             let is_source = is_blank || *number == 0;
-            let known = Known { node: is_source.then_some(0), holds: is_source.then_some(0), ..Known::default() };
-            let mut image = Image::blank(Known { is_new: !is_source, ..known });
+            let known =
+                ImageInfo { node: is_source.then_some(0), holds: is_source.then_some(0), ..ImageInfo::default() };
+            let mut image = Image::blank(ImageInfo { is_new: !is_source, ..known });
             if !is_blank && (is_source || self.random.chance(50)) {
-                let blocks = image.fill(&self.random, self.world.format, stamp + *number as u64);
+                let blocks = image.fill(&self.random, self.harness.format, stamp + *number as u64);
                 if is_source {
-                    self.world.model.borrow_mut().begin_with(&blocks, stamp);
+                    self.harness.model.borrow_mut().begin_with(&blocks, stamp);
                 }
             }
-            self.world.put(*number, image);
+            self.harness.put(*number, image);
         }
         for _ in &all {
-            self.world.fresh();
+            self.harness.fresh();
         }
         for tries in 0.. {
-            let plan = Plan { present: all.clone(), read_only: false, creates: true, ..self.plan(all.clone()) };
+            let plan = SessionPlan { present: all.clone(), read_only: false, creates: true, ..self.plan(all.clone()) };
             let stops = tries < 3 && self.random.chance(40);
             self.session(plan, stops.then(|| self.random.between(1, 20)))?;
             if self.has_label(0) {
@@ -133,24 +133,25 @@ impl Walk {
         Ok(())
     }
 
-    /// Somebody writes to a replica by itself, and says so before.
+    /// The operator writes to one replica alone, after marking it as written alone.
     fn write_alone(&mut self) -> Result<(), String> {
         let number = self.random.below(REPLICAS as u64) as usize;
         if self.has_label(number) { self.write_to(number) } else { Ok(()) }
     }
 
     fn write_to(&mut self, number: usize) -> Result<(), String> {
-        let replica = self.world.replicas[number].clone();
-        self.world.say(format!("{} is written by itself", replica.name));
-        replica.line.set(ReplicaLink::Up);
+        let replica = self.harness.replicas[number].clone();
+        self.harness.say(format!("{} is written by itself", replica.name));
+        replica.link.set(ReplicaLink::Up);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let done = Rc::new(Cell::new(false));
-        self.world.heard.borrow_mut().clone_from(&replica.image.borrow().known.heard);
-        self.world.stop_in(self.random.chance(30).then(|| self.random.between(1, 3)));
+        self.harness.acked.borrow_mut().clone_from(&replica.image.borrow().known.acked);
+        self.harness.stop_in(self.random.chance(30).then(|| self.random.between(1, 3)));
         drop(
-            executor.run(LIMITS, mark_alone(self.world.clone(), executor.clone(), (number, self.drill), done.clone())),
+            executor
+                .run(LIMITS, mark_alone(self.harness.clone(), executor.clone(), (number, self.hooks), done.clone())),
         );
-        self.world.stop_in(None);
+        self.harness.stop_in(None);
         if done.get() {
             let mut image = replica.image.borrow_mut();
             let is_removed =
@@ -159,44 +160,44 @@ impl Walk {
                 // What it holds may be here alone: it is not to be overwritten without a word.
                 image.known.node = None;
             }
-            image.fill(&self.random, self.world.format, self.world.fresh());
+            image.fill(&self.random, self.harness.format, self.harness.fresh());
         }
-        self.world.found().map_or(Ok(()), Err)
+        self.harness.found().map_or(Ok(()), Err)
     }
 
     /// One goes on alone, is then written by itself, and is put together with the others, which lack what it went on with.
-    fn give_up_after_going_alone(&mut self) -> Result<(), String> {
+    fn write_after_going_alone(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let number = *self.random.pick(&all);
         if all.len() < 2 || !self.has_label(number) {
             return Ok(());
         }
-        let plan = Plan { present: vec![number], read_only: false, closes: true, ..self.plan(all.clone()) };
+        let plan = SessionPlan { present: vec![number], read_only: false, closes: true, ..self.plan(all.clone()) };
         if self.session(plan, None)? {
             self.write_to(number)?;
-            self.session(Plan { present: all.clone(), ..self.plan(all) }, None)?;
+            self.session(SessionPlan { present: all.clone(), ..self.plan(all) }, None)?;
         }
         Ok(())
     }
 
-    fn plan(&self, named: Vec<usize>) -> Plan {
-        Plan {
+    fn plan(&self, named: Vec<usize>) -> SessionPlan {
+        SessionPlan {
             named,
             present: Vec::new(),
             read_only: self.random.chance(8),
             creates: false,
-            drill: self.drill,
+            hooks: self.hooks,
             steps: self.random.between(1, 12),
             closes: self.random.chance(50),
-            damage_percent: if self.order.workload == Workload::Spoil { 15 } else { 1 },
+            damage_percent: if self.config.workload == Workload::Spoil { 15 } else { 1 },
         }
     }
 
     fn has_label(&self, number: usize) -> bool {
-        self.world.labelled(number).is_some()
+        self.harness.labelled(number).is_some()
     }
 
-    /// Names that somebody might try, in any order.
+    /// Draws names that an operator might use, in any order.
     fn draw_names(&self) -> Vec<usize> {
         let all: Vec<usize> = match self.random.below(10) {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
@@ -226,9 +227,9 @@ impl Walk {
         }
         present.sort_unstable();
         let stops_in = self.random.chance(40).then(|| self.random.between(1, *self.random.pick(&[10, 40, 300])));
-        let plan = Plan { present, ..self.plan(named) };
+        let plan = SessionPlan { present, ..self.plan(named) };
         if !self.session(plan.clone(), stops_in)? && self.random.chance(40) {
-            self.give_up_others(&plan.present);
+            self.wipe_others(&plan.present);
         }
         Ok(())
     }
@@ -240,21 +241,21 @@ impl Walk {
         if all.len() < 2 || !self.has_label(number) {
             return Ok(());
         }
-        let mut image = self.world.replicas[number].image.borrow().clone();
+        let mut image = self.harness.replicas[number].image.borrow().clone();
         image.flush();
-        if !self.session(Plan { present: all.clone(), ..self.plan(all.clone()) }, None)? {
+        if !self.session(SessionPlan { present: all.clone(), ..self.plan(all.clone()) }, None)? {
             return Ok(());
         }
-        self.world
-            .say(format!("an image of {} from before that is put in its place", self.world.replicas[number].name));
-        self.world.put(number, image);
+        self.harness
+            .say(format!("an image of {} from before that is put in its place", self.harness.replicas[number].name));
+        self.harness.put(number, image);
         for present in [vec![number], all.clone()] {
-            self.session(Plan { present, ..self.plan(all.clone()) }, None)?;
+            self.session(SessionPlan { present, ..self.plan(all.clone()) }, None)?;
         }
         Ok(())
     }
 
-    /// Somebody tries one that was taken out, alone or with others.
+    /// The operator opens a removed replica, alone or with others.
     fn open_taken_out(&mut self) -> Result<(), String> {
         let out: Vec<usize> = self.taken_out.iter().copied().filter(|number| self.has_label(*number)).collect();
         let others: Vec<usize> = self.members.iter().copied().filter(|number| !out.contains(number)).collect();
@@ -263,81 +264,82 @@ impl Walk {
         }
         let (one, other) = (*self.random.pick(&out), *self.random.pick(&others));
         let present = if self.random.chance(70) { vec![one] } else { vec![one, other] };
-        self.session(Plan { present, ..self.plan(vec![one, other]) }, None).map(drop)
+        self.session(SessionPlan { present, ..self.plan(vec![one, other]) }, None).map(drop)
     }
 
     /// One is chosen to go on with; the others are wiped.
-    fn give_up_others(&mut self, present: &[usize]) {
+    fn wipe_others(&mut self, present: &[usize]) {
         let winner = *self.random.pick(present);
         for number in present.iter().filter(|number| **number != winner) {
-            self.world.say(format!("{} is given up and wiped", self.world.replicas[*number].name));
-            self.world.put(*number, Image::blank(Known::default()));
+            self.harness.say(format!("{} is abandoned and wiped", self.harness.replicas[*number].name));
+            self.harness.put(*number, Image::blank(ImageInfo::default()));
         }
     }
 
     /// Runs a session; whether the mirror opened.
-    fn session(&mut self, plan: Plan, stops_in: Option<u64>) -> Result<bool, String> {
+    fn session(&mut self, plan: SessionPlan, stops_in: Option<u64>) -> Result<bool, String> {
         let names = |numbers: &[usize]| -> String {
-            numbers.iter().map(|number| self.world.replicas[*number].name.as_str()).collect::<Vec<_>>().join(",")
+            numbers.iter().map(|number| self.harness.replicas[*number].name.as_str()).collect::<Vec<_>>().join(",")
         };
         let how = if plan.read_only { ", for reading only" } else { "" };
-        self.world.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
-        self.world.say_labels(&plan.present);
+        self.harness.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
+        self.harness.say_labels(&plan.present);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
-        let mut heard = self.world.heard.borrow_mut();
-        heard.clear();
-        for (known, label) in plan.present.iter().filter_map(|number| self.world.labelled(*number)) {
+        let mut acked = self.harness.acked.borrow_mut();
+        acked.clear();
+        for (known, label) in plan.present.iter().filter_map(|number| self.harness.labelled(*number)) {
             let own = (label.replicas[label.own_index].id, known.own);
-            for (id, label) in known.heard.into_iter().chain([own]) {
-                let last = heard.entry(id).or_default();
+            for (id, label) in known.acked.into_iter().chain([own]) {
+                let last = acked.entry(id).or_default();
                 *last = (*last).max(label);
             }
         }
-        drop(heard);
-        self.world.stop_in(stops_in);
-        let came = Rc::new(RefCell::new(Came::default()));
-        let main = run_session(self.world.clone(), executor.clone(), plan.clone(), self.images.clone(), came.clone());
+        drop(acked);
+        self.harness.stop_in(stops_in);
+        let result = Rc::new(RefCell::new(SessionResult::default()));
+        let main =
+            run_session(self.harness.clone(), executor.clone(), plan.clone(), self.images.clone(), result.clone());
         let ended = executor.run(LIMITS, main);
-        self.world.stop_in(None);
+        self.harness.stop_in(None);
         self.stop(&plan, &ended);
-        let came = came.take();
-        self.members.extend(&came.added);
-        self.members.retain(|number| !came.removed.contains(number));
-        self.taken_out.extend(&came.removed);
-        self.taken_out.retain(|number| !came.added.contains(number));
-        if let Ended::Stuck(stuck) = ended {
+        let result = result.take();
+        self.members.extend(&result.added);
+        self.members.retain(|number| !result.removed.contains(number));
+        self.taken_out.extend(&result.removed);
+        self.taken_out.retain(|number| !result.added.contains(number));
+        if let RunEnd::Stuck(stuck) = ended {
             return Err(stuck.to_string());
         }
-        self.world.found().map_or(Ok(came.opened), Err)
+        self.harness.found().map_or(Ok(result.opened), Err)
     }
 
     /// The machine is gone, with what it leaves.
-    fn stop(&mut self, plan: &Plan, ended: &Ended<()>) {
-        let is_stopped = matches!(ended, Ended::Halted);
+    fn stop(&mut self, plan: &SessionPlan, ended: &RunEnd<()>) {
+        let is_stopped = matches!(ended, RunEnd::Halted);
         self.report.crashes += u64::from(is_stopped);
         let is_power_cut = is_stopped && self.random.chance(50);
-        if self.world.session.borrow().is_none() {
+        if self.harness.session.borrow().is_none() {
             return;
         }
-        self.world.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
+        self.harness.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
         // What was only looked at leaves no trace: with other replicas there something else may be seen.
-        let untouched = self.world.session.borrow().as_ref().map(|session| session.opened.clone());
+        let untouched = self.harness.session.borrow().as_ref().map(|session| session.opened.clone());
         if let Some(untouched) = untouched.filter(|_| is_stopped) {
-            self.world.advance(|model, node, state| {
+            self.harness.advance(|model, node, state| {
                 model.stop(node, if plan.read_only { untouched } else { state }, is_power_cut)
             });
         }
-        for replica in &self.world.replicas {
-            let standing = self.world.standing(replica);
+        for replica in &self.harness.replicas {
+            let replica_state = self.harness.replica_state(replica);
             let mut image = replica.image.borrow_mut();
-            if standing.is_none() || replica.line.get() == ReplicaLink::Gone {
+            if replica_state.is_none() || replica.link.get() == ReplicaLink::Gone {
                 continue;
             }
             if is_power_cut {
                 image.lose_power(&self.random);
-                let has_all = !replica.is_swapped.get() && matches!(standing, Some((ReplicaState::InSync, _)));
+                let has_all = !replica.is_swapped.get() && matches!(replica_state, Some((ReplicaState::InSync, _)));
                 if let Some(node) = image.known.node.filter(|_| !has_all) {
-                    let mut model = self.world.model.borrow_mut();
+                    let mut model = self.harness.model.borrow_mut();
                     let state = model.state(node).clone();
                     let cut = model.stop(node, state, true);
                     image.known.node = Some(cut);
@@ -349,60 +351,60 @@ impl Walk {
                 image.flush();
             }
         }
-        self.world.session.borrow_mut().take();
+        self.harness.session.borrow_mut().take();
     }
 
-    /// Somebody keeps an image of a replica.
+    /// Keeps an image of a replica.
     fn keep_image(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
         if !self.has_label(number) {
             return;
         }
-        let mut image = self.world.replicas[number].image.borrow().clone();
+        let mut image = self.harness.replicas[number].image.borrow().clone();
         image.flush();
-        self.world.say(format!("an image of {} is kept", self.world.replicas[number].name));
+        self.harness.say(format!("an image of {} is kept", self.harness.replicas[number].name));
         self.images.push((number, image));
-        if self.images.len() > MOST_IMAGES {
+        if self.images.len() > MAX_IMAGES {
             self.images.remove(0);
         }
     }
 
-    /// Somebody puts an old image back, mostly where it was.
-    fn put_back(&mut self) {
+    /// Restores an old image, mostly to its own replica.
+    fn restore_image(&mut self) {
         if self.images.is_empty() {
             return self.keep_image();
         }
         let (from, image) = self.random.pick(&self.images).clone();
         let to = if self.random.chance(90) { from } else { self.random.below(REPLICAS as u64) as usize };
-        let name = |number: usize| &self.world.replicas[number].name;
-        self.world.say(format!("an old image of {} is put in the place of {}", name(from), name(to)));
-        self.world.put(to, image);
+        let name = |number: usize| &self.harness.replicas[number].name;
+        self.harness.say(format!("an old image of {} is put in the place of {}", name(from), name(to)));
+        self.harness.put(to, image);
     }
 
-    fn spoil(&mut self) {
+    fn corrupt(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
-        let replica = self.world.replicas[number].clone();
+        let replica = self.harness.replicas[number].clone();
         let (first, blocks) = (self.random.below(BLOCKS), self.random.between(1, 8));
         for block in first..(first + blocks).min(BLOCKS) {
             if replica.image.borrow_mut().damage(Lba::new(block), &self.random) {
-                self.world.say(format!("block {block} of {} is damaged", replica.name));
+                self.harness.say(format!("block {block} of {} is damaged", replica.name));
             }
         }
     }
 
     fn blank(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
-        self.world.say(format!("{} is wiped", self.world.replicas[number].name));
-        self.world.put(number, Image::blank(Known::default()));
+        self.harness.say(format!("{} is wiped", self.harness.replicas[number].name));
+        self.harness.put(number, Image::blank(ImageInfo::default()));
     }
 
     /// All members come together, and to rest.
-    fn rest(&mut self) -> Result<(), String> {
+    fn quiesce(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
             return Ok(());
         }
-        let plan = Plan {
+        let plan = SessionPlan {
             present: all.clone(),
             read_only: false,
             steps: 12,

@@ -1,4 +1,4 @@
-//! What the parts of a walk share: replicas, histories, and the session that is under way.
+//! What the parts of a walk share: replicas, histories, and the session that is in flight.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -9,30 +9,30 @@ use sealblock_layers_mirror::Mirror;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::Lba;
 
-use super::model::{Id, Known, Model, NodeId, Stamp, State};
+use super::model::{HistoryState, Id, ImageInfo, Model, NodeId, Stamp};
 use super::replica::{BLOCKS, Image, Replica, ReplicaLink};
 use crate::executor::Executor;
 use crate::random::Random;
 
-pub type Up = Rc<Mirror<Executor>>;
+pub type MirrorHandle = Rc<Mirror<Executor>>;
 
 /// Members at most, and devices to choose from.
 pub const REPLICAS: usize = 5;
 
 /// One opening of the mirror.
 pub struct Session {
-    pub mirror: Up,
+    pub mirror: MirrorHandle,
     /// Where its history is now, and what its blocks may hold.
     pub node: NodeId,
-    pub state: State,
+    pub state: HistoryState,
     /// What they might hold when it opened.
-    pub opened: State,
+    pub opened: HistoryState,
     /// The replicas that were named.
     pub given: Vec<usize>,
 }
 
 /// The world of one walk.
-pub struct World {
+pub struct Harness {
     pub format: Option<PiFormat>,
     pub random: Random,
     /// How long a request to a replica takes at most, one half of it; 0 for no time at all.
@@ -41,34 +41,34 @@ pub struct World {
     pub model: RefCell<Model>,
     pub session: RefCell<Option<Session>>,
     /// The last labels that were written to members, as far as those know who write now.
-    pub heard: RefCell<BTreeMap<Id, u64>>,
+    pub acked: RefCell<BTreeMap<Id, u64>>,
     /// Operations until the machine stops.
     stops_in: Cell<Option<u64>>,
     made: Cell<u64>,
     finding: RefCell<Option<String>>,
     pub story: RefCell<Vec<String>>,
     pub operations: Cell<u64>,
-    pub answered: Cell<u64>,
+    pub completed: Cell<u64>,
     pub failed: Cell<u64>,
     pub checked: Cell<u64>,
 }
 
-impl World {
-    pub fn new(format: Option<PiFormat>, random: Random) -> World {
-        World {
+impl Harness {
+    pub fn new(format: Option<PiFormat>, random: Random) -> Harness {
+        Harness {
             format,
             pace_ms: *random.pick(&[0, 0, 0, 300, 5000]),
             random,
             replicas: (0..REPLICAS).map(|number| Rc::new(Replica::new(number))).collect(),
             model: RefCell::new(Model::new(BLOCKS as usize)),
             session: RefCell::default(),
-            heard: RefCell::default(),
+            acked: RefCell::default(),
             stops_in: Cell::default(),
             made: Cell::new(1),
             finding: RefCell::default(),
             story: RefCell::default(),
             operations: Cell::default(),
-            answered: Cell::default(),
+            completed: Cell::default(),
             failed: Cell::default(),
             checked: Cell::default(),
         }
@@ -80,7 +80,7 @@ impl World {
         self.made.get()
     }
 
-    /// Notes what must not be; the first counts.
+    /// Records a violation; the first one counts.
     pub fn find(&self, finding: String) {
         self.finding.borrow_mut().get_or_insert(finding);
     }
@@ -89,8 +89,8 @@ impl World {
         self.finding.borrow().clone()
     }
 
-    pub fn say(&self, line: String) {
-        self.story.borrow_mut().push(line);
+    pub fn say(&self, link: String) {
+        self.story.borrow_mut().push(link);
     }
 
     /// Has the machine stop in the middle of its n-th operation on a replica from now on.
@@ -113,35 +113,37 @@ impl World {
         executor.halt();
     }
 
-    /// What the mirror says that this replica is, and whether it is there.
-    pub fn standing(&self, replica: &Replica) -> Option<(ReplicaState, bool)> {
+    /// The state of this replica, and whether it is online, as the mirror reports it.
+    pub fn replica_state(&self, replica: &Replica) -> Option<(ReplicaState, bool)> {
         let session = self.session.borrow();
         let description = session.as_ref()?.mirror.describe();
-        // One that could not be added has left its place and its name behind.
-        let named = description.replicas.iter().filter(|leg| leg.name == replica.name);
-        named.min_by_key(|leg| leg.state == ReplicaState::Removed).map(|leg| (leg.state, leg.is_online))
+        // A replica that could not be added leaves a removed entry with its name.
+        let named = description.replicas.iter().filter(|info| info.name == replica.name);
+        named
+            .min_by_key(|replica| replica.state == ReplicaState::Removed)
+            .map(|replica| (replica.state, replica.is_online))
     }
 
     /// The replicas that the mirror says are in sync.
     pub fn in_sync(&self) -> Vec<Rc<Replica>> {
         let is_current = |replica: &&Rc<Replica>| {
-            replica.is_reached() && matches!(self.standing(replica), Some((ReplicaState::InSync, true)))
+            replica.is_reached() && matches!(self.replica_state(replica), Some((ReplicaState::InSync, true)))
         };
         self.replicas.iter().filter(is_current).cloned().collect()
     }
 
     /// The replicas that can answer everything now, and the opening of their lines.
     pub fn well(&self) -> Vec<(usize, u64)> {
-        let is_up = |replica: &&Rc<Replica>| replica.line.get() == ReplicaLink::Up;
+        let is_up = |replica: &&Rc<Replica>| replica.link.get() == ReplicaLink::Up;
         self.in_sync().iter().filter(is_up).map(|replica| (replica.number, replica.epoch.get())).collect()
     }
 
     /// The mirror is about to write to a replica.
     pub fn is_written(&self, replica: &Replica) {
-        if !matches!(self.standing(replica), Some((ReplicaState::Resyncing, _))) {
+        if !matches!(self.replica_state(replica), Some((ReplicaState::Resyncing, _))) {
             return;
         }
-        self.refuse_overwriting(replica);
+        self.check_overwriting(replica);
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let mut image = replica.image.borrow_mut();
@@ -151,7 +153,7 @@ impl World {
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
         if !is_told && lacks && !known.is_mixed {
             let name = &replica.name;
-            self.find(format!("{name} is brought up to date while its own label calls it in sync"));
+            self.find(format!("{name} is resynced while its own label calls it in sync"));
         }
         if !is_told && !lacks && !known.is_mixed {
             known.node = Some(session.node);
@@ -162,7 +164,7 @@ impl World {
     }
 
     /// What a replica holds alone must not be overwritten, nor must it be made to forget that it holds it.
-    fn refuse_overwriting(&self, replica: &Replica) {
+    fn check_overwriting(&self, replica: &Replica) {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
         let known = replica.image.borrow().known.clone();
@@ -174,28 +176,28 @@ impl World {
 
     /// A label was written to a replica.
     pub fn is_labelled(&self, replica: &Replica) {
-        if matches!(self.standing(replica), Some((ReplicaState::Resyncing | ReplicaState::InSync, _))) {
-            self.refuse_overwriting(replica);
+        if matches!(self.replica_state(replica), Some((ReplicaState::Resyncing | ReplicaState::InSync, _))) {
+            self.check_overwriting(replica);
         }
         // Who has everything since the label before is told by this one.
         self.book();
-        let (id, heard) = (self.fresh(), self.heard.borrow().clone());
+        let (id, acked) = (self.fresh(), self.acked.borrow().clone());
         let mut image = replica.image.borrow_mut();
         let Some(label) = image.label() else { return };
         self.model.borrow_mut().label(id, image.known.own);
-        (image.known.own, image.known.heard) = (id, heard);
-        self.heard.borrow_mut().insert(label.replicas[label.own_index].id, id);
+        (image.known.own, image.known.acked) = (id, acked);
+        self.acked.borrow_mut().insert(label.replicas[label.own_index].id, id);
     }
 
     /// Books which replicas have everything by now.
     pub fn book(&self) {
         let is_in_sync = |replica: &Rc<Replica>| {
-            let standing = self.standing(replica);
-            if replica.is_reached() && standing.is_some_and(|(_, is_here)| is_here) {
+            let replica_state = self.replica_state(replica);
+            if replica.is_reached() && replica_state.is_some_and(|(_, is_online)| is_online) {
                 // The mirror has taken what is there now.
                 replica.is_swapped.set(false);
             }
-            !replica.is_swapped.get() && matches!(standing, Some((ReplicaState::InSync, _)))
+            !replica.is_swapped.get() && matches!(replica_state, Some((ReplicaState::InSync, _)))
         };
         let in_sync: Vec<bool> = self.replicas.iter().map(is_in_sync).collect();
         let session = self.session.borrow();
@@ -208,7 +210,7 @@ impl World {
     }
 
     /// Changes what is known of the session's history.
-    pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, State) -> NodeId) {
+    pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, HistoryState) -> NodeId) {
         // Who has left meanwhile does not have what comes.
         self.book();
         if let Some(session) = self.session.borrow_mut().as_mut() {
@@ -220,7 +222,7 @@ impl World {
     }
 
     /// What the session's blocks may hold.
-    pub fn state(&self) -> Option<State> {
+    pub fn state(&self) -> Option<HistoryState> {
         self.session.borrow().as_ref().map(|session| session.state.clone())
     }
 
@@ -229,7 +231,7 @@ impl World {
         replica.image.borrow().good(Lba::new(block as u64), self.format)
     }
 
-    /// The blocks of which some label says that this replica keeps only an older copy, which nobody reads.
+    /// The blocks of which a label says that this replica keeps only an older copy, which is withheld from reads.
     pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
         let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
         let id = own.replicas[own.own_index].id;
@@ -249,7 +251,7 @@ impl World {
     }
 
     /// The label of a replica and what is known of it.
-    pub fn labelled(&self, number: usize) -> Option<(Known, Label)> {
+    pub fn labelled(&self, number: usize) -> Option<(ImageInfo, Label)> {
         let image = self.replicas[number].image.borrow();
         image.label().map(|label| (image.known.clone(), label))
     }
@@ -262,8 +264,8 @@ impl World {
                 format!("{own}{} seen {} sent {}", member.state.as_str(), member.acked_events, member.sent_events)
             });
             let members: Vec<String> = members.collect();
-            let (name, generation) = (&self.replicas[*number].name, label.events);
-            self.say(format!("      label {generation} of {name}: {}", members.join(", ")));
+            let (name, events) = (&self.replicas[*number].name, label.events);
+            self.say(format!("      label {events} of {name}: {}", members.join(", ")));
         }
     }
 

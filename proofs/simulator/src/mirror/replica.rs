@@ -1,4 +1,4 @@
-//! The legs of a trial between machines.
+//! The replicas of a trial between machines.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -6,21 +6,20 @@ use std::rc::Rc;
 use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 
-use super::site::{ReplicaEnv, ReplicaLink};
-use super::world::Harness;
+use super::harness::Harness;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::disk::{Behaviour, Image, SimDisk, Survival};
 use crate::executor::{Executor, RunLimits};
-use crate::random::Random;
-use crate::system::{Shape, System, Volumes};
-use crate::trace::Trace;
+use crate::random::{Random, Trace};
+use crate::system::{System, VolumeProfile, Volumes};
 
 const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 3600 };
 
-/// A leg between machines.
-pub(super) struct Leg {
-    pub shape: Shape,
-    /// It keeps no label.
-    pub bare: bool,
+/// A replica between machines.
+pub(super) struct Replica {
+    pub profile: VolumeProfile,
+    /// True if it has no label.
+    pub has_no_label: bool,
     pub image: Option<Image>,
     /// As it was when it was made.
     blank: Image,
@@ -31,38 +30,38 @@ pub(super) struct Leg {
     pub is_member: bool,
     pub is_removed: bool,
     pub is_spare: bool,
-    /// It has everything that was answered.
+    /// True if it has every completed write.
     pub is_current: bool,
-    /// Something was answered while it was not in use, and the others have noted so.
-    pub went_without: bool,
-    /// An older image of it was put in its place, which it may not know.
+    /// True if writes completed without it, and the other labels say so.
+    pub missed_writes: bool,
+    /// True if an older image of it was restored.
     pub is_old: bool,
     pub allowed: BTreeSet<u64>,
 }
 
-/// A leg before an excursion.
-pub(super) struct Kept {
+/// A replica before an excursion.
+pub(super) struct ReplicaSnapshot {
     flags: [bool; 6],
     allowed: BTreeSet<u64>,
     image: Option<Image>,
     older: (Option<Image>, u64),
 }
 
-impl Leg {
+impl Replica {
     /// A new volume on a disk of its own.
-    pub fn create(shape: Shape, random: &Random, trace: &Trace) -> Result<Leg, String> {
-        let image = Image::blank(shape.sector_bytes, Volumes::default().disk_bytes(&shape));
+    pub fn create(profile: VolumeProfile, random: &Random, trace: &Trace) -> Result<Replica, String> {
+        let image = Image::blank(profile.sector_bytes, Volumes::default().disk_bytes(&profile));
         let executor = Executor::new(random.fork("creation"), trace.clone());
         let disk = SimDisk::new(image, Behaviour::default(), &executor, random.fork("disk"), trace.clone());
-        let ended = executor.run(LIMITS, Volumes::default().create(disk.clone(), shape));
+        let ended = executor.run(LIMITS, Volumes::default().create(disk.clone(), profile));
         match ended {
-            crate::executor::Ended::Finished(done) => done?,
+            crate::executor::RunEnd::Finished(done) => done?,
             other => return Err(format!("a volume could not be made: {other:?}")),
         }
         let image = disk.power_off(Survival::Nothing, random);
-        Ok(Leg {
-            shape,
-            bare: false,
+        Ok(Replica {
+            profile,
+            has_no_label: false,
             blank: image.clone(),
             image: Some(image),
             older: None,
@@ -71,33 +70,33 @@ impl Leg {
             is_removed: false,
             is_spare: false,
             is_current: true,
-            went_without: false,
+            missed_writes: false,
             is_old: false,
             allowed: BTreeSet::new(),
         })
     }
 
-    /// What a stop changes and an excursion must not.
-    pub fn keep(&self) -> Kept {
-        let flags = [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without, self.is_old];
+    /// The state that an isolated run must restore.
+    pub fn snapshot(&self) -> ReplicaSnapshot {
+        let flags = [self.is_member, self.is_removed, self.is_spare, self.is_current, self.missed_writes, self.is_old];
         let older = (self.older.clone(), self.older_at);
-        Kept { flags, allowed: self.allowed.clone(), image: self.image.clone(), older }
+        ReplicaSnapshot { flags, allowed: self.allowed.clone(), image: self.image.clone(), older }
     }
 
-    /// As it was before an excursion.
-    pub fn restore(&mut self, kept: Kept) {
-        [self.is_member, self.is_removed, self.is_spare, self.is_current, self.went_without, self.is_old] = kept.flags;
+    /// Restores the state from before an isolated run.
+    pub fn restore(&mut self, kept: ReplicaSnapshot) {
+        [self.is_member, self.is_removed, self.is_spare, self.is_current, self.missed_writes, self.is_old] = kept.flags;
         (self.allowed, self.image) = (kept.allowed, kept.image);
         (self.older, self.older_at) = kept.older;
     }
 
-    /// It may be written to anywhere.
+    /// Allows writes to every region.
     pub fn allow_all(&mut self) {
         // At least so many regions.
-        self.allowed = (0..self.shape.capacity_blocks.min(1 << 15)).collect();
+        self.allowed = (0..self.profile.capacity_blocks.min(1 << 15)).collect();
     }
 
-    /// Nothing was ever done with it.
+    /// Makes it a blank spare device.
     pub fn make_spare(&mut self) {
         self.image = Some(self.blank.clone());
         (self.is_spare, self.is_member, self.is_current) = (true, false, false);
@@ -107,26 +106,32 @@ impl Leg {
         self.is_member && !self.is_removed
     }
 
-    /// Whether a power cut would change nothing.
+    /// True if a power cut would change nothing.
     pub fn is_settled(&self) -> bool {
         self.image.as_ref().is_some_and(|image| image.dirty_sectors() == 0)
     }
 
-    /// Its place in a machine.
-    pub fn site(&mut self, number: usize, world: &Rc<Harness>, executor: &Executor, random: &Random) -> Rc<ReplicaEnv> {
+    /// Its environment in a machine.
+    pub fn env(
+        &mut self,
+        number: usize,
+        harness: &Rc<Harness>,
+        executor: &Executor,
+        random: &Random,
+    ) -> Rc<ReplicaEnv> {
         Rc::new(ReplicaEnv {
             name: format!("leg-{number}"),
             number,
-            shape: self.shape,
-            bare: self.bare,
+            profile: self.profile,
+            has_no_label: self.has_no_label,
             executor: executor.clone(),
             random: random.fork("site"),
-            trace: world.trace.clone(),
-            world: world.clone(),
+            trace: harness.trace.clone(),
+            harness: harness.clone(),
             disk: Default::default(),
             image: self.image.take().into(),
             behaviour: Default::default(),
-            line: ReplicaLink::Gone.into(),
+            link: ReplicaLink::Gone.into(),
             held: false.into(),
             is_opening: false.into(),
             is_lent: false.into(),
@@ -144,29 +149,29 @@ impl Leg {
         })
     }
 
-    /// Takes over what a machine has left.
-    pub fn take_over(&mut self, site: &ReplicaEnv, survival: Survival) {
-        self.image = Some(site.take_image(survival));
-        self.allowed = site.allowed.take();
-        self.is_member = site.is_member.get();
-        self.is_removed = site.is_removed.get();
-        self.is_spare = site.is_spare.get();
-        if !self.is_member && site.replaces.get().is_none() {
-            // Never a leg, or stopped half-way to be one: it is made anew.
+    /// Takes over the state at the end of a machine.
+    pub fn take_over(&mut self, env: &ReplicaEnv, survival: Survival) {
+        self.image = Some(env.take_image(survival));
+        self.allowed = env.allowed.take();
+        self.is_member = env.is_member.get();
+        self.is_removed = env.is_removed.get();
+        self.is_spare = env.is_spare.get();
+        if !self.is_member && env.replaces.get().is_none() {
+            // Never a replica, or stopped half-way to be one: it is made again.
             self.make_spare();
         }
-        if let Some((standing, _)) = site.world.standing(site) {
-            self.is_current = self.is_in_use() && standing == ReplicaState::InSync;
+        if let Some((state, _)) = env.harness.state(env) {
+            self.is_current = self.is_in_use() && state == ReplicaState::InSync;
             // One that could not be added is called removed, too.
-            self.is_removed |= self.is_member && standing == ReplicaState::Removed;
+            self.is_removed |= self.is_member && state == ReplicaState::Removed;
         } else if !self.is_in_use() {
             self.is_current = false;
         }
-        if site.world.rests.get() > 0 {
+        if env.harness.quiesced_count.get() > 0 {
             self.is_old = false;
         }
-        site.world.forgive_current();
-        self.went_without = site.world.went_without.borrow()[site.number];
+        env.harness.clear_in_sync();
+        self.missed_writes = env.harness.missed_writes.borrow()[env.number];
     }
 
     /// The label of an image.
@@ -174,7 +179,7 @@ impl Leg {
         let trace = Trace::default();
         let executor = Executor::new(random.fork("label"), trace.clone());
         let disk = SimDisk::new(image.clone(), Behaviour::default(), &executor, random.fork("disk"), trace);
-        let opening = Volumes::default().open(disk, executor.clone(), self.shape, true);
+        let opening = Volumes::default().open(disk, executor.clone(), self.profile, true);
         let ended = executor.run(LIMITS, async move {
             let session = opening.await.ok()?;
             match session.stack.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
@@ -182,7 +187,7 @@ impl Leg {
                 _ => None,
             }
         });
-        if let crate::executor::Ended::Finished(label) = ended { label } else { None }
+        if let crate::executor::RunEnd::Finished(label) = ended { label } else { None }
     }
 
     /// The label that it has now.
@@ -190,29 +195,30 @@ impl Leg {
         self.image.as_ref().and_then(|image| self.label(image, &Random::new(0)))
     }
 
-    /// Whether the label of another leg, which calls itself current, says this of it. What the mirror did last may not have
+    /// Whether the label of another replica, which calls itself current, says this of it. What the mirror did last may not have
     /// got there.
-    pub fn is_noted_as(&self, legs: &[Leg], what: impl Fn(ReplicaState) -> bool) -> bool {
+    pub fn is_recorded_as(&self, replicas: &[Replica], what: impl Fn(ReplicaState) -> bool) -> bool {
         let Some(own) = self.own_label() else { return false };
         let id = own.replicas[own.own_index].id;
-        let notes = |label: Label| {
+        let records = |label: Label| {
             label.replicas[label.own_index].state == ReplicaState::InSync
                 && label.replicas.iter().any(|member| member.id == id && what(member.state))
         };
-        legs.iter().filter(|other| other.is_in_use()).filter_map(Leg::own_label).any(notes)
+        replicas.iter().filter(|other| other.is_in_use()).filter_map(Replica::own_label).any(records)
     }
 
     /// What it is by its own label.
-    pub fn own_standing(&self) -> Option<ReplicaState> {
+    pub fn own_state(&self) -> Option<ReplicaState> {
         self.own_label().map(|label| label.replicas[label.own_index].state)
     }
 
-    /// Whether its own label says that it has everything.
+    /// True if its own label says that it is in sync.
     pub fn calls_itself_current(&self) -> bool {
-        self.own_standing() == Some(ReplicaState::InSync)
+        self.own_state() == Some(ReplicaState::InSync)
     }
-    /// Whether it has everything and can say so: one that was just brought up to date may not have been told.
-    pub fn speaks(&self) -> bool {
-        self.is_current && !self.bare && self.calls_itself_current()
+
+    /// True if it has every completed write and its label says so: a replica that was just resynced may not have that label yet.
+    pub fn knows_in_sync(&self) -> bool {
+        self.is_current && !self.has_no_label && self.calls_itself_current()
     }
 }

@@ -1,0 +1,59 @@
+//! Rules that tests switch off to see that they are missed.
+
+/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    /// No fault.
+    #[default]
+    None,
+    /// Commits do not wait for the medium.
+    SkipSync,
+    /// Flushes complete when the data are durable and the tags are not.
+    LateTags,
+    /// Physical blocks are used again before the map entry that gives them up is durable.
+    ReuseEarly,
+    /// Recovery takes map entries over without looking at their data.
+    TrustLog,
+    /// The group map says that a block group is initialized before its generations are durable.
+    MapFirst,
+    /// Of the two copies of generations only the first is read.
+    OneCopy,
+    /// Checkpoints free log space before the block map is durable.
+    UnsyncedTables,
+    /// What was written to one place of the log is not repeated by the next commit.
+    RepeatNothing,
+    /// A commit joins a sector of the log that a checkpoint counts as wholly in the block map.
+    JoinTaken,
+    /// A commit that joins a sector of the log writes over the only place that has the commit before.
+    JoinInPlace,
+    /// Of two copies of a log sector recovery takes the one that has less.
+    ShorterCopy,
+    /// Recovery takes repeated map entries for newer ones than those of the sector that repeats them.
+    RepeatAsNew,
+    /// Recovery reads one of the log's two regions.
+    OneRegion,
+    /// Small commits get no second copy when no other one follows.
+    NeverSettle,
+    /// A run of blocks is written to the log one block short.
+    ShortRun,
+    /// Recovery lets runs of blocks win over later map entries of single ones.
+    RunsFirst,
+    /// A checkpoint lets the log begin behind what was committed while it was in flight.
+    TailEarly,
+    /// A block that is moved takes the place of one written meanwhile.
+    MoveOverNewer,
+    /// Blocks are moved without being checked, and sealed anew.
+    MoveUnchecked,
+    /// With free physical blocks, those behind them are given back to the medium.
+    PunchBeyond,
+    /// Resizing: the superblock tells of the new size before the medium has it.
+    NameEarly,
+    /// Resizing: the medium is cut before the superblock that tells of the new size is durable.
+    CutEarly,
+    /// Resizing: copies of the reserved area are written into block groups that a superblock still tells of.
+    TailEarlier,
+    /// Resizing: blocks that hold data are cut off.
+    CutMapped,
+    /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
+    KeepBits,
+}

@@ -1,0 +1,231 @@
+//! The view of a machine with a mirror from outside: which replicas are in sync and online, what hosts changed, what may fail.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use sealblock_block::{Abilities, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Mirror, MirrorInfo, ReplicaInfo};
+use sealblock_units::Extent;
+
+use super::clock::FasterClock;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
+use crate::client::RunContext;
+use crate::random::Trace;
+
+/// The mirror of one machine.
+pub(super) type MirrorHandle = Rc<Mirror<FasterClock>>;
+
+/// What the parts of one machine share.
+pub(super) struct Harness {
+    pub context: Rc<RunContext>,
+    pub envs: RefCell<Vec<Rc<ReplicaEnv>>>,
+    pub mirror: RefCell<Option<MirrorHandle>>,
+    pub region_shift: u32,
+    pub trace: Trace,
+    pub story: RefCell<Vec<String>>,
+    /// A disk was damaged on purpose.
+    pub is_damaged: Cell<bool>,
+    /// How often the only replica with everything was opened again, which may lose what was not flushed.
+    pub losses: Cell<u64>,
+    /// Replicas that were out of sync from before a change was sent until it completed.
+    pub missed_writes: RefCell<Vec<bool>>,
+    /// Changes in flight.
+    pub changing: Cell<u64>,
+    pub completed_changes: Cell<u64>,
+    /// How often the replicas were compared while quiesced.
+    pub quiesced_count: Cell<u64>,
+    /// True if the replicas are named in any order, so that an offline one is identified only once it is online.
+    pub is_any_order: Cell<bool>,
+    /// True if a replica may have to be refused because its last label write was perhaps in flight.
+    pub is_in_doubt: Cell<bool>,
+    /// Starts and ends of I/Os of all replicas until the machine stops.
+    pub fuse: RefCell<Option<Rc<Cell<u64>>>>,
+}
+
+impl Harness {
+    /// A machine with so many replicas, which are placed in it later.
+    pub fn new(context: Rc<RunContext>, region_shift: u32, replicas: usize, trace: Trace) -> Harness {
+        Harness {
+            context,
+            region_shift,
+            trace,
+            envs: RefCell::default(),
+            mirror: RefCell::default(),
+            story: RefCell::default(),
+            is_damaged: Cell::default(),
+            losses: Cell::default(),
+            missed_writes: vec![false; replicas].into(),
+            changing: Cell::default(),
+            completed_changes: Cell::default(),
+            quiesced_count: Cell::default(),
+            is_any_order: Cell::default(),
+            is_in_doubt: Cell::default(),
+            fuse: RefCell::default(),
+        }
+    }
+
+    pub fn find(&self, finding: String) {
+        self.context.find(finding);
+    }
+
+    pub fn say(&self, line: String) {
+        self.story.borrow_mut().push(line);
+    }
+
+    /// The replicas that are meant to be in use.
+    pub fn members(&self) -> Vec<Rc<ReplicaEnv>> {
+        let is_member = |env: &&Rc<ReplicaEnv>| env.is_member.get() && !env.is_removed.get();
+        self.envs.borrow().iter().filter(is_member).cloned().collect()
+    }
+
+    pub fn has_unlabelled_replica(&self) -> bool {
+        self.envs.borrow().iter().any(|env| env.has_no_label)
+    }
+
+    pub fn regions(&self, extent: Extent) -> std::ops::RangeInclusive<u64> {
+        extent.start().get() >> self.region_shift..=extent.last().get() >> self.region_shift
+    }
+
+    pub fn describe(&self) -> Option<MirrorInfo> {
+        self.mirror.borrow().as_ref().map(|mirror| mirror.describe())
+    }
+
+    /// The state of this replica, and whether it is online, as the mirror reports it.
+    pub fn state(&self, env: &ReplicaEnv) -> Option<(ReplicaState, bool)> {
+        let description = self.describe()?;
+        // A replica that could not be added leaves a removed entry with its name.
+        let named = description.replicas.iter().filter(|replica| replica.name == env.name);
+        named
+            .min_by_key(|replica| replica.state == ReplicaState::Removed)
+            .map(|replica| (replica.state, replica.is_online))
+    }
+
+    /// A replica's disk lost unsynced writes. If no other replica is in sync, the mirror has lost them too.
+    pub fn restarted(&self, env: &ReplicaEnv) {
+        let Some(description) = self.describe() else { return };
+        let is_current = |name: &str| {
+            description.replicas.iter().any(|replica| replica.name == name && replica.state == ReplicaState::InSync)
+        };
+        let others = description
+            .replicas
+            .iter()
+            .any(|replica| replica.state == ReplicaState::InSync && replica.name != env.name);
+        if is_current(&env.name) && !others {
+            self.losses.set(self.losses.get() + 1);
+            self.context.checker.borrow_mut().lose();
+        }
+    }
+
+    /// Replicas that can execute every request now, and since when. Those without a label do not count: they cannot store one.
+    fn well(&self) -> Vec<(usize, u64)> {
+        let Some(description) = self.describe() else { return Vec::new() };
+        let is_well = |env: &&Rc<ReplicaEnv>| {
+            let is_it = |replica: &ReplicaInfo| {
+                replica.name == env.name && replica.is_online && replica.state == ReplicaState::InSync
+            };
+            env.link.get() == ReplicaLink::Up && !env.has_no_label && description.replicas.iter().any(is_it)
+        };
+        self.envs.borrow().iter().filter(is_well).map(|env| (env.number, env.breaks.get())).collect()
+    }
+
+    /// Hosts are about to change blocks.
+    fn begin_change(&self, extents: &[Extent]) {
+        for env in self.envs.borrow().iter() {
+            env.allowed.borrow_mut().extend(extents.iter().flat_map(|extent| self.regions(*extent)));
+        }
+        self.changing.set(self.changing.get() + 1);
+    }
+
+    /// The change succeeded or failed. `left` are the replicas that were out of sync before it.
+    fn end_change(&self, is_done: bool, left: &[usize]) {
+        self.changing.set(self.changing.get() - 1);
+        if !is_done {
+            return;
+        }
+        self.completed_changes.set(self.completed_changes.get() + 1);
+        let now = self.out_of_sync();
+        // A replica that failed only meanwhile may have this change, and the other labels may not list it as out of sync yet.
+        left.iter()
+            .filter(|replica| now.contains(replica))
+            .for_each(|replica| self.missed_writes.borrow_mut()[*replica] = true);
+        self.clear_in_sync();
+    }
+
+    /// A replica that is in sync has every write that it missed: it was resynced since.
+    pub fn clear_in_sync(&self) {
+        for env in self.envs.borrow().iter() {
+            if matches!(self.state(env), Some((ReplicaState::InSync, _))) {
+                self.missed_writes.borrow_mut()[env.number] = false;
+            }
+        }
+    }
+
+    /// Replicas that are out of sync now, or not members.
+    fn out_of_sync(&self) -> Vec<usize> {
+        let is_left = |env: &&Rc<ReplicaEnv>| {
+            !matches!(self.state(env), Some((ReplicaState::InSync | ReplicaState::Resyncing, _)))
+        };
+        self.envs.borrow().iter().filter(is_left).map(|env| env.number).collect()
+    }
+
+    /// Reports a failed request as a finding if a replica was in sync and online from its start to its end.
+    fn check_failure(&self, kind: RequestKind, error: &Error, before: &[(usize, u64)], losses: u64) {
+        let is_planned = match error.kind() {
+            // The client knows which blocks may be unreadable or different.
+            ErrorKind::Integrity(_) | ErrorKind::Miscompare { .. } => return,
+            ErrorKind::Media { .. } if kind == RequestKind::Flush => losses > 0,
+            _ => false,
+        };
+        let now = self.well();
+        if let Some((replica, _)) = before.iter().find(|replica| !is_planned && now.contains(replica)) {
+            self.find(format!("{} failed although replica {replica} was well all the time: {error}", kind.name()));
+        }
+    }
+}
+
+/// The mirror as hosts see it, with every request checked.
+pub(super) struct WatchedMirror {
+    pub harness: Rc<Harness>,
+    pub mirror: MirrorHandle,
+}
+
+impl Device for WatchedMirror {
+    fn geometry(&self) -> &Geometry {
+        self.mirror.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.mirror.abilities()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let (kind, before) = (request.kind(), self.harness.well());
+        let extents: Vec<Extent> = match &request {
+            Request::Write { extent, .. }
+            | Request::WriteZeroes { extent, .. }
+            | Request::WriteUncorrectable { extent, .. } => vec![*extent],
+            Request::Discard { extents } => extents.to_vec(),
+            _ => Vec::new(),
+        };
+        if extents.is_empty() {
+            return self.execute_watched(request, kind, &before).await;
+        }
+        let left = self.harness.out_of_sync();
+        self.harness.begin_change(&extents);
+        let outcome = self.execute_watched(request, kind, &before).await;
+        self.harness.end_change(outcome.is_ok(), &left);
+        outcome
+    }
+}
+
+impl WatchedMirror {
+    /// Executes a request, and checks whether it may fail as it does.
+    async fn execute_watched(&self, request: Request, kind: RequestKind, before: &[(usize, u64)]) -> Outcome {
+        let outcome = self.mirror.execute(request).await;
+        if let Err(error) = &outcome {
+            self.harness.check_failure(kind, error, before, self.harness.losses.get());
+        }
+        outcome
+    }
+}
