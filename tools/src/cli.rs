@@ -23,8 +23,8 @@ pub use serve::{ControlSocket, Discover, LogLevel, NVME_TCP_PORT, Protection, Se
 pub use status::{Log, ServerName, Status};
 pub use values::{CorruptKind, Endpoint, Guard, Mode, ProtectionType, RemoteServer, Volume};
 
+use crate::quantity::Rate;
 use crate::range::BlockRange;
-use crate::rate::Rate;
 use crate::stack::Usage;
 use crate::target::TargetName;
 

@@ -6,16 +6,14 @@
 pub mod cli;
 pub mod commands;
 pub mod control;
-pub mod duration;
 pub mod exit;
 pub mod findings;
 mod identity;
 pub mod interrupt;
 pub mod progress;
+pub mod quantity;
 pub mod range;
-pub mod rate;
 pub mod report;
-mod size;
 pub mod stack;
 pub mod tally;
 pub mod target;

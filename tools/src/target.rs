@@ -39,8 +39,8 @@ pub use error::{TargetError, TargetErrorKind};
 pub use remote::RemoteOptions;
 pub use uri::{Address, Host, NbdAddress, encode};
 
+use crate::quantity::exact;
 use crate::range::BlockRange;
-use crate::size::exact;
 
 /// The longest text that is read, in bytes.
 pub const MAX_TEXT_BYTES: usize = 64 << 10;

@@ -5,7 +5,6 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-
 /// How to open a file or block device. The default opens for reading, past the page cache if possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Options {

@@ -10,7 +10,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_units::Lba;
 
 use super::values::lba;
-use crate::rate::Rate;
+use crate::quantity::Rate;
 use crate::target::TargetName;
 
 const HELP: &str = "\

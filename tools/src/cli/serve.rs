@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use super::values::RemoteServer;
 use super::{Labels, Members};
-use crate::duration::Time;
-use crate::rate::Rate;
+use crate::quantity::Rate;
+use crate::quantity::Time;
 use crate::target::TargetName;
 
 /// The port that IANA gave to NVMe/TCP I/O controllers.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use super::error::TargetErrorKind;
 use super::parse::{Fail, Piece};
 use super::uri::{decode, encode, is_nqn};
-use crate::duration::Time;
+use crate::quantity::Time;
 
 /// How a namespace over NVMe/TCP is used. Nothing said leaves it to the device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]

@@ -22,9 +22,9 @@ use self::scrub::ScrubTable;
 use super::listeners::Inherited;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
 use crate::cli::{Protection, listen_address, nbd_address};
-use crate::duration::Time;
 use crate::exit::{Cause, CliError};
 use crate::identity::uuid_from;
+use crate::quantity::Time;
 use crate::stack::Usage;
 use crate::target::TargetName;
 

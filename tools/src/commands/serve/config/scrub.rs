@@ -7,8 +7,8 @@ use sealblock_scrub::Settings;
 use serde::Deserialize;
 
 use super::text;
-use crate::duration::Time;
-use crate::rate::Rate;
+use crate::quantity::Rate;
+use crate::quantity::Time;
 
 /// How namespaces are scrubbed.
 #[derive(Deserialize, Default)]
@@ -57,7 +57,7 @@ impl FromStr for Limit {
         }
         text.parse()
             .map(Limit::Rate)
-            .map_err(|error: crate::rate::RateError| fmt::format(format_args!("{error}, or none")))
+            .map_err(|error: crate::quantity::RateError| fmt::format(format_args!("{error}, or none")))
     }
 }
 
