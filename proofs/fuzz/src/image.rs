@@ -10,10 +10,10 @@ use sealblock_media_volume::format::{Layout, MAP_ENTRY_BYTES, SUPERBLOCK_OFFSETS
 use sealblock_media_volume::{Hints, OpenOptions, open_remains};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
-use sealblock_simulator::executor::{Ended, Executor, RunLimits};
+use sealblock_simulator::executor::{RunEnd, Executor, RunLimits};
 use sealblock_simulator::random::Random;
-use sealblock_simulator::system::{Resizing, Shape, System, Volumes};
-use sealblock_simulator::trace::Trace;
+use sealblock_simulator::system::{Resizing, VolumeProfile, System, Volumes};
+use sealblock_simulator::random::Trace;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::{Pieces, forge_log_sector, forge_map_entry, forge_sector, forge_superblock};
@@ -24,10 +24,10 @@ const SECTOR: usize = 512;
 const BLOCKS: u64 = 16;
 const LIMITS: RunLimits = RunLimits { steps: 200_000, seconds: 3600 };
 
-fn shape() -> Shape {
+fn shape() -> VolumeProfile {
     let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let (block_size, sector_bytes) = (BlockSize::B512, SECTOR as u32);
-    Shape {
+    VolumeProfile {
         block_size,
         sector_bytes,
         capacity_blocks: BLOCKS,
@@ -48,9 +48,9 @@ fn on<T: 'static, F: Future<Output = T> + 'static>(
     let behaviour = Behaviour { forbid_writes, ..Behaviour::default() };
     let disk = SimDisk::new(image, behaviour, &executor, Random::new(2), Trace::default());
     let result = match executor.run(LIMITS, work(disk.clone(), executor.clone())) {
-        Ended::Finished(result) => result,
-        Ended::Halted => unreachable!("nothing halts the machine"),
-        Ended::Stuck(stuck) => panic!("{stuck}"),
+        RunEnd::Finished(result) => result,
+        RunEnd::Halted => unreachable!("nothing halts the machine"),
+        RunEnd::Stuck(stuck) => panic!("{stuck}"),
     };
     assert_eq!(disk.finding(), None);
     (result, disk.power_off(Survival::Everything, &Random::new(3)))
@@ -76,7 +76,7 @@ fn grown() -> &'static Template {
 
 /// A volume that was created with the first of these numbers of blocks, resized to the others, and used.
 fn template(sizes: &[u64]) -> Template {
-    let shape = Shape { capacity_blocks: sizes[0], ..shape() };
+    let shape = VolumeProfile { capacity_blocks: sizes[0], ..shape() };
     let mut layout = Layout::new(shape.block_size, shape.sector_bytes, shape.capacity_blocks).expect("a small volume");
     let blank = Image::blank(SECTOR as u32, layout.medium_bytes());
     let (_, mut image) = on(blank, false, |disk, _| async move {
