@@ -98,7 +98,7 @@ impl Setup {
         Setup::new([a, b], volumes, scratch).await
     }
 
-    /// Legs each request of which takes a while.
+    /// Replicas each request of which takes a while.
     async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
         let replica = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
@@ -235,7 +235,7 @@ async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold
         println!("  mirror of both replicas{}", crate::report::verdict(rounds.ratio(mirror).median, threshold));
         println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
-    // Legs that were written to by themselves differ, so all is written once more.
+    // Replicas that were written to by themselves differ, so all is written once more.
     let blocks = setup.mirror.geometry().capacity_blocks;
     drive(Rc::clone(&setup.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
     setup.mirror.execute(Request::Flush).await?;

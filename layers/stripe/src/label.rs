@@ -204,8 +204,8 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), mend in any::<bool>()) {
-            if mend && bytes.len() >= HEAD_BYTES {
+        fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), repair in any::<bool>()) {
+            if repair && bytes.len() >= HEAD_BYTES {
                 bytes[..8].copy_from_slice(&MAGIC);
                 put::<2>(&mut bytes, AT_VERSION, VERSION);
                 let sum = checksum(&bytes);

@@ -60,7 +60,7 @@ struct Stored {
     /// A byte for each block: 1 where it was made unreadable.
     uncorrectable: Sparse,
     /// Room beside the blocks.
-    annex: BTreeMap<ReservedArea, Slice>,
+    reserved: BTreeMap<ReservedArea, Slice>,
 }
 
 impl MemoryDevice {
@@ -77,7 +77,7 @@ impl MemoryDevice {
                 data: Sparse::new(CHUNK_BYTES, 0),
                 tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
                 uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
-                annex: BTreeMap::new(),
+                reserved: BTreeMap::new(),
             }),
             pool: None,
         }
@@ -301,11 +301,11 @@ impl MemoryDevice {
             Request::Checksum { extent, checks } => return self.digest(*extent, checks),
             Request::Compare { extent, data } => return self.compare(*extent, data),
             Request::ReadReserved { area: slot } => {
-                let held = self.stored.borrow().annex.get(slot).cloned();
+                let held = self.stored.borrow().reserved.get(slot).cloned();
                 return Ok(Response::Reserved(held.unwrap_or_else(Slice::empty)));
             }
             Request::WriteReserved { area: slot, bytes } => {
-                self.stored.borrow_mut().annex.insert(*slot, Slice::copy_from(bytes));
+                self.stored.borrow_mut().reserved.insert(*slot, Slice::copy_from(bytes));
             }
             Request::BlockStatus { extent } => return self.allocation(*extent),
             Request::Repair { .. } => return Err(ErrorKind::Absent(operation.kind()).into()),

@@ -161,7 +161,7 @@ struct Trial<'a, S> {
     settled: bool,
     /// Blocks that nothing was in flight about when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
-    /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be mended is not
+    /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be repaired is not
     /// to be damaged then.
     damaged_kind: Option<usize>,
     /// What the disk held before the last load.
@@ -450,12 +450,12 @@ async fn audit(up: &RunningMachine, settled: bool) -> Result<(), Stop> {
 /// Overwrites a damaged block, which repairs it.
 async fn rewrite(up: RunningMachine, lba: Lba) {
     let extent = Extent::one(lba);
-    let healed = async {
+    let repaired = async {
         up.client.write(extent, true, &up.random).await?;
         up.client.read(extent).await?;
         up.client.verify(extent).await
     };
-    if healed.await.is_ok() {
+    if repaired.await.is_ok() {
         up.close().await;
     }
 }

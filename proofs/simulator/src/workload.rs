@@ -31,7 +31,7 @@ pub enum Workload {
     Wide,
     /// Pauses, in which timers commit.
     Idle,
-    /// Blocks made unreadable, and healed by writes, discards and zeroes.
+    /// Blocks made unreadable, and made good by writes, discards and zeroes.
     Spoil,
     /// Like mixed, on a disk whose writes and syncs fail now and then.
     Faulty,

@@ -42,7 +42,7 @@ pub enum MirrorCommand {
 pub struct MirrorCreate {
     /// The devices: two to eight of one size, block size and protection information.
     #[arg(value_name = "DEVICE", num_args = 2.., required = true)]
-    pub legs: Vec<TargetName>,
+    pub replicas: Vec<TargetName>,
     /// The device whose content counts; needed where several hold data.
     #[arg(long, value_name = "DEVICE")]
     pub from: Option<TargetName>,
@@ -76,7 +76,7 @@ pub struct MirrorAdd {
     pub target: TargetName,
     /// The new replica: blank, at least as large, with the same protection information.
     #[arg(value_name = "REPLICA")]
-    pub leg: TargetName,
+    pub replica: TargetName,
     /// Replace what is on it.
     #[arg(long)]
     pub force: bool,
@@ -93,7 +93,7 @@ pub struct MirrorRemove {
     pub target: TargetName,
     /// The replica to remove, by its name in TARGET.
     #[arg(value_name = "REPLICA")]
-    pub leg: TargetName,
+    pub replica: TargetName,
     /// If several are offline and only their labels could identify them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
@@ -113,7 +113,7 @@ pub struct MirrorAcceptStale {
     pub target: TargetName,
     /// The replica with the copies, by its name in TARGET.
     #[arg(value_name = "REPLICA")]
-    pub leg: TargetName,
+    pub replica: TargetName,
     /// The control socket of the server; those of this user's servers are found without it.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

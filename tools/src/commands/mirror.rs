@@ -32,23 +32,23 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
             let server = server_of(&add.target, add.control.as_deref())?;
             let is_mirror = matches!(add.target, TargetName::Group { .. }) || server.is_some();
             if !is_mirror {
-                let legs = vec![add.target.clone(), add.leg.clone()];
+                let replicas = vec![add.target.clone(), add.replica.clone()];
                 let (from, force) = (Some(add.target.clone()), add.force);
-                return make(&MirrorCreate { legs, from, force, no_wait: false });
+                return make(&MirrorCreate { replicas, from, force, no_wait: false });
             }
-            let leg = name_for(&add.leg, server.as_ref())?;
-            let order = ControlCommand::MirrorAdd { replica: leg.clone(), force: add.force };
-            change(&add.target, server, Change { command: order, new: Some(leg), old: None })
+            let replica = name_for(&add.replica, server.as_ref())?;
+            let order = ControlCommand::MirrorAdd { replica: replica.clone(), force: add.force };
+            change(&add.target, server, Change { command: order, new: Some(replica), old: None })
         }
         MirrorCommand::Remove(remove) => {
-            let leg = remove.leg.to_string();
+            let replica = remove.replica.to_string();
             change(
                 &remove.target,
                 server_of(&remove.target, remove.control.as_deref())?,
                 Change {
-                    command: ControlCommand::MirrorRemove { replica: leg.clone(), force: remove.force },
+                    command: ControlCommand::MirrorRemove { replica: replica.clone(), force: remove.force },
                     new: None,
-                    old: Some(leg),
+                    old: Some(replica),
                 },
             )
         }
@@ -64,13 +64,13 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
 }
 
 /// The name of a new replica for the process that has the mirror open. In a server's folder the same relative name is another file.
-fn name_for(leg: &TargetName, server: Option<&FoundServer>) -> Result<String, CliError> {
-    let Some(server) = server else { return Ok(leg.to_string()) };
-    let here = std::env::current_dir().map_err(|error| CliError::io("finding the replica", &error).on(leg))?;
+fn name_for(replica: &TargetName, server: Option<&FoundServer>) -> Result<String, CliError> {
+    let Some(server) = server else { return Ok(replica.to_string()) };
+    let here = std::env::current_dir().map_err(|error| CliError::io("finding the replica", &error).on(replica))?;
     if server.folder().as_ref() == Some(&here) {
-        return Ok(leg.to_string());
+        return Ok(replica.to_string());
     }
-    Ok(leg.clone().relative_to(&here).to_string())
+    Ok(replica.clone().relative_to(&here).to_string())
 }
 
 /// A change of the replicas.
@@ -113,15 +113,15 @@ impl Holder {
 
 /// Creates a mirror, and waits for its first resync.
 fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
-    let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.legs.clone() };
+    let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.replicas.clone() };
     let from = match &arguments.from {
-        Some(from) => Some(arguments.legs.iter().position(|leg| leg == from).ok_or_else(|| {
+        Some(from) => Some(arguments.replicas.iter().position(|replica| replica == from).ok_or_else(|| {
             CliError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
         })?),
         None => None,
     };
     let status = on_reactor(async {
-        let opened = create_mirror(&target, &arguments.legs, from, arguments.force).await?;
+        let opened = create_mirror(&target, &arguments.replicas, from, arguments.force).await?;
         let made = match mirror_of(&opened) {
             Ok(mirror) => synchronise(&Holder::Here(mirror), &target, arguments).await,
             Err(failure) => Err(failure),
@@ -146,8 +146,8 @@ async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCre
     }
     let later = format!("when {target} is next opened for writing or served it continues");
     eprintln!("sealblock: the devices are labelled, the resync has started and may be interrupted: {later}");
-    for leg in &lacking {
-        status = wait(mirror, leg, status).await?;
+    for replica in &lacking {
+        status = wait(mirror, replica, status).await?;
     }
     Ok(status)
 }
@@ -192,8 +192,8 @@ fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, CliError> {
 
 /// Accepts the older copies on a replica.
 fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
-    let MirrorAcceptStale { target, leg, control } = arguments;
-    let name = leg.to_string();
+    let MirrorAcceptStale { target, replica, control } = arguments;
+    let name = replica.to_string();
     let kept = |status: &MirrorStatus| status.replica(&name).map_or(0, |replica| replica.stale_blocks);
     let order = ControlCommand::MirrorAcceptStale { replica: name.clone() };
     let take = async |mirror: &Holder| {
@@ -211,7 +211,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
             opened.close(taken).await
         })?,
     };
-    say(&format!("{:<16}{} of {before} older copies on {leg}", "taken", before.saturating_sub(kept(&status))))?;
+    say(&format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(kept(&status))))?;
     say(status.to_text().trim_end())?;
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }

@@ -87,18 +87,18 @@ async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<
         catch_up::wait(opened, show).await?;
     }
     match &arguments.accept_stale {
-        Some(leg) => accept_stale(opened, leg).await,
+        Some(replica) => accept_stale(opened, replica).await,
         None => Ok(()),
     }
 }
 
 /// Accepts the older copies on a replica, before the checks.
-async fn accept_stale(opened: &OpenTarget, leg: &TargetName) -> Result<(), CliError> {
+async fn accept_stale(opened: &OpenTarget, replica: &TargetName) -> Result<(), CliError> {
     let Some(mirror) = &opened.info.mirror else {
         let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
         return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
     };
-    mirror.execute(&ControlCommand::MirrorAcceptStale { replica: leg.to_string() }).await
+    mirror.execute(&ControlCommand::MirrorAcceptStale { replica: replica.to_string() }).await
 }
 
 /// Who repairs bad blocks.

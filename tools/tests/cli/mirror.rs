@@ -34,7 +34,7 @@ fn a_replica_that_was_offline_is_resynced_and_not_read_before() {
         "the regions of 64 KiB that were written to"
     );
     place.run("copy mirror:b,a out").succeeds();
-    assert!(place.read("out") == data, "a stale leg was read");
+    assert!(place.read("out") == data, "a stale replica was read");
 
     // An open for writing starts a resync; a server stays long enough for it.
     let server = Server::start(&place, "--log info mirror:a,b");
@@ -169,7 +169,7 @@ fn a_remote_replica_that_is_killed_under_load_is_resynced() {
     let until = Instant::now() + Duration::from_secs(60);
     let is_equal = |answer: &Answer| answer.status == 0;
     while !is_equal(&place.run(&format!("compare {b} {mirror}"))) {
-        assert!(Instant::now() < until, "the leg does not come back");
+        assert!(Instant::now() < until, "the replica does not come back");
         thread::sleep(Duration::from_millis(300));
     }
     let ended = front.stop();
@@ -318,7 +318,7 @@ fn a_copy_that_was_interrupted_goes_on_where_the_mirror_is_next_used() {
     let server = Server::start(&place, "mirror:a,b");
     let until = Instant::now() + Duration::from_secs(60);
     while place.run("mirror status mirror:a,b --json").json()["replicas"][1]["state"] != "in_sync" {
-        assert!(Instant::now() < until, "the legs are not made alike");
+        assert!(Instant::now() < until, "the replicas are not made alike");
         thread::sleep(Duration::from_millis(50));
     }
     server.stop().is_clean();

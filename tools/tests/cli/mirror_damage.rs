@@ -70,7 +70,7 @@ fn a_thousand_damaged_blocks_on_each_replica_one_of_them_remote_are_read_and_rep
     verify(&place, "a", 0);
     verify(&place, &b, 0);
     let clean = verify(&place, &mirror, 0);
-    assert_eq!(clean["bytes_transferred"], 0, "both legs look and sum where their data are");
+    assert_eq!(clean["bytes_transferred"], 0, "both replicas look and sum where their data are");
     server.stop().is_clean();
     place.run("compare a b").succeeds();
 }
@@ -153,7 +153,11 @@ fn damage_on_both_replicas_beside_a_hundred_stale_regions_ends_as_the_exit_statu
     let damage = draw_damage();
     let data = damaged_and_stale(&place, &damage);
     let [_, _, both] = &damage;
-    assert_eq!(errors(&verify(&place, "mirror:a,b", 1)).len(), 1050, "damage counts for more than a leg that is away");
+    assert_eq!(
+        errors(&verify(&place, "mirror:a,b", 1)).len(),
+        1050,
+        "damage counts for more than a replica that is away"
+    );
 
     rename(&place, "b.away", "b");
     let repaired = verify(&place, "mirror:a,b --repair", 1);

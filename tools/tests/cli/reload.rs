@@ -162,7 +162,7 @@ fn discovery_names_the_address_that_is_advertised() {
 fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
     crate::common::mirror::filled(place, 256);
     place.run("create c --size 1MiB").succeeds();
-    let of = |legs: &str| subsystem("m", "", &format!("mirror:{legs}"));
+    let of = |replicas: &str| subsystem("m", "", &format!("mirror:{replicas}"));
     place.write("sealblock.toml", of("a,b").as_bytes());
     let server = Server::start_at(place, "--listen 127.0.0.1:0 --log info");
     place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: in sync", "c: in sync"]);

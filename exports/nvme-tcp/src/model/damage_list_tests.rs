@@ -173,7 +173,7 @@ fn mismatches_with_a_hosts_expectation_are_not_damage() {
 enum Step {
     Bad(u64, u64, u64, usize),
     Good(u64, u64),
-    Healed(usize, u64, u64),
+    Repaired(usize, u64, u64),
     Spoiled(u64, u64),
 }
 
@@ -182,7 +182,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         (range(), 0..8_u64, 0..5_usize).prop_map(|((start, len), at, field)| Step::Bad(start, len, at % len, field)),
         range().prop_map(|(start, len)| Step::Good(start, len)),
-        (0..3_usize, range()).prop_map(|(kind, (start, len))| Step::Healed(kind, start, len)),
+        (0..3_usize, range()).prop_map(|(kind, (start, len))| Step::Repaired(kind, start, len)),
         range().prop_map(|(start, len)| Step::Spoiled(start, len)),
     ]
 }
@@ -208,7 +208,7 @@ fn take(known: &DamageList, table: &mut [Option<BadBlockCause>; 64], step: Step)
             known.update(&summary(RequestKind::Verify, extent(start, len)), &good);
             table[part(start, len)].iter_mut().filter(|info| covered(info)).for_each(|info| *info = None);
         }
-        Step::Healed(kind, start, len) => {
+        Step::Repaired(kind, start, len) => {
             let kind = [RequestKind::Write, RequestKind::WriteZeroes, RequestKind::Discard][kind];
             known.update(&summary(kind, extent(start, len)), &Ok(Response::Done));
             table[part(start, len)].fill(None);

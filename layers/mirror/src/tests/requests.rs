@@ -26,7 +26,7 @@ fn every_change_is_on_every_replica() {
             }
             assert!(read(device, extent(50, 1)).is_err());
         }
-        assert!(read(&mirror, extent(50, 1)).is_err(), "unreadable on purpose, and not to be mended");
+        assert!(read(&mirror, extent(50, 1)).is_err(), "unreadable on purpose, and not to be repaired");
     }
 }
 

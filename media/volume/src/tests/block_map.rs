@@ -130,14 +130,14 @@ fn each_sector_of_the_map_pages_costs_its_own_blocks_or_nothing() {
                 let is_copy = entries.is_none() && (harm != Harm::Stale || page == 0);
                 assert_eq!(rig.lost_copies(), u64::from(is_copy), "{doing}");
                 drop(rig);
-                mended(&old, &medium, &due, &doing);
+                repaired(&old, &medium, &due, &doing);
             }
         }
     }
 }
 
 /// Opens for writing, which works; writes to the lost blocks and others, and finds everything in order after that.
-fn mended(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
+fn repaired(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
     let rig = Rig::open(medium, false).unwrap();
     assert_eq!(old.lost(&rig, doing), lost, "{doing}");
     // A block in each page, in another sector if there is one: what is lost stays so, and no more gets lost.

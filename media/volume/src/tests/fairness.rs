@@ -14,7 +14,7 @@ const SIZE: BlockSize = BlockSize::B4096;
 /// A volume of 64 MiB has 16 MiB of spare physical blocks: 16 of the large requests.
 const BLOCKS: u64 = 16 << 10;
 const LARGE_BLOCKS: u64 = 256;
-const ASKERS: u64 = 64;
+const CLIENTS: u64 = 64;
 const SMALL_WRITES: u64 = 20;
 
 fn write(rig: &Rig, start: u64, data: &Slice) -> Request {
@@ -29,7 +29,7 @@ fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
     let rig = Rig::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     rig.medium.turns.set(3);
     let (answered, over, worst) = (Cell::new(0_u64), Cell::new(false), Cell::new(0));
-    let asker = |number: u64| {
+    let client = |number: u64| {
         let (rig, answered, over, large) = (&rig, &answered, &over, &large);
         async move {
             let mut at = number;
@@ -49,7 +49,7 @@ fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
         }
         over.set(true);
     };
-    rig.run(join(join_all((0..ASKERS).map(asker)), small));
+    rig.run(join(join_all((0..CLIENTS).map(client)), small));
     worst.get()
 }
 
@@ -82,7 +82,7 @@ fn a_large_write_is_served_in_its_turn_beside_small_ones() {
     rig.medium.turns.set(3);
     let (answered, over) = (Cell::new(0_u64), Cell::new(false));
     let small = Slice::copy_from(&pattern(7, SIZE.bytes()));
-    let asker = |number: u64| {
+    let client = |number: u64| {
         let (rig, answered, over, small) = (&rig, &answered, &over, &small);
         async move {
             let mut at = number;
@@ -104,7 +104,7 @@ fn a_large_write_is_served_in_its_turn_beside_small_ones() {
         over.set(true);
         worst
     };
-    let (_, overtaken) = rig.run(join(join_all((0..ASKERS).map(asker)), large));
+    let (_, overtaken) = rig.run(join(join_all((0..CLIENTS).map(client)), large));
     // Those who had physical blocks when it came, and as many as find some before it is the first of its line.
-    assert!(overtaken <= 4 * ASKERS, "{overtaken} small writes were answered first");
+    assert!(overtaken <= 4 * CLIENTS, "{overtaken} small writes were answered first");
 }

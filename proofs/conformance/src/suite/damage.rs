@@ -38,7 +38,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
         by_the_host(context, &server, volume).with_context(|| format!("volume {volume}"))?;
         by_sealblock(context, &server, volume).with_context(|| format!("volume {volume}"))?;
     }
-    mended(context, &server)?;
+    repaired(context, &server)?;
     server.stop()
 }
 
@@ -130,7 +130,7 @@ fn by_sealblock(context: &mut TestContext<'_>, server: &Server, volume: &str) ->
 }
 
 /// A write mends a block, and only that.
-fn mended(context: &mut TestContext<'_>, server: &Server) -> Result<()> {
+fn repaired(context: &mut TestContext<'_>, server: &Server) -> Result<()> {
     let script = r#"
         dev=$(attach large)
         dd if=/dev/zero of=/dev/$dev bs=4096 seek=3 count=1 oflag=direct conv=notrunc status=none

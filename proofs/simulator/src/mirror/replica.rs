@@ -120,7 +120,7 @@ impl Replica {
         random: &Random,
     ) -> Rc<ReplicaEnv> {
         Rc::new(ReplicaEnv {
-            name: format!("leg-{number}"),
+            name: format!("replica-{number}"),
             number,
             profile: self.profile,
             has_no_label: self.has_no_label,

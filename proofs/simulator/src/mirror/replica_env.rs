@@ -102,7 +102,7 @@ impl ReplicaEnv {
                 epoch,
                 env: env.clone(),
             };
-            Ok(DynDevice::new(Gate::new("leg", plug)))
+            Ok(DynDevice::new(Gate::new("replica", plug)))
         })
     }
 
@@ -231,7 +231,7 @@ impl Device for LinkedDevice {
         }
         let inner = self.inner.clone();
         // A task of its own: a request continues when its future is dropped.
-        let task = self.env.executor.spawn("leg", async move { inner.execute(request).await });
+        let task = self.env.executor.spawn("replica", async move { inner.execute(request).await });
         let lost = self.env.changed.wait_until(|| self.is_lost());
         let outcome = match select(pin!(task), pin!(lost)).await {
             Either::Left((outcome, _)) => outcome,

@@ -63,7 +63,7 @@ pub fn of_others(target: &TargetName, members: &[String]) -> CliError {
 
 fn members_of(target: &TargetName) -> Option<&[TargetName]> {
     match target {
-        TargetName::Group { kind: GroupKind::Mirror, members: legs } => Some(legs),
+        TargetName::Group { kind: GroupKind::Mirror, members: replicas } => Some(replicas),
         _ => None,
     }
 }
@@ -71,7 +71,7 @@ fn members_of(target: &TargetName) -> Option<&[TargetName]> {
 /// `is_old_name`: the mirror was opened by this name.
 fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> Fit {
     let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
-    let wanted: BTreeSet<String> = named.iter().map(|leg| settled(&leg.to_string())).collect();
+    let wanted: BTreeSet<String> = named.iter().map(|replica| settled(&replica.to_string())).collect();
     if here == wanted {
         Fit::Same
     } else if is_old_name {

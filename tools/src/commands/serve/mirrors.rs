@@ -111,13 +111,13 @@ fn report(mirror: &OpenMirror, state: MirrorState) {
 
 /// The replicas that are offline or not in sync, as text.
 fn degraded_members(mirror: &MirrorInfo) -> Vec<String> {
-    let is_ailing = |leg: &&ReplicaInfo| {
-        leg.state != ReplicaState::Removed && !(leg.state == ReplicaState::InSync && leg.is_online)
+    let is_ailing = |replica: &&ReplicaInfo| {
+        replica.state != ReplicaState::Removed && !(replica.state == ReplicaState::InSync && replica.is_online)
     };
     mirror
         .replicas
         .iter()
         .filter(is_ailing)
-        .map(|leg| format!("{} is {}", leg.name, state_text(leg.state.as_str())))
+        .map(|replica| format!("{} is {}", replica.name, state_text(replica.state.as_str())))
         .collect()
 }

@@ -64,7 +64,7 @@ fn shareable(target: &TargetName) -> bool {
     match target {
         TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => true,
         TargetName::Offset { target, .. } => shareable(target),
-        TargetName::Group { members: legs, .. } => legs.iter().all(shareable),
+        TargetName::Group { members: replicas, .. } => replicas.iter().all(shareable),
         _ => false,
     }
 }

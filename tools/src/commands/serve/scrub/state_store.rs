@@ -45,7 +45,7 @@ impl StateStore {
 fn is_forgetful(target: &TargetName) -> bool {
     match target {
         TargetName::Memory(_) | TargetName::Null(_) => true,
-        TargetName::Group { members: legs, .. } => legs.iter().all(is_forgetful),
+        TargetName::Group { members: replicas, .. } => replicas.iter().all(is_forgetful),
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_forgetful(target),
         TargetName::File(_)
         | TargetName::Raw(_)
