@@ -287,7 +287,7 @@ mod tests {
     fn report() -> VerifyReport {
         let guards = (Hex::new(0x1d0f, 32), Hex::new(u128::from(u32::MAX), 32));
         let media = BlockError { member: Some("b".to_owned()), repaired: true, ..error(Field::Media, None) };
-        let why = "the member is not there";
+        let why = "the member is offline";
         VerifyReport {
             target: "mirror:a,b".to_owned(),
             blocks_verified: 16,
@@ -338,7 +338,7 @@ mod tests {
                 r#"{"lba":7,"field":"guard","expected":"0x00001d0f","actual":"0xffffffff","member":null,"repaired":false},"#,
                 r#"{"lba":7,"field":"media","expected":null,"actual":null,"member":"b","repaired":true}],"#,
                 r#""errors_unlisted":0,"#,
-                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is not there"}],"lost_metadata":[],"resume":null}"#,
+                r#""unchecked":[{"member":"c","first":0,"last":15,"why":"the member is offline"}],"lost_metadata":[],"resume":null}"#,
                 "\n"
             )
         );

@@ -138,7 +138,7 @@ fn members_of_different_stripes_are_refused() {
     place.run("create b --size 8MiB --guard crc64").succeeds();
     place.run("info stripe:a,b").fails(3, &["stripe:a,b", "different formats"]);
     place.run("zero stripe:a,a").fails(3, &["in use"]);
-    place.run("info stripe-5KiB:mem:1MiB,mem:1MiB").fails(3, &["no power of two"]);
+    place.run("info stripe-5KiB:mem:1MiB,mem:1MiB").fails(3, &["not a power of two"]);
     place.run("info stripe:a,missing").fails(3, &["missing"]);
     place.run("verify a").succeeds();
 }

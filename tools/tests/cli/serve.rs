@@ -74,7 +74,7 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
         ("nosuch", 3, &["nosuch", "No such file"][..]),
         ("v nosuch --strict", 3, &["nosuch", "No such file"]),
         ("v ./v", 2, &["./v", "named twice"]),
-        ("mirror:v,w", 3, &["replica 1 cannot be reached", "No such file"]),
+        ("mirror:v,w", 3, &["replica 1 is offline", "No such file"]),
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),
         ("v --nbd localhost", 2, &["127.0.0.1:10809"]),
         ("v --nbd 192.0.2.1:10809", 3, &["192.0.2.1:10809", "listening"]),
@@ -175,7 +175,7 @@ fn warnings_go_to_standard_error_unless_they_are_not_wanted() {
         drop(held);
         let ended = server.stop();
         ended.is_clean();
-        let told = ended.stderr.lines().filter(|line| line.contains("above the limit")).count();
+        let told = ended.stderr.lines().filter(|line| line.contains("connection limit reached")).count();
         assert_eq!(told, usize::from(is_told), "{option}: {}", ended.stderr);
     }
     let mut command = place.command("serve --listen 127.0.0.1:0");

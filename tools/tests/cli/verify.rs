@@ -40,7 +40,7 @@ fn a_mirror_without_a_member_is_incomplete_and_damage_counts_more() {
 
     rename(&place, "b", "b.away");
     let text = place.run("verify mirror:a,b");
-    text.ends_with(4).says(&["blocks 0 to 511 on b: not checked: the member is not there", ": incomplete"]);
+    text.ends_with(4).says(&["blocks 0 to 511 on b: not checked: the member is offline", ": incomplete"]);
     assert!(!text.text().contains("clean"), "{}", text.text());
     let report = place.run("verify mirror:a,b --json").ends_with(4).json();
     assert_eq!(unchecked(&report), [(Some("b"), 0, LAST)]);
@@ -139,7 +139,7 @@ fn a_served_mirror_tells_hosts_its_log_and_its_scrub_what_it_cannot_check() {
     let target = server.target("mirror");
     let report = place.run(&format!("verify {target} --json")).ends_with(4).json();
     assert_eq!(unchecked(&report), [(None, 0, LAST)]);
-    assert_eq!(report["unchecked"][0]["why"], "the member is not there");
+    assert_eq!(report["unchecked"][0]["why"], "the member is offline");
     place.run("scrub start mirror:a,b").succeeds();
     let until = Instant::now() + Duration::from_secs(60);
     let status = loop {
