@@ -95,7 +95,7 @@ impl FlushErrors {
     }
 
     /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a client
-    /// that reconnects is told of their loss; at most [`MAX_GROUPS`] groups are kept apart.
+    /// that reconnects is told of their loss; at most 1024 groups are kept apart.
     pub fn join(self: &Arc<Self>, name: &str) -> FlushCursor {
         let mut groups = lock(&self.groups);
         if let Some(group) = groups.by_name.get(name) {

@@ -111,7 +111,7 @@ pub struct ScrubRecord {
     pub completed_unix_s: Option<u64>,
     /// The base of the schedule: when a run over all blocks finished, or an operator stopped any run.
     pub schedule_from_unix_s: Option<u64>,
-    /// The last runs, oldest first; at most [`MOST_RUNS`].
+    /// The last runs, oldest first; at most [`MAX_RUNS`].
     pub runs: Vec<ScrubRun>,
 }
 

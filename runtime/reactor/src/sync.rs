@@ -94,7 +94,7 @@ pub fn shutdown_requested() -> ShutdownRequested {
     ShutdownRequested { core: executor::current(), ticket: None }
 }
 
-/// The future of [`stopping`].
+/// The future of [`shutdown_requested`].
 pub struct ShutdownRequested {
     core: Rc<Core>,
     ticket: Option<u64>,

@@ -59,7 +59,7 @@ impl Whole {
     /// As [`Whole::read`], with zeroes where blocks cannot be read, and where that is.
     ///
     /// # Errors
-    /// As [`Opened::read_past_damage`].
+    /// As [`OpenTarget::read_past_damage`].
     pub async fn read_past_damage(&self, doing: &str, offset: u64, length: u64) -> Result<Salvaged, CliError> {
         let mut lost = Vec::new();
         let data = self

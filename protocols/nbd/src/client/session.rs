@@ -170,7 +170,7 @@ impl Client {
     /// Sends a request; returns the index of its completion, which is not reused before.
     ///
     /// # Errors
-    /// [`AskError`]; nothing is sent then.
+    /// [`SubmitError`]; nothing is sent then.
     pub fn submit(&mut self, request: ClientRequest) -> Result<usize, SubmitError> {
         let export = self.export.as_ref().filter(|_| self.closed.is_none() && self.done.is_none());
         let export = export.ok_or(SubmitError::NotReady)?;

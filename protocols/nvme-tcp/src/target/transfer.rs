@@ -112,8 +112,8 @@ impl TargetState {
 }
 
 impl Target {
-    /// Fetches the data of a command with [`CommandData::Transport`](super::CommandData::Transport) into `buffer`,
-    /// which is as long as the host's. Sends R2Ts; [`Event::DataReady`](super::Event::DataReady) returns the buffer, with the
+    /// Fetches the data of a command with [`Transport`](super::CommandData::Transport) into `buffer`,
+    /// which is as long as the host's. Sends R2Ts; [`Event::DataReady`] returns the buffer, with the
     /// CRC-32C of each block if there is a `layout` and data digests are in use.
     ///
     /// # Errors
