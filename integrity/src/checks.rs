@@ -34,8 +34,8 @@ impl Checks {
     /// Checks nothing.
     pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None };
 
-    /// The checks that hold for every stored block, whichever host wrote it, for a run that starts at `start`: the guard and, in Type 1,
-    /// that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
+    /// The checks that hold for every stored block, whichever host wrote it, for a run that starts at `start`: the guard and,
+    /// in Type 1, that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
     pub fn full(format: PiFormat, start: Lba) -> Checks {
         let is_address = format.protection() == ProtectionType::Type1;
         let initial_ref_tag = is_address.then(|| format.reference_tag(start.get(), 0));

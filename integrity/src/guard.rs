@@ -4,11 +4,12 @@
 //! bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so
 //! the finished value of an empty message is 0, and a finished value gives back the running state.
 //!
-//! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is that of RFC 1071 over 16-bit words in network byte order: each even-numbered byte is the
-//! more significant of its word, an odd last byte is padded with a zero byte behind it, the sum's carries are added
-//! back, and the result is inverted. A tuple stores it big-endian like every guard. That puts the same two bytes into
-//! the tuple as an implementation that sums and stores words in a little-endian machine's own order, such as the
-//! block layer of Linux, because swapping the bytes of all words swaps the bytes of their one's-complement sum (RFC
+//! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is that of RFC
+//! 1071 over 16-bit words in network byte order: each even-numbered byte is the more significant of its word, an odd last byte
+//! is padded with a zero byte behind it, the sum's carries are added back, and the result is inverted. A tuple stores it
+//! big-endian like every guard. That puts the same two bytes into the tuple as an implementation that sums and stores words in
+//! a little-endian machine's own order, such as the block layer of Linux, because swapping the bytes of all words swaps the
+//! bytes of their one's-complement sum (RFC
 //! 1071, section 2 (B)). The sum of all-zero data is 0, so its guard is FFFFh; any other data that sums to a multiple
 //! of FFFFh has guard 0.
 //!

@@ -1,8 +1,9 @@
 //! Bytes written to the medium per byte of application data, for random writes of 4 KiB.
 //!
-//! Claim: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted on a medium in memory that counts every byte and forgets the data, from the opening of a
-//! new volume through its close, so log, tables, superblocks and the checkpoints that close it are all in. Only bytes
-//! matter here, so time stands for nothing, and the count is the same on every run but for the order of wake-ups.
+//! Claim: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted on a medium
+//! in memory that counts every byte and forgets the data, from the opening of a new volume through its close, so log, tables,
+//! superblocks and the checkpoints that close it are all in. Only bytes matter here, so time stands for nothing, and the count
+//! is the same on every run but for the order of wake-ups.
 //!
 //! "half" is the second half of the writes by itself, without what closing writes: tables that are made once, and the last
 //! checkpoint, which is of however little has been gathered, are no part of it. It is right to a checkpoint more or less.

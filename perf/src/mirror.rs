@@ -1,12 +1,12 @@
 //! A mirror of two replicas against the same devices without a mirror, both at once.
 //!
 //! Claims: writing to the mirror keeps 90 % of what the slower of both replicas does while both are written to, since a mirror
-//! has to do just that (`in step` asks both replicas with nothing in between, and shows what it costs alone that each request waits
-//! for its slower replica); and a Verify of the mirror has both replicas verify at once, so that where replicas have latencies of their own it takes
-//! no longer than one replica by itself takes for the same blocks, and half as long as one replica after the other. Replicas are protected
-//! volumes in files, which share a disk here; memory in which every request takes 2 ms, as it does
-//! away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to the mirror is two
-//! there, so that half of one replica is the most that could be.
+//! has to do just that (`in step` asks both replicas with nothing in between, and shows what it costs alone that each request
+//! waits for its slower replica); and a Verify of the mirror has both replicas verify at once, so that where replicas have
+//! latencies of their own it takes no longer than one replica by itself takes for the same blocks, and half as long as one
+//! replica after the other. Replicas are protected volumes in files, which share a disk here; memory in which every request
+//! takes 2 ms, as it does away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to
+//! the mirror is two there, so that half of one replica is the most that could be.
 
 use std::rc::Rc;
 

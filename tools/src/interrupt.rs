@@ -1,8 +1,9 @@
 //! Ctrl-C while a command works: requests in flight complete, the command prints how far it came, and ends.
 //!
-//! The first SIGINT or SIGTERM only sets a flag, which the work looks at between two pieces; the same signal once more ends the process at
-//! once, as does the first one if requests in flight do not complete within `GRACE`. A command that ends early ends by the signal itself
-//! ([`end`]): a shell shows 130 or 143 for it, and a loop in a script stops, which it would not for an ordinary exit.
+//! The first SIGINT or SIGTERM only sets a flag, which the work looks at between two pieces; the same signal once more ends the
+//! process at once, as does the first one if requests in flight do not complete within `GRACE`. A command that ends early ends
+//! by the signal itself ([`end`]): a shell shows 130 or 143 for it, and a loop in a script stops, which it would not for an
+//! ordinary exit.
 
 use std::io::Write;
 use std::pin::pin;

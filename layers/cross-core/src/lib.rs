@@ -12,10 +12,10 @@
 //! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`]; no caller
 //!   waits forever.
 //!
-//! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a reader that
-//! sleeps; while the reader is busy, items gather, and it takes them together. A reactor that is awake, or polls busily, is
-//! woken without a system call. A mailbox is locked for one push or swap, so two cores contend for some nanoseconds at most. The number
-//! of requests in flight is that of the callers, which exports limit.
+//! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a reader
+//! that sleeps; while the reader is busy, items gather, and it takes them together. A reactor that is awake, or polls busily,
+//! is woken without a system call. A mailbox is locked for one push or swap, so two cores contend for some nanoseconds at most.
+//! The number of requests in flight is that of the callers, which exports limit.
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 

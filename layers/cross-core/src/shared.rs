@@ -93,8 +93,8 @@ impl SharedDevice {
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
-    /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on; requests of other attachments are
-    /// not reported. The first observer stays.
+    /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on; requests of other
+    /// attachments are not reported. The first observer stays.
     pub fn observe(&self, observer: impl Observer + 'static) {
         // A second observer is a bug of the caller that costs log lines and no data.
         let _ = self.0.device.observer.set(Box::new(observer));

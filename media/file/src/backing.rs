@@ -1,5 +1,5 @@
-//! Whether open files are still at their paths and as long as they were: an administrator may delete, rename, replace or cut off a file under a
-//! program that has it open, and no request fails of that until it is too late.
+//! Whether open files are still at their paths and as long as they were: an administrator may delete, rename, replace or cut
+//! off a file under a program that has it open, and no request fails of that until it is too late.
 
 use std::fs::Metadata;
 use std::io;
@@ -63,8 +63,8 @@ impl Backing {
         self.length_bytes.load(Ordering::Acquire)
     }
 
-    /// Has it be so long from now on. To be called before the file is made shorter and after it is made longer, so that whoever looks at
-    /// any moment never finds less than there should be.
+    /// Has it be so long from now on. To be called before the file is made shorter and after it is made longer, so that whoever
+    /// looks at any moment never finds less than there should be.
     pub(crate) fn set_length_bytes(&self, length_bytes: u64) {
         self.length_bytes.store(length_bytes, Ordering::Release);
     }

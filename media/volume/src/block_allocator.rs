@@ -13,8 +13,8 @@ use sealblock_block::Condition;
 use crate::free_map::{FreeMap, Run, Runs};
 use crate::turns::Queue;
 
-/// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they are freed once the medium is sure
-/// not to write to them any more.
+/// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they are freed once the
+/// medium is sure not to write to them any more.
 pub(crate) struct Allocation<'a> {
     allocator: &'a BlockAllocator,
     group: u64,
@@ -142,8 +142,8 @@ impl ReaderEpochs {
 }
 
 impl BlockAllocator {
-    /// The physical blocks of a volume; `wanted` is notified when [`BlockAllocator::has_work`]. With `keep_space` none is ever given back to the
-    /// medium.
+    /// The physical blocks of a volume; `wanted` is notified when [`BlockAllocator::has_work`]. With `keep_space` none is ever
+    /// given back to the medium.
     pub fn new(wanted: Rc<Condition>, keep_space: bool) -> BlockAllocator {
         BlockAllocator { wanted, keep_space, ..BlockAllocator::default() }
     }
@@ -158,8 +158,8 @@ impl BlockAllocator {
         self.groups.borrow_mut().insert(group, map);
     }
 
-    /// Takes `count` physical blocks of a block group whose map is there, for the blocks from the one with this index in it on; or none when there
-    /// are not enough.
+    /// Takes `count` physical blocks of a block group whose map is there, for the blocks from the one with this index in it on;
+    /// or none when there are not enough.
     pub fn take(&self, group: u64, first: u32, count: u32) -> Option<Allocation<'_>> {
         self.take_by(group, |map| map.take(first, count))
     }
@@ -257,14 +257,14 @@ impl BlockAllocator {
         !self.to_punch.borrow().is_empty() || !self.dropped.borrow().is_empty()
     }
 
-    /// Physical blocks of writes that were dropped half-way; the caller gives each back with [`BlockAllocator::give_back`] once the medium is done
-    /// with them.
+    /// Physical blocks of writes that were dropped half-way; the caller gives each back with [`BlockAllocator::give_back`] once
+    /// the medium is done with them.
     pub fn take_dropped(&self) -> Vec<(u64, Runs)> {
         self.dropped.take()
     }
 
-    /// Takes free physical blocks of a block group that may take space, in whole units: the first ones from a unit on, at most `max` units. Also
-    /// gives the unit behind them. They are in use until they are given back.
+    /// Takes free physical blocks of a block group that may take space, in whole units: the first ones from a unit on, at most
+    /// `max` units. Also gives the unit behind them. They are in use until they are given back.
     pub fn take_stale(&self, group: u64, from: u32, max: u32) -> Option<(Allocation<'_>, u32)> {
         let (run, next) = self.with(group, |map| {
             let run = map.take_stale(from, max)?;
@@ -273,8 +273,9 @@ impl BlockAllocator {
         Some((Allocation { allocator: self, group, runs: Runs::from_buf([run]) }, next))
     }
 
-    /// Physical blocks whose space is to be given back because they were unmapped: those of the first `max` units that are wholly free by
-    /// now. They are in use until they are given back or what is returned is dropped. Nothing where no unit waits.
+    /// Physical blocks whose space is to be given back because they were unmapped: those of the first `max` units that are
+    /// wholly free by now. They are in use until they are given back or what is returned is dropped. Nothing where no unit
+    /// waits.
     pub fn take_punches(&self, max: usize) -> Option<Vec<(u64, Allocation<'_>)>> {
         let mut units = self.to_punch.borrow_mut();
         if units.is_empty() {

@@ -66,8 +66,8 @@ impl BlockGroups {
     ///
     /// # Errors
     /// When the medium fails as a whole. Sectors that are lost are no error: where both copies are, or all are from before the
-    /// superblock, the block groups in question are looked at. Where fewer are found than the superblock knows of, all in question have
-    /// map pages, so that none reads as never written.
+    /// superblock, the block groups in question are looked at. Where fewer are found than the superblock knows of, all in
+    /// question have map pages, so that none reads as never written.
     pub async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Result<BlockGroups, MediumError> {
         let layout = superblock.layout;
         let mut groups = BlockGroups::uninitialized(layout, superblock.seed());
@@ -150,8 +150,8 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Has the block map decide of block groups that an older copy of the map knows and the newer one denies. No fault but one does that: a copy
-    /// put back from before the volume shrank, and what lay there then was wiped when it grew.
+    /// Has the block map decide of block groups that an older copy of the map knows and the newer one denies. No fault but one
+    /// does that: a copy put back from before the volume shrank, and what lay there then was wiped when it grew.
     async fn reconcile<M: Medium>(&mut self, medium: &M, disputed: &[u64]) -> Result<(), MediumError> {
         for &group in disputed {
             if self.has_generations(medium, group).await? {
@@ -166,8 +166,8 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Whether any generations of a block group are there. What cannot be read may be some: that is an error, since a block group without map pages
-    /// reads as never written.
+    /// Whether any generations of a block group are there. What cannot be read may be some: that is an error, since a block
+    /// group without map pages reads as never written.
     async fn has_generations<M: Medium>(&self, medium: &M, group: u64) -> Result<bool, MediumError> {
         let sector = self.layout.sector_bytes() as usize;
         let pages = self.layout.pages_of_group(group);
@@ -211,14 +211,14 @@ impl BlockGroups {
         self.is_marked_resized
     }
 
-    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock nobody knows that a block group whose
-    /// map pages are not where they would be has none.
+    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock nobody knows that a
+    /// block group whose map pages are not where they would be has none.
     pub fn assume_initialized(&self) {
         self.mark_initialized(&self.guessed);
     }
 
-    /// Takes every block group of these sectors for one that is initialized: it is known that some have, and not which, so that none may read as
-    /// never written.
+    /// Takes every block group of these sectors for one that is initialized: it is known that some have, and not which, so that
+    /// none may read as never written.
     fn mark_initialized(&self, sectors: &[u64]) {
         for index in sectors {
             let first = index * self.layout.groups_per_map_sector();
@@ -302,8 +302,9 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Writes the whole map for a layout with more or fewer block groups, or for the same once more: with the bits that there are, and none
-    /// for block groups that come, whatever an earlier size has left there. Durable in the end, each copy at its time.
+    /// Writes the whole map for a layout with more or fewer block groups, or for the same once more: with the bits that there
+    /// are, and none for block groups that come, whatever an earlier size has left there. Durable in the end, each copy at its
+    /// time.
     ///
     /// # Errors
     /// When the medium fails. The map says the same of the block groups that were there either way.

@@ -48,7 +48,8 @@ pub(crate) struct BlockMap {
     order: RefCell<VecDeque<u64>>,
     loading: RefCell<FxHashSet<u64>>,
     loaded: Condition,
-    /// Sectors with map entries that stay lost even should the medium give them again, by page: physical blocks they name may be in use.
+    /// Sectors with map entries that stay lost even should the medium give them again, by page: physical blocks they name may
+    /// be in use.
     lost_sectors: RefCell<FxHashMap<u64, u32>>,
     /// Pages of which a copy of the generations is lost or old.
     to_repair: RefCell<FxHashSet<u64>>,

@@ -95,7 +95,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes every page whose map entries the block map does not have yet, then a superblock that begins the log behind these map entries.
+    /// Writes every page whose map entries the block map does not have yet, then a superblock that begins the log behind these
+    /// map entries.
     ///
     /// # Errors
     /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
@@ -115,8 +116,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes what waits for the block map while nothing is committed, and leaves the log as it is: where a log that a crash has left says
-    /// more than there is memory for, before the checkpoint that gives it up. Interrupted, it will say the same again.
+    /// Writes what waits for the block map while nothing is committed, and leaves the log as it is: where a log that a crash
+    /// has left says more than there is memory for, before the checkpoint that gives it up. Interrupted, it will say the same
+    /// again.
     ///
     /// # Errors
     /// As [`Volume::checkpoint`].
@@ -127,8 +129,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Takes all map entries that wait for the block map, and writes their pages; durable in the end. Gives the sector up to which the pages
-    /// have the log.
+    /// Takes all map entries that wait for the block map, and writes their pages; durable in the end. Gives the sector up to
+    /// which the pages have the log.
     async fn write_map_pages(&self) -> Result<u64, Error> {
         self.block_map.patches.take();
         let target = self.log.take_applied();
@@ -144,8 +146,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(target)
     }
 
-    /// Gives the block groups of these pages map pages, where they have none: all generations of the block group first, both copies, and only
-    /// when they are durable the bit in the group map that has them read.
+    /// Gives the block groups of these pages map pages, where they have none: all generations of the block group first, both
+    /// copies, and only when they are durable the bit in the group map that has them read.
     async fn initialize_groups(&self, pages: &[u64]) -> Result<(), Error> {
         let mut groups: Vec<u64> = pages.iter().map(|page| self.block_map.group_of(*page)).collect();
         groups.dedup();

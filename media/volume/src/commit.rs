@@ -218,7 +218,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         entries.iter().map(|run| (*run, said(run).encode(self.seed))).collect()
     }
 
-    /// Hands durable map entries, in order of their blocks, over to the block map. With `defer_free`, the physical blocks they replace are deallocated.
+    /// Hands durable map entries, in order of their blocks, over to the block map. With `defer_free`, the physical blocks they
+    /// replace are deallocated.
     pub(crate) async fn apply(&self, entries: &[Encoded], defer_free: bool) {
         let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
         while pieces.peek().is_some() {
@@ -251,8 +252,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         })
     }
 
-    /// Frees the physical blocks that map entries of one page replace. An unknown one stays in use until the block group's map pages are
-    /// read the next time.
+    /// Frees the physical blocks that map entries of one page replace. An unknown one stays in use until the block group's map
+    /// pages are read the next time.
     async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
         let number = pieces_of_page[0].page;
         let mut page = self.block_map.cached(number);

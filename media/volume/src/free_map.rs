@@ -1,14 +1,14 @@
 //! The physical blocks of one block group, and where blocks are put in them so that neighbours stay neighbours.
 //!
-//! Blocks are seen in *extents* of 1 MiB, physical blocks in *clusters* that hold an extent and some spare physical blocks: half of a block group's
-//! spare physical blocks are spread over its clusters so, the other half makes clusters that are wholly free. Most blocks of an extent
-//! lie in one cluster, its *home*. A small write takes a free physical block of its home, so a cluster stays full of one extent
-//! however its blocks are overwritten, and a long read finds them within little more than their own length. A
-//! write of a whole extent takes a cluster that is wholly free, which becomes the home; the old one is free as a whole once
-//! the write is durable.
+//! Blocks are seen in *extents* of 1 MiB, physical blocks in *clusters* that hold an extent and some spare physical blocks:
+//! half of a block group's spare physical blocks are spread over its clusters so, the other half makes clusters that are wholly
+//! free. Most blocks of an extent lie in one cluster, its *home*. A small write takes a free physical block of its home, so a
+//! cluster stays full of one extent however its blocks are overwritten, and a long read finds them within little more than
+//! their own length. A write of a whole extent takes a cluster that is wholly free, which becomes the home; the old one is free
+//! as a whole once the write is durable.
 //!
-//! Nothing of this is on the medium: any physical block of the block group may hold any of its blocks. What is kept here about homes and
-//! order is found out when the block group is loaded, and if it is wrong, blocks lie less well and nothing worse.
+//! Nothing of this is on the medium: any physical block of the block group may hold any of its blocks. What is kept here about
+//! homes and order is found out when the block group is loaded, and if it is wrong, blocks lie less well and nothing worse.
 
 mod load;
 mod upkeep;
@@ -57,8 +57,8 @@ pub(crate) struct FreeMap {
     /// Units of [`PUNCH_BYTES`] that may take space on the medium though free.
     stale: Bits,
     unit_blocks: u32,
-    /// Physical blocks that more than one map entry of the block map names. Such map pages were damaged or made on purpose; no map entry that goes
-    /// gives the physical block up, because another may still mean it.
+    /// Physical blocks that more than one map entry of the block map names. Such map pages were damaged or made on purpose; no
+    /// map entry that goes gives the physical block up, because another may still mean it.
     shared: FxHashSet<u32>,
 }
 
@@ -162,8 +162,8 @@ impl FreeMap {
         self.put(pbn.or_else(anywhere).expect("there are free physical blocks, by their count"), runs);
     }
 
-    /// Takes physical blocks for a long write where no run has room for all of it: at home, then in clusters that are no home, those with
-    /// most room first, and only then in other homes.
+    /// Takes physical blocks for a long write where no run has room for all of it: at home, then in clusters that are no home,
+    /// those with most room first, and only then in other homes.
     fn put_pieces(&mut self, extent: u32, count: u32, runs: &mut Runs) {
         let home = self.home_of(extent).map_or(0..0, |cluster| self.cluster_range(cluster));
         let mut mixed: Vec<u32> =
@@ -287,7 +287,8 @@ impl FreeMap {
         }
     }
 
-    /// Marks a physical block as in use; a second time does nothing. Physical blocks past the end are ignored: they come from damaged map entries.
+    /// Marks a physical block as in use; a second time does nothing. Physical blocks past the end are ignored: they come from
+    /// damaged map entries.
     fn occupy(&mut self, pbn: u32) {
         if pbn < self.allocated.len() && !self.allocated.get(pbn) {
             self.mark(pbn);

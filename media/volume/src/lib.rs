@@ -1,10 +1,11 @@
 //! Protected volumes: crash-consistent protection information on media without metadata.
 //!
-//! A block is never overwritten in place. A write goes to a free physical block of its block group; its map entry, which holds the physical block and
-//! the block's protection information tuple, stays in memory until a commit writes all map entries that have gathered to the
-//! log in one piece and makes them durable together with their data. So a flush costs one small write however many
-//! blocks were written, a torn or lost write leaves the old block as it was, and no state in between has to be repaired
-//! by guessing: a map entry that was not durable at a crash counts only if the data in its physical block have its checksum.
+//! A block is never overwritten in place. A write goes to a free physical block of its block group; its map entry, which holds
+//! the physical block and the block's protection information tuple, stays in memory until a commit writes all map entries that
+//! have gathered to the log in one piece and makes them durable together with their data. So a flush costs one small write
+//! however many blocks were written, a torn or lost write leaves the old block as it was, and no state in between has to be
+//! repaired by guessing: a map entry that was not durable at a crash counts only if the data in its physical block have its
+//! checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
 //! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
@@ -14,8 +15,9 @@
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `corrupt`: damage on purpose, for tests.
 //!
-//! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map entry that gave it up
-//! is durable and no read is looking at it; log space is used again only when the superblock that frees it is durable.
+//! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
+//! entry that gave it up is durable and no read is looking at it; log space is used again only when the superblock that frees
+//! it is durable.
 
 mod bits;
 mod block_allocator;

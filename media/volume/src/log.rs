@@ -1,11 +1,12 @@
 //! The log: where it stands, and how map entries get there.
 //!
 //! Every sector of the log has two places, far apart. A commit of many map entries writes each of its sectors to both, in one
-//! burst. A small one takes one sector and writes it to one place. The next small one joins that sector: it writes it to the other
-//! place, with the map entries of both, and the one after that to the first place again, as long as there is room. The sector behind it
-//! repeats what only the last place has, in the other region. So all map entries are in two places, for the bytes of one, and a
-//! sector of the log is used up by as many small commits as it has room for. A small commit that no other one follows soon gets its
-//! second copy from the worker ([`Volume::write_second_copy`]), which also says that the sector is durable.
+//! burst. A small one takes one sector and writes it to one place. The next small one joins that sector: it writes it to the
+//! other place, with the map entries of both, and the one after that to the first place again, as long as there is room. The
+//! sector behind it repeats what only the last place has, in the other region. So all map entries are in two places, for the
+//! bytes of one, and a sector of the log is used up by as many small commits as it has room for. A small commit that no other
+//! one follows soon gets its second copy from the worker ([`Volume::write_second_copy`]), which also says that the sector is
+//! durable.
 //!
 //! Invariant: each map entry but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
 //! written again, the other one has all that was in it.
@@ -95,7 +96,8 @@ impl Log {
         applied
     }
 
-    /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in the block map.
+    /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in
+    /// the block map.
     pub fn place_commit(&self, entries: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
         // A long run is one map entry, and yet more than may hang on a single sector.
         let is_small = entries.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL_COMMIT_ENTRIES;
@@ -194,7 +196,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let LogPlacement { first, earlier, repeats, left_out, .. } = place;
         let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(entries.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
-        // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector before.
+        // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector
+        // before.
         let durable = first - u64::from(!repeats.is_empty());
         let (mut rest, mut repeats) = (&own[..], &repeats[..]);
         let mut header =
@@ -218,9 +221,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         places.into_iter().filter(|(_, piece)| !piece.is_empty())
     }
 
-    /// Gives the last sector its second copy, where a place lacks the newest map entries, which also says that the sector and its data are durable. From here on no single
-    /// fault loses a map entry of the log, and a block that does not match its map entry is damaged and not a write that never
-    /// arrived.
+    /// Gives the last sector its second copy, where a place lacks the newest map entries, which also says that the sector and
+    /// its data are durable. From here on no single fault loses a map entry of the log, and a block that does not match its map
+    /// entry is damaged and not a write that never arrived.
     ///
     /// # Errors
     /// When a sync fails: the volume fails, and writes are disabled. A write that fails costs nothing that was there before.

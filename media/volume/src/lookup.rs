@@ -32,8 +32,8 @@ pub(crate) enum BlockLocation {
 pub(crate) type LocatedBlocks = SmallVec<[BlockLocation; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Looks up every block of an extent, all at one moment; pages that it takes are read before. The physical blocks that it found stay
-    /// in use until the guard is dropped.
+    /// Looks up every block of an extent, all at one moment; pages that it takes are read before. The physical blocks that it
+    /// found stay in use until the guard is dropped.
     pub(crate) async fn locate(&self, extent: Extent) -> Result<(LocatedBlocks, ReadGuard<'_>), Error> {
         // Pages that are held are not dropped while further ones are read.
         let mut held = Vec::new();

@@ -154,8 +154,9 @@ impl MapPage {
         self.entries.borrow()[index]
     }
 
-    /// The page with the map entries of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the sectors that change, and of
-    /// those `deallocated`, is lost: blocks that were written become damage, and unwritten ones stay unwritten.
+    /// The page with the map entries of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the
+    /// sectors that change, and of those `deallocated`, is lost: blocks that were written become damage, and unwritten ones
+    /// stay unwritten.
     pub fn image(
         &self,
         layout: &Layout,

@@ -1,10 +1,10 @@
 //! The shape of a volume that has no superblock left, found from what lies on the medium.
 //!
 //! Everything follows from block size, sector size and capacity, and the length of the medium leaves few of these. For each
-//! layout that fits, the map entries of sampled blocks are looked at where they would lie, and the sectors of the log. A map entry
-//! names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs together
-//! agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples, which tells the guard and
-//! decides between layouts. Nothing is believed of which there are not two that agree.
+//! layout that fits, the map entries of sampled blocks are looked at where they would lie, and the sectors of the log. A map
+//! entry names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs
+//! together agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples,
+//! which tells the guard and decides between layouts. Nothing is believed of which there are not two that agree.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -2,9 +2,10 @@
 //!
 //! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
 //! of them has is there as well where the next sector repeats it; so no single fault takes away map entries before the newest
-//! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits may
-//! not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block that count, the newest wins; where none counts, the block is as the block map has it.
-//! Recovery never makes up a map entry, so damaged data are never sealed with a new tuple.
+//! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits
+//! may not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block
+//! that count, the newest wins; where none counts, the block is as the block map has it. Recovery never makes up a map entry,
+//! so damaged data are never sealed with a new tuple.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

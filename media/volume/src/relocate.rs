@@ -68,7 +68,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let _change = self.begin_change()?;
         let place = self.extent_of(group, extent)?;
         let (blocks, _reading) = loop {
-            // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about the same write until then.
+            // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about
+            // the same write until then.
             let (_, reading) = self.locate(place).await?;
             if let Some(blocks) = self.stored_entries_now(place) {
                 break (blocks, reading);
@@ -168,7 +169,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         (blocks, data)
     }
 
-    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where no write came in between.
+    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where no write came in
+    /// between.
     async fn write_moved(
         &self,
         group: u64,

@@ -228,8 +228,8 @@ impl RemainingLog {
     }
 }
 
-/// Takes what the log says of blocks of one page, where it is newer than the block map; where the page does not say, each block's map entry
-/// may.
+/// Takes what the log says of blocks of one page, where it is newer than the block map; where the page does not say, each
+/// block's map entry may.
 async fn take_newer<M: Medium, C: Clock>(
     base: &Volume<M, C>,
     [entries, seen]: [&mut MapEntries; 2],

@@ -62,7 +62,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = self.medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
             let (read, bytes) = self.medium.read(offset, room).await;
-            // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been the newest, so the read fails.
+            // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been
+            // the newest, so the read fails.
             failed[at / 2] += usize::from(read.is_err());
             if let (Err(error), 2) = (&read, failed[at / 2]) {
                 let reason = format!("cannot read either copy of the reserved area: {error}");

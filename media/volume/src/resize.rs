@@ -254,10 +254,11 @@ impl<M: Medium> ResizeStep<'_, M> {
         Ok(self.medium.sync().await?)
     }
 
-    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an earlier shrinking dropped
-    /// name the same blocks of the same volume. Its map entries would be taken for newer than what the generations say, and its
-    /// generations for a block group that is initialized. `there` is how long the medium was: what lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew should a crash
-    /// have come before it was.
+    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an
+    /// earlier shrinking dropped name the same blocks of the same volume. Its map entries would be taken for newer than what
+    /// the generations say, and its generations for a block group that is initialized. `there` is how long the medium was: what
+    /// lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew
+    /// should a crash have come before it was.
     async fn clear_tables(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
         self.copy_reserved(from).await?;
@@ -315,8 +316,8 @@ impl<M: Medium> ResizeStep<'_, M> {
                 }
                 let place = to.reserved_offsets(area, turn)[1];
                 let (read, there) = self.medium.read(place, self.medium.buffer(length)).await;
-                // What a volume of the new size has not yet is written in any case, which takes its space; what this one has is not put
-                // at risk.
+                // What a volume of the new size has not yet is written in any case, which takes its space; what this one has is
+                // not put at risk.
                 let is_there = *to == self.old.layout && *to != self.layout && read.is_ok() && *there == *buffer;
                 if !is_there {
                     self.medium.write(place, buffer.freeze()).await?;

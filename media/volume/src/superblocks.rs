@@ -213,8 +213,8 @@ pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Res
 
 /// Writes a superblock to the place of the older of the first two copies alone: the first one that tells of a new size.
 ///
-/// The third must not be ahead of the others: should these not tell of the new size, then on a medium longer than the volume, where the
-/// third is not found by itself, the volume would go on with the old size, and leave the third behind as it is.
+/// The third must not be ahead of the others: should these not tell of the new size, then on a medium longer than the volume,
+/// where the third is not found by itself, the volume would go on with the old size, and leave the third behind as it is.
 ///
 /// # Errors
 /// When the medium fails.

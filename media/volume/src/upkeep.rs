@@ -17,7 +17,8 @@ use crate::mutation::Mutation;
 use crate::open::OpenOptions;
 use crate::volume::{Volume, VolumeState};
 
-/// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon keep theirs.
+/// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon
+/// keep theirs.
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
 /// Units given back in one step: 8 MiB.
 const PUNCH_UNITS: u32 = 128;
@@ -123,16 +124,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.punch_all(|| idle_period.lasts() && self.state.get() == VolumeState::Open).await
     }
 
-    /// Gives the space of free physical blocks back as closing does, beside requests, while `goes_on` says so: before one that is not to
-    /// take long.
+    /// Gives the space of free physical blocks back as closing does, beside requests, while `goes_on` says so: before one that
+    /// is not to take long.
     pub async fn give_space_back(&self, goes_on: impl Fn() -> bool) {
         if let Ok(_change) = self.begin_change() {
             self.punch_all(|| goes_on() && self.state.get() == VolumeState::Open).await;
         }
     }
 
-    /// Gives the space of all free physical blocks of block groups that were written to back, in whole units, while `goes_on` says so. Whether
-    /// it came to the end.
+    /// Gives the space of all free physical blocks of block groups that were written to back, in whole units, while `goes_on`
+    /// says so. Whether it came to the end.
     pub(crate) async fn punch_all(&self, goes_on: impl Fn() -> bool) -> bool {
         if !self.allocator.gives_space_back() || !self.medium.can_punch() {
             return true;

@@ -84,11 +84,11 @@ pub struct VolumeInfo {
     pub recovered: u64,
     /// Map entries in the log that were not taken over because their data had not reached the medium.
     pub dropped: u64,
-    /// Blocks whose map entries were taken over though their physical blocks cannot be read: neither can the blocks, until they are written. At
-    /// most as many as one commit has map entries.
+    /// Blocks whose map entries were taken over though their physical blocks cannot be read: neither can the blocks, until they
+    /// are written. At most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
-    /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks that are not
-    /// known and that read as they were before. Only a read-only open accepts such a log.
+    /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks
+    /// that are not known and that read as they were before. Only a read-only open accepts such a log.
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
@@ -108,8 +108,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.superblock.get()
     }
 
-    /// Makes everything durable, writes the block map by a checkpoint, marks the volume clean and ends the worker. From here on changes
-    /// are refused; those in flight end before it does, either refused as well or durable, and flushes complete.
+    /// Makes everything durable, writes the block map by a checkpoint, marks the volume clean and ends the worker. From here on
+    /// changes are refused; those in flight end before it does, either refused as well or durable, and flushes complete.
     ///
     /// # Errors
     /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
@@ -235,8 +235,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// The physical block that is to stay in use for an entry of the block map. A damaged map entry may still name its physical block rightly; keeping that
-/// physical block costs little.
+/// The physical block that is to stay in use for an entry of the block map. A damaged map entry may still name its physical
+/// block rightly; keeping that physical block costs little.
 fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
     let entry = match lookup {
         MapLookup::Mapped(entry) | MapLookup::Stale { entry, .. } => *entry,

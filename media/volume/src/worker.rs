@@ -122,8 +122,8 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// Gives the space of physical blocks that were unmapped back to the medium, until a flush or writer waits for a commit: what is left is given
-    /// back behind it.
+    /// Gives the space of physical blocks that were unmapped back to the medium, until a flush or writer waits for a commit:
+    /// what is left is given back behind it.
     async fn punch(&self) {
         let volume = &*self.volume;
         while let Some(found) = volume.allocator.take_punches(MAX_PUNCHES) {

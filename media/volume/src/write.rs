@@ -110,9 +110,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Asks for a commit before free physical blocks or room for map entries run out, so that writers need not wait for one, and before
-    /// extents run out of spare physical blocks at home. Not before it would free a good part of the physical blocks: some may be out of
-    /// use for good, named by damaged map entries.
+    /// Asks for a commit before free physical blocks or room for map entries run out, so that writers need not wait for one,
+    /// and before extents run out of spare physical blocks at home. Not before it would free a good part of the physical
+    /// blocks: some may be out of use for good, named by damaged map entries.
     pub(crate) fn request_early_commit(&self, group: u64) {
         let open = self.memtable.active_len();
         let spare = self.layout.spare_blocks(group) as u32;

@@ -1,5 +1,5 @@
-//! A worker process changes a volume in a file and reports each change; SIGKILL ends it at a drawn moment; then every block is read and
-//! checked against the report.
+//! A worker process changes a volume in a file and reports each change; SIGKILL ends it at a drawn moment; then every block is
+//! read and checked against the report.
 //!
 //! The report goes through a pipe, which outlives the worker. The worker reports a change before it starts and after it completes,
 //! so the report never knows less than the volume: what was reported as flushed must be in the volume, and what is in the volume

@@ -1,7 +1,8 @@
 //! The process that kills: starts a worker, kills it at a drawn moment, and checks every block.
 //!
-//! Rounds alternate between volumes of different formats and between both runtimes, and each volume goes from crash to crash without ever
-//! being closed. The content that a round finds is the start of the next one: opening a volume must not change a block.
+//! Rounds alternate between volumes of different formats and between both runtimes, and each volume goes from crash to crash
+//! without ever being closed. The content that a round finds is the start of the next one: opening a volume must not change a
+//! block.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -35,8 +35,8 @@ pub struct Places {
     /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so damage to
     /// these data cannot be told from a write that never arrived.
     pub window: BTreeSet<Lba>,
-    /// The physical blocks that such map entries name and that hold something else. One that cannot be read may be that of a write which was
-    /// flushed, so its block is lost, whatever it held before.
+    /// The physical blocks that such map entries name and that hold something else. One that cannot be read may be that of a
+    /// write which was flushed, so its block is lost, whatever it held before.
     missing: Vec<(Lba, Range)>,
     /// Where map entries and data begin that are in use, in order.
     hot: Vec<u64>,

@@ -106,8 +106,8 @@ impl Specimen {
         Specimen::grown(seed, state, large, if state == State::Resized { &shares } else { &[] })
     }
 
-    /// The same of a volume that was created with about the first of these shares of its blocks, in percent, and resized to the others,
-    /// and to all; before it was used, but for [`State::Resized`].
+    /// The same of a volume that was created with about the first of these shares of its blocks, in percent, and resized to the
+    /// others, and to all; before it was used, but for [`State::Resized`].
     ///
     /// # Errors
     /// As [`Specimen::make`].

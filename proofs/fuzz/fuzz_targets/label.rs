@@ -1,4 +1,5 @@
-//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled or refused.
+//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled
+//! or refused.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

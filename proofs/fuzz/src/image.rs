@@ -119,8 +119,9 @@ async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     stack.execute(Request::Write { extent, data, durability }).await.map(|_| ())
 }
 
-/// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the block group map gets past its checksum:
-/// what both call unwritten was never written, whatever lies there, until the block group gets its map pages around it.
+/// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the block group map gets past
+/// its checksum: what both call unwritten was never written, whatever lies there, until the block group gets its map pages
+/// around it.
 fn forged(template: &Template, input: &[u8]) -> Image {
     let (layout, mut pieces) = (&template.layout, Pieces::new(input));
     let mut forged_map = None;

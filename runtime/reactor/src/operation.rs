@@ -106,8 +106,8 @@ pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     /// Converts the result of either to the output.
     fn finish(self, result: io::Result<u32>) -> Self::Output;
 
-    /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped, does not
-    /// count against the limit of operations in flight, and never goes to a thread.
+    /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped,
+    /// does not count against the limit of operations in flight, and never goes to a thread.
     fn waits(&self) -> Option<Interest> {
         None
     }

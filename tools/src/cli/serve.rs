@@ -87,8 +87,8 @@ pub struct Serve {
     /// Scrub no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub scrub_rate: Option<Rate>,
-    /// The socket by which `sealblock status`, `log`, `scrub`, `mirror` and `resize` reach this server, or none; in this user's runtime
-    /// folder unless something is said, where these commands find it by themselves.
+    /// The socket by which `sealblock status`, `log`, `scrub`, `mirror` and `resize` reach this server, or none; in this user's
+    /// runtime folder unless something is said, where these commands find it by themselves.
     #[arg(long, value_name = "PATH|none")]
     pub control: Option<ControlSocket>,
     /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else. `sealblock log` changes

@@ -116,8 +116,8 @@ async fn compare(
     Ok(report)
 }
 
-/// Compares region by region, from the byte that is reached to another, until a signal ends it, and keeps how far it came. Gives how many blocks differ, and how
-/// many cannot be read.
+/// Compares region by region, from the byte that is reached to another, until a signal ends it, and keeps how far it came.
+/// Gives how many blocks differ, and how many cannot be read.
 async fn regions(
     sides: &Sides<'_>,
     to: u64,

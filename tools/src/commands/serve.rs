@@ -1,8 +1,8 @@
 //! `sealblock serve`: targets for other hosts, over NVMe/TCP and NBD.
 //!
-//! A plan says what is to be served (`plan.rs`); it is made from the command line or a
-//! configuration (`config.rs`) before anything is opened. The server
-//! (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a signal comes, and leaves every volume clean.
+//! A plan says what is to be served (`plan.rs`); it is made from the command line or a configuration (`config.rs`) before
+//! anything is opened. The server (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a
+//! signal comes, and leaves every volume clean.
 
 mod announce;
 mod backing;

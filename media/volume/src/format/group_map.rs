@@ -38,8 +38,8 @@ impl GroupMapSector {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
-    /// The sector that has the bits of both. Copies of one write sequence number are the same, so no fault but a forgery tells them apart; a block group
-    /// that one of them denies would be made anew, over its map pages.
+    /// The sector that has the bits of both. Copies of one write sequence number are the same, so no fault but a forgery tells
+    /// them apart; a block group that one of them denies would be made anew, over its map pages.
     pub fn united_with(mut self, other: &GroupMapSector) -> GroupMapSector {
         self.bits.iter_mut().zip(&other.bits).for_each(|(bits, more)| *bits |= more);
         self.is_resized |= other.is_resized;

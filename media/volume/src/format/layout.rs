@@ -1,8 +1,10 @@
-//! Where everything lies: superblocks, log, group map, block groups of pages and physical blocks, and the third superblock behind them.
+//! Where everything lies: superblocks, log, group map, block groups of pages and physical blocks, and the third superblock
+//! behind them.
 //!
-//! A volume is cut into block groups so that tags lie near their data and a block's map entry can name its physical block in three bytes.
-//! A block group has more physical blocks than blocks; the spare ones are what lets a write go to a free physical block while the old data stay
-//! until the new map entry is durable. Everything follows from three numbers, so a superblock cannot contradict itself.
+//! A volume is cut into block groups so that tags lie near their data and a block's map entry can name its physical block in
+//! three bytes. A block group has more physical blocks than blocks; the spare ones are what lets a write go to a free physical
+//! block while the old data stay until the new map entry is durable. Everything follows from three numbers, so a superblock
+//! cannot contradict itself.
 
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -10,12 +12,13 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use super::segments::{MAX_SEGMENTS, Segment, Segments};
 use super::{LogSector, MAP_ENTRY_BYTES, reserved_offset};
 
-/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is one short pause.
+/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is
+/// one short pause.
 const GROUP_DATA_BYTES: u64 = 1 << 30;
 /// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
 const MAX_GROUP_BLOCKS: u64 = 1 << 18;
-/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups have one spare
-/// physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
+/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups
+/// have one spare physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
 const SPARE_BYTES: u64 = 8 << 20;
 const MIN_SPARE_BLOCKS: u64 = 16;
 /// One spare physical block for this many blocks.
@@ -345,7 +348,8 @@ impl Layout {
         Some(self.grouping().group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
-    /// Physical blocks of the block group of a block of the volume. Asked for every block that is read, so it computes no more than that.
+    /// Physical blocks of the block group of a block of the volume. Asked for every block that is read, so it computes no more
+    /// than that.
     pub fn physical_blocks_at(&self, lba: Lba) -> u32 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
@@ -387,8 +391,8 @@ impl Layout {
         self.medium_bytes() - TAIL_BYTES
     }
 
-    /// Where the two copies of a reserved area lie that the write with this write sequence number replaces: one behind a superblock, one in
-    /// the tail. Nothing for a bitmap page, which is written in place.
+    /// Where the two copies of a reserved area lie that the write with this write sequence number replaces: one behind a
+    /// superblock, one in the tail. Nothing for a bitmap page, which is written in place.
     pub fn reserved_offsets(&self, pbn: ReservedArea, write_seq: u64) -> [u64; 2] {
         const GROUP_BYTES: u64 = 20 << 10;
         const BOTH_BYTES: u64 = 28 << 10;

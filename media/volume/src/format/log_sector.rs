@@ -25,7 +25,8 @@ pub struct LogHeader {
     /// Every sector with a lower sequence number was durable, its data too, when this one was written. At most one more than
     /// `sequence`: the second copy, written later, may count the sector itself.
     pub durable_seq: u64,
-    /// How many of its own map entries, the first ones, are of earlier commits: they were durable, their data too, when it was written.
+    /// How many of its own map entries, the first ones, are of earlier commits: they were durable, their data too, when it was
+    /// written.
     pub earlier: u16,
     /// How many own map entries of the sector before, its first ones, are not repeated. 0 where nothing is.
     pub left_out: u16,

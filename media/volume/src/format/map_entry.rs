@@ -3,7 +3,8 @@
 //! Blocks that are deallocated, or made unreadable, together share one entry in the log: a run, with a flag and a number of blocks in
 //! place of the pbn. A reader of single entries finds the flag unknown and refuses it, so a run never counts as its first block alone.
 //!
-//! A map entry is the same 32 bytes in the log and in the block map. It checks itself, so that damage to a map page costs exactly the blocks that it hit.
+//! A map entry is the same 32 bytes in the log and in the block map. It checks itself, so that damage to a map page costs
+//! exactly the blocks that it hit.
 
 use sealblock_integrity::PiFormat;
 use sealblock_units::{Extent, Lba};

@@ -26,8 +26,8 @@ pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy, reserved_offset};
 pub use segments::{MAX_SEGMENTS, Segment};
 pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
 
-/// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a medium; one that is
-/// higher is forged, and counting on from it could end at 0.
+/// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a
+/// medium; one that is higher is forged, and counting on from it could end at 0.
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.

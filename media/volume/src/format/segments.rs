@@ -49,7 +49,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Segments with so many blocks, from `offset` on. The last one has to have the last of `capacity_blocks`, in its last block group.
+    /// Segments with so many blocks, from `offset` on. The last one has to have the last of `capacity_blocks`, in its last
+    /// block group.
     pub fn lay(
         grouping: &Grouping,
         offset: u64,

@@ -280,7 +280,8 @@ fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
     }
 }
 
-/// A copy never has fewer bits than one before it. Should one deny a block group and be whole all the same, the block map is not made over.
+/// A copy never has fewer bits than one before it. Should one deny a block group and be whole all the same, the block map is
+/// not made over.
 #[test]
 fn a_copy_of_the_block_group_map_that_denies_a_block_group_is_not_believed() {
     let old = old(512);

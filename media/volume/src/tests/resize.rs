@@ -109,7 +109,8 @@ fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
 
 #[test]
 fn superblocks_of_the_size_before_do_not_count_beside_the_new_third_one() {
-    // Grown; shrunk within its last block group, where the third superblock stays in its place; and shrunk behind block groups that go.
+    // Grown; shrunk within its last block group, where the third superblock stays in its place; and shrunk behind block groups
+    // that go.
     for sizes in [[100, 300], [300, 250], [300, 100]] {
         let medium = volume(100);
         if sizes[0] != 100 {
@@ -234,7 +235,8 @@ fn bits_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     }
 }
 
-/// Where the copies of the group map are not the same, the newer one counts, but for a block group that it denies and whose map pages are there.
+/// Where the copies of the group map are not the same, the newer one counts, but for a block group that it denies and whose map
+/// pages are there.
 #[test]
 fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
     let medium = volume(64);

@@ -212,7 +212,8 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_map_entry() {
     }
 }
 
-/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its map pages.
+/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its
+/// map pages.
 fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
     let rig = written();
     let volume = rig.gate.device();
@@ -254,7 +255,8 @@ fn a_log_that_says_more_than_there_is_memory_for_goes_to_the_map_pages_bit_by_bi
             Err(_) => interrupted += 1,
         }
     };
-    // Before it decides; the pages that were in the way; the other pages; the superblock; pages once more. From there on the log is empty.
+    // Before it decides; the pages that were in the way; the other pages; the superblock; pages once more. From there on the
+    // log is empty.
     assert_eq!(interrupted, 5, "syncs of a recovery");
     assert!(is_right(&rig));
     rig.verify().unwrap();

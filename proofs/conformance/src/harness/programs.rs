@@ -1,5 +1,5 @@
-//! The programs of guests: a shell, nvme-cli, nbd-client, fio, and what makes file systems, all of one suite with its own C library, so
-//! that a guest is the same whatever the machine has installed.
+//! The programs of guests: a shell, nvme-cli, nbd-client, fio, and what makes file systems, all of one suite with its own C
+//! library, so that a guest is the same whatever the machine has installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -80,7 +80,8 @@ impl Trial {
         done
     }
 
-    /// A device was being put in the place of a replica when the machine stopped: which of them is a replica depends on what was noted.
+    /// A device was being put in the place of a replica when the machine stopped: which of them is a replica depends on what
+    /// was noted.
     pub fn decide_replacement(&mut self, new: usize, old: usize) {
         let others =
             self.replicas.iter().enumerate().filter(|(at, replica)| *at != new && *at != old && replica.is_in_use());

@@ -25,7 +25,8 @@ use crate::timer::timeout;
 const DRAIN_BYTES: usize = 64 << 10;
 const DRAIN_ROUNDS: usize = 256;
 
-/// A TCP connection, or one over a Unix socket, used from the reactor that made it. To use it on another, send [`Stream::into_fd`] there.
+/// A TCP connection, or one over a Unix socket, used from the reactor that made it. To use it on another, send
+/// [`Stream::into_fd`] there.
 ///
 /// One task may receive while another sends. Two that receive at once get the bytes in pieces of no certain order, and the
 /// bytes of two that send at once are mixed. Operations start when their future is first polled. After the reactor has
@@ -241,8 +242,8 @@ impl Stream {
         socket::with_std(self.as_fd(), |stream| stream.shutdown(how))
     }
 
-    /// Closes so that the peer gets all that was sent: [`Stream::lingering_close`] for up to 16 MiB of unread bytes, and then drops the
-    /// stream in any case.
+    /// Closes so that the peer gets all that was sent: [`Stream::lingering_close`] for up to 16 MiB of unread bytes, and then
+    /// drops the stream in any case.
     ///
     /// # Errors
     /// As [`Stream::lingering_close`].
@@ -282,7 +283,8 @@ impl Stream {
     }
 
     /// Resets the connection now, as [`Stream::abort`] does once the last operation has ended: operations in flight fail, and
-    /// unsent data is discarded. Otherwise the system goes on sending it for minutes. What the peer's system has received, its program may still read.
+    /// unsent data is discarded. Otherwise the system goes on sending it for minutes. What the peer's system has received, its
+    /// program may still read.
     ///
     /// # Errors
     /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.

@@ -29,7 +29,8 @@ use crate::stack::{
 };
 use crate::target::TargetName;
 
-/// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of 30 s or more.
+/// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
+/// 30 s or more.
 const DRAIN: Duration = Duration::from_secs(10);
 /// How long free physical blocks are deallocated before, beside requests; the rest is deallocated later.
 const GIVING_BACK: Duration = Duration::from_secs(5);

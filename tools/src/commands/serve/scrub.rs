@@ -1,8 +1,8 @@
 //! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a store for its state.
 //!
-//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A [`ScrubHandle`]
-//! reaches it from other cores. The damage lists of the namespaces are updated at once (`check.rs`); the state is saved in the reserved area
-//! of the device, if it has one (`state_store.rs`).
+//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A
+//! [`ScrubHandle`] reaches it from other cores. The damage lists of the namespaces are updated at once (`check.rs`); the state
+//! is saved in the reserved area of the device, if it has one (`state_store.rs`).
 
 mod check;
 mod events;
