@@ -11,30 +11,31 @@ use std::task::{Context, Poll, Waker};
 
 use sealblock_block::{Error, ErrorKind, Outcome, Request};
 use sealblock_runtime_reactor::{CoreAddress, JoinHandle, spawn};
+use slab::Slab;
 
 use crate::device_slot::DeviceSlot;
 use crate::mailbox::Mailbox;
 use crate::shared::SharedDevice;
 
 /// A request on its way to the owner core.
-pub(crate) struct CrossCoreRequest {
-    /// The caller's slot in its [`CallTable`].
-    pub(crate) call: u32,
-    pub(crate) request: Request,
+struct CrossCoreRequest {
+    /// The caller's place in its [`CallTable`].
+    call: usize,
+    request: Request,
     /// True if the caller has locked the blocks that the request changes.
-    pub(crate) is_locked: bool,
+    is_locked: bool,
 }
 
 /// The outcome of a call, on its way back.
-pub(crate) struct CrossCoreReply {
-    pub(crate) call: u32,
-    pub(crate) outcome: Outcome,
+struct CrossCoreReply {
+    call: usize,
+    outcome: Outcome,
 }
 
 /// The two directions of a link.
-pub(crate) struct Channels {
-    pub(crate) requests: Mailbox<CrossCoreRequest>,
-    pub(crate) replies: Mailbox<CrossCoreReply>,
+struct Channels {
+    requests: Mailbox<CrossCoreRequest>,
+    replies: Mailbox<CrossCoreReply>,
 }
 
 /// The caller's end: one per core and device, open as long as an attachment on this core exists.
@@ -43,22 +44,21 @@ pub(crate) struct Link {
     /// The core of the callers.
     pub(crate) core: CoreAddress,
     channels: Arc<Channels>,
-    calls: Rc<RefCell<CallTable>>,
+    calls: Rc<CallTable>,
     reader: JoinHandle<()>,
 }
 
 impl Link {
     pub(crate) fn open(device: &SharedDevice) -> Link {
         let channels = Arc::new(Channels { requests: Mailbox::new(), replies: Mailbox::new() });
-        let calls = Rc::new(RefCell::new(CallTable::default()));
+        let calls = Rc::new(CallTable::default());
         serve(device, &channels);
         let reader = spawn(complete_calls(Arc::clone(&channels), Rc::clone(&calls)));
         Link { device: device.clone(), core: CoreAddress::here(), channels, calls, reader }
     }
 
     pub(crate) async fn call(&self, request: Request, is_locked: bool) -> Outcome {
-        let call = self.calls.borrow_mut().take();
-        let future = CallFuture::new(&self.calls, call);
+        let (call, future) = CallFuture::start(&self.calls);
         if self.channels.requests.push(CrossCoreRequest { call, request, is_locked }).is_err() {
             complete(&self.calls, call, Err(unreachable(self.device.name())));
         }
@@ -77,7 +77,7 @@ impl Drop for Link {
 }
 
 /// Completes calls as replies arrive. Yields to the other tasks of this core after each batch.
-async fn complete_calls(channels: Arc<Channels>, calls: Rc<RefCell<CallTable>>) {
+async fn complete_calls(channels: Arc<Channels>, calls: Rc<CallTable>) {
     let mut batch = Vec::new();
     poll_fn(|cx| match channels.replies.poll_take(cx, &mut batch) {
         Poll::Pending => Poll::Pending,
@@ -94,13 +94,13 @@ async fn complete_calls(channels: Arc<Channels>, calls: Rc<RefCell<CallTable>>) 
 }
 
 /// The error of a request that the owner core cannot execute any more.
-pub(crate) fn unreachable(device: &str) -> Error {
+fn unreachable(device: &str) -> Error {
     let reason = "its core has stopped, or its work panicked".to_owned();
     Error::from(ErrorKind::Unreachable { reason }).with_device(device)
 }
 
-enum CallSlot {
-    Free,
+/// A call that waits for a reply.
+enum Call {
     Waiting(Option<Waker>),
     Completed(Outcome),
     /// The caller dropped its future before the reply arrived.
@@ -109,85 +109,66 @@ enum CallSlot {
 
 /// The calls of one core that wait for a reply.
 ///
-/// Invariant: a slot is reused only after its reply has arrived, so a reply never reaches another request's caller.
-#[derive(Default)]
-pub(crate) struct CallTable {
-    slots: Vec<CallSlot>,
-    free: Vec<u32>,
-}
-
-impl CallTable {
-    pub(crate) fn take(&mut self) -> u32 {
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(CallSlot::Free);
-            self.slots.len() as u32 - 1
-        });
-        self.slots[index as usize] = CallSlot::Waiting(None);
-        index
-    }
-
-    fn replace(&mut self, index: u32, slot: CallSlot) -> CallSlot {
-        if matches!(slot, CallSlot::Free) {
-            self.free.push(index);
-        }
-        std::mem::replace(&mut self.slots[index as usize], slot)
-    }
-}
+/// Invariant: a call is removed only after its reply has arrived, so a reply never reaches another request's caller.
+type CallTable = RefCell<Slab<Call>>;
 
 /// Completes a call with the outcome from its reply, and wakes the caller.
-pub(crate) fn complete(calls: &RefCell<CallTable>, index: u32, outcome: Outcome) {
+fn complete(calls: &CallTable, call: usize, outcome: Outcome) {
     let mut table = calls.borrow_mut();
-    let is_awaited = matches!(table.slots[index as usize], CallSlot::Waiting(_));
-    let (before, unwanted) = match is_awaited {
-        true => (table.replace(index, CallSlot::Completed(outcome)), None),
-        false => (table.replace(index, CallSlot::Free), Some(outcome)),
+    let (before, unwanted) = match &mut table[call] {
+        Call::Abandoned => (table.remove(call), Some(outcome)),
+        waiting => (std::mem::replace(waiting, Call::Completed(outcome)), None),
     };
     drop(table);
     drop(unwanted);
-    if let CallSlot::Waiting(Some(waker)) = before {
+    if let Call::Waiting(Some(waker)) = before {
         waker.wake();
     }
 }
 
 /// Resolves to the outcome of a call.
-pub(crate) struct CallFuture {
-    calls: Rc<RefCell<CallTable>>,
+struct CallFuture<'a> {
+    calls: &'a CallTable,
     /// `None` once it was polled to its end.
-    index: Option<u32>,
+    call: Option<usize>,
 }
 
-impl CallFuture {
-    pub(crate) fn new(calls: &Rc<RefCell<CallTable>>, index: u32) -> CallFuture {
-        CallFuture { calls: Rc::clone(calls), index: Some(index) }
+impl<'a> CallFuture<'a> {
+    fn start(calls: &'a CallTable) -> (usize, CallFuture<'a>) {
+        let call = calls.borrow_mut().insert(Call::Waiting(None));
+        (call, CallFuture { calls, call: Some(call) })
     }
 }
 
-impl Future for CallFuture {
+impl Future for CallFuture<'_> {
     type Output = Outcome;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        let index = self.index.expect("a future that has ended is not polled");
+        let call = self.call.expect("a future that has ended is not polled");
         let mut calls = self.calls.borrow_mut();
-        if matches!(calls.slots[index as usize], CallSlot::Completed(_)) {
-            let slot = calls.replace(index, CallSlot::Free);
-            drop(calls);
-            self.index = None;
-            let CallSlot::Completed(outcome) = slot else { unreachable!("checked above") };
-            return Poll::Ready(outcome);
-        }
-        let previous = calls.replace(index, CallSlot::Waiting(Some(cx.waker().clone())));
+        let previous = match &mut calls[call] {
+            Call::Completed(_) => calls.remove(call),
+            waiting => std::mem::replace(waiting, Call::Waiting(Some(cx.waker().clone()))),
+        };
         drop(calls);
-        drop(previous);
-        Poll::Pending
+        match previous {
+            Call::Completed(outcome) => {
+                self.call = None;
+                Poll::Ready(outcome)
+            }
+            Call::Waiting(_) | Call::Abandoned => Poll::Pending,
+        }
     }
 }
 
-impl Drop for CallFuture {
+impl Drop for CallFuture<'_> {
     fn drop(&mut self) {
-        let Some(index) = self.index else { return };
+        let Some(call) = self.call else { return };
         let mut calls = self.calls.borrow_mut();
-        let is_answered = matches!(calls.slots[index as usize], CallSlot::Completed(_));
-        let before = calls.replace(index, if is_answered { CallSlot::Free } else { CallSlot::Abandoned });
+        let before = match &mut calls[call] {
+            Call::Completed(_) => calls.remove(call),
+            waiting => std::mem::replace(waiting, Call::Abandoned),
+        };
         drop(calls);
         drop(before);
     }
@@ -213,7 +194,7 @@ struct OwnerEnd {
 }
 
 impl OwnerEnd {
-    fn responder(&self, call: u32) -> Responder {
+    fn responder(&self, call: usize) -> Responder {
         Responder { device: self.device.clone(), channels: Arc::clone(&self.channels), call: Some(call) }
     }
 }
@@ -231,7 +212,7 @@ impl Drop for OwnerEnd {
 struct Responder {
     device: SharedDevice,
     channels: Arc<Channels>,
-    call: Option<u32>,
+    call: Option<usize>,
 }
 
 impl Responder {

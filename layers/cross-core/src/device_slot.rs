@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Gate};
 
-use crate::shared::SharedDevice;
+use crate::durable::DurableRequests;
 
 /// A device on its owner core, or why there is none.
 pub(crate) struct DeviceSlot {
@@ -20,6 +20,7 @@ pub(crate) struct DeviceSlot {
     is_quiesced: Cell<bool>,
     in_flight: Cell<usize>,
     changed: Condition,
+    pub(crate) durable: DurableRequests,
 }
 
 /// A request in flight, and the device that executes it.
@@ -35,6 +36,7 @@ impl DeviceSlot {
             is_quiesced: Cell::new(false),
             in_flight: Cell::new(0),
             changed: Condition::default(),
+            durable: DurableRequests::default(),
         })
     }
 
@@ -64,6 +66,33 @@ impl DeviceSlot {
         self.in_flight.set(self.in_flight.get() + 1);
         EnteredRequest { slot: self, gate }
     }
+
+    /// Keeps requests from starting; false if the slot is quiesced already.
+    pub(crate) fn quiesce(&self) -> bool {
+        !self.is_quiesced.replace(true)
+    }
+
+    /// Lets requests start again.
+    pub(crate) fn resume(&self) {
+        self.is_quiesced.set(false);
+        self.changed.notify();
+    }
+
+    /// The number of requests in flight.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.in_flight.get()
+    }
+
+    /// Waits until no request is in flight.
+    pub(crate) async fn drained(&self) {
+        self.changed.wait_until(|| self.in_flight() == 0).await;
+    }
+
+    /// Puts another device into the slot, or the reason why there is none.
+    pub(crate) fn replace(&self, device: Result<Rc<Gate<DynDevice>>, String>) {
+        let previous = self.device.replace(device);
+        drop(previous);
+    }
 }
 
 impl EnteredRequest<'_> {
@@ -78,57 +107,5 @@ impl Drop for EnteredRequest<'_> {
         if self.slot.in_flight.get() == 0 && self.slot.is_quiesced.get() {
             self.slot.changed.notify();
         }
-    }
-}
-
-/// Keeps requests from starting until it is dropped; see [`SharedDevice::quiesce`].
-pub struct Quiesced {
-    device: SharedDevice,
-    slot: Rc<DeviceSlot>,
-}
-
-impl Quiesced {
-    pub(crate) fn start(device: SharedDevice, slot: Rc<DeviceSlot>) -> Option<Quiesced> {
-        let was_quiesced = slot.is_quiesced.replace(true);
-        // Not built for a second caller, since dropping it would let requests start.
-        (!was_quiesced).then(|| Quiesced { device, slot })
-    }
-
-    /// Waits until no request is in flight. Only the device itself bounds how long that takes.
-    pub async fn drained(&self) {
-        self.slot.changed.wait_until(|| self.slot.in_flight.get() == 0).await;
-    }
-
-    /// The number of requests in flight.
-    pub fn in_flight(&self) -> usize {
-        self.slot.in_flight.get()
-    }
-
-    /// Replaces the device. The new one has to hold the same blocks, as far as both have them, and what was durable on the old one has
-    /// to be durable on the new one. The returned handle shows its geometry; earlier handles and attachments use the new device too,
-    /// and still show the old geometry.
-    pub fn replace(&self, gate: Rc<Gate<DynDevice>>) -> SharedDevice {
-        let view = self.device.with_view_of(&gate);
-        let previous = self.slot.device.replace(Ok(gate));
-        drop(previous);
-        view
-    }
-
-    /// Removes the device: every request fails from now on, with this reason.
-    pub fn set_unavailable(&self, reason: String) {
-        let previous = self.slot.device.replace(Err(reason));
-        drop(previous);
-    }
-
-    /// Records that completed writes without a flush may be lost: the next flush of each client that wrote fails.
-    pub fn record_lost_writes(&self, error: &Error) {
-        self.device.record_lost(error);
-    }
-}
-
-impl Drop for Quiesced {
-    fn drop(&mut self) {
-        self.slot.is_quiesced.set(false);
-        self.slot.changed.notify();
     }
 }

@@ -7,20 +7,15 @@
 //! Invariant: a request that ends without an outcome, because its future was dropped, is recorded as a failure: its outcome
 //! is not known.
 
-use std::future::poll_fn;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Poll, Waker};
+use std::cell::{Cell, RefCell};
 
-use sealblock_block::{Error, ErrorKind, FlushErrors, Outcome};
+use sealblock_block::{Condition, Error, ErrorKind, FlushErrors, Outcome};
 
 #[derive(Default)]
-pub(crate) struct DurableRequests(Mutex<DurableState>);
-
-#[derive(Default)]
-struct DurableState {
-    next: u64,
-    in_flight: Vec<u64>,
-    waiters: Vec<Waker>,
+pub(crate) struct DurableRequests {
+    next: Cell<u64>,
+    in_flight: RefCell<Vec<u64>>,
+    ended: Condition,
 }
 
 /// A request in flight; dropping it records a failure.
@@ -32,36 +27,22 @@ pub(crate) struct InFlightGuard<'a> {
 }
 
 impl DurableRequests {
-    fn lock(&self) -> MutexGuard<'_, DurableState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// True if none is in flight.
     pub(crate) fn is_idle(&self) -> bool {
-        self.lock().in_flight.is_empty()
+        self.in_flight.borrow().is_empty()
     }
 
     /// Adds a request.
     pub(crate) fn start<'a>(&'a self, errors: &'a FlushErrors) -> InFlightGuard<'a> {
-        let mut state = self.lock();
-        let id = state.next;
-        state.next += 1;
-        state.in_flight.push(id);
+        let id = self.next.replace(self.next.get() + 1);
+        self.in_flight.borrow_mut().push(id);
         InFlightGuard { requests: self, errors, id, is_completed: false }
     }
 
     /// Waits until every request that is in flight now has ended.
     pub(crate) async fn wait_for_earlier(&self) {
-        let end = self.lock().next;
-        poll_fn(|cx| {
-            let mut state = self.lock();
-            if state.in_flight.iter().all(|id| *id >= end) {
-                return Poll::Ready(());
-            }
-            state.waiters.push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
+        let end = self.next.get();
+        self.ended.wait_until(|| self.in_flight.borrow().iter().all(|id| *id >= end)).await;
     }
 }
 
@@ -82,11 +63,8 @@ impl Drop for InFlightGuard<'_> {
         if !self.is_completed {
             self.errors.record(&dropped_error());
         }
-        let mut state = self.requests.lock();
-        state.in_flight.retain(|id| *id != self.id);
-        let waiters = std::mem::take(&mut state.waiters);
-        drop(state);
-        waiters.into_iter().for_each(Waker::wake);
+        self.requests.in_flight.borrow_mut().retain(|id| *id != self.id);
+        self.requests.ended.notify();
     }
 }
 

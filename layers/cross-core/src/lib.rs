@@ -19,6 +19,7 @@
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 
+mod attached;
 mod channel;
 mod device_slot;
 mod durable;
@@ -31,5 +32,5 @@ mod sync {
     pub(crate) use std::sync::{Mutex, MutexGuard};
 }
 
-pub use device_slot::Quiesced;
-pub use shared::{Attached, Locked, Observer, RequestInfo, SharedDevice};
+pub use attached::{Attached, Locked};
+pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};

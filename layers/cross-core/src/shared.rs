@@ -1,25 +1,16 @@
-//! Handles of devices for all cores, and attachments of one core.
+//! Handles of a device for all cores, what its owner core does for them, and quiescing it.
 
-use std::cell::RefCell;
-use std::ops::RangeInclusive;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Gate, Geometry, Outcome, RangeGuard, RangeLock,
-    Request, RequestKind,
+    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Gate, Geometry, Outcome, RangeLock, Request,
+    RequestKind,
 };
 use sealblock_runtime_reactor::CoreLocal;
 use sealblock_units::Extent;
 
-use crate::channel::Link;
-use crate::device_slot::{DeviceSlot, Quiesced};
-use crate::durable::DurableRequests;
-
-thread_local! {
-    /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
-    static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
-}
+use crate::device_slot::DeviceSlot;
 
 /// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
 /// device when the last handle and the last attachment are dropped, or when the core stops.
@@ -47,7 +38,7 @@ pub struct RequestInfo {
 }
 
 impl RequestInfo {
-    fn of(request: &Request) -> RequestInfo {
+    pub(crate) fn of(request: &Request) -> RequestInfo {
         let discarded = match request {
             Request::Discard { extents } if extents.len() == 1 => extents.first().copied(),
             _ => None,
@@ -64,13 +55,12 @@ struct DeviceView {
 }
 
 /// The state that stays when the device is replaced.
-struct SharedDeviceState {
+pub(crate) struct SharedDeviceState {
     slot: CoreLocal<DeviceSlot>,
     name: Box<str>,
-    flush_errors: Arc<FlushErrors>,
-    durable: DurableRequests,
-    range_lock: RangeLock,
-    observer: OnceLock<Box<dyn Observer>>,
+    pub(crate) flush_errors: Arc<FlushErrors>,
+    pub(crate) range_lock: RangeLock,
+    pub(crate) observer: OnceLock<Box<dyn Observer>>,
 }
 
 impl SharedDevice {
@@ -80,15 +70,14 @@ impl SharedDevice {
     /// Outside a reactor.
     pub fn publish(device: Rc<Gate<DynDevice>>) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
-        let (flush_errors, durable, range_lock) = (Arc::default(), DurableRequests::default(), RangeLock::default());
+        let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
         let slot = CoreLocal::new(DeviceSlot::new(device));
-        let device =
-            Arc::new(SharedDeviceState { slot, name, flush_errors, durable, range_lock, observer: OnceLock::new() });
+        let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer });
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
     /// A handle of the same device that shows the geometry and abilities of `gate`.
-    pub(crate) fn with_view_of(&self, gate: &Gate<DynDevice>) -> SharedDevice {
+    fn with_view_of(&self, gate: &Gate<DynDevice>) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
@@ -108,40 +97,14 @@ impl SharedDevice {
     /// Keeps further requests, from any core, waiting until the result is dropped. `None` on other cores than the owner, and while
     /// the device is quiesced already.
     pub fn quiesce(&self) -> Option<Quiesced> {
-        Quiesced::start(self.clone(), self.slot().get()?)
+        let slot = self.slot().get()?;
+        // Not built for a second caller, since dropping it would let requests start.
+        slot.quiesce().then(|| Quiesced { device: self.clone(), slot })
     }
 
     /// The device now; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
         self.slot().get()?.gate()
-    }
-
-    pub(crate) fn record_lost(&self, error: &Error) {
-        self.0.device.flush_errors.record(error);
-    }
-
-    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits; if the owner core has
-    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment has its own flush cursor: it learns,
-    /// once, of other clients' flushes that failed after it had written.
-    ///
-    /// # Panics
-    /// Outside a reactor.
-    pub fn attach(&self) -> Attached {
-        self.attach_as(&Arc::new(self.0.device.flush_errors.alone()))
-    }
-
-    /// Attaches the current core with the flush cursor of a client that may have several attachments, on several cores; see
-    /// [`SharedDevice::flush_cursor`].
-    ///
-    /// # Panics
-    /// Outside a reactor.
-    pub fn attach_as(&self, cursor: &Arc<FlushCursor>) -> Attached {
-        debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
-        let route = match self.slot().get() {
-            Some(slot) => Route::Local(slot),
-            None => Route::Remote(self.link()),
-        };
-        Attached { device: self.clone(), route, cursor: Arc::clone(cursor) }
     }
 
     /// A new flush cursor of `client`. All cursors of a client count as one writer.
@@ -169,17 +132,17 @@ impl SharedDevice {
             return gate.execute(request).await;
         }
         let is_flush = matches!(request, Request::Flush);
-        let guard = self.0.device.durable.start(&self.0.device.flush_errors);
+        let guard = slot.durable.start(&self.0.device.flush_errors);
         let outcome = gate.execute(request).await;
         guard.complete(&outcome);
         if is_flush && outcome.is_ok() {
-            self.0.device.durable.wait_for_earlier().await;
+            slot.durable.wait_for_earlier().await;
         }
         outcome
     }
 
     /// Executes a request on the owner core if that needs no waiting.
-    fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
+    pub(crate) fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
         let _range = match request.changed() {
             Some(_) => Some(self.0.device.range_lock.try_lock_shared()?),
             None => None,
@@ -189,28 +152,12 @@ impl SharedDevice {
         if !request.is_durable() {
             return gate.try_execute(request);
         }
-        if !self.0.device.durable.is_idle() {
+        if !slot.durable.is_idle() {
             return None;
         }
         let outcome = gate.try_execute(request)?;
-        self.0.device.durable.start(&self.0.device.flush_errors).complete(&outcome);
+        slot.durable.start(&self.0.device.flush_errors).complete(&outcome);
         Some(outcome)
-    }
-
-    /// The link from this core, which all its attachments share.
-    fn link(&self) -> Rc<Link> {
-        let existing = LINKS.with_borrow(|links| {
-            let mut open = links.iter().filter_map(Weak::upgrade);
-            open.find(|link| link.device.is_same(self) && link.core.is_here())
-        });
-        existing.unwrap_or_else(|| {
-            let link = Rc::new(Link::open(self));
-            LINKS.with_borrow_mut(|links| {
-                links.retain(|link| link.strong_count() > 0);
-                links.push(Rc::downgrade(&link));
-            });
-            link
-        })
     }
 
     /// Its geometry in front of its gate.
@@ -231,6 +178,11 @@ impl SharedDevice {
     pub(crate) fn slot(&self) -> &CoreLocal<DeviceSlot> {
         &self.0.device.slot
     }
+
+    /// The state that stays when the device is replaced.
+    pub(crate) fn state(&self) -> &SharedDeviceState {
+        &self.0.device
+    }
 }
 
 impl std::fmt::Debug for SharedDevice {
@@ -239,135 +191,45 @@ impl std::fmt::Debug for SharedDevice {
     }
 }
 
-/// The device on the current core; see [`SharedDevice::attach`]. Requests of one core start in the order of their first poll. A
-/// request from another core is executed even if its future is dropped; on the owner core the device decides.
-#[derive(Clone)]
-pub struct Attached {
+/// Keeps requests from starting until it is dropped; see [`SharedDevice::quiesce`].
+pub struct Quiesced {
     device: SharedDevice,
-    route: Route,
-    cursor: Arc<FlushCursor>,
+    slot: Rc<DeviceSlot>,
 }
 
-#[derive(Clone)]
-enum Route {
-    Local(Rc<DeviceSlot>),
-    Remote(Rc<Link>),
-}
-
-impl Attached {
-    /// True if this core owns the device, so that requests stay on it.
-    pub fn is_local(&self) -> bool {
-        matches!(self.route, Route::Local(_))
+impl Quiesced {
+    /// Waits until no request is in flight. Only the device itself bounds how long that takes.
+    pub async fn drained(&self) {
+        self.slot.drained().await;
     }
 
-    /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result is dropped.
-    /// Reads continue.
-    pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.0.device.range_lock.lock(extent.start().get()..=extent.last().get()).await;
-        Locked { attached: self, extent, _range: range }
+    /// The number of requests in flight.
+    pub fn in_flight(&self) -> usize {
+        self.slot.in_flight()
     }
 
-    async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
-        match &self.route {
-            Route::Local(slot) => self.device.execute(slot, request, is_locked).await,
-            Route::Remote(link) => link.call(request, is_locked).await,
-        }
+    /// Replaces the device. The new one has to hold the same blocks, as far as both have them, and what was durable on the old one has
+    /// to be durable on the new one. The returned handle shows its geometry; earlier handles and attachments use the new device too,
+    /// and still show the old geometry.
+    pub fn replace(&self, gate: Rc<Gate<DynDevice>>) -> SharedDevice {
+        let view = self.device.with_view_of(&gate);
+        self.slot.replace(Ok(gate));
+        view
     }
 
-    async fn execute_reported(&self, request: Request, is_locked: bool) -> Outcome {
-        let info = RequestInfo::of(&request);
-        let outcome = self.execute_tracked(request, is_locked).await;
-        self.report(info, &outcome);
-        outcome
+    /// Removes the device: every request fails from now on, with this reason.
+    pub fn set_unavailable(&self, reason: String) {
+        self.slot.replace(Err(reason));
     }
 
-    fn report(&self, info: RequestInfo, outcome: &Outcome) {
-        if let (Some(client), Some(observer)) = (self.cursor.client(), self.device.0.device.observer.get()) {
-            match outcome {
-                Ok(_) => observer.succeeded(client, info),
-                Err(error) => observer.failed(client, info, error),
-            }
-        }
-    }
-
-    async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
-        if matches!(request, Request::Flush) {
-            let flush = self.cursor.flush_started();
-            return flush.complete(self.dispatch(request, is_locked).await);
-        }
-        if !request.is_volatile() {
-            return self.dispatch(request, is_locked).await;
-        }
-        let mark = self.cursor.write_started();
-        let outcome = self.dispatch(request, is_locked).await;
-        if outcome.is_ok() {
-            self.cursor.write_completed(mark);
-        }
-        outcome
+    /// Records that completed writes without a flush may be lost: the next flush of each client that wrote fails.
+    pub fn record_lost_writes(&self, error: &Error) {
+        self.device.state().flush_errors.record(error);
     }
 }
 
-/// Blocks that are locked against changes; see [`Attached::lock`].
-pub struct Locked<'a> {
-    attached: &'a Attached,
-    extent: Extent,
-    _range: RangeGuard<'a>,
-}
-
-impl Locked<'_> {
-    /// Executes a request that changes no other blocks. The caller has to await it: if its future is dropped, it may continue
-    /// without the lock.
-    pub async fn execute(&self, request: Request) -> Outcome {
-        let locked = self.extent.start().get()..=self.extent.last().get();
-        let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
-        debug_assert!(
-            request.changed().as_ref().is_none_or(is_within),
-            "the request changes blocks that are not locked"
-        );
-        self.attached.execute_reported(request, true).await
-    }
-}
-
-impl Device for Attached {
-    fn geometry(&self) -> &Geometry {
-        self.device.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        match &self.route {
-            // The abilities of a layer may change with its members.
-            Route::Local(slot) => slot.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
-            Route::Remote(_) => self.device.abilities(),
-        }
-    }
-
-    async fn execute(&self, request: Request) -> Outcome {
-        self.execute_reported(request, false).await
-    }
-
-    fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        let outcome = self.try_execute_tracked(request)?;
-        self.report(RequestInfo::of(request), &outcome);
-        Some(outcome)
-    }
-}
-
-impl Attached {
-    fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
-        let Route::Local(slot) = &self.route else { return None };
-        let dispatch = || self.device.try_execute(slot, request);
-        if matches!(request, Request::Flush) {
-            let flush = self.cursor.flush_started();
-            return dispatch().map(|outcome| flush.complete(outcome));
-        }
-        if !request.is_volatile() {
-            return dispatch();
-        }
-        let mark = self.cursor.write_started();
-        dispatch().inspect(|outcome| {
-            if outcome.is_ok() {
-                self.cursor.write_completed(mark);
-            }
-        })
+impl Drop for Quiesced {
+    fn drop(&mut self) {
+        self.slot.resume();
     }
 }

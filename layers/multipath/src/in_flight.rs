@@ -8,6 +8,7 @@ use std::task::Waker;
 
 use sealblock_block::Request;
 use sealblock_units::Extent;
+use slab::Slab;
 
 /// The blocks that a request changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,8 +103,7 @@ struct InFlightRequest {
 /// All requests in flight, on all paths.
 #[derive(Default)]
 pub(crate) struct InFlightRequests {
-    entries: Vec<Option<InFlightRequest>>,
-    free: Vec<usize>,
+    entries: Slab<InFlightRequest>,
     now: u32,
 }
 
@@ -120,41 +120,40 @@ impl InFlightRequests {
     /// Adds a request; returns its slot.
     pub(crate) fn add(&mut self, path: usize, incarnation: u64, request_id: u64, write_set: WriteSet) -> usize {
         let since = self.now;
-        let entry =
-            Some(InFlightRequest { path, incarnation, request_id, write_set, since, waker: None, is_lost: false });
-        match self.free.pop() {
-            Some(slot) => {
-                self.entries[slot] = entry;
-                slot
-            }
-            None => {
-                self.entries.push(entry);
-                self.entries.len() - 1
-            }
-        }
+        self.entries.insert(InFlightRequest {
+            path,
+            incarnation,
+            request_id,
+            write_set,
+            since,
+            waker: None,
+            is_lost: false,
+        })
     }
 
     /// Removes a request that ended on its path, by whichever outcome. Returns the entry, to be dropped outside of any borrow.
     pub(crate) fn remove(&mut self, slot: usize) -> impl Sized + use<> {
-        self.free.push(slot);
-        self.entries[slot].take()
+        self.entries.remove(slot)
     }
 
     /// Fails if the path was lost; otherwise registers the waker to call when it is. Returns the waker that was registered before,
     /// to be dropped outside of any borrow.
     pub(crate) fn is_lost(&mut self, slot: usize, waker: &Waker) -> Result<Option<Waker>, PathLost> {
         match &mut self.entries[slot] {
-            Some(entry) if entry.is_lost => Err(PathLost),
-            Some(entry) if entry.waker.as_ref().is_some_and(|kept| kept.will_wake(waker)) => Ok(None),
-            Some(entry) => Ok(entry.waker.replace(waker.clone())),
-            None => Err(PathLost),
+            entry if entry.is_lost => Err(PathLost),
+            entry if entry.waker.as_ref().is_some_and(|kept| kept.will_wake(waker)) => Ok(None),
+            entry => Ok(entry.waker.replace(waker.clone())),
         }
     }
 
     /// Marks every request on this incarnation as lost, once.
     pub(crate) fn path_lost(&mut self, incarnation: u64) -> PathLoss {
         let mut path_loss = PathLoss::default();
-        let lost = self.entries.iter_mut().flatten().filter(|entry| entry.incarnation == incarnation && !entry.is_lost);
+        let lost = self
+            .entries
+            .iter_mut()
+            .map(|(_, entry)| entry)
+            .filter(|entry| entry.incarnation == incarnation && !entry.is_lost);
         for entry in lost {
             entry.is_lost = true;
             path_loss.wakers.extend(entry.waker.take());
@@ -169,7 +168,8 @@ impl InFlightRequests {
     pub(crate) fn tick(&mut self, max_ticks: u32) -> Vec<(usize, u64)> {
         self.now = self.now.wrapping_add(1);
         let is_late = |entry: &&InFlightRequest| !entry.is_lost && self.now.wrapping_sub(entry.since) > max_ticks;
-        let mut late: Vec<_> = self.entries.iter().flatten().filter(is_late).map(|e| (e.path, e.incarnation)).collect();
+        let mut late: Vec<_> =
+            self.entries.iter().map(|(_, entry)| entry).filter(is_late).map(|e| (e.path, e.incarnation)).collect();
         late.sort_unstable();
         late.dedup();
         late

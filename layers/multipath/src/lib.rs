@@ -32,7 +32,7 @@ use sealblock_block::{
 };
 
 use in_flight::WriteSet;
-use shared::{FailedPath, MultipathState, Path};
+use shared::{FailedPath, MultipathState, Path, check_geometry};
 
 pub use policy::RetryPolicy;
 pub use worker::Worker;
@@ -217,23 +217,6 @@ fn split_config(path_config: PathConfig) -> (Path, Option<DynDevice>) {
         last_error: RefCell::new(last_error),
     };
     (path, path_config.device)
-}
-
-/// Returns which property of the geometry differs from the expected one.
-pub(crate) fn check_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
-    if actual.block_size != expected.block_size {
-        return Err("block size");
-    }
-    if actual.protection != expected.protection {
-        return Err("format of protection information");
-    }
-    if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
-}
-
-/// Does the same for a reopened device, which may have grown: it still has all its former blocks.
-pub(crate) fn check_reopened_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
-    let capacity_blocks = actual.capacity_blocks.min(expected.capacity_blocks);
-    check_geometry(expected, &Geometry { capacity_blocks, ..actual.clone() })
 }
 
 impl<C: Clock + 'static> Device for MultipathLayer<C> {

@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 
 use futures_util::future::{Either, select};
 use sealblock_block::{
-    Abilities, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
+    Abilities, Clock, Condition, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
 };
 
 use crate::in_flight::{InFlightRequests, LateWrites, PathLost, WriteSet};
@@ -43,13 +43,14 @@ pub(crate) struct PathSet {
     pub(crate) failed: VecDeque<FailedPath>,
     pub(crate) worker: Option<Waker>,
     pub(crate) is_closed: bool,
-    waiters: Vec<Waker>,
     requests: u64,
 }
 
 pub(crate) struct MultipathState<C> {
     pub(crate) paths: Vec<Path>,
     pub(crate) state: RefCell<PathSet>,
+    /// Notified when a path is restored or late writes are cleared.
+    pub(crate) changed: Condition,
     pub(crate) geometry: Geometry,
     /// The abilities of the paths when one was live last.
     abilities: Cell<Abilities>,
@@ -68,11 +69,11 @@ impl<C: Clock> MultipathState<C> {
             failed: VecDeque::new(),
             worker: None,
             is_closed: false,
-            waiters: Vec::new(),
             requests: 0,
         };
         let abilities = Cell::new(Abilities::BASIC);
-        MultipathState { paths, state: RefCell::new(state), geometry, abilities, clock, policy }
+        let (state, changed) = (RefCell::new(state), Condition::default());
+        MultipathState { paths, state, changed, geometry, abilities, clock, policy }
     }
 
     /// An identifier for a request, never used before.
@@ -96,15 +97,14 @@ impl<C: Clock> MultipathState<C> {
 
     /// Makes a path live.
     pub(crate) fn restore(&self, path: usize, device: DynDevice) {
-        let waiters = {
+        {
             let mut state = self.state.borrow_mut();
             let incarnation = state.round_robin.restore(path);
             state.path_flushes.path_opened(path, incarnation);
-            std::mem::take(&mut state.waiters)
-        };
+        }
         self.paths[path].device.replace(Some(device));
         self.abilities();
-        waiters.into_iter().for_each(Waker::wake);
+        self.changed.notify();
     }
 
     /// Marks a path as failed: its requests in flight take another path, and other writes wait for its late writes.
@@ -133,25 +133,16 @@ impl<C: Clock> MultipathState<C> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Wakes the requests that wait for a path or for a late write.
-    pub(crate) fn wake_waiting(&self) {
-        let waiters = std::mem::take(&mut self.state.borrow_mut().waiters);
-        waiters.into_iter().for_each(Waker::wake);
-    }
-
     /// Waits until `ready` returns something; evaluated whenever a path is restored or late writes are cleared.
     pub(crate) async fn wait_for<T>(&self, mut ready: impl FnMut(&mut PathSet) -> Option<T>) -> T {
-        poll_fn(|cx| {
-            let mut state = self.state.borrow_mut();
-            if let Some(found) = ready(&mut state) {
-                return Poll::Ready(found);
-            }
-            if !state.waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
-                state.waiters.push(cx.waker().clone());
-            }
-            Poll::Pending
-        })
-        .await
+        let mut found = None;
+        self.changed
+            .wait_until(|| {
+                found = ready(&mut self.state.borrow_mut());
+                found.is_some()
+            })
+            .await;
+        found.expect("the wait ends once something was found")
     }
 
     /// Returns a path for a request, once one is live and no late write can undo what the request changes.
@@ -230,6 +221,23 @@ impl<C: Clock> MultipathState<C> {
             outcome => Ok(outcome),
         }
     }
+}
+
+/// Returns which property of the geometry differs from the expected one.
+pub(crate) fn check_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
+    if actual.block_size != expected.block_size {
+        return Err("block size");
+    }
+    if actual.protection != expected.protection {
+        return Err("format of protection information");
+    }
+    if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
+}
+
+/// Does the same for a reopened device, which may have grown: it still has all its former blocks.
+pub(crate) fn check_reopened_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
+    let capacity_blocks = actual.capacity_blocks.min(expected.capacity_blocks);
+    check_geometry(expected, &Geometry { capacity_blocks, ..actual.clone() })
 }
 
 /// Removes a request from those in flight when dropped.

@@ -13,9 +13,8 @@ use sealblock_block::{Clock, Device, Request};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
-use crate::check_reopened_geometry;
 use crate::in_flight::WriteSet;
-use crate::shared::{FailedPath, MultipathState};
+use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 
 /// Checks of the requests in flight per request timeout.
 const TICKS: u32 = 8;
@@ -90,7 +89,7 @@ async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, FailedPath { incarnati
         shared.clock.sleep(shared.policy.reprobe_delay(attempt)).await;
     }
     shared.state.borrow_mut().late_writes.clear(incarnation);
-    shared.wake_waiting();
+    shared.changed.notify();
 }
 
 /// Fails paths on which a request timed out.
