@@ -9,20 +9,11 @@
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::segments::{MAX_SEGMENTS, Segment, Segments};
-use super::{LogSector, MAP_ENTRY_BYTES, reserved_offset};
+use super::LogSector;
+use super::segments::{
+    ALIGNMENT, BlockGroup, Grouping, LayoutError, MAX_CAPACITY_BLOCKS, PAGE_SECTORS, Segment, Segments,
+};
 
-/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is
-/// one short pause.
-const GROUP_DATA_BYTES: u64 = 1 << 30;
-/// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
-const MAX_GROUP_BLOCKS: u64 = 1 << 18;
-/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups
-/// have one spare physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
-const SPARE_BYTES: u64 = 8 << 20;
-const MIN_SPARE_BLOCKS: u64 = 16;
-/// One spare physical block for this many blocks.
-const BLOCKS_PER_SPARE: u64 = 16;
 /// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
 /// cost in a row, so that no such fault reaches both places of a sector.
 const DATA_PER_LOG: u64 = 64;
@@ -30,14 +21,12 @@ const MIN_LOG_BYTES: u64 = 128 << 10;
 const MAX_LOG_BYTES: u64 = 128 << 20;
 /// Regions of the log: every sector has a place in each of them.
 pub const LOG_REGIONS: u64 = 2;
-/// The first two superblocks lie before this offset.
+/// Where the first two copies lie, in bytes; [`Layout::third_offset`] says where the third one does.
+pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
+/// They and the reserved area behind them lie before this offset.
 const LOG_OFFSET: u64 = 64 << 10;
-/// Block groups and the parts of a block group start at multiples of this, the page and stripe unit of common media.
-const ALIGNMENT: u64 = 64 << 10;
 /// Bytes of a bitmap page.
 pub const BITMAP_PAGE_BYTES: u64 = ReservedArea::Bitmap { page: 0 }.max_bytes() as u64;
-/// Sectors of a map page: one with the generations of its blocks, and those with their map entries.
-pub const PAGE_SECTORS: u64 = 16;
 /// Bytes in front of the generations in their sector, and in front of the bits in a sector of the group map.
 pub const HEAD_BYTES: u64 = 32;
 /// Room behind the last block group, for the third superblock and more copies of the reserved area: at the other end than what usually
@@ -45,52 +34,6 @@ pub const HEAD_BYTES: u64 = 32;
 pub const TAIL_BYTES: u64 = ALIGNMENT;
 /// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
 pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
-/// Most blocks a volume can have: a map entry keeps the address in 40 bits.
-const MAX_CAPACITY_BLOCKS: u64 = 1 << 40;
-
-/// Why there can be no volume of this shape.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum LayoutError {
-    /// No block.
-    #[error("a volume needs at least one block")]
-    Empty,
-    /// More blocks than a map entry can name.
-    #[error("{blocks} blocks are more than the {} a volume can have", MAX_CAPACITY_BLOCKS)]
-    TooLarge {
-        /// Blocks asked for.
-        blocks: u64,
-    },
-    /// The medium's sector is neither 512 nor 4096 bytes, or larger than a block.
-    #[error("a medium with sectors of {sector_bytes} bytes cannot hold blocks of {block_bytes} bytes")]
-    Sector {
-        /// The medium's sector.
-        sector_bytes: u32,
-        /// The volume's block.
-        block_bytes: u32,
-    },
-    /// More segments than there is room for.
-    #[error("a volume that is resized so would lie in more than {MAX_SEGMENTS} parts")]
-    Segments,
-    /// The segments do not end with the volume.
-    #[error("the parts of the volume do not have its blocks")]
-    Misplaced,
-    /// More block groups than the group map has room for.
-    #[error("{groups} block groups are more than the {limit} that a volume created with this size has room for")]
-    BlockGroups {
-        /// Block groups that it would have.
-        groups: u64,
-        /// Block groups that its map has room for.
-        limit: u64,
-    },
-}
-
-/// How blocks are put into block groups.
-pub(super) struct Grouping {
-    block_size: BlockSize,
-    sector_bytes: u32,
-    /// Blocks of a full map page.
-    page_blocks: u64,
-}
 
 /// Where everything of a volume lies. All offsets are bytes from the start of the medium.
 ///
@@ -98,35 +41,14 @@ pub(super) struct Grouping {
 /// since and that lies as a new one of its size would is equal to that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
-    block_size: BlockSize,
-    sector_bytes: u32,
+    grouping: Grouping,
     capacity_blocks: u64,
     /// The capacity that it was created with.
     created_blocks: u64,
     segments: Segments,
     /// These two follow from the others, and are asked for with every block.
-    page_blocks: u64,
     group_pages: u64,
     log_sectors: u64,
-}
-
-/// Where the parts of one block group lie.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct BlockGroup {
-    /// First block of the block group.
-    pub first: Lba,
-    /// Blocks of the block group.
-    pub blocks: u64,
-    /// Physical blocks of the block group, more than blocks.
-    pub physical_blocks: u32,
-    /// Where its map pages start.
-    pub pages_offset: u64,
-    /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
-    pub second_offset: u64,
-    /// Where the physical blocks start.
-    pub data_offset: u64,
-    /// Where the block group ends.
-    pub end_offset: u64,
 }
 
 /// Where one map page lies, and which blocks it is about.
@@ -148,7 +70,7 @@ impl Layout {
     /// # Errors
     /// When there is no such volume.
     pub fn new(block_size: BlockSize, sector_bytes: u32, capacity_blocks: u64) -> Result<Layout, LayoutError> {
-        Layout::lay(block_size, sector_bytes, capacity_blocks, &[capacity_blocks], capacity_blocks)
+        Layout::lay(Grouping::new(block_size, sector_bytes)?, capacity_blocks, &[capacity_blocks], capacity_blocks)
     }
 
     /// The layout of a volume that was created with `created_blocks` and resized since, to these segments.
@@ -162,7 +84,7 @@ impl Layout {
         segments: &[u64],
         capacity_blocks: u64,
     ) -> Result<Layout, LayoutError> {
-        let layout = Layout::lay(block_size, sector_bytes, created_blocks, segments, capacity_blocks)?;
+        let layout = Layout::lay(Grouping::new(block_size, sector_bytes)?, created_blocks, segments, capacity_blocks)?;
         let new = Layout::new(block_size, sector_bytes, capacity_blocks)?;
         Ok(if layout == (Layout { created_blocks, ..new }) { new } else { layout })
     }
@@ -172,50 +94,31 @@ impl Layout {
     /// # Errors
     /// When there can be no such volume.
     pub fn with_capacity(&self, capacity_blocks: u64) -> Result<Layout, LayoutError> {
-        let Layout { block_size, sector_bytes, created_blocks, .. } = *self;
         check_capacity(capacity_blocks)?;
-        let segments = self.segments.resized(&self.grouping(), capacity_blocks);
-        Layout::resized(block_size, sector_bytes, created_blocks, &segments, capacity_blocks)
+        let segments = self.segments.resized(&self.grouping, capacity_blocks);
+        Layout::resized(self.block_size(), self.sector_bytes(), self.created_blocks, &segments, capacity_blocks)
     }
 
     fn lay(
-        block_size: BlockSize,
-        sector_bytes: u32,
+        grouping: Grouping,
         created_blocks: u64,
         segments: &[u64],
         capacity_blocks: u64,
     ) -> Result<Layout, LayoutError> {
-        let block_bytes = block_size.bytes() as u32;
-        if !matches!(sector_bytes, 512 | 4096) || sector_bytes > block_bytes {
-            return Err(LayoutError::Sector { sector_bytes, block_bytes });
-        }
         check_capacity(created_blocks)?;
         check_capacity(capacity_blocks)?;
-        let log_bytes = ((created_blocks << block_size.shift()) / DATA_PER_LOG).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES);
-        let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(sector_bytes);
-        let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / MAP_ENTRY_BYTES as u64;
-        let grouping = Grouping { block_size, sector_bytes, page_blocks };
+        let created_bytes = created_blocks << grouping.block_size.shift();
+        let log_bytes = (created_bytes / DATA_PER_LOG).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES);
+        let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(grouping.sector_bytes);
         // Where the block groups start follows from the fields that are known by now.
         let unplaced = Segments::lay(&grouping, 0, &[capacity_blocks], capacity_blocks)?;
-        let mut layout = Layout {
-            block_size,
-            sector_bytes,
-            capacity_blocks,
-            created_blocks,
-            segments: unplaced,
-            page_blocks,
-            group_pages: 0,
-            log_sectors,
-        };
+        let mut layout =
+            Layout { grouping, capacity_blocks, created_blocks, segments: unplaced, group_pages: 0, log_sectors };
         layout.segments = Segments::lay(&grouping, layout.groups_offset(), segments, capacity_blocks)?;
         let largest = layout.segments.all().iter().map(|segment| segment.group_blocks).max().unwrap_or(1);
-        layout.group_pages = largest.div_ceil(page_blocks);
+        layout.group_pages = largest.div_ceil(grouping.page_blocks);
         let (groups, limit) = (layout.block_groups(), layout.max_groups());
         if groups > limit { Err(LayoutError::BlockGroups { groups, limit }) } else { Ok(layout) }
-    }
-
-    fn grouping(&self) -> Grouping {
-        Grouping { block_size: self.block_size, sector_bytes: self.sector_bytes, page_blocks: self.page_blocks }
     }
 
     /// The capacity that the volume was created with, in blocks; that of a new volume where it lies as one.
@@ -236,12 +139,12 @@ impl Layout {
 
     /// The size of a block.
     pub fn block_size(&self) -> BlockSize {
-        self.block_size
+        self.grouping.block_size
     }
 
     /// The unit in which metadata are written, in bytes.
     pub fn sector_bytes(&self) -> u32 {
-        self.sector_bytes
+        self.grouping.sector_bytes
     }
 
     /// Blocks of the volume.
@@ -271,12 +174,12 @@ impl Layout {
 
     /// Map entries that one sector of the log has at most.
     pub fn log_sector_entries(&self) -> u64 {
-        LogSector::capacity(self.sector_bytes) as u64
+        LogSector::capacity(self.sector_bytes()) as u64
     }
 
     /// Bytes of one region of the log.
     pub fn log_region_bytes(&self) -> u64 {
-        self.log_sectors * u64::from(self.sector_bytes)
+        self.log_sectors * u64::from(self.sector_bytes())
     }
 
     /// Bytes of the log: of both regions, which lie behind one another.
@@ -286,7 +189,7 @@ impl Layout {
 
     /// Where a sector of the log lies in region `region` (modulo their number).
     pub fn log_sector_offset(&self, sequence: u64, region: u64) -> u64 {
-        let within = sequence % self.log_sectors * u64::from(self.sector_bytes);
+        let within = sequence % self.log_sectors * u64::from(self.sector_bytes());
         LOG_OFFSET + region % LOG_REGIONS * self.log_region_bytes() + within
     }
 
@@ -302,18 +205,18 @@ impl Layout {
 
     /// Block groups of which one sector of the group map tells.
     pub fn groups_per_map_sector(&self) -> u64 {
-        (u64::from(self.sector_bytes) - HEAD_BYTES) * 8
+        (u64::from(self.sector_bytes()) - HEAD_BYTES) * 8
     }
 
     /// Bytes from one copy of the group map to the other: as many as the volume was created with.
     fn group_map_bytes(&self) -> u64 {
-        let groups = self.created_blocks.div_ceil(self.grouping().group_blocks(self.created_blocks));
-        (groups.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes)).next_multiple_of(ALIGNMENT)
+        let groups = self.created_blocks.div_ceil(self.grouping.group_blocks(self.created_blocks));
+        (groups.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes())).next_multiple_of(ALIGNMENT)
     }
 
     /// Block groups that there is room for in the group map.
     pub fn max_groups(&self) -> u64 {
-        self.group_map_bytes() / u64::from(self.sector_bytes) * self.groups_per_map_sector()
+        self.group_map_bytes() / u64::from(self.sector_bytes()) * self.groups_per_map_sector()
     }
 
     /// Where the bitmap pages of the reserved area start.
@@ -323,7 +226,7 @@ impl Layout {
 
     /// How many bitmap pages the reserved area has: as many as the volume was created with.
     pub fn bitmap_pages(&self) -> u32 {
-        ReservedArea::bitmap_pages(self.created_blocks << self.block_size.shift())
+        ReservedArea::bitmap_pages(self.created_blocks << self.block_size().shift())
     }
 
     /// Where the first block group starts.
@@ -345,28 +248,32 @@ impl Layout {
         let segment = self.segments.of_group(index);
         let within = index - segment.first_group;
         let (first, blocks) = segment.group(within);
-        Some(self.grouping().group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
+        Some(self.grouping.group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
     /// Physical blocks of the block group of a block of the volume. Asked for every block that is read, so it computes no more
     /// than that.
     pub fn physical_blocks_at(&self, lba: Lba) -> u32 {
         let segment = self.segments.of_block(lba.get());
+        let (_, blocks) = segment.group((lba.get() - segment.first) / segment.group_blocks);
+        (blocks + self.grouping.spare(blocks)) as u32
+    }
+
+    /// The block group of a block of the volume, and which block of it that is.
+    fn place_in_group(&self, lba: Lba) -> (u64, u64) {
+        let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
-        let (_, blocks) = segment.group(within / segment.group_blocks);
-        (blocks + self.grouping().spare(blocks)) as u32
+        (segment.first_group + within / segment.group_blocks, within % segment.group_blocks)
     }
 
     /// The block group of a block of the volume.
     pub fn group_of(&self, lba: Lba) -> u64 {
-        let segment = self.segments.of_block(lba.get());
-        segment.first_group + (lba.get() - segment.first) / segment.group_blocks
+        self.place_in_group(lba).0
     }
 
     /// Which block of its block group a block of the volume is.
     pub fn index_in_group(&self, lba: Lba) -> u64 {
-        let segment = self.segments.of_block(lba.get());
-        (lba.get() - segment.first) % segment.group_blocks
+        self.place_in_group(lba).1
     }
 
     /// How many blocks its block group has from a block of the volume on.
@@ -406,17 +313,17 @@ impl Layout {
     /// Spare physical blocks of a block group.
     pub fn spare_blocks(&self, index: u64) -> u64 {
         let segment = self.segments.of_group(index);
-        self.grouping().spare(segment.group(index - segment.first_group).1)
+        self.grouping.spare(segment.group(index - segment.first_group).1)
     }
 
     /// Blocks of a full map page: the unit in which they are read and cached. Pages begin anew in each block group.
     pub fn page_blocks(&self) -> u64 {
-        self.page_blocks
+        self.grouping.page_blocks
     }
 
     /// Bytes of a page.
     pub fn page_bytes(&self) -> u64 {
-        PAGE_SECTORS * u64::from(self.sector_bytes)
+        PAGE_SECTORS * u64::from(self.sector_bytes())
     }
 
     /// From the number of the first page of a block group to that of the next. No block group has more pages, and some have fewer.
@@ -426,22 +333,21 @@ impl Layout {
 
     /// The page of a block, counted through all block groups, and the block's index in it.
     pub fn page_of(&self, lba: Lba) -> (u64, usize) {
-        let segment = self.segments.of_block(lba.get());
-        let within = lba.get() - segment.first;
-        let (group, within) = (segment.first_group + within / segment.group_blocks, within % segment.group_blocks);
-        (group * self.group_pages + within / self.page_blocks, (within % self.page_blocks) as usize)
+        let (group, index) = self.place_in_group(lba);
+        let page_blocks = self.page_blocks();
+        (group * self.group_pages + index / page_blocks, (index % page_blocks) as usize)
     }
 
     /// Where a page lies, if there is one with this number.
     pub fn page_offsets(&self, number: u64) -> Option<PageOffsets> {
         let group = self.block_group(number / self.group_pages)?;
         let within = number % self.group_pages;
-        let blocks = group.blocks.checked_sub(within * self.page_blocks).filter(|blocks| *blocks > 0)?;
+        let blocks = group.blocks.checked_sub(within * self.page_blocks()).filter(|blocks| *blocks > 0)?;
         Some(PageOffsets {
-            first: group.first.checked_add(within * self.page_blocks)?,
-            blocks: blocks.min(self.page_blocks),
+            first: group.first.checked_add(within * self.page_blocks())?,
+            blocks: blocks.min(self.page_blocks()),
             offset: group.pages_offset + within * self.page_bytes(),
-            second_offset: group.second_offset + within * u64::from(self.sector_bytes),
+            second_offset: group.second_offset + within * u64::from(self.sector_bytes()),
         })
     }
 
@@ -449,7 +355,7 @@ impl Layout {
     pub fn pages_of_group(&self, group: u64) -> std::ops::Range<u64> {
         let segment = self.segments.of_group(group);
         let (_, blocks) = segment.group(group - segment.first_group);
-        group * self.group_pages..group * self.group_pages + blocks.div_ceil(self.page_blocks)
+        group * self.group_pages..group * self.group_pages + blocks.div_ceil(self.page_blocks())
     }
 
     /// An extent cut where block groups end.
@@ -461,9 +367,20 @@ impl Layout {
     pub fn page_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
         pieces(extent, move |at| {
             let (number, index) = self.page_of(at);
-            (number, self.left_in_group(at).min(self.page_blocks - index as u64))
+            (number, self.left_in_group(at).min(self.page_blocks() - index as u64))
         })
     }
+}
+
+/// Where a copy of an area lies at the start, in bytes: behind the superblock of the same number. [`Layout::reserved_offsets`]
+/// also says where its twin is. Bitmap pages have no copies, and lie where [`Layout::bitmap_offset`] says.
+pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
+    let within = match area {
+        ReservedArea::GroupLabel => 4 << 10,
+        // Bitmap pages have no copies; this value is never used.
+        ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => 24 << 10,
+    };
+    SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }
 
 /// An extent cut into pieces: `part` says of a block what it lies in, and how many blocks that has from it on.
@@ -483,49 +400,6 @@ fn check_capacity(blocks: u64) -> Result<(), LayoutError> {
         0 => Err(LayoutError::Empty),
         1..=MAX_CAPACITY_BLOCKS => Ok(()),
         _ => Err(LayoutError::TooLarge { blocks }),
-    }
-}
-
-impl Grouping {
-    /// Blocks that a volume has at most.
-    pub fn max_capacity_blocks(&self) -> u64 {
-        MAX_CAPACITY_BLOCKS
-    }
-
-    /// Blocks of each block group but the last of so many blocks that are put into block groups.
-    pub fn group_blocks(&self, blocks: u64) -> u64 {
-        blocks.min(MAX_GROUP_BLOCKS).min(GROUP_DATA_BYTES >> self.block_size.shift())
-    }
-
-    /// Bytes of a block group of this many blocks.
-    pub fn group_bytes(&self, blocks: u64) -> u64 {
-        self.group_at(0, 0, blocks).end_offset
-    }
-
-    /// Spare physical blocks of a block group of this many blocks.
-    fn spare(&self, blocks: u64) -> u64 {
-        let roomy = (SPARE_BYTES >> self.block_size.shift()).min(blocks.max(MIN_SPARE_BLOCKS));
-        blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
-    }
-
-    fn group_at(&self, base: u64, first: u64, blocks: u64) -> BlockGroup {
-        let pbns = blocks + self.spare(blocks);
-        let pages = blocks.div_ceil(self.page_blocks);
-        let sector = u64::from(self.sector_bytes);
-        // The second copy of the last page is the nearest to the first one. From start to start 64 KiB are enough: what touches
-        // both is longer.
-        let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
-        let slots_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
-        let end_offset = (slots_offset + (pbns << self.block_size.shift())).next_multiple_of(ALIGNMENT);
-        BlockGroup {
-            first: Lba::new(first),
-            blocks,
-            physical_blocks: pbns as u32,
-            pages_offset: base,
-            second_offset,
-            data_offset: slots_offset,
-            end_offset,
-        }
     }
 }
 

@@ -16,15 +16,15 @@ mod superblock;
 pub use generations::Generations;
 pub use group_map::GroupMapSector;
 pub use layout::{
-    BITMAP_PAGE_BYTES, BlockGroup, HEAD_BYTES, LOG_REGIONS, Layout, LayoutError, PAGE_SECTORS, PageOffsets, TAIL_BYTES,
-    THIRD_FROM_END_BYTES,
+    BITMAP_PAGE_BYTES, HEAD_BYTES, LOG_REGIONS, Layout, PageOffsets, SUPERBLOCK_OFFSETS, TAIL_BYTES,
+    THIRD_FROM_END_BYTES, reserved_offset,
 };
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
 pub use map_entry::{MAP_ENTRY_BYTES, MapEntry, MapEntryError, MapEntryKind, MapEntryRun};
 pub use regions::{Region, RegionKind};
-pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy, reserved_offset};
-pub use segments::{MAX_SEGMENTS, Segment};
-pub use superblock::{SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError};
+pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy};
+pub use segments::{BlockGroup, LayoutError, MAX_SEGMENTS, PAGE_SECTORS, Segment};
+pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockError};
 
 /// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a
 /// medium; one that is higher is forged, and counting on from it could end at 0.

@@ -2,7 +2,7 @@
 
 use sealblock_block::ReservedArea;
 
-use super::{MAX_COUNT, SUPERBLOCK_OFFSETS, Seed, get, put};
+use super::{MAX_COUNT, Seed, get, put};
 
 /// Bytes in front of what an area holds.
 pub const RESERVED_HEAD_BYTES: usize = 64;
@@ -20,17 +20,6 @@ pub struct ReservedCopy {
     pub write_seq: u64,
     /// What the area holds.
     pub bytes: Vec<u8>,
-}
-
-/// Where a copy of an area lies at the start, in bytes: behind the superblock of the same number. [`super::Layout::reserved_offsets`]
-/// also says where its twin is. Bitmap pages have no copies, and lie where [`super::Layout::bitmap_offset`] says.
-pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
-    let within = match area {
-        ReservedArea::GroupLabel => 4 << 10,
-        // Bitmap pages have no copies; this value is never used.
-        ReservedArea::ScrubState | ReservedArea::Bitmap { .. } => 24 << 10,
-    };
-    SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }
 
 impl ReservedCopy {
@@ -100,17 +89,6 @@ mod tests {
         }
         for length in 0..bytes.len() {
             assert_eq!(ReservedCopy::decode(&bytes[..length], ReservedArea::GroupLabel, seed), None, "{length} bytes");
-        }
-    }
-
-    #[test]
-    fn areas_do_not_meet_each_other_nor_the_superblocks() {
-        let end =
-            |area: ReservedArea, copy| reserved_offset(area, copy) + (area.max_bytes() + RESERVED_HEAD_BYTES) as u64;
-        for copy in [0, 1] {
-            assert!(reserved_offset(ReservedArea::GroupLabel, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
-            assert!(end(ReservedArea::GroupLabel, copy) <= reserved_offset(ReservedArea::ScrubState, copy));
-            assert!(end(ReservedArea::ScrubState, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
         }
     }
 }

@@ -1,13 +1,145 @@
-//! Segments: runs of blocks whose block groups are of one size and lie in one row.
+//! Block groups, and segments: runs of blocks whose block groups are of one size and lie in one row.
 //!
 //! A volume that was never resized has one. What was laid out stays where it is, so a volume that grows behind a block group that is
 //! not full gets another segment, which follows the last block group. Where everything lies still follows from numbers of blocks
 //! alone. Of the last segment blocks at the end may not be the volume's any more: it has shrunk within a block group.
 
-use super::layout::{Grouping, LayoutError};
+use sealblock_units::{BlockSize, Lba};
 
+use super::MAP_ENTRY_BYTES;
+
+/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is
+/// one short pause.
+const GROUP_DATA_BYTES: u64 = 1 << 30;
+/// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
+const MAX_GROUP_BLOCKS: u64 = 1 << 18;
+/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups
+/// have one spare physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
+const SPARE_BYTES: u64 = 8 << 20;
+const MIN_SPARE_BLOCKS: u64 = 16;
+/// One spare physical block for this many blocks.
+const BLOCKS_PER_SPARE: u64 = 16;
+/// Block groups and the parts of a block group start at multiples of this, the page and stripe unit of common media.
+pub(super) const ALIGNMENT: u64 = 64 << 10;
+/// Sectors of a map page: one with the generations of its blocks, and those with their map entries.
+pub const PAGE_SECTORS: u64 = 16;
+/// Most blocks a volume can have: a map entry keeps the address in 40 bits.
+pub(super) const MAX_CAPACITY_BLOCKS: u64 = 1 << 40;
 /// Segments of a volume at most: as many as a superblock has room for beside what may come.
 pub const MAX_SEGMENTS: usize = 16;
+
+/// Why there can be no volume of this shape.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum LayoutError {
+    /// No block.
+    #[error("a volume needs at least one block")]
+    Empty,
+    /// More blocks than a map entry can name.
+    #[error("{blocks} blocks are more than the {} a volume can have", MAX_CAPACITY_BLOCKS)]
+    TooLarge {
+        /// Blocks asked for.
+        blocks: u64,
+    },
+    /// The medium's sector is neither 512 nor 4096 bytes, or larger than a block.
+    #[error("a medium with sectors of {sector_bytes} bytes cannot hold blocks of {block_bytes} bytes")]
+    Sector {
+        /// The medium's sector.
+        sector_bytes: u32,
+        /// The volume's block.
+        block_bytes: u32,
+    },
+    /// More segments than there is room for.
+    #[error("a volume that is resized so would lie in more than {MAX_SEGMENTS} parts")]
+    Segments,
+    /// The segments do not end with the volume.
+    #[error("the parts of the volume do not have its blocks")]
+    Misplaced,
+    /// More block groups than the group map has room for.
+    #[error("{groups} block groups are more than the {limit} that a volume created with this size has room for")]
+    BlockGroups {
+        /// Block groups that it would have.
+        groups: u64,
+        /// Block groups that its map has room for.
+        limit: u64,
+    },
+}
+
+/// How blocks are put into block groups.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Grouping {
+    pub block_size: BlockSize,
+    pub sector_bytes: u32,
+    /// Blocks of a full map page.
+    pub page_blocks: u64,
+}
+
+/// Where the parts of one block group lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BlockGroup {
+    /// First block of the block group.
+    pub first: Lba,
+    /// Blocks of the block group.
+    pub blocks: u64,
+    /// Physical blocks of the block group, more than blocks.
+    pub physical_blocks: u32,
+    /// Where its map pages start.
+    pub pages_offset: u64,
+    /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
+    pub second_offset: u64,
+    /// Where the physical blocks start.
+    pub data_offset: u64,
+    /// Where the block group ends.
+    pub end_offset: u64,
+}
+
+impl Grouping {
+    /// How blocks of this size are grouped on a medium with sectors of this size.
+    pub fn new(block_size: BlockSize, sector_bytes: u32) -> Result<Grouping, LayoutError> {
+        let block_bytes = block_size.bytes() as u32;
+        if !matches!(sector_bytes, 512 | 4096) || sector_bytes > block_bytes {
+            return Err(LayoutError::Sector { sector_bytes, block_bytes });
+        }
+        let page_blocks = (PAGE_SECTORS - 1) * u64::from(sector_bytes) / MAP_ENTRY_BYTES as u64;
+        Ok(Grouping { block_size, sector_bytes, page_blocks })
+    }
+
+    /// Blocks of each block group but the last of so many blocks that are put into block groups.
+    pub fn group_blocks(&self, blocks: u64) -> u64 {
+        blocks.min(MAX_GROUP_BLOCKS).min(GROUP_DATA_BYTES >> self.block_size.shift())
+    }
+
+    /// Bytes of a block group of this many blocks.
+    pub fn group_bytes(&self, blocks: u64) -> u64 {
+        self.group_at(0, 0, blocks).end_offset
+    }
+
+    /// Spare physical blocks of a block group of this many blocks.
+    pub fn spare(&self, blocks: u64) -> u64 {
+        let roomy = (SPARE_BYTES >> self.block_size.shift()).min(blocks.max(MIN_SPARE_BLOCKS));
+        blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
+    }
+
+    /// The block group of this many blocks from block `first` on that starts at `base`.
+    pub fn group_at(&self, base: u64, first: u64, blocks: u64) -> BlockGroup {
+        let physical_blocks = blocks + self.spare(blocks);
+        let pages = blocks.div_ceil(self.page_blocks);
+        let sector = u64::from(self.sector_bytes);
+        // The second copy of the last page is the nearest to the first one. From start to start 64 KiB are enough: what touches
+        // both is longer.
+        let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
+        let data_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
+        let end_offset = (data_offset + (physical_blocks << self.block_size.shift())).next_multiple_of(ALIGNMENT);
+        BlockGroup {
+            first: Lba::new(first),
+            blocks,
+            physical_blocks: physical_blocks as u32,
+            pages_offset: base,
+            second_offset,
+            data_offset,
+            end_offset,
+        }
+    }
+}
 
 /// One segment. Offsets are bytes from the start of the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,7 +197,7 @@ impl Segments {
         }
         let (mut all, mut next) = ([Segment::default(); MAX_SEGMENTS], Segment { offset, ..Segment::default() });
         for (place, &blocks) in all.iter_mut().zip(blocks) {
-            let max = grouping.max_capacity_blocks().checked_sub(next.first).ok_or(LayoutError::Misplaced)?;
+            let max = MAX_CAPACITY_BLOCKS.checked_sub(next.first).ok_or(LayoutError::Misplaced)?;
             if blocks == 0 || blocks > max {
                 return Err(LayoutError::Misplaced);
             }
@@ -94,12 +226,12 @@ impl Segments {
 
     /// The blocks of the segments of a volume with another capacity: what lies where stays there.
     pub fn resized(&self, grouping: &Grouping, capacity_blocks: u64) -> Vec<u64> {
-        let mut blocks: Vec<u64> = self.all().iter().map(|segment| segment.blocks).collect();
         let last = self.last();
         let room = last.first + last.blocks;
         if let Some(more) = capacity_blocks.checked_sub(room).filter(|more| *more > 0) {
             let is_open =
                 last.group_blocks == grouping.group_blocks(u64::MAX) && last.blocks.is_multiple_of(last.group_blocks);
+            let mut blocks: Vec<u64> = self.all().iter().map(|segment| segment.blocks).collect();
             match blocks.last_mut() {
                 Some(last) if is_open => *last += more,
                 _ => blocks.push(more),
@@ -107,13 +239,11 @@ impl Segments {
             return blocks;
         }
         let kept = self.all().iter().filter(|segment| segment.first < capacity_blocks);
-        blocks = kept
-            .map(|segment| {
-                let groups = (capacity_blocks - segment.first).div_ceil(segment.group_blocks);
-                segment.blocks.min(groups.saturating_mul(segment.group_blocks))
-            })
-            .collect();
-        blocks
+        kept.map(|segment| {
+            let groups = (capacity_blocks - segment.first).div_ceil(segment.group_blocks);
+            segment.blocks.min(groups.saturating_mul(segment.group_blocks))
+        })
+        .collect()
     }
 
     /// All of them, in order.

@@ -10,8 +10,6 @@ use super::{Layout, LayoutError, MAX_COUNT, MAX_SEGMENTS, Seed, crc32c, get, put
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
-/// Where the first two copies lie, in bytes; [`Layout::third_offset`] says where the third one does.
-pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
 
 /// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
 const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";

@@ -1,6 +1,7 @@
 //! What lies where, of new volumes and of resized ones.
 
 use super::*;
+use crate::format::RESERVED_HEAD_BYTES;
 
 /// A volume of each shape with these blocks, and ones that got there in several steps.
 fn layouts(shapes: &[(BlockSize, u32, u64)]) -> Vec<Layout> {
@@ -23,7 +24,7 @@ fn parts_follow_one_another_and_are_aligned() {
     for layout in
         layouts(&[(BlockSize::B4096, 512, 1), (BlockSize::B4096, 4096, 262_145), (BlockSize::B512, 512, 3 << 18)])
     {
-        let (size, sector, blocks) = (layout.block_size, layout.sector_bytes, layout.capacity_blocks);
+        let (size, sector, blocks) = (layout.block_size(), layout.sector_bytes(), layout.capacity_blocks);
         let mut at = layout.groups_offset();
         let mut counted = 0;
         for group in (0..layout.block_groups()).map(|i| layout.block_group(i).unwrap()) {
@@ -62,7 +63,7 @@ fn pages_hold_each_block_once_and_their_copies_lie_apart() {
         (BlockSize::B4096, 4096, (1 << 18) + 1921),
         (BlockSize::B512, 512, 3 << 18),
     ]) {
-        let (sector, blocks) = (layout.sector_bytes, layout.capacity_blocks);
+        let (sector, blocks) = (layout.sector_bytes(), layout.capacity_blocks);
         assert_eq!(layout.page_blocks(), if sector == 512 { 240 } else { 1920 });
         let numbers = (0..layout.block_groups()).flat_map(|group| layout.pages_of_group(group));
         let mut next = 0;
@@ -182,4 +183,14 @@ fn shapes_that_cannot_be_are_refused() {
     assert!(matches!(Layout::new(BlockSize::B4096, 1024, 1), Err(LayoutError::Sector { .. })));
     assert!(matches!(Layout::new(BlockSize::B4096, 512, u64::MAX), Err(LayoutError::TooLarge { .. })));
     assert!(Layout::new(BlockSize::B4096, 512, MAX_CAPACITY_BLOCKS).is_ok());
+}
+
+#[test]
+fn areas_do_not_meet_each_other_nor_the_superblocks() {
+    let end = |area: ReservedArea, copy| reserved_offset(area, copy) + (area.max_bytes() + RESERVED_HEAD_BYTES) as u64;
+    for copy in [0, 1] {
+        assert!(reserved_offset(ReservedArea::GroupLabel, copy) >= SUPERBLOCK_OFFSETS[copy as usize] + 4096);
+        assert!(end(ReservedArea::GroupLabel, copy) <= reserved_offset(ReservedArea::ScrubState, copy));
+        assert!(end(ReservedArea::ScrubState, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
+    }
 }
