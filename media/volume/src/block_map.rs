@@ -20,8 +20,7 @@ use crate::block_groups::{BlockGroups, LostCopies};
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
 use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage, MapPageParts};
 use crate::medium::read_sectors;
-use crate::mutation::Mutation;
-use crate::open::OpenOptions;
+use crate::options::{Mutation, OpenOptions};
 use crate::patches::Patches;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.

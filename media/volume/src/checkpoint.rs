@@ -3,94 +3,49 @@
 //! Checkpoints run beside commits, which wait for one only where there is no room without it. What commits add to the pages
 //! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
 
-use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use sealblock_block::{Clock, Condition, Error, Medium, MediumError, RangeLock};
+use sealblock_block::{Clock, Error, Medium, MediumError};
 
-use crate::format::{Generations, Superblock};
-use crate::mutation::Mutation;
+use crate::format::{Generations, MapEntryRun, Superblock};
+use crate::options::Mutation;
 use crate::superblocks;
-use crate::volume::{Volume, VolumeState};
+use crate::volume::Volume;
 
 /// Pages written at once.
 const PAGES_IN_FLIGHT: usize = 32;
 /// Sectors of generations written at once when a block group is initialized.
 const SECTORS_IN_FLIGHT: usize = 64;
+/// Blocks whose map entries go to the block map together, those of one long run more.
+const PORTION_BLOCKS: u64 = 1024;
 /// What there may be one of at a time: a checkpoint, and within it or beside it one write of superblocks.
 const CHECKPOINT: RangeInclusive<u64> = 0..=0;
 const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
 
-/// Requests for checkpoints, and their results.
-#[derive(Default)]
-pub(crate) struct Checkpoints {
-    is_requested: Cell<bool>,
-    is_stopped: Cell<bool>,
-    /// Counts checkpoints that have ended.
-    completed: Cell<u64>,
-    last_error: RefCell<Option<Error>>,
-    changed: Condition,
-    turns: RangeLock,
-}
-
-impl Checkpoints {
-    /// Asks for a checkpoint.
-    pub fn request(&self) {
-        if !self.is_requested.replace(true) {
-            self.changed.notify();
-        }
-    }
-
-    /// Wakes every waiter to check again.
-    pub fn wake(&self) {
-        self.changed.notify();
-    }
-
-    /// No further checkpoint begins.
-    pub fn stop(&self) {
-        self.is_stopped.set(true);
-        self.changed.notify();
-    }
-}
-
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Makes checkpoints on request, until [`Checkpoints::stop`] or the volume has failed.
     pub(crate) async fn run_checkpoints(&self) {
-        let of = &self.checkpoints;
-        let is_over = || of.is_stopped.get() || self.state.get() == VolumeState::Failed;
-        loop {
-            of.changed.wait_until(|| of.is_requested.get() || is_over()).await;
-            if is_over() {
-                return;
-            }
-            of.is_requested.set(false);
+        while self.checkpoints.next(|| self.has_failed()).await {
             let result = self.checkpoint(false).await;
             if let Err(error) = &result {
                 tracing::warn!(%error, "checkpoint failed; the log keeps its map entries");
             }
-            *of.last_error.borrow_mut() = result.err();
-            of.completed.set(of.completed.get() + 1);
-            of.changed.notify();
+            self.checkpoints.end(result);
         }
     }
 
     /// Waits until there is room for so many sectors in the log, and for their map entries in memory.
     pub(crate) async fn make_room(&self, sectors: u64) -> Result<(), Error> {
-        let of = &self.checkpoints;
         while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors()
             || self.block_map.is_full()
         {
-            let since = of.completed.get();
-            of.request();
-            of.changed.wait_until(|| of.completed.get() != since || self.state.get() == VolumeState::Failed).await;
-            if self.state.get() == VolumeState::Failed {
+            let ended = self.checkpoints.wait(|| self.has_failed()).await;
+            if self.has_failed() {
                 return Err(self.failed());
             }
-            if let Some(error) = &*of.last_error.borrow() {
-                return Err(error.clone());
-            }
+            ended?;
         }
         Ok(())
     }
@@ -197,15 +152,29 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// Writes what recovery has found to the block map, and empties the log. A few map entries may say more than there is
+    /// memory for, so what waits for the block map goes there bit by bit.
+    pub(crate) async fn checkpoint_recovered(&self, entries: &[MapEntryRun]) -> Result<(), Error> {
+        let (mut first, mut blocks) = (0, 0_u64);
+        for (at, run) in entries.iter().enumerate() {
+            blocks += u64::from(run.blocks);
+            if blocks < PORTION_BLOCKS && at + 1 < entries.len() {
+                continue;
+            }
+            self.apply(&self.encode(&entries[first..=at]), false).await;
+            if self.block_map.is_dirty_limit_reached() {
+                self.drain_patches().await?;
+            }
+            (first, blocks) = (at + 1, 0);
+        }
+        self.checkpoint_both(false).await
+    }
+
     /// Rewrites all superblocks. After recovery the log still holds map entries that do not count, and a superblock from before it,
     /// should the newer copy be lost, would have them read again.
     pub(crate) async fn checkpoint_both(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;
         self.checkpoint(clean).await
-    }
-
-    async fn sync_or_fail(&self) -> Result<(), Error> {
-        self.medium.sync().await.map_err(|error| self.fail(&error))
     }
 
     /// Whether the log or what waits for the block map is so full that a checkpoint should not wait. The more map entries there are,

@@ -1,141 +1,23 @@
 //! Commits: map entries and their data become durable.
 
-use std::cell::{Cell, RefCell};
-use std::rc::Rc;
-
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Condition, Error, Medium, MediumError, Outcome, Response};
+use sealblock_block::{Clock, Error, Medium, Outcome, Response};
 
-use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntryKind, MapEntryRun};
+use crate::format::{MapEntryKind, MapEntryRun};
+use crate::log::Encoded;
 use crate::map_page::MapLookup;
-use crate::mutation::Mutation;
+use crate::options::Mutation;
 use crate::patches::Patch;
 use crate::volume::{Volume, VolumeState};
 
-/// Map entries gathered in memory at most; bounds what an unclean end can lose and the memory of the memtable.
-const MAX_UNCOMMITTED: usize = 32 << 10;
 /// Pages read at once when map entries are put into them.
 const MAX_PAGES_PER_BATCH: usize = 64;
-
-/// A map entry of a block or a run of blocks, and its bytes in the log.
-pub(crate) type Encoded = (MapEntryRun, [u8; MAP_ENTRY_BYTES]);
 
 /// A map entry, or a part of one, about blocks of one page.
 struct Piece {
     page: u64,
     run: MapEntryRun,
     patch: Patch,
-}
-
-/// What flushes wait for: the end of the first commit that begins after them.
-#[derive(Default)]
-struct FlushWaiter {
-    result: RefCell<Option<Result<(), Error>>>,
-}
-
-/// Waiters for commits, and the results of commits.
-pub(crate) struct CommitQueue {
-    /// Notified when the worker has something to do.
-    pub wanted: Rc<Condition>,
-    /// Counts commits that have ended.
-    pub completed: Cell<u64>,
-    /// Why the volume failed: writes are disabled.
-    pub failure: RefCell<Option<String>>,
-    /// Map entries in memory at which writers wait for a commit.
-    pub max_uncommitted: usize,
-    /// There are, or may be, map entries of blocks that were made unreadable.
-    pub uncorrectable: Cell<bool>,
-    /// The worker waits without a timer, because there is nothing to commit.
-    pub idle: Cell<bool>,
-    ticket: RefCell<Rc<FlushWaiter>>,
-    flush_wanted: Cell<bool>,
-    space_wanted: Cell<bool>,
-    /// Writers that wait for physical blocks.
-    starved: Cell<usize>,
-    last_error: RefCell<Option<Error>>,
-    flushed: Condition,
-}
-
-/// A writer that waits for physical blocks.
-pub(crate) struct Starved<'a>(&'a CommitQueue);
-
-impl Drop for Starved<'_> {
-    fn drop(&mut self) {
-        self.0.starved.set(self.0.starved.get() - 1);
-    }
-}
-
-impl CommitQueue {
-    /// For a volume laid out like this, whose worker waits for `wanted`.
-    pub fn new(layout: &Layout, wanted: Rc<Condition>) -> CommitQueue {
-        // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
-        let quarter = (layout.log_sectors() / 4 * layout.log_sector_entries()) as usize;
-        CommitQueue {
-            wanted,
-            completed: Cell::new(0),
-            failure: RefCell::default(),
-            max_uncommitted: quarter.min(MAX_UNCOMMITTED),
-            uncorrectable: Cell::new(false),
-            idle: Cell::new(false),
-            ticket: RefCell::default(),
-            flush_wanted: Cell::new(false),
-            space_wanted: Cell::new(false),
-            starved: Cell::new(0),
-            last_error: RefCell::default(),
-            flushed: Condition::default(),
-        }
-    }
-
-    /// There are map entries to commit some time: starts the worker's timer if it does not run.
-    pub fn schedule(&self) {
-        if self.idle.replace(false) {
-            self.wanted.notify();
-        }
-        if self.starved.get() > 0 {
-            self.request_space();
-        }
-    }
-
-    /// A writer waits for physical blocks until this is dropped. Commits are asked for where there is something to commit, now or once
-    /// there is: one of nothing frees no physical block, and asking for it again and again would keep the worker busy to no end while
-    /// what holds the physical blocks is in flight.
-    pub fn starve(&self, has_work: bool) -> Starved<'_> {
-        self.starved.set(self.starved.get() + 1);
-        if has_work {
-            self.request_space();
-        }
-        Starved(self)
-    }
-
-    /// Writers need physical blocks or room in the memtable soon.
-    pub fn request_space(&self) {
-        if !self.space_wanted.replace(true) {
-            self.wanted.notify();
-        }
-    }
-
-    /// True if a flush or a writer waits for a commit.
-    pub fn is_due(&self) -> bool {
-        self.flush_wanted.get() || self.space_wanted.get()
-    }
-
-    /// The error of the last commit, if one ended since the count was `since`.
-    pub fn error_since(&self, since: u64) -> Option<Error> {
-        (self.completed.get() != since).then(|| self.last_error.borrow().clone()).flatten()
-    }
-
-    /// Takes the flushes that wait now; the returned function completes them.
-    pub fn begin(&self) -> impl FnOnce(Result<(), Error>) + '_ {
-        self.flush_wanted.set(false);
-        self.space_wanted.set(false);
-        let ticket = self.ticket.take();
-        move |result| {
-            *self.last_error.borrow_mut() = result.as_ref().err().cloned();
-            *ticket.result.borrow_mut() = Some(result);
-            self.completed.set(self.completed.get() + 1);
-            self.flushed.notify();
-        }
-    }
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -147,13 +29,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.state.get() != VolumeState::Closing {
             self.check_writable()?;
         }
-        let ticket = self.commits.ticket.borrow().clone();
-        if !self.commits.flush_wanted.replace(true) {
-            self.commits.wanted.notify();
-        }
-        self.commits.flushed.wait_until(|| ticket.result.borrow().is_some()).await;
-        let result = ticket.result.borrow().clone();
-        result.unwrap_or_else(|| Err(self.failed())).map(|()| Response::Done)
+        self.commits.flush().await.map(|()| Response::Done)
     }
 
     /// Commits everything that is in the memtable when it begins. `answer` is called as soon as all of it is durable, or has
@@ -187,21 +63,21 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Makes map entries of the memtable durable, as many as one commit takes. Gives them, and whether that was all there were.
     async fn commit_once(&self) -> Result<(Vec<Encoded>, bool), Error> {
         self.mark_log_in_use().await?;
-        let quarter = self.log_entries_in(self.layout.log_sectors() / 4);
-        let needed = || self.log_sectors_for(self.memtable.active_log_entries().min(quarter));
+        let quarter = self.log.entries_in(self.layout.log_sectors() / 4);
+        let needed = || self.log.sectors_for(self.memtable.active_log_entries().min(quarter));
         let mut due = 0;
         // While it waits for room, more may be put in.
         while due < needed() {
             due = needed();
             self.make_room(due).await?;
         }
-        let max = quarter.min(self.log_entries_in(due));
+        let max = quarter.min(self.log.entries_in(due));
         let mut runs = self.memtable.begin_commit(max);
-        let place = self.log.place_commit(&runs, &self.layout, self.mutation);
+        let place = self.log.place_commit(&runs);
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
         let entries = self.encode(&runs);
         let is_all = self.memtable.active_len() == 0;
-        match self.write_log(place, &entries).await {
+        match self.log.write(&self.medium, place, &entries).await {
             Ok(()) => Ok((entries, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
             Err(error) => Err(self.fail(&error)),
@@ -278,16 +154,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.allocator.defer_free(self.layout.group_of(old.lba), old.pbn, entry.kind != MapEntryKind::Stored);
             }
         }
-    }
-
-    /// Stops all writes for good.
-    pub(crate) fn fail(&self, why: &MediumError) -> Error {
-        self.state.set(VolumeState::Failed);
-        *self.commits.failure.borrow_mut() = Some(why.to_string());
-        tracing::error!(%why, "volume failed, writes disabled");
-        self.commits.wanted.notify();
-        self.checkpoints.wake();
-        self.failed()
     }
 }
 

@@ -5,7 +5,7 @@
 //! other place, with the map entries of both, and the one after that to the first place again, as long as there is room. The
 //! sector behind it repeats what only the last place has, in the other region. So all map entries are in two places, for the
 //! bytes of one, and a sector of the log is used up by as many small commits as it has room for. A small commit that no other
-//! one follows soon gets its second copy from the worker ([`Volume::write_second_copy`]), which also says that the sector is
+//! one follows soon gets its second copy from the worker ([`Log::write_second_copy`]), which also says that the sector is
 //! durable.
 //!
 //! Invariant: each map entry but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
@@ -15,19 +15,23 @@
 use std::cell::{Cell, RefCell};
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Error, Medium, MediumError};
+use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
-use crate::commit::Encoded;
-use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun};
-use crate::mutation::Mutation;
-use crate::volume::Volume;
+use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun, Seed, Superblock};
+use crate::options::Mutation;
 
 /// Map entries of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.
 const SMALL_COMMIT_ENTRIES: usize = 7;
 
+/// A map entry of a block or a run of blocks, and its bytes in the log.
+pub(crate) type Encoded = (MapEntryRun, [u8; MAP_ENTRY_BYTES]);
+
 /// Where the log stands. Numbers are sequence numbers of sectors.
 pub(crate) struct Log {
+    layout: Layout,
+    seed: Seed,
+    mutation: Mutation,
     /// The next sector that no commit has written to. Every sector before this one is durable, with its data, but for what a
     /// commit in flight adds to the last one.
     pub next: Cell<u64>,
@@ -71,13 +75,21 @@ pub(crate) struct LogPlacement {
 }
 
 impl Log {
-    /// A log that is empty up to `next`.
-    pub fn new(next: u64, tail: u64) -> Log {
-        let (next, applied, tail) = (Cell::new(next), Cell::new(next), Cell::new(tail));
-        Log { next, applied, tail, commits: Cell::new(0), last: RefCell::default() }
+    /// The log of a volume with this superblock; empty up to `next`.
+    pub fn new(superblock: &Superblock, next: u64, mutation: Mutation) -> Log {
+        Log {
+            layout: superblock.layout,
+            seed: superblock.seed(),
+            mutation,
+            next: Cell::new(next),
+            applied: Cell::new(next),
+            tail: Cell::new(superblock.log_tail),
+            commits: Cell::new(0),
+            last: RefCell::default(),
+        }
     }
 
-    /// Whether the last commit waits for [`Volume::write_second_copy`].
+    /// Whether the last commit waits for [`Log::write_second_copy`].
     pub fn needs_second_copy(&self) -> bool {
         self.last.borrow().as_ref().is_some_and(|last| !last.has_no_second_copy && last.sequence >= self.tail.get())
     }
@@ -98,7 +110,7 @@ impl Log {
 
     /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in
     /// the block map.
-    pub fn place_commit(&self, entries: &[MapEntryRun], layout: &Layout, mutation: Mutation) -> LogPlacement {
+    pub fn place_commit(&self, entries: &[MapEntryRun]) -> LogPlacement {
         // A long run is one map entry, and yet more than may hang on a single sector.
         let is_small = entries.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL_COMMIT_ENTRIES;
         let small = if is_small { entries } else { &[] };
@@ -108,13 +120,13 @@ impl Log {
         let single = last.and_then(|last| Some((last, last.only_in?)));
         if is_small
             && let Some((last, region)) = single
-            && last.has_room_for(&blocks, layout, mutation)
+            && last.has_room_for(&blocks, &self.layout, self.mutation)
         {
-            if mutation != Mutation::JoinTaken {
+            if self.mutation != Mutation::JoinTaken {
                 self.applied.set(last.sequence);
             }
             let sector = LogSector::of_encoded(&last.bytes);
-            let region = if mutation == Mutation::JoinInPlace { region } else { region + 1 };
+            let region = if self.mutation == Mutation::JoinInPlace { region } else { region + 1 };
             let (earlier, repeats) = (sector.entries().to_vec(), sector.repeats().to_vec());
             let blocks = last.blocks.iter().copied().chain(blocks).collect();
             let (first, left_out) = (last.sequence, sector.header.left_out);
@@ -122,55 +134,47 @@ impl Log {
         }
         let first = self.next.get();
         let (mut repeats, mut left_out) = (Vec::new(), 0);
-        if let Some((last, _)) = single.filter(|_| mutation != Mutation::RepeatNothing) {
+        if let Some((last, _)) = single.filter(|_| self.mutation != Mutation::RepeatNothing) {
             let sector = LogSector::of_encoded(&last.bytes);
             left_out = sector.header.earlier;
             repeats = sector.entries()[usize::from(left_out)..].to_vec();
         }
         let region = is_small.then(|| single.map_or(first, |(_, region)| region + 1));
         // The last place of the first region and the first one of the second lie side by side.
-        let region = region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(layout.log_sectors()));
+        let region =
+            region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(self.layout.log_sectors()));
         LogPlacement { first, region, earlier: Vec::new(), repeats, left_out, blocks }
     }
-}
 
-impl LastSector {
-    /// Whether map entries of these blocks may be added. Two of one block would have the same generation.
-    fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
-        let sector = LogSector::of_encoded(&self.bytes);
-        let entries = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
-        let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
-        (!self.is_closed || mutation == Mutation::JoinTaken)
-            && entries <= layout.log_sector_entries()
-            && !blocks.iter().any(meets)
-    }
-}
-
-impl<M: Medium, C: Clock> Volume<M, C> {
     /// Sectors that a commit of so many map entries may take.
-    pub(crate) fn log_sectors_for(&self, entries: usize) -> u64 {
+    pub fn sectors_for(&self, entries: usize) -> u64 {
         (entries + SMALL_COMMIT_ENTRIES).div_ceil(self.layout.log_sector_entries() as usize) as u64
     }
 
     /// Map entries that one commit may have in so many sectors.
-    pub(crate) fn log_entries_in(&self, sectors: u64) -> usize {
+    pub fn entries_in(&self, sectors: u64) -> usize {
         ((sectors * self.layout.log_sector_entries()) as usize).saturating_sub(SMALL_COMMIT_ENTRIES)
     }
 
     /// Writes map entries to their place in the log and makes them durable, with all data written before.
-    pub(crate) async fn write_log(&self, place: LogPlacement, entries: &[Encoded]) -> Result<(), MediumError> {
+    pub async fn write<M: Medium>(
+        &self,
+        medium: &M,
+        place: LogPlacement,
+        entries: &[Encoded],
+    ) -> Result<(), MediumError> {
         if entries.iter().any(|(run, _)| run.first.guard_unverified) {
             // Recovery cannot tell such data by their guard, so they must be durable before their map entries.
-            self.medium.sync().await?;
+            medium.sync().await?;
         }
-        let bytes = self.encode_sectors(&place, entries);
+        let bytes = self.encode_sectors(medium, &place, entries);
         let LogPlacement { first, region, blocks, .. } = place;
         let regions = region.map_or(0..LOG_REGIONS, |region| region..region + 1);
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
-        let writes = writes.map(|(offset, piece)| self.medium.write(offset, piece));
+        let writes = writes.map(|(offset, piece)| medium.write(offset, piece));
         join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         if self.mutation != Mutation::SkipSync {
-            self.medium.sync().await?;
+            medium.sync().await?;
         }
         let sector = self.layout.sector_bytes() as usize;
         let end = first + (bytes.len() / sector) as u64;
@@ -183,19 +187,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             is_closed: false,
             has_no_second_copy: false,
         };
-        *self.log.last.borrow_mut() = Some(last);
-        self.log.next.set(end);
-        self.log.commits.set(self.log.commits.get() + 1);
+        *self.last.borrow_mut() = Some(last);
+        self.next.set(end);
+        self.commits.set(self.commits.get() + 1);
         Ok(())
     }
 
     /// The sectors of a commit, the first of which repeats what is in one place only.
-    fn encode_sectors(&self, place: &LogPlacement, entries: &[Encoded]) -> Slice {
+    fn encode_sectors(&self, medium: &impl Medium, place: &LogPlacement, entries: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = self.layout.log_sector_entries() as usize;
         let LogPlacement { first, earlier, repeats, left_out, .. } = place;
         let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(entries.iter().map(|(_, bytes)| bytes)).collect();
-        let mut buffer = self.medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
+        let mut buffer = medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
         // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector
         // before.
         let durable = first - u64::from(!repeats.is_empty());
@@ -226,22 +230,34 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// entry is damaged and not a write that never arrived.
     ///
     /// # Errors
-    /// When a sync fails: the volume fails, and writes are disabled. A write that fails costs nothing that was there before.
-    pub(crate) async fn write_second_copy(&self) -> Result<(), Error> {
-        let Some(mut last) = self.log.last.borrow().clone().filter(|_| self.log.needs_second_copy()) else {
+    /// When a sync fails. A write that fails costs nothing that was there before.
+    pub async fn write_second_copy<M: Medium>(&self, medium: &M) -> Result<(), MediumError> {
+        let Some(mut last) = self.last.borrow().clone().filter(|_| self.needs_second_copy()) else {
             return Ok(());
         };
         LogSector::set_durable_seq(&mut last.bytes, self.seed, last.sequence + 1);
-        let mut buffer = self.medium.buffer(last.bytes.len());
+        let mut buffer = medium.buffer(last.bytes.len());
         buffer.copy_from_slice(&last.bytes);
         let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
-        if let Err(error) = self.medium.write(place, buffer.freeze()).await {
+        if let Err(error) = medium.write(place, buffer.freeze()).await {
             tracing::warn!(%error, "cannot write the second copy of the last log sector");
-            self.log.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
+            self.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
             return Ok(());
         }
-        self.medium.sync().await.map_err(|error| self.fail(&error))?;
-        *self.log.last.borrow_mut() = None;
+        medium.sync().await?;
+        *self.last.borrow_mut() = None;
         Ok(())
+    }
+}
+
+impl LastSector {
+    /// Whether map entries of these blocks may be added. Two of one block would have the same generation.
+    fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
+        let sector = LogSector::of_encoded(&self.bytes);
+        let entries = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
+        let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
+        (!self.is_closed || mutation == Mutation::JoinTaken)
+            && entries <= layout.log_sector_entries()
+            && !blocks.iter().any(meets)
     }
 }

@@ -2,7 +2,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
 use sealblock_integrity::PiFormat;
@@ -12,59 +11,23 @@ use sealblock_units::{BlockCount, BlockSize};
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
-use crate::checkpoint::Checkpoints;
-use crate::commit::CommitQueue;
 use crate::error::VolumeError;
 use crate::format::{Layout, Seed, Superblock};
+use crate::idle::Upkeep;
 use crate::log::Log;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::mutation::Mutation;
+use crate::options::OpenOptions;
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
 use crate::turns::Turns;
-use crate::upkeep::Upkeep;
 use crate::volume::{Volume, VolumeInfo, VolumeState, max_transfer_blocks};
+use crate::work_queue::{Checkpoints, CommitQueue};
 use crate::worker::Worker;
 
-/// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
-const CACHE_BYTES: usize = 256 << 20;
-/// A volume that was left alone for this time is idle unless told otherwise.
-const IDLE_AFTER: Duration = Duration::from_millis(100);
 /// Blocks of one Verify at most, in transfers.
 const VERIFY_TRANSFERS: u32 = 16;
-
-/// How a volume is opened.
-#[derive(Clone, Copy, Debug)]
-pub struct OpenOptions {
-    /// Write nothing: what a crash left is taken over in memory only.
-    pub read_only: bool,
-    /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
-    pub truncated: bool,
-    /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
-    pub cache_bytes: usize,
-    /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
-    pub relocate: bool,
-    /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
-    /// goes back to the medium.
-    pub idle_after: Duration,
-    /// An injected fault, to show that tests notice it.
-    pub mutation: Mutation,
-}
-
-impl Default for OpenOptions {
-    fn default() -> OpenOptions {
-        OpenOptions {
-            read_only: false,
-            truncated: false,
-            cache_bytes: CACHE_BYTES,
-            relocate: true,
-            idle_after: IDLE_AFTER,
-            mutation: Mutation::None,
-        }
-    }
-}
 
 /// A volume and the worker that must run beside it.
 pub struct OpenVolume<M, C> {
@@ -180,7 +143,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     let wanted = Rc::new(Condition::default());
     let commits = CommitQueue::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.max_uncommitted);
-    let (next, tail) = (recovered.next, superblock.log_tail);
+    let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
     Volume {
         medium: OneSync::new(medium),
         clock,
@@ -194,11 +157,11 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
         memtable: if options.read_only { Memtable::recovered(recovered.entries) } else { Memtable::default() },
-        log: Log::new(next, tail),
+        log: Log::new(&superblock, recovered.next, options.mutation),
         log_lost: recovered.lost,
         commits,
         checkpoints: Checkpoints::default(),
-        reserved: ReservedAreas::default(),
+        reserved,
         superblock: Cell::new(superblock),
         loading_groups: RefCell::default(),
         group_loaded: Condition::default(),

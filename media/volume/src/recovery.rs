@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use futures_util::future::join;
-use sealblock_block::{Clock, Error, Medium};
+use sealblock_block::Medium;
 use sealblock_units::Lba;
 
 use crate::error::VolumeError;
@@ -19,15 +19,10 @@ use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryK
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
-use crate::mutation::Mutation;
-use crate::open::OpenOptions;
-use crate::volume::Volume;
+use crate::options::{Mutation, OpenOptions};
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Blocks whose map entries go to the block map together, those of one long run more.
-const PORTION_BLOCKS: u64 = 1024;
-
 /// What recovery found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -104,26 +99,6 @@ pub(crate) async fn replay<M: Medium>(
         tracing::warn!(sectors, lost, "cannot read sectors of the log");
     }
     Ok(recovered)
-}
-
-impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Writes what recovery has found to the block map, and empties the log. A few map entries may say more than there is
-    /// memory for, so what waits for the block map goes there bit by bit.
-    pub(crate) async fn checkpoint_recovered(&self, entries: &[MapEntryRun]) -> Result<(), Error> {
-        let (mut first, mut blocks) = (0, 0_u64);
-        for (at, run) in entries.iter().enumerate() {
-            blocks += u64::from(run.blocks);
-            if blocks < PORTION_BLOCKS && at + 1 < entries.len() {
-                continue;
-            }
-            self.apply(&self.encode(&entries[first..=at]), false).await;
-            if self.block_map.is_dirty_limit_reached() {
-                self.drain_patches().await?;
-            }
-            (first, blocks) = (at + 1, 0);
-        }
-        self.checkpoint_both(false).await
-    }
 }
 
 impl Recovered {

@@ -15,10 +15,10 @@ use sealblock_units::{Extent, Lba};
 use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::FreeMap;
+use crate::idle::IdlePeriod;
 use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
 use crate::map_page::MapLookup;
-use crate::mutation::Mutation;
-use crate::upkeep::IdlePeriod;
+use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// A block that is to be moved: its offset in the extent, and its map entry.

@@ -5,63 +5,61 @@
 //! the log and are written in place; what a torn one holds is for its reader to find out.
 
 use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
 
-use sealblock_block::{Clock, Condition, Error, ErrorKind, Medium, ReservedArea};
+use sealblock_block::{Error, ErrorKind, Medium, RangeLock, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{BITMAP_PAGE_BYTES, RESERVED_HEAD_BYTES, ReservedCopy};
-use crate::volume::Volume;
+use crate::block_groups::LostCopies;
+use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
 
-/// What is known of the areas, and who may write them: one at a time.
-#[derive(Default)]
+/// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.
+const ALL: RangeInclusive<u64> = 0..=0;
+
+/// The areas of a volume.
 pub(crate) struct ReservedAreas {
+    layout: Layout,
+    seed: Seed,
+    lost_copies: LostCopies,
+    turns: RangeLock,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
-    writing: Cell<bool>,
-    written: Condition,
     /// What the areas hold, once they have been read or written.
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
 
-/// The lock on the reserved area: released when dropped, also with a request that is dropped half-way.
-struct Writing<'a>(&'a ReservedAreas);
-
-impl Drop for Writing<'_> {
-    fn drop(&mut self) {
-        self.0.writing.set(false);
-        self.0.written.notify();
-    }
-}
-
 impl ReservedAreas {
-    async fn lock(&self) -> Writing<'_> {
-        self.written.wait_until(|| !self.writing.get()).await;
-        self.writing.set(true);
-        Writing(self)
+    /// The areas of a volume with this superblock; copies found lost are counted.
+    pub fn new(superblock: &Superblock, lost_copies: LostCopies) -> ReservedAreas {
+        ReservedAreas {
+            layout: superblock.layout,
+            seed: superblock.seed(),
+            lost_copies,
+            turns: RangeLock::default(),
+            write_seqs: Default::default(),
+            held: RefCell::default(),
+        }
     }
-}
 
-impl<M: Medium, C: Clock> Volume<M, C> {
     /// What an area holds; empty when nothing was ever written to it.
-    pub(crate) async fn read_reserved(&self, area: ReservedArea) -> Result<Slice, Error> {
+    pub async fn read<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
         if let ReservedArea::Bitmap { page } = area {
-            let (read, bytes) =
-                self.medium.read(self.bitmap_page(page)?, self.medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
+            let (read, bytes) = medium.read(self.bitmap_page(page)?, medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
             read?;
             return Ok(bytes.freeze());
         }
-        let _alone = self.reserved.lock().await;
-        self.load_reserved(area).await
+        let _alone = self.turns.lock(ALL).await;
+        self.load(medium, area).await
     }
 
-    async fn load_reserved(&self, area: ReservedArea) -> Result<Slice, Error> {
-        if let Some(held) = &self.reserved.held.borrow()[area.index()] {
+    async fn load<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
+        if let Some(held) = &self.held.borrow()[area.index()] {
             return Ok(held.clone());
         }
         let (mut write_seqs, mut failed) = ([None; 4], [0; 2]);
         let mut newest: Option<ReservedCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
-            let room = self.medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
-            let (read, bytes) = self.medium.read(offset, room).await;
+            let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
+            let (read, bytes) = medium.read(offset, room).await;
             // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been
             // the newest, so the read fails.
             failed[at / 2] += usize::from(read.is_err());
@@ -80,14 +78,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if let Some(newest) = &newest {
             // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
             let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
-            self.block_map
-                .groups
-                .lost_copies()
-                .add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
+            self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
         }
-        self.reserved.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
+        self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
-        self.reserved.held.borrow_mut()[area.index()] = Some(held.clone());
+        self.held.borrow_mut()[area.index()] = Some(held.clone());
         Ok(held)
     }
 
@@ -100,43 +95,48 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(self.layout.bitmap_offset() + u64::from(page) * BITMAP_PAGE_BYTES)
     }
 
-    /// Replaces what an area holds; durable in the end.
-    pub(crate) async fn write_reserved(&self, area: ReservedArea, bytes: &Slice) -> Result<(), Error> {
-        let _change = self.begin_change()?;
+    /// Replaces what an area holds; durable in the end, after `sync` of the medium, which makes other writes durable, too, or loses
+    /// them.
+    pub async fn write<M: Medium>(
+        &self,
+        medium: &M,
+        area: ReservedArea,
+        bytes: &Slice,
+        sync: impl AsyncFnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
         if let ReservedArea::Bitmap { page } = area {
-            let mut buffer = self.medium.buffer(BITMAP_PAGE_BYTES as usize);
+            let mut buffer = medium.buffer(BITMAP_PAGE_BYTES as usize);
             buffer.fill(0);
             buffer[..bytes.len()].copy_from_slice(bytes);
             {
-                let _in_order = self.reserved.lock().await;
+                let _in_order = self.turns.lock(ALL).await;
                 // As below: a dropped write is still in flight, and could land on this one.
-                self.medium.drain().await;
-                self.medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
+                medium.drain().await;
+                medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
             }
-            return self.medium.sync().await.map_err(|error| self.fail(&error));
+            return sync().await;
         }
-        let _alone = self.reserved.lock().await;
+        let _alone = self.turns.lock(ALL).await;
         // A dropped write is still in flight, and could land on the same copy.
-        self.medium.drain().await;
-        if self.reserved.write_seqs[area.index()].get().is_none() {
-            self.load_reserved(area).await?;
+        medium.drain().await;
+        if self.write_seqs[area.index()].get().is_none() {
+            self.load(medium, area).await?;
         }
-        let write_seq = self.reserved.write_seqs[area.index()].get().unwrap_or(0) + 1;
+        let write_seq = self.write_seqs[area.index()].get().unwrap_or(0) + 1;
         let copy = ReservedCopy { write_seq, bytes: bytes.to_vec() };
         let encoded = copy.encode(area, self.seed);
         let sector = self.layout.sector_bytes() as usize;
-        let mut buffer = self.medium.buffer(encoded.len().next_multiple_of(sector));
+        let mut buffer = medium.buffer(encoded.len().next_multiple_of(sector));
         buffer.fill(0);
         buffer[..encoded.len()].copy_from_slice(&encoded);
         let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.reserved_offsets(area, write_seq));
-        self.medium.write(start, bytes_written.clone()).await?;
-        if let Err(error) = self.medium.write(tail, bytes_written).await {
+        medium.write(start, bytes_written.clone()).await?;
+        if let Err(error) = medium.write(tail, bytes_written).await {
             tracing::warn!(%error, "cannot write the second copy of the reserved area");
         }
-        // The sync makes other writes durable, too, or loses them; the volume must know.
-        self.medium.sync().await.map_err(|error| self.fail(&error))?;
-        self.reserved.write_seqs[area.index()].set(Some(write_seq));
-        self.reserved.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
+        sync().await?;
+        self.write_seqs[area.index()].set(Some(write_seq));
+        self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
         Ok(())
     }
 }

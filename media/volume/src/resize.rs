@@ -13,8 +13,8 @@ use sealblock_units::Extent;
 use crate::block_groups::BlockGroups;
 use crate::error::VolumeError;
 use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
-use crate::mutation::Mutation;
-use crate::open::{OpenOptions, OpenVolume, open};
+use crate::open::{OpenVolume, open};
+use crate::options::{Mutation, OpenOptions};
 use crate::superblocks;
 use crate::volume::Volume;
 
@@ -144,7 +144,7 @@ async fn close_in_order<M: Medium, C: Clock>(
 /// Refuses members of groups, and ends before blocks that hold data.
 async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &ResizeOptions) -> Result<(), ResizeError> {
     let failed = |error: Error| ResizeError::Volume(VolumeError::Recovery(error.to_string()));
-    let label = volume.read_reserved(ReservedArea::GroupLabel).await.map_err(failed)?;
+    let label = volume.reserved.read(&volume.medium, ReservedArea::GroupLabel).await.map_err(failed)?;
     let bar = if label.is_empty() { None } else { (options.bars)(&label) };
     if let Some(why) = bar {
         return Err(ResizeError::Member(why));

@@ -5,16 +5,14 @@
 //! map entries are put into the memtable, and it counts as a change while it does so. A request that comes has to wait for one
 //! step at most.
 
-use std::cell::Cell;
 use std::future::pending;
-use std::time::Duration;
 
 use sealblock_block::{Clock, Medium};
 
 use crate::block_allocator::Allocation;
 use crate::free_map::PUNCH_BYTES;
-use crate::mutation::Mutation;
-use crate::open::OpenOptions;
+use crate::idle::{IdlePeriod, UpkeepCounts};
+use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon
@@ -22,59 +20,6 @@ use crate::volume::{Volume, VolumeState};
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
 /// Units given back in one step: 8 MiB.
 const PUNCH_UNITS: u32 = 128;
-
-/// What upkeep has done since the volume was opened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct UpkeepCounts {
-    /// Blocks that were moved to lie beside their neighbours.
-    pub blocks_moved: u64,
-    /// Blocks that were to be moved and did not check, or could not be read: they stay as they are.
-    pub blocks_unfit: u64,
-    /// Bytes of free physical blocks given back to the medium.
-    pub bytes_punched: u64,
-}
-
-/// How upkeep is done, and what it has done.
-pub(crate) struct Upkeep {
-    relocates: bool,
-    idle_after: Duration,
-    /// Counts requests.
-    pub requests: Cell<u64>,
-    pub counts: Cell<UpkeepCounts>,
-}
-
-impl Upkeep {
-    /// For a volume opened like this.
-    pub fn new(options: &OpenOptions) -> Upkeep {
-        let OpenOptions { relocate, idle_after, .. } = *options;
-        Upkeep { relocates: relocate, idle_after, requests: Cell::new(0), counts: Cell::default() }
-    }
-
-    /// Notes a request.
-    pub fn note_request(&self) {
-        self.requests.set(self.requests.get().wrapping_add(1));
-    }
-
-    /// Adds to what has been done.
-    pub fn count(&self, add: impl FnOnce(&mut UpkeepCounts)) {
-        let mut counts = self.counts.get();
-        add(&mut counts);
-        self.counts.set(counts);
-    }
-}
-
-/// A time without requests: over as soon as one comes.
-pub(crate) struct IdlePeriod<'a> {
-    upkeep: &'a Upkeep,
-    since: u64,
-}
-
-impl IdlePeriod<'_> {
-    /// Whether no request has come.
-    pub fn lasts(&self) -> bool {
-        self.upkeep.requests.get() == self.since
-    }
-}
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// What the volume has done by itself since it was opened.
@@ -86,7 +31,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn run_upkeep(&self) {
         loop {
             self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
-            let idle_period = self.idle_period();
+            let idle_period = self.upkeep.idle_period();
             self.clock.sleep(self.upkeep.idle_after).await;
             if self.state.get() != VolumeState::Open {
                 return pending().await;
@@ -100,11 +45,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.allocator.changed.set(true);
             }
         }
-    }
-
-    /// A time without requests that begins now.
-    pub(crate) fn idle_period(&self) -> IdlePeriod<'_> {
-        IdlePeriod { upkeep: &self.upkeep, since: self.upkeep.requests.get() }
     }
 
     /// Waits until the volume has been idle for long; whether it has.

@@ -3,27 +3,26 @@
 use std::cell::{Cell, RefCell};
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumErrorKind, Outcome,
-    Request, Response,
+    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumError, MediumErrorKind,
+    Outcome, Request, Response,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
-use crate::checkpoint::Checkpoints;
-use crate::commit::CommitQueue;
 use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
+use crate::idle::Upkeep;
 use crate::log::Log;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::mutation::Mutation;
+use crate::options::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
 use crate::turns::{self, Turns};
-use crate::upkeep::Upkeep;
+use crate::work_queue::{Checkpoints, CommitQueue};
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
@@ -177,6 +176,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         ErrorKind::Media { reason }.into()
     }
 
+    /// Stops all writes for good.
+    pub(crate) fn fail(&self, why: &MediumError) -> Error {
+        self.state.set(VolumeState::Failed);
+        *self.commits.failure.borrow_mut() = Some(why.to_string());
+        tracing::error!(%why, "volume failed, writes disabled");
+        self.commits.wanted.notify();
+        self.checkpoints.wake();
+        self.failed()
+    }
+
+    /// Syncs the medium. If that fails, so does the volume: which writes are lost is not known.
+    pub(crate) async fn sync_or_fail(&self) -> Result<(), Error> {
+        self.medium.sync().await.map_err(|error| self.fail(&error))
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state.get() == VolumeState::Failed
+    }
+
     /// Where a physical block of the block's group lies on the medium, and how many physical blocks the block group has.
     pub(crate) fn pbn_offset(&self, group: u64, pbn: u32) -> u64 {
         let group = self.layout.block_group(group).expect("block groups come from blocks of the volume");
@@ -313,9 +331,13 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             }
             Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
             Request::Checksum { extent, checks } => self.digest(extent, &checks).await,
-            Request::ReadReserved { area: slot } => Ok(Response::Reserved(self.read_reserved(slot).await?)),
+            Request::ReadReserved { area: slot } => {
+                Ok(Response::Reserved(self.reserved.read(&self.medium, slot).await?))
+            }
             Request::WriteReserved { area: slot, bytes } => {
-                self.write_reserved(slot, &bytes).await.map(|()| Response::Done)
+                let _change = self.begin_change()?;
+                let written = self.reserved.write(&self.medium, slot, &bytes, || self.sync_or_fail()).await;
+                written.map(|()| Response::Done)
             }
             Request::BlockStatus { extent } => self.allocation(extent).await,
             Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(request.kind()).into()),

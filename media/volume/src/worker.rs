@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{Either, join, pending, select};
 use sealblock_block::{Clock, Error, Medium};
 
-use crate::mutation::Mutation;
+use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// A write without a flush is durable after this time at the latest, plus the time of the commit.
@@ -65,8 +65,9 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         while volume.state.get() != VolumeState::Failed {
             let wake = self.wait(settle.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
-                // The error is logged, and has failed the volume if a sync failed.
-                let _ = volume.write_second_copy().await;
+                if let Err(error) = volume.log.write_second_copy(&volume.medium).await {
+                    volume.fail(&error);
+                }
                 settle.set(self.second_copy_due());
                 continue;
             }

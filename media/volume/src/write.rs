@@ -10,7 +10,7 @@ use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::Run;
 use crate::map_page::MapLookup;
-use crate::mutation::Mutation;
+use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.

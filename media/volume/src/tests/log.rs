@@ -9,7 +9,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{Layout, LogSector, Seed};
-use crate::mutation::Mutation;
+use crate::options::Mutation;
 use crate::{OpenOptions, OpenVolume, VolumeError, open};
 
 const BLOCKS: u64 = 64;

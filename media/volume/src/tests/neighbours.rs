@@ -183,7 +183,7 @@ fn changes_win(mutation: Mutation) -> bool {
             }
         };
         let volume = rig.gate.device();
-        let idle_period = volume.idle_period();
+        let idle_period = volume.upkeep.idle_period();
         rig.run(join(volume.relocate_all(&idle_period), host));
         assert!(volume.upkeep().blocks_moved > 0);
         rest(&rig);

@@ -1,4 +1,42 @@
-//! Rules that tests switch off to see that they are missed.
+//! How a volume is opened, and the rules that tests switch off to see that they are missed.
+
+use std::time::Duration;
+
+/// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
+const CACHE_BYTES: usize = 256 << 20;
+/// A volume that was left alone for this time is idle unless told otherwise.
+const IDLE_AFTER: Duration = Duration::from_millis(100);
+
+/// How a volume is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Write nothing: what a crash left is taken over in memory only.
+    pub read_only: bool,
+    /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
+    pub truncated: bool,
+    /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
+    pub cache_bytes: usize,
+    /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
+    pub relocate: bool,
+    /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
+    /// goes back to the medium.
+    pub idle_after: Duration,
+    /// An injected fault, to show that tests notice it.
+    pub mutation: Mutation,
+}
+
+impl Default for OpenOptions {
+    fn default() -> OpenOptions {
+        OpenOptions {
+            read_only: false,
+            truncated: false,
+            cache_bytes: CACHE_BYTES,
+            relocate: true,
+            idle_after: IDLE_AFTER,
+            mutation: Mutation::None,
+        }
+    }
+}
 
 /// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
