@@ -5,14 +5,14 @@ pub(crate) type Run = (u32, u32);
 
 /// So many bits. Nothing behind the last one is ever found.
 pub(crate) struct Bits {
-    to_text: Vec<u64>,
+    words: Vec<u64>,
     len: u32,
 }
 
 impl Bits {
     /// So many bits, all clear.
     pub fn clear(len: u32) -> Bits {
-        Bits { to_text: vec![0; len.div_ceil(64) as usize], len }
+        Bits { words: vec![0; len.div_ceil(64) as usize], len }
     }
 
     /// How many there are.
@@ -22,17 +22,17 @@ impl Bits {
 
     /// Whether a bit is set.
     pub fn get(&self, at: u32) -> bool {
-        self.to_text[at as usize / 64] >> (at % 64) & 1 == 1
+        self.words[at as usize / 64] >> (at % 64) & 1 == 1
     }
 
     /// Sets a bit.
     pub fn set(&mut self, at: u32) {
-        self.to_text[at as usize / 64] |= 1 << (at % 64);
+        self.words[at as usize / 64] |= 1 << (at % 64);
     }
 
     /// Clears a bit.
     pub fn unset(&mut self, at: u32) {
-        self.to_text[at as usize / 64] &= !(1 << (at % 64));
+        self.words[at as usize / 64] &= !(1 << (at % 64));
     }
 
     /// Whether a run lies within and every bit of it is clear.
@@ -71,7 +71,7 @@ impl Bits {
         let (first, last) = (from as usize / 64, (end - 1) as usize / 64);
         let mut mask = u64::MAX << (from % 64);
         for index in first..=last {
-            let seen = view(self.to_text[index]) & mask;
+            let seen = view(self.words[index]) & mask;
             if seen != 0 {
                 let at = index as u32 * 64 + seen.trailing_zeros();
                 return (at < end).then_some(at);

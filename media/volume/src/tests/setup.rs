@@ -426,6 +426,6 @@ impl Rig {
 
 /// Bytes that differ from block to block and from seed to seed.
 pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
-    let to_text = (0..bytes as u64 / 8).map(|i| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-    to_text.flat_map(u64::to_le_bytes).collect()
+    let words = (0..bytes as u64 / 8).map(|i| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    words.flat_map(u64::to_le_bytes).collect()
 }
