@@ -26,10 +26,19 @@ const DEVICE: &[&str] = &["units", "integrity", "block", "runtime/memory"];
 /// What a device of the operating system is built from.
 const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor"];
 /// What speaks a protocol to the outside.
-const NETWORK: &[&str] = &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*"];
+const NETWORK: &[&str] =
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport"];
 /// What serves devices over a network, on several cores.
-const EXPORT: &[&str] =
-    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "layers/cross-core"];
+const EXPORT: &[&str] = &[
+    "units",
+    "integrity",
+    "block",
+    "runtime/memory",
+    "runtime/reactor",
+    "protocols/*",
+    "transport",
+    "layers/cross-core",
+];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -48,6 +57,8 @@ const RULES: &[Rule] = &[
         tests_too: true,
     },
     Rule { folder: "protocols/*", may_use: &["units", "integrity", "runtime/memory"], tests_too: true },
+    // Connections, whatever protocol they carry.
+    rule("transport", SYSTEM),
     rule("media/memory", DEVICE),
     rule("media/null", DEVICE),
     rule("media/volume", DEVICE),
@@ -163,7 +174,8 @@ mod tests {
             member("protocols/nvme-tcp", &["protocols/nvme", "units"], &[]),
             member("layers/mirror", &["block", "units"], &["layers/fault", "media/memory"]),
             member("media/file", &["block", "runtime/reactor"], &["media/volume"]),
-            member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme"], &[]),
+            member("transport", &["block", "runtime/reactor"], &[]),
+            member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme", "transport"], &[]),
             member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/cross-core"], &[]),
             member("layers/cross-core", &["block", "runtime/reactor"], &["media/memory"]),
             member("tools", &["media/file", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
@@ -189,6 +201,8 @@ mod tests {
             ("layers/offset", "runtime/reactor"),
             ("media/file", "media/volume"),
             ("media/memory", "runtime/reactor"),
+            ("transport", "protocols/nbd"),
+            ("transport", "media/nbd"),
             ("media/file", "protocols/nbd"),
             ("exports/nbd", "media/file"),
             ("exports/nbd", "layers/offset"),

@@ -8,14 +8,20 @@ use sealblock_block::{BadBlock, Error, RequestKind};
 use sealblock_protocols_nbd::client::ServerError;
 use sealblock_units::{Extent, Lba};
 
-use crate::io::Io;
+use crate::connection::ReplyResult;
 use crate::status::{failure, is_about_blocks};
 
-/// The bad blocks of an extent whose Read failed with EIO; none if every block alone is readable.
+/// The bad blocks of an extent whose Read failed with EIO; none if every block alone is readable. `read` executes one Read,
+/// of blocks of 1 << `shift` bytes.
 ///
 /// # Errors
 /// Errors of the server other than EIO.
-pub(crate) async fn find_bad_blocks(io: &Io, extent: Extent, errors: Vec<ServerError>) -> Result<Vec<BadBlock>, Error> {
+pub(crate) async fn find_bad_blocks(
+    extent: Extent,
+    errors: Vec<ServerError>,
+    shift: u32,
+    read: impl AsyncFn(Extent) -> Result<ReplyResult, Error>,
+) -> Result<Vec<BadBlock>, Error> {
     let mut bad_blocks = Vec::new();
     let mut failing = vec![(extent, errors)];
     while let Some((run, errors)) = failing.pop() {
@@ -23,11 +29,11 @@ pub(crate) async fn find_bad_blocks(io: &Io, extent: Extent, errors: Vec<ServerE
             bad_blocks.push(BadBlock::media(run.start()));
             continue;
         }
-        let named = named(run, &errors, io.block_shift());
+        let named = named(run, &errors, shift);
         bad_blocks.extend(named.iter().map(|lba| BadBlock::media(*lba)));
         let parts = if named.is_empty() { halves(run) } else { between(run, &named) };
         for part in parts {
-            match io.read_once(part).await?.result {
+            match read(part).await? {
                 Ok(_) => {}
                 Err(errors) if is_about_blocks(&errors) => failing.push((part, errors)),
                 Err(errors) => return Err(failure(RequestKind::Read, Some(part), &errors)),

@@ -6,7 +6,7 @@ use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 use sealblock_protocols_nbd::client::{Event, Goal};
 
 use crate::io::Io;
-use crate::reconnecting_session::ReconnectingSession;
+use crate::remote_export;
 use crate::session::SessionConfig;
 use crate::{Address, ConnectError, ConnectionInfo, Counters, Options};
 
@@ -34,7 +34,7 @@ impl NbdDevice {
         let session = config.open().await?;
         let depth = config.options.queue_depth;
         let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: ReconnectingSession::new(config, session) }, info })))
+        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session) }, info })))
     }
 
     /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and later
@@ -54,7 +54,7 @@ impl NbdDevice {
 
     /// What the device transferred since it was opened.
     pub fn counters(&self) -> Counters {
-        self.0.io.session.counters()
+        remote_export::counters(&self.0.io.session)
     }
 }
 

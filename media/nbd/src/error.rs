@@ -1,9 +1,8 @@
-//! Errors of opening an export, and of a lost connection.
+//! Errors of opening an export.
 
-use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_protocols_nbd::client::{NegotiationError, SubmitError, Violation};
+use sealblock_protocols_nbd::client::{NegotiationError, Violation};
 
 use crate::Address;
 
@@ -83,20 +82,4 @@ impl ConnectError {
             | ConnectError::Changed { .. } => false,
         }
     }
-}
-
-/// A connection that ended. The server may or may not have executed the requests in flight.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct ConnectionLost(pub(crate) Rc<str>);
-
-/// Why a request has no reply.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(crate) enum RequestError {
-    /// Its connection ended.
-    #[error(transparent)]
-    Lost(#[from] ConnectionLost),
-    /// The request was not sent.
-    #[error(transparent)]
-    NotSent(#[from] SubmitError),
 }

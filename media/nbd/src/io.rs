@@ -9,10 +9,10 @@ use sealblock_protocols_nbd::client::{ClientRequest, Reply};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
-use crate::bad_block_search;
+use crate::bad_block_search::find_bad_blocks;
 use crate::hole_map::HoleMap;
 use crate::options::add;
-use crate::reconnecting_session::{CompletedRequest, ReconnectingSession};
+use crate::remote_export::{self, CompletedRequest, ReconnectingSession};
 use crate::status::{failure, is_about_blocks};
 
 /// Maximum BLOCK_STATUS requests for one block request; the rest of its extent counts as data.
@@ -26,7 +26,7 @@ pub(crate) struct Io {
 }
 
 impl Io {
-    pub(crate) fn block_shift(&self) -> u32 {
+    fn block_shift(&self) -> u32 {
         self.session.profile.geometry.block_size.shift()
     }
 
@@ -36,11 +36,12 @@ impl Io {
     }
 
     /// Executes one Read; returns the reply, success or not.
-    pub(crate) async fn read_once(&self, extent: Extent) -> Result<CompletedRequest, Error> {
+    async fn read_once(&self, extent: Extent) -> Result<CompletedRequest, Error> {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
         let length = length as u32;
-        let completed = self.session.execute(|| Ok(ClientRequest::Read { offset, length, whole: false })).await?;
+        let completed =
+            remote_export::execute(&self.session, || Ok(ClientRequest::Read { offset, length, whole: false })).await?;
         if completed.result.is_ok() {
             add(&self.session.counters.received_bytes, length.into());
         }
@@ -53,7 +54,8 @@ impl Io {
             Err(errors) if is_about_blocks(&errors) => errors,
             Err(errors) => return Err(failure(RequestKind::Read, Some(extent), &errors)),
         };
-        if let Some(bad_blocks) = BadBlocks::new(bad_block_search::find_bad_blocks(self, extent, errors).await?) {
+        let read = async |part| Ok(self.read_once(part).await?.result);
+        if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(extent, errors, self.block_shift(), read).await?) {
             return Err(bad_blocks.into());
         }
         // Every block alone is readable. If the whole extent still fails, no bad block can be named.
@@ -75,7 +77,7 @@ impl Io {
 
     /// Executes a request that changes blocks; returns its epoch.
     async fn change(&self, kind: RequestKind, extent: Extent, request: ClientRequest) -> Result<u64, Error> {
-        let completed = self.session.execute(|| Ok(request.clone())).await?;
+        let completed = remote_export::execute(&self.session, || Ok(request.clone())).await?;
         match completed.result {
             Ok(_) => Ok(completed.epoch),
             Err(errors) => Err(failure(kind, Some(extent), &errors)),
@@ -131,7 +133,7 @@ impl Io {
             mark.set(self.session.flush_epochs.flush_started()?);
             Ok(ClientRequest::Flush)
         };
-        let completed = self.session.execute(build).await?;
+        let completed = remote_export::execute(&self.session, build).await?;
         match completed.result {
             Ok(_) => {
                 self.session.flush_epochs.flush_completed(completed.epoch, mark.get());
@@ -154,7 +156,8 @@ impl Io {
             }
             let length = end - offset;
             let completed =
-                self.session.execute(|| Ok(ClientRequest::BlockStatus { offset, length, one: false })).await?;
+                remote_export::execute(&self.session, || Ok(ClientRequest::BlockStatus { offset, length, one: false }))
+                    .await?;
             match completed.result {
                 Ok(Reply::Status(runs)) => {
                     runs.iter().for_each(|run| holes.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));

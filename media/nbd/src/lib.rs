@@ -11,7 +11,7 @@
 //! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
 //! One thread, so state is in cells. `connection` is one connection, `session` all connections to an export,
-//! `reconnecting_session` replaces a lost session, `io` executes requests, `device` is the public type.
+//! `remote_export` what `transport` needs to replace a lost session, `io` executes requests, `device` is the public type.
 
 mod address;
 mod bad_block_search;
@@ -22,7 +22,7 @@ mod export_profile;
 mod hole_map;
 mod io;
 mod options;
-mod reconnecting_session;
+mod remote_export;
 mod session;
 mod status;
 

@@ -118,7 +118,6 @@ pub(crate) struct CounterCells {
     pub(crate) past_requests: Cell<u64>,
     pub(crate) received_bytes: Cell<u64>,
     pub(crate) sent_bytes: Cell<u64>,
-    pub(crate) reconnects: Cell<u64>,
 }
 
 pub(crate) fn add(cell: &Cell<u64>, more: u64) {

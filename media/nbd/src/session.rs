@@ -2,17 +2,15 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::time::Duration;
 
 use sealblock_protocols_nbd::client::{Closed, Config, Event, ExportInfo, Goal, Limits};
-use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn, timeout};
+use sealblock_runtime_reactor::{JoinHandle, pool, spawn, timeout};
+use sealblock_transport::end_late_requests;
 
-use crate::connection::Connection;
+use crate::connection::{self, Connection, ConnectionCore};
 use crate::export_profile::ExportProfile;
 use crate::{Address, ConnectError, Options};
 
-/// Timeout checks within one request timeout.
-const TICKS: u32 = 8;
 /// Minimum payload limit: one block can always be read and written.
 const LARGEST_BLOCK_BYTES: u32 = 4096;
 /// Longest name of an export in bytes (`doc/proto.md`, "Values").
@@ -56,11 +54,11 @@ impl SessionConfig {
     async fn open_all(&self) -> Result<Session, ConnectError> {
         let (first, info) = self.open_one().await?;
         let profile = ExportProfile::of(&info, &self.options)?;
-        let mut session = Session::new(first.keep(), info, profile);
+        let mut session = Session { connections: vec![first], info, profile, timeout_task: RefCell::default() };
         let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {
             let (next, info) = self.open_one().await?;
-            session.connections.push(next.keep());
+            session.connections.push(next);
             ExportProfile::of(&info, &self.options)?.check_unchanged(&session.profile)?;
         }
         let timeout_task = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
@@ -68,26 +66,25 @@ impl SessionConfig {
         Ok(session)
     }
 
-    async fn open_one(&self) -> Result<(ConnectionGuard, ExportInfo), ConnectError> {
+    async fn open_one(&self) -> Result<(Rc<Connection>, ExportInfo), ConnectError> {
         match self.negotiate(Goal::Go(self.export.clone())).await? {
-            (guard, Event::Ready(info)) => Ok((guard, info)),
+            (connection, Event::Ready(info)) => Ok((connection, info)),
             _ => Err(self.lost("the negotiation came to something else")),
         }
     }
 
     /// Connects and negotiates; returns the connection and the result of the negotiation.
-    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(ConnectionGuard, Event), ConnectError> {
-        let guard = ConnectionGuard(Some(self.connect(goal).await?));
-        let Some(connection) = &guard.0 else { return Err(self.lost("there is no connection")) };
-        match connection.negotiated().await {
-            Ok(event) => Ok((guard, event)),
-            Err(Closed::Refused(refused)) => Err(ConnectError::Refused(refused)),
-            Err(Closed::Violation(violation)) => Err(ConnectError::Violation(violation)),
-            Err(Closed::Here | Closed::Ended) => {
-                let reason = connection.lost().map(|lost| lost.to_string());
-                Err(self.lost(reason.as_deref().unwrap_or("no reason is known")))
-            }
-        }
+    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(Rc<Connection>, Event), ConnectError> {
+        let connection = self.connect(goal).await?;
+        let lost = match connection.negotiated(ConnectionCore::take_negotiated).await {
+            Ok(event) => return Ok((connection, event)),
+            Err(lost) => lost,
+        };
+        Err(match connection.core().closed() {
+            Some(Closed::Refused(refused)) => ConnectError::Refused(refused),
+            Some(Closed::Violation(violation)) => ConnectError::Violation(violation),
+            Some(Closed::Here | Closed::Ended) | None => self.lost(&lost.0),
+        })
     }
 
     pub(crate) fn lost(&self, reason: &str) -> ConnectError {
@@ -104,7 +101,7 @@ impl SessionConfig {
                 payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),
                 ..Limits::default()
             };
-            match Connection::open(&resolved, config).await {
+            match connection::open(&resolved, config).await {
                 Ok(connection) => return Ok(connection),
                 Err(source) => last = Some(source),
             }
@@ -115,10 +112,6 @@ impl SessionConfig {
 }
 
 impl Session {
-    fn new(first: Rc<Connection>, info: ExportInfo, profile: ExportProfile) -> Session {
-        Session { connections: vec![first], info, profile, timeout_task: RefCell::default() }
-    }
-
     /// The connection with the fewest requests.
     pub(crate) fn pick(&self) -> &Rc<Connection> {
         self.connections.iter().min_by_key(|connection| connection.load()).expect("a session has a connection")
@@ -126,7 +119,7 @@ impl Session {
 
     /// Sends NBD_CMD_DISC on every connection.
     pub(crate) fn disconnect(&self) {
-        self.connections.iter().for_each(|connection| connection.disconnect());
+        self.connections.iter().for_each(|connection| connection.core().disconnect());
     }
 
     /// Ends every connection.
@@ -139,42 +132,13 @@ impl Session {
 
     /// Requests that completed.
     pub(crate) fn completed_count(&self) -> u64 {
-        self.connections.iter().map(|connection| connection.completed_count()).sum()
+        self.connections.iter().map(|connection| connection.core().completed_count).sum()
     }
 }
 
 impl Drop for Session {
-    /// Ends the connections: their own tasks hold them, so they would outlive the session.
+    /// Ends the task, which would keep the connections open.
     fn drop(&mut self) {
         self.end("the session was dropped");
-    }
-}
-
-/// Ends its connection on drop unless [`ConnectionGuard::keep`] was called.
-pub(crate) struct ConnectionGuard(Option<Rc<Connection>>);
-
-impl ConnectionGuard {
-    fn keep(mut self) -> Rc<Connection> {
-        self.0.take().expect("it is kept once")
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        if let Some(connection) = &self.0 {
-            connection.end("the connection was not set up");
-        }
-    }
-}
-
-/// Ends each connection on which a request exceeds `limit`. The reconnecting session notices.
-async fn end_late_requests(connections: Vec<Rc<Connection>>, limit: Duration) {
-    loop {
-        sleep((limit / TICKS).max(Duration::from_millis(1))).await;
-        for connection in &connections {
-            if connection.advance_tick(TICKS) {
-                connection.end(&format!("a request was not answered within {limit:?}"));
-            }
-        }
     }
 }

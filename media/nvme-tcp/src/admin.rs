@@ -13,10 +13,10 @@ use sealblock_protocols_nvme::registers::Capabilities;
 use sealblock_protocols_nvme::{Command, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
+use sealblock_transport::RequestError;
 
-use crate::in_flight::CommandResult;
 use crate::namespace_profile::IdentifyPages;
-use crate::queue::Queue;
+use crate::queue::{CommandResult, Queue};
 use crate::{ConnectError, HostPort};
 
 /// An admin queue, for commands that are executed one after the other.
@@ -37,11 +37,8 @@ impl Admin {
 
     /// Executes a command; returns its completion, whatever the status.
     pub(crate) async fn try_execute(&self, command: Command, data: HostData) -> Result<CommandResult, ConnectError> {
-        let lost = |lost: crate::error::ConnectionLost| ConnectError::Lost {
-            address: self.address.clone(),
-            reason: lost.to_string(),
-        };
-        self.queue.execute(command, data).await.map_err(lost)
+        let lost = |lost: RequestError| ConnectError::Lost { address: self.address.clone(), reason: lost.to_string() };
+        self.queue.execute((command, data)).await.map_err(lost)
     }
 
     /// Executes a command that must succeed.

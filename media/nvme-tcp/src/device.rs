@@ -6,12 +6,13 @@ use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_transport::Reconnecting;
 
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
-use crate::io::Io;
+use crate::commands::Io;
 use crate::namespace_profile::PiMode;
-use crate::reconnecting_session::ReconnectingSession;
+use crate::remote_namespace::{self, RemoteNamespace};
 use crate::session::SessionConfig;
 use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
 
@@ -45,7 +46,7 @@ impl NvmeTcpDevice {
         let session = config.open().await?;
         let info = connection_info(&config, &session);
         let codec = BlockCodec::new(&session.profile, config.options.data_digest);
-        let reconnecting = ReconnectingSession::new(config, session);
+        let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session);
         Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
     }
 
@@ -75,7 +76,7 @@ impl NvmeTcpDevice {
 
     /// What the device transferred since it was opened.
     pub fn counters(&self) -> Counters {
-        self.0.io.session.counters()
+        remote_namespace::counters(&self.0.io.session)
     }
 }
 

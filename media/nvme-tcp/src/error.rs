@@ -1,4 +1,4 @@
-//! Errors of opening a namespace, and of a lost connection.
+//! Errors of opening a namespace.
 
 use std::fmt;
 use std::time::Duration;
@@ -142,8 +142,3 @@ impl fmt::Display for List<'_> {
         if self.0.len() > SHOWN { write!(f, " and {} more", self.0.len() - SHOWN) } else { Ok(()) }
     }
 }
-
-/// A queue's connection ended. The target may or may not have executed the commands in flight.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct ConnectionLost(pub(crate) std::rc::Rc<str>);

@@ -14,8 +14,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use crate::bad_block_search::BadBlockSearch;
-use crate::io::Io;
-use crate::reconnecting_session::CompletedCommand;
+use crate::commands::{CompletedCommand, Io};
+
 use crate::session::Session;
 use crate::status::bad_block_cause;
 
@@ -28,7 +28,7 @@ impl Io {
             offered(session, Extensions::CHECKSUM, RequestKind::Checksum)?;
             Ok((command, HostData::None))
         };
-        self.session.execute(build).await
+        self.execute(build).await
     }
 
     pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
@@ -127,7 +127,7 @@ impl Io {
             offered(session, Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
-        let completed = self.session.execute_admin(build).await?;
+        let completed = self.execute_admin(build).await?;
         match completed.status().is_success() {
             true => Ok(completed),
             false => Err(self.failed(kind, None, &completed)),

@@ -1,7 +1,5 @@
 //! Executes block requests as NVM commands.
 
-use std::rc::Rc;
-
 use sealblock_block::{
     Ability, BadBlock, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Outcome, RequestKind,
     Response, Tally, Unchecked, VerifyStats, WhyUnchecked,
@@ -11,55 +9,20 @@ use sealblock_protocols_nvme::extensions::Extensions;
 use sealblock_protocols_nvme::nvm::{
     BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes,
 };
-use sealblock_protocols_nvme::{Command, Invalid, StatusCode};
+use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
-use crate::bad_block_search::logged_block;
-use crate::bad_block_search::{BadBlockSearch, Probe};
-use crate::block_codec::{self, BlockCodec};
-use crate::reconnecting_session::{CompletedCommand, ReconnectingSession};
-use crate::session::Session;
-use crate::status::{CommandContext, bad_block_cause, failure};
+use crate::bad_block_search::{BadBlockSearch, Probe, logged_block};
+use crate::block_codec;
+use crate::commands::{CompletedCommand, Io};
 
-/// Executes block requests on one namespace.
-pub(crate) struct Io {
-    pub(crate) session: Rc<ReconnectingSession>,
-    pub(crate) codec: BlockCodec,
-}
+use crate::session::Session;
+use crate::status::bad_block_cause;
 
 impl Io {
-    pub(crate) fn nsid(&self) -> u32 {
-        self.session.profile.nsid
-    }
-
-    pub(crate) fn encode(&self, command: IoCommand) -> Result<Command, Error> {
-        let unfit = |invalid: Invalid| ErrorKind::Media { reason: format!("no command says that: {invalid}") }.into();
-        command.encode(self.nsid()).map_err(unfit)
-    }
-
-    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, completed: &CompletedCommand) -> Error {
-        let context = CommandContext { kind, extent, queue: completed.queue, nsid: self.nsid() };
-        failure(completed.status(), context)
-    }
-
-    /// Executes one Read; returns its completion, whatever the status.
-    pub(crate) async fn read_once(
-        &self,
-        extent: Extent,
-        protection: ProtectionInfo,
-    ) -> Result<CompletedCommand, Error> {
-        let len_bytes = self.codec.read_bytes(extent);
-        let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
-        let build = |session: &Session| {
-            let (buffer, shape) = (session.pool().take(len_bytes), self.codec.crc_layout.clone());
-            Ok((command, HostData::Read { buffer, layout: shape }))
-        };
-        self.session.execute(build).await
-    }
-
     /// Verifies the data of a Read that succeeded.
     fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
         let needed = self.codec.read_bytes(extent);
@@ -112,7 +75,7 @@ impl Io {
         let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
         let command = self.encode(IoCommand::Write(blocks))?;
         let build = |session: &Session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))));
-        let completed = self.session.execute(build).await?;
+        let completed = self.execute(build).await?;
         if completed.status().is_success() {
             self.note_write(&completed, durability);
             return Ok(Response::Done);
@@ -160,7 +123,7 @@ impl Io {
             mark.set(self.session.flush_epochs.flush_started()?);
             Ok((command, HostData::None))
         };
-        let completed = self.session.execute(build).await?;
+        let completed = self.execute(build).await?;
         if !completed.status().is_success() {
             return Err(self.failed(RequestKind::Flush, None, &completed));
         }
@@ -206,22 +169,11 @@ impl Io {
         let command = self.encode(IoCommand::DatasetManagement(dsm))?;
         let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
         let list = Slice::copy_from(ranges.as_slice().as_bytes());
-        let completed = self.session.execute(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
+        let completed = self.execute(|_| Ok((command, HostData::Write(list.clone().into())))).await?;
         match completed.status().is_success() {
             true => Ok(()),
             false => Err(self.failed(RequestKind::Discard, extents.first().copied(), &completed)),
         }
-    }
-
-    async fn execute_without_data(&self, command: Command) -> Result<CompletedCommand, Error> {
-        self.session.execute(|_| Ok((command, HostData::None))).await
-    }
-
-    /// Executes one Verify; returns its completion, whatever the status.
-    pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
-        let (protection, _) = self.codec.read_checks(extent, checks, true);
-        let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
-        self.execute_without_data(command).await
     }
 
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
@@ -296,7 +248,7 @@ impl Io {
         let command = self.encode(IoCommand::Compare(BlockCommand::new(extent)))?;
         let build =
             |session: &Session| Ok((command, HostData::Write(self.codec.comparand(extent, data, session.pool()))));
-        let completed = self.session.execute(build).await?;
+        let completed = self.execute(build).await?;
         let status = completed.status();
         if status.is_success() {
             return Ok(Response::Done);

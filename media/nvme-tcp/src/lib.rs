@@ -14,20 +14,21 @@
 //! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
 //! One thread, so state is in cells. `queue` is one connection, `session` all connections to a controller,
-//! `reconnecting_session` replaces a lost session, `io` executes requests, `device` is the public type.
+//! `remote_namespace` what `transport` needs to replace a lost session, `commands` executes single commands, `io` block requests,
+//! `device` is the public type.
 
 mod admin;
 mod bad_block_search;
 mod block_codec;
+mod commands;
 mod device;
 mod error;
 mod extensions;
-mod in_flight;
 mod io;
 mod namespace_profile;
 mod options;
 mod queue;
-mod reconnecting_session;
+mod remote_namespace;
 mod session;
 mod status;
 

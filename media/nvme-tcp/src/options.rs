@@ -182,7 +182,6 @@ impl Counters {
 pub(crate) struct CounterCells {
     pub(crate) guard_bytes_checksummed: Cell<u64>,
     pub(crate) retries: Cell<u64>,
-    pub(crate) reconnects: Cell<u64>,
 }
 
 pub(crate) fn add(cell: &Cell<u64>, more: u64) {

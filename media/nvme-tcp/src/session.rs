@@ -22,11 +22,11 @@ use sealblock_protocols_nvme_tcp::HostConfig;
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
+use sealblock_transport::ConnectionLost;
 
 use crate::admin::{self, Admin};
-use crate::error::ConnectionLost;
 use crate::namespace_profile::{IdentifyPages, NamespaceProfile};
-use crate::queue::Queue;
+use crate::queue::{self, Queue};
 use crate::{ConnectError, HostPort, Options};
 
 /// Entries of the admin queue: the minimum that every controller supports.
@@ -135,15 +135,10 @@ impl SessionConfig {
     }
 
     /// Connects one queue and negotiates digests.
-    async fn open_queue(
-        &self,
-        socket: SocketAddr,
-        id: u16,
-        config: HostConfig,
-    ) -> Result<ConnectionGuard, ConnectError> {
+    async fn open_queue(&self, socket: SocketAddr, id: u16, config: HostConfig) -> Result<Rc<Queue>, ConnectError> {
         let failed = |source| ConnectError::Connect { address: self.address.clone(), source };
-        let queue = ConnectionGuard(Queue::open(socket, id, config).await.map_err(failed)?, false);
-        let negotiated = queue.0.established().await.map_err(|lost| self.lost(&lost))?;
+        let queue = queue::open(socket, id, config).await.map_err(failed)?;
+        let negotiated = queue.negotiated(|core| core.negotiated()).await.map_err(|lost| self.lost(&lost))?;
         if self.options.header_digest && !negotiated.header_digest {
             return Err(ConnectError::NoDigest("header"));
         }
@@ -158,7 +153,7 @@ impl SessionConfig {
     }
 
     /// Connect, CAP, CC.EN, CSTS.RDY, VS.
-    async fn enable(&self, socket: SocketAddr, queue: ConnectionGuard) -> Result<Controller, ConnectError> {
+    async fn enable(&self, socket: SocketAddr, queue: Rc<Queue>) -> Result<Controller, ConnectError> {
         let keep_alive_ms = u32::try_from(self.options.keep_alive.as_millis()).unwrap_or(u32::MAX);
         let request = Connect {
             queue: 0,
@@ -166,7 +161,7 @@ impl SessionConfig {
             attributes: ConnectAttributes::NONE,
             keep_alive_ms: if self.subsystem.is_discovery() { 0 } else { keep_alive_ms },
         };
-        let admin = Admin::new(Rc::clone(&queue.0), self.address.clone());
+        let admin = Admin::new(queue, self.address.clone());
         let id = self.connect(&admin, request, CNTLID_DYNAMIC).await?;
         let capabilities = Capabilities::from_bits(property(&admin, Property::Capabilities).await?);
         let version = Version::from_bits(property(&admin, Property::Version).await? as u32);
@@ -180,7 +175,6 @@ impl SessionConfig {
         let enabled = Configuration { enable: true, command_set, mps: capabilities.mpsmin, ..configuration() };
         configure(&admin, enabled).await?;
         wait_for(&admin, |status| status.ready).await?;
-        queue.keep();
         Ok(Controller { admin, capabilities, version, id, socket, pool: pool() })
     }
 
@@ -221,7 +215,7 @@ impl SessionConfig {
     async fn open_io(&self, session: &Session, id: u16) -> Result<Rc<Queue>, ConnectError> {
         let config = self.config(session.queue_depth, Some(session.in_capsule_bytes));
         let queue = self.open_queue(session.controller.socket, id, config).await?;
-        let io_queue = Admin::new(Rc::clone(&queue.0), self.address.clone());
+        let io_queue = Admin::new(Rc::clone(&queue), self.address.clone());
         // Without SQ flow control, a Read may complete with its data, which saves a PDU. A controller that requires flow
         // control refuses the parameter.
         let entries = u32::from(session.queue_depth) + 1;
@@ -234,33 +228,8 @@ impl SessionConfig {
             }
             other => other?,
         };
-        queue.0.start_counting();
-        Ok(queue.keep())
-    }
-}
-
-/// Ends its connection on drop unless [`ConnectionGuard::keep`] was called.
-struct ConnectionGuard(Rc<Queue>, bool);
-
-impl ConnectionGuard {
-    /// Keeps the connection; the caller ends it.
-    fn keep(mut self) -> Rc<Queue> {
-        self.1 = true;
-        Rc::clone(&self.0)
-    }
-}
-
-impl Drop for ConnectionGuard {
-    fn drop(&mut self) {
-        if !self.1 {
-            self.0.end("the connection was not set up");
-        }
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        self.admin.queue().end("closed by this host");
+        queue.core().start_counting();
+        Ok(queue)
     }
 }
 
@@ -298,7 +267,8 @@ impl Session {
         }
         let request = SetFeatures { fid: FeatureId::AsynchronousEvents.code(), save: false, nsid: 0, cdw11: wanted };
         // A controller may refuse; it then reports no changes, and nothing else depends on them.
-        self.controller.admin.queue().execute(request.encode(), HostData::None).await.map(drop)
+        self.controller.admin.queue().execute((request.encode(), HostData::None)).await?;
+        Ok(())
     }
 
     /// Shuts the controller down and waits for CSTS.SHST.

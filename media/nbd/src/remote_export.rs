@@ -1,0 +1,99 @@
+//! An open export, whose session is replaced when it is lost; executes requests on it.
+
+use std::rc::Rc;
+
+use sealblock_block::Error;
+use sealblock_protocols_nbd::client::ClientRequest;
+use sealblock_transport::{Attempt, AttemptError, ConnectionLost, Endpoint, ReconnectLimits, Reconnecting};
+
+use crate::connection::ReplyResult;
+use crate::export_profile::ExportProfile;
+use crate::options::{CounterCells, Counters, add};
+use crate::session::{Session, SessionConfig};
+use crate::status::is_shutdown;
+use crate::{Address, ConnectError};
+
+/// An open export.
+pub(crate) struct RemoteExport {
+    pub(crate) config: SessionConfig,
+    /// The export when it was opened; a new session must have the same.
+    pub(crate) profile: ExportProfile,
+    pub(crate) counters: CounterCells,
+}
+
+/// An open export, and the session to it.
+pub(crate) type ReconnectingSession = Reconnecting<RemoteExport>;
+
+/// A request with a final reply.
+pub(crate) struct CompletedRequest {
+    /// [`FlushEpochs::epoch`](sealblock_block::FlushEpochs::epoch) of the session that executed it.
+    pub(crate) epoch: u64,
+    pub(crate) result: ReplyResult,
+}
+
+impl Endpoint for RemoteExport {
+    type Session = Session;
+    type Address = Address;
+    type OpenError = ConnectError;
+
+    fn address(&self) -> &Address {
+        &self.config.address
+    }
+
+    fn limits(&self) -> ReconnectLimits {
+        let options = &self.config.options;
+        ReconnectLimits { reconnect: options.reconnect, max_losses: options.max_connection_losses }
+    }
+
+    fn is_volatile(&self) -> bool {
+        self.profile.flush
+    }
+
+    async fn reopen(&self) -> Result<Session, ConnectError> {
+        let session = self.config.open().await?;
+        session.profile.check_unchanged(&self.profile)?;
+        Ok(session)
+    }
+
+    fn is_final(error: &ConnectError) -> bool {
+        !error.is_transient()
+    }
+
+    fn end_session(&self, session: &Session, reason: &str) {
+        add(&self.counters.past_requests, session.completed_count());
+        session.end(reason);
+    }
+}
+
+/// Starts with this open session.
+pub(crate) fn start(config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
+    let profile = session.profile.clone();
+    Reconnecting::new(RemoteExport { config, profile, counters: CounterCells::default() }, session)
+}
+
+/// Executes a request, again on a new session when the connection is lost or the server shuts down: every request is
+/// idempotent. The returned result is final, success or not.
+pub(crate) async fn execute(
+    reconnecting: &Rc<ReconnectingSession>,
+    build: impl Fn() -> Result<ClientRequest, Error>,
+) -> Result<CompletedRequest, Error> {
+    let attempt = async |session: Rc<Session>, epoch| match session.pick().execute(build()?).await? {
+        Err(errors) if is_shutdown(&errors) => {
+            Err(AttemptError::Lost(ConnectionLost("the server is shutting down".into())))
+        }
+        result => Ok(Attempt::Done(CompletedRequest { epoch, result })),
+    };
+    reconnecting.execute(attempt).await
+}
+
+/// Counters over all sessions.
+pub(crate) fn counters(reconnecting: &ReconnectingSession) -> Counters {
+    let counting = &reconnecting.counters;
+    let now = reconnecting.current_session().map_or(0, |session| session.completed_count());
+    Counters {
+        requests: counting.past_requests.get() + now,
+        received_bytes: counting.received_bytes.get(),
+        sent_bytes: counting.sent_bytes.get(),
+        reconnects: reconnecting.reconnects(),
+    }
+}

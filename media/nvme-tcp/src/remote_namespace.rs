@@ -1,0 +1,197 @@
+//! An open namespace, whose session is replaced when it is lost; and the background tasks of a session: keep alive, timeouts,
+//! events of the controller.
+
+use std::cell::Cell;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use sealblock_protocols_nvme::admin::GetLogPage;
+use sealblock_protocols_nvme::features::AsynchronousEvent;
+use sealblock_protocols_nvme::logs::LogPage;
+use sealblock_protocols_nvme::{AdminOpcode, Command};
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_transport::{ConnectionLost, Endpoint, ReconnectLimits, Reconnecting, end_late_requests};
+
+use crate::admin;
+use crate::namespace_profile::NamespaceProfile;
+use crate::options::{CounterCells, Counters};
+use crate::queue::Queue;
+use crate::session::{Session, SessionConfig};
+use crate::{ConnectError, HostPort};
+
+/// An open namespace.
+pub(crate) struct RemoteNamespace {
+    pub(crate) config: SessionConfig,
+    /// The namespace when it was opened; a new session must find the same.
+    pub(crate) profile: NamespaceProfile,
+    pub(crate) counters: CounterCells,
+    is_writable: Cell<bool>,
+    /// Counters of sessions that ended.
+    past_counters: Cell<Counters>,
+}
+
+/// An open namespace, and the session to it.
+pub(crate) type ReconnectingSession = Reconnecting<RemoteNamespace>;
+
+impl Endpoint for RemoteNamespace {
+    type Session = Session;
+    type Address = HostPort;
+    type OpenError = ConnectError;
+
+    fn address(&self) -> &HostPort {
+        &self.config.address
+    }
+
+    fn limits(&self) -> ReconnectLimits {
+        let options = &self.config.options;
+        ReconnectLimits { reconnect: options.reconnect, max_losses: options.max_connection_losses }
+    }
+
+    fn is_volatile(&self) -> bool {
+        self.profile.volatile_write_cache
+    }
+
+    async fn reopen(&self) -> Result<Session, ConnectError> {
+        let session = self.config.open().await?;
+        session.profile.check_unchanged(&self.profile)?;
+        Ok(session)
+    }
+
+    /// A target that is starting may refuse what it accepts later.
+    fn is_final(error: &ConnectError) -> bool {
+        !error.is_transient() && !matches!(error, ConnectError::Refused { .. } | ConnectError::Unexpected { .. })
+    }
+
+    fn session_started(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
+        reconnecting.is_writable.set(session.profile.abilities.writable);
+        start_tasks(reconnecting, session);
+    }
+
+    fn end_session(&self, session: &Session, reason: &str) {
+        self.past_counters.set(add_session(self.past_counters.get(), session));
+        session.end(reason);
+    }
+}
+
+impl RemoteNamespace {
+    /// The namespace that this session has opened.
+    pub(crate) fn new(mut config: SessionConfig, session: &Session) -> RemoteNamespace {
+        // Later sessions must open the same namespace, even if others have appeared.
+        config.namespace = Some(session.profile.nsid);
+        RemoteNamespace {
+            config,
+            profile: session.profile.clone(),
+            counters: CounterCells::default(),
+            is_writable: Cell::new(session.profile.abilities.writable),
+            past_counters: Cell::default(),
+        }
+    }
+
+    /// True if the namespace accepts writes now.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.is_writable.get()
+    }
+}
+
+/// Counters over all sessions.
+pub(crate) fn counters(reconnecting: &ReconnectingSession) -> Counters {
+    let past = reconnecting.past_counters.get();
+    let passed = reconnecting.current_session().map_or(past, |session| add_session(past, &session));
+    Counters {
+        guard_bytes_checksummed: reconnecting.counters.guard_bytes_checksummed.get(),
+        retries: reconnecting.counters.retries.get(),
+        reconnects: reconnecting.reconnects(),
+        ..passed
+    }
+}
+
+/// Adds the counters of the session's I/O queues.
+fn add_session(mut all: Counters, session: &Session) -> Counters {
+    session.io.iter().for_each(|queue| queue.core().add_to(&mut all));
+    all
+}
+
+/// Pause between two events: a controller that reports events without end must not keep this core busy.
+const EVENT_PAUSE: Duration = Duration::from_millis(100);
+/// Bytes read of an event's log page: enough to clear any event, and for all of Changed Namespace List.
+const EVENT_PAGE_BYTES: u64 = 4096;
+
+/// Starts the background tasks of a session; they end with it.
+fn start_tasks(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
+    let options = &reconnecting.config.options;
+    let queues: Vec<Rc<Queue>> = session.queues().cloned().collect();
+    let mut tasks = session.tasks.borrow_mut();
+    tasks.push(spawn(end_late_requests(queues, options.request_timeout)));
+    if !options.keep_alive.is_zero() {
+        let admin = Rc::clone(session.controller.admin.queue());
+        tasks.push(spawn(keep_alive(admin, options.keep_alive / 2)));
+    }
+    tasks.push(spawn(handle_events(Rc::downgrade(reconnecting), Rc::downgrade(session))));
+}
+
+/// Sends Keep Alive. Any completion, whatever its status, proves that the controller is alive.
+async fn keep_alive(admin: Rc<Queue>, period: Duration) {
+    loop {
+        sleep(period).await;
+        let command = Command::new(AdminOpcode::KeepAlive.code(), 0);
+        if admin.execute((command, HostData::None)).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Handles events, and detects the end of the connection even when no request is in flight.
+async fn handle_events(reconnecting: Weak<ReconnectingSession>, session: Weak<Session>) {
+    let Err(lost) = watch_events(&reconnecting, &session).await else { return };
+    if let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) {
+        reconnecting.session_lost(&session, &lost);
+    }
+}
+
+async fn watch_events(reconnecting: &Weak<ReconnectingSession>, session: &Weak<Session>) -> Result<(), ConnectionLost> {
+    let Some(admin) = session.upgrade().map(|session| Rc::clone(session.controller.admin.queue())) else {
+        return Ok(());
+    };
+    if let Some(session) = session.upgrade() {
+        session.enable_events().await?;
+    }
+    loop {
+        let command = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let finished = admin.execute_without_timeout((command, HostData::None)).await?;
+        if !finished.completion.status().is_success() {
+            // The controller reports no events; still detect the end of the connection.
+            return Err(admin.ended().await);
+        }
+        let event = AsynchronousEvent::from_dword0(finished.completion.dword0());
+        clear_event(&admin, event).await?;
+        if event == AsynchronousEvent::NAMESPACE_CHANGED {
+            check_namespace(reconnecting, session).await;
+        }
+        sleep(EVENT_PAUSE).await;
+    }
+}
+
+/// Reads the event's log page, which allows the controller to report the next event.
+async fn clear_event(admin: &Queue, event: AsynchronousEvent) -> Result<(), ConnectionLost> {
+    let length = if event.log_page == LogPage::Health.code() { 512 } else { EVENT_PAGE_BYTES };
+    let data = HostData::Read { buffer: Buffer::zeroed(length as usize), layout: None };
+    admin.execute((GetLogPage::new(event.log_page, length).encode(), data)).await?;
+    Ok(())
+}
+
+/// Reads the namespace's pages again; fails the device if the namespace changed or no longer exists.
+async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Weak<Session>) {
+    let (Some(reconnecting), Some(session)) = (reconnecting.upgrade(), session.upgrade()) else { return };
+    let (controller, nsid) = (&session.controller, reconnecting.profile.nsid);
+    let pages =
+        admin::namespace_pages(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
+    let shape = pages.and_then(|pages| NamespaceProfile::of(nsid, &pages, &reconnecting.config.options));
+    match shape.and_then(|shape| shape.check_unchanged(&reconnecting.profile).map(|()| shape)) {
+        Ok(shape) => reconnecting.is_writable.set(shape.abilities.writable),
+        // The loss of the connection is handled where it ended.
+        Err(error) if error.is_transient() => {}
+        Err(error) => reconnecting.fail(&format!("namespace {nsid} changed: {error}")),
+    }
+}

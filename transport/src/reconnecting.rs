@@ -1,0 +1,285 @@
+//! A client's session, opened again when one of its connections is lost, until the limits of reconnecting are reached.
+//!
+//! Invariants: a request waits for a session, or fails once reconnecting has failed; a new session is to the same device as
+//! the first; the limits of the [`Endpoint`] bound every attempt, pause and repetition; writes of a session that was lost are
+//! not made durable by a Flush of a later one ([`FlushEpochs`]).
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::ops::Deref;
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use sealblock_block::{Error, ErrorKind, FlushEpochs};
+use sealblock_runtime_reactor::net::Reconnect;
+use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
+
+use crate::connection::{ConnectionLost, RequestError};
+
+/// What a client is connected to: opens sessions, and keeps what outlives them.
+pub trait Endpoint: Sized + 'static {
+    /// Connections that accept requests.
+    type Session: 'static;
+    /// Where the peer is.
+    type Address: fmt::Display;
+    /// Why a session cannot be opened.
+    type OpenError: fmt::Display;
+
+    /// For errors and log lines.
+    fn address(&self) -> &Self::Address;
+    /// The limits of reconnecting.
+    fn limits(&self) -> ReconnectLimits;
+    /// True if a write is volatile until a Flush.
+    fn is_volatile(&self) -> bool;
+    /// Opens another session, and checks that it is to the same device as the first.
+    fn reopen(&self) -> impl Future<Output = Result<Self::Session, Self::OpenError>>;
+    /// True if no later attempt can succeed.
+    fn is_final(error: &Self::OpenError) -> bool;
+    /// A session accepts requests from now on.
+    fn session_started(_: &Rc<Reconnecting<Self>>, _: &Rc<Self::Session>) {}
+    /// Ends a session: its connections and tasks. Its counters are read here for the last time.
+    fn end_session(&self, session: &Self::Session, reason: &str);
+}
+
+/// How long and how often a client tries.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReconnectLimits {
+    /// Limits of reconnecting after one loss.
+    pub reconnect: Reconnect,
+    /// Connections that one request may lose before it fails: a request that crashes its peer must not be sent forever.
+    pub max_losses: u8,
+}
+
+/// The session of this moment.
+enum SessionState<S> {
+    Connected(Rc<S>),
+    /// A new session is being opened.
+    Reconnecting,
+    /// The device was closed, or reconnecting failed. Final.
+    Failed(Rc<str>),
+}
+
+/// An endpoint, and a session to it that is replaced when it is lost. Reads as the endpoint.
+pub struct Reconnecting<E: Endpoint> {
+    endpoint: E,
+    /// Which writes a Flush makes durable.
+    pub flush_epochs: FlushEpochs,
+    state: RefCell<SessionState<E::Session>>,
+    wakers: RefCell<Vec<Waker>>,
+    reconnects: Cell<u64>,
+}
+
+/// The outcome of sending a request once.
+pub enum Attempt<T> {
+    /// Final, success or not.
+    Done(T),
+    /// To be sent again, after this pause.
+    Again(Duration),
+}
+
+/// Why a request came to no outcome.
+pub enum AttemptError {
+    /// The session was lost; the request is sent again on the next one.
+    Lost(ConnectionLost),
+    /// The request fails.
+    Failed(Error),
+}
+
+impl From<RequestError> for AttemptError {
+    fn from(error: RequestError) -> AttemptError {
+        match error {
+            RequestError::Lost(lost) => AttemptError::Lost(lost),
+            RequestError::NotSent(reason) => AttemptError::Failed(ErrorKind::Media { reason }.into()),
+        }
+    }
+}
+
+impl From<Error> for AttemptError {
+    fn from(error: Error) -> AttemptError {
+        AttemptError::Failed(error)
+    }
+}
+
+impl<E: Endpoint> Deref for Reconnecting<E> {
+    type Target = E;
+
+    fn deref(&self) -> &E {
+        &self.endpoint
+    }
+}
+
+impl<E: Endpoint> Reconnecting<E> {
+    /// Starts with this open session.
+    pub fn new(endpoint: E, session: E::Session) -> Rc<Reconnecting<E>> {
+        let session = Rc::new(session);
+        let reconnecting = Rc::new(Reconnecting {
+            endpoint,
+            flush_epochs: FlushEpochs::default(),
+            state: RefCell::new(SessionState::Connected(Rc::clone(&session))),
+            wakers: RefCell::default(),
+            reconnects: Cell::new(0),
+        });
+        E::session_started(&reconnecting, &session);
+        reconnecting
+    }
+
+    /// Waits for a connected session.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unreachable`] once reconnecting has failed.
+    async fn session(&self) -> Result<Rc<E::Session>, Error> {
+        std::future::poll_fn(|cx| match &*self.state.borrow() {
+            SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
+            SessionState::Failed(reason) => {
+                Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into()))
+            }
+            SessionState::Reconnecting => {
+                let mut wakers = self.wakers.borrow_mut();
+                if !wakers.iter().any(|other| other.will_wake(cx.waker())) {
+                    wakers.push(cx.waker().clone());
+                }
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
+    /// The connected session, if there is one.
+    pub fn current_session(&self) -> Option<Rc<E::Session>> {
+        match &*self.state.borrow() {
+            SessionState::Connected(session) => Some(Rc::clone(session)),
+            SessionState::Reconnecting | SessionState::Failed(_) => None,
+        }
+    }
+
+    /// Times that a session was replaced.
+    pub fn reconnects(&self) -> u64 {
+        self.reconnects.get()
+    }
+
+    /// Executes an idempotent request: `attempt` sends it on the current session, and again on the next one when that is
+    /// lost. Also gets the session's [`FlushEpochs::epoch`].
+    ///
+    /// # Errors
+    /// Those of `attempt`; [`ErrorKind::Unreachable`] once the limits are reached.
+    pub async fn execute<T>(
+        self: &Rc<Self>,
+        mut attempt: impl AsyncFnMut(Rc<E::Session>, u64) -> Result<Attempt<T>, AttemptError>,
+    ) -> Result<T, Error> {
+        let mut losses = 0;
+        loop {
+            let session = self.session().await?;
+            match attempt(Rc::clone(&session), self.flush_epochs.epoch()).await {
+                Ok(Attempt::Done(outcome)) => return Ok(outcome),
+                Ok(Attempt::Again(pause)) => sleep(pause).await,
+                Err(AttemptError::Failed(error)) => return Err(error),
+                Err(AttemptError::Lost(lost)) => {
+                    self.session_lost(&session, &lost);
+                    losses += 1;
+                    if losses >= self.limits().max_losses.max(1) {
+                        let reason = format!("{losses} connections were lost with this request; the last one: {lost}");
+                        return Err(ErrorKind::Unreachable { reason }.into());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the session after the loss of one of its connections, and starts to reconnect unless that is in progress.
+    pub fn session_lost(self: &Rc<Self>, session: &Rc<E::Session>, lost: &ConnectionLost) {
+        {
+            let mut state = self.state.borrow_mut();
+            match &*state {
+                SessionState::Connected(current) if Rc::ptr_eq(current, session) => *state = SessionState::Reconnecting,
+                SessionState::Connected(_) | SessionState::Reconnecting | SessionState::Failed(_) => return,
+            }
+        }
+        tracing::warn!(address = %self.address(), %lost, "connection lost");
+        self.retire(session, &lost.0);
+        spawn(reconnect(Rc::downgrade(self), lost.clone()));
+    }
+
+    /// Ends a session, and records that its unflushed writes may be lost.
+    fn retire(&self, session: &E::Session, reason: &str) {
+        self.flush_epochs.session_lost(self.is_volatile());
+        self.end_session(session, reason);
+    }
+
+    /// Resumes waiting requests on a new session.
+    fn set_connected(self: &Rc<Self>, session: E::Session) {
+        let session = Rc::new(session);
+        self.reconnects.set(self.reconnects.get() + 1);
+        let before = self.state.replace(SessionState::Connected(Rc::clone(&session)));
+        drop(before);
+        E::session_started(self, &session);
+        self.wake();
+    }
+
+    /// Fails waiting and later requests; no session follows.
+    pub fn fail(&self, reason: &str) {
+        let before = {
+            let mut state = self.state.borrow_mut();
+            match &*state {
+                SessionState::Failed(_) => return,
+                SessionState::Connected(_) | SessionState::Reconnecting => {
+                    std::mem::replace(&mut *state, SessionState::Failed(reason.into()))
+                }
+            }
+        };
+        if let SessionState::Connected(session) = &before {
+            self.retire(session, reason);
+        }
+        drop(before);
+        self.wake();
+    }
+
+    fn is_reconnecting(&self) -> bool {
+        matches!(&*self.state.borrow(), SessionState::Reconnecting)
+    }
+
+    fn wake(&self) {
+        let waiting = self.wakers.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Opens a new session: at once, then with growing pauses, until an attempt succeeds or the limits are reached.
+async fn reconnect<E: Endpoint>(reconnecting: Weak<Reconnecting<E>>, lost: ConnectionLost) {
+    let Some(limits) = reconnecting.upgrade().map(|reconnecting| reconnecting.limits().reconnect) else { return };
+    let begin = now();
+    let (mut delay, mut attempts) = (limits.first_delay, 0);
+    let mut last = String::from("none has ended in time");
+    while attempts < limits.attempts {
+        if attempts > 0 {
+            sleep(delay.min(limits.total.saturating_sub(begin.elapsed()))).await;
+            delay = (delay * 2).min(limits.max_delay);
+        }
+        let open = reconnecting.upgrade().filter(|reconnecting| reconnecting.is_reconnecting());
+        let Some(reconnecting) = open else { return };
+        let left = limits.total.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            break;
+        }
+        attempts += 1;
+        let Ok(result) = timeout(left, reconnecting.reopen()).await else { break };
+        match result {
+            // The device was closed in the meantime.
+            Ok(_) if !reconnecting.is_reconnecting() => return,
+            Ok(session) => return reconnecting.set_connected(session),
+            Err(error) if E::is_final(&error) => {
+                return reconnecting.fail(&format!("after a lost connection ({lost}): {error}"));
+            }
+            Err(error) => last = error.to_string(),
+        }
+    }
+    let Some(reconnecting) = reconnecting.upgrade() else { return };
+    let tried = match attempts {
+        0 => String::new(),
+        _ => {
+            let time = begin.elapsed();
+            format!(", and {attempts} attempts within {time:?} to set it up again failed; the last one: {last}")
+        }
+    };
+    reconnecting.fail(&format!("the connection to {} was lost ({lost}){tried}", reconnecting.address()));
+}
