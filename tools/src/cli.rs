@@ -13,20 +13,19 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use sealblock_stack::Usage;
+use sealblock_stack::quantity::Rate;
+use sealblock_stack::range::BlockRange;
+use sealblock_stack::target::TargetName;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
-pub use serve::{ControlSocket, Discover, LogLevel, NVME_TCP_PORT, Protection, Serve, listen_address, nbd_address};
+pub use serve::{ControlSocket, Discover, LogLevel, Protection, Serve, listen_address, nbd_address};
 pub use status::{Log, ServerName, Status};
 pub use values::{CorruptKind, Endpoint, Guard, Mode, ProtectionType, RemoteServer, Volume};
-
-use crate::quantity::Rate;
-use crate::range::BlockRange;
-use crate::stack::Usage;
-use crate::target::TargetName;
 
 const EXIT_STATUS: &str = "\
 Exit status:

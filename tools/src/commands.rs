@@ -19,11 +19,13 @@ pub mod status;
 pub mod unmap;
 pub mod verify;
 
+use sealblock_stack::StackError;
+
 use crate::cli::Command;
-use crate::exit::{CliError, Exit};
+use crate::exit::Exit;
 
 /// Does what the command line asks.
-pub fn run(command: &Command) -> Result<Exit, CliError> {
+pub fn run(command: &Command) -> Result<Exit, StackError> {
     match command {
         Command::Create(arguments) => create::run(arguments),
         Command::Info(arguments) => info::run(arguments),

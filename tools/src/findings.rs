@@ -3,13 +3,12 @@
 //! A device with every second block bad has too many runs to read, and printing them must not slow down the work.
 //! So lines are rate limited; the others are queued and printed when the limit permits, at the latest at the end.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
+use sealblock_stack::StackError;
+use sealblock_stack::range::Run;
 use sealblock_units::Lba;
-use serde::Serialize;
 
-use crate::exit::CliError;
 use crate::progress::Progress;
 use crate::report::{say, say_aside};
 
@@ -19,46 +18,6 @@ pub const MAX_LISTED: usize = 1 << 20;
 const BURST: u32 = 100;
 /// One more line may be printed each time this has passed: twenty a second.
 const LINE_EVERY: Duration = Duration::from_millis(50);
-
-/// Consecutive blocks with one finding.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Run<T> {
-    /// The first block.
-    pub lba: u64,
-    /// How many.
-    pub blocks: u64,
-    /// The finding.
-    #[serde(flatten)]
-    pub what: T,
-}
-
-impl<T> Run<T> {
-    /// A run.
-    pub const fn new(lba: u64, blocks: u64, what: T) -> Run<T> {
-        Run { lba, blocks, what }
-    }
-
-    /// The block behind it.
-    pub const fn end(&self) -> u64 {
-        self.lba.saturating_add(self.blocks)
-    }
-
-    /// `block 7`, or `blocks 7..9`.
-    pub fn place(&self) -> String {
-        match self.blocks {
-            1 => format!("block {}", self.lba),
-            _ => format!("blocks {}..{}", self.lba, self.end() - 1),
-        }
-    }
-}
-
-/// Adds blocks behind those that are there; makes one run of what follows one another and is alike.
-pub fn join_run<T: PartialEq>(runs: &mut Vec<Run<T>>, more: Run<T>) {
-    match runs.last_mut() {
-        Some(run) if run.end() == more.lba && run.what == more.what => run.blocks += more.blocks,
-        _ => runs.push(more),
-    }
-}
 
 /// Where lines go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -80,13 +39,16 @@ pub struct Findings<T> {
     printed: usize,
     unlisted: u64,
     budget: Budget,
-    trouble: Option<CliError>,
+    trouble: Option<StackError>,
 }
 
-impl<T: PartialEq> Findings<T>
-where
-    Run<T>: fmt::Display,
-{
+/// What may be found of blocks.
+pub trait Finding: PartialEq + Sized {
+    /// The line that says it of these blocks.
+    fn line(run: &Run<Self>) -> String;
+}
+
+impl<T: Finding> Findings<T> {
     /// None yet.
     pub fn new(voice: Voice) -> Findings<T> {
         let budget = Budget::new(Instant::now());
@@ -120,7 +82,7 @@ where
     ///
     /// # Errors
     /// When it could not be printed; a reader that has gone is no error.
-    pub fn finish(&mut self, progress: &Progress) -> Result<(), CliError> {
+    pub fn finish(&mut self, progress: &Progress) -> Result<(), StackError> {
         self.close(u64::MAX);
         while self.voice != Voice::Silent && self.printed < self.runs.len() {
             self.print_next(progress);
@@ -152,7 +114,7 @@ where
     }
 
     fn print_next(&mut self, progress: &Progress) {
-        let line = self.runs[self.printed].to_string();
+        let line = T::line(&self.runs[self.printed]);
         self.printed += 1;
         if self.trouble.is_none() {
             let voice = self.voice;
@@ -195,14 +157,14 @@ mod tests {
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     struct On(&'static str);
 
-    impl fmt::Display for Run<On> {
-        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            write!(f, "{} on {}", self.place(), self.what.0)
+    impl Finding for On {
+        fn line(run: &Run<On>) -> String {
+            format!("{} on {}", run.place(), run.what.0)
         }
     }
 
     fn lines(findings: Findings<On>) -> Vec<String> {
-        findings.into_runs().0.iter().map(Run::to_string).collect()
+        findings.into_runs().0.iter().map(On::line).collect()
     }
 
     #[test]

@@ -6,12 +6,16 @@ use std::process::ExitCode;
 use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::commands;
-use sealblock::exit::Exit;
+use sealblock::control::client::server_of_file;
+use sealblock::exit::{Exit, status};
 use sealblock::interrupt;
+use sealblock::report::note;
+use sealblock_stack::{Program, set_program};
 
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = Cli::parse();
+    set_program(Program { is_server: false, note, server_of: server_of_file });
     match commands::run(&cli.settled()) {
         // By the signal itself, so that a script ends with it.
         Ok(Exit::Interrupted) => interrupt::end(),
@@ -21,7 +25,7 @@ fn main() -> ExitCode {
             if failure.is_unreported() {
                 writeln!(io::stderr(), "{failure}").ok();
             }
-            ExitCode::from(&failure)
+            ExitCode::from(status(failure.cause()))
         }
     }
 }

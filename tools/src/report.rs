@@ -7,10 +7,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sealblock_stack::StackError;
+use sealblock_stack::range::BlockRange;
 use serde::{Deserialize, Serialize, Serializer};
 
-use crate::exit::{CliError, Exit};
-use crate::range::BlockRange;
+use crate::exit::Exit;
 
 /// The report of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -197,26 +198,10 @@ impl Serialize for Hex {
     }
 }
 
-/// Whether notes are lines of a server's log.
-static LOGGED: AtomicBool = AtomicBool::new(false);
-
-/// Has [`note`] write to the server's log from now on.
-pub fn notes_are_logged() {
-    LOGGED.store(true, Ordering::Relaxed);
-}
-
-/// Whether this process is a server, whose notes are lines of its log.
-pub fn is_server() -> bool {
-    LOGGED.load(Ordering::Relaxed)
-}
-
 /// Prints a note for the user on standard error, beside the result.
-pub fn note(what: impl fmt::Display) {
-    match is_server() {
-        true => tracing::warn!("{what}"),
-        // A closed standard error is no failure of the work.
-        false => drop(writeln!(io::stderr(), "sealblock: {what}")),
-    }
+pub fn note(what: &dyn fmt::Display) {
+    // A closed standard error is no failure of the work.
+    drop(writeln!(io::stderr(), "sealblock: {what}"));
 }
 
 /// Whether the reader of standard output has gone, as `head` does when it has enough.
@@ -226,21 +211,21 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 ///
 /// # Errors
 /// When it cannot be written. A reader that has gone is no error: the work was done.
-pub fn print_json(report: &impl Serialize) -> Result<(), CliError> {
-    print(|output| write_json(report, output)).map_err(|error| CliError::io("printing the report", &error))
+pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
+    print(|output| write_json(report, output)).map_err(|error| StackError::io("printing the report", &error))
 }
 
 /// Prints a line on standard output.
 ///
 /// # Errors
 /// As [`print_json`].
-pub fn say(line: &str) -> Result<(), CliError> {
+pub fn say(line: &str) -> Result<(), StackError> {
     print(|output| writeln!(output, "{line}").and_then(|()| output.flush()))
-        .map_err(|error| CliError::io("printing", &error))
+        .map_err(|error| StackError::io("printing", &error))
 }
 
 /// Prints a line on standard error, beside a result that is data. A closed standard error is no error.
-pub fn say_aside(line: &str) -> Result<(), CliError> {
+pub fn say_aside(line: &str) -> Result<(), StackError> {
     writeln!(io::stderr(), "{line}").ok();
     Ok(())
 }

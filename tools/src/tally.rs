@@ -43,12 +43,6 @@ fn rate(bytes: u64, elapsed: Duration) -> String {
     }
 }
 
-/// A number of things: `1 block`, `2 blocks`.
-pub fn count(number: u64, thing: &str) -> String {
-    let ending = if number == 1 { "" } else { "s" };
-    format!("{number} {thing}{ending}")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -63,10 +57,5 @@ mod tests {
         assert_eq!(words(0, 3_000_000), "in 2.00 s (2.9 MiB written, 1.5 MB/s)");
         let at_once = Tally { read: 1, written: 0, elapsed: Duration::ZERO };
         assert_eq!(at_once.to_text(), "in 0.00 s (1 B read, 1.0 MB/s)");
-    }
-
-    #[test]
-    fn one_thing_is_no_plural() {
-        assert_eq!([0, 1, 2].map(|number| count(number, "block")), ["0 blocks", "1 block", "2 blocks"]);
     }
 }

@@ -39,6 +39,21 @@ const EXPORT: &[&str] = &[
     "transport",
     "layers/cross-core",
 ];
+/// What builds stacks of devices: every medium and every layer that a target name can name.
+const STACK: &[&str] = &[
+    "units",
+    "integrity",
+    "block",
+    "runtime/memory",
+    "runtime/reactor",
+    "protocols/nvme",
+    "media/*",
+    "layers/mirror",
+    "layers/multipath",
+    "layers/offset",
+    "layers/fault",
+    "layers/stripe",
+];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -73,6 +88,7 @@ const RULES: &[Rule] = &[
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
+    rule("stack", STACK),
     rule("tools", EVERYTHING),
     rule("perf", EVERYTHING),
     rule("proofs/*", EVERYTHING),
@@ -178,7 +194,8 @@ mod tests {
             member("media/nvme-tcp", &["block", "runtime/reactor", "protocols/nvme", "transport"], &[]),
             member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/cross-core"], &[]),
             member("layers/cross-core", &["block", "runtime/reactor"], &["media/memory"]),
-            member("tools", &["media/file", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
+            member("stack", &["media/file", "layers/mirror", "runtime/reactor"], &[]),
+            member("tools", &["stack", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
             member("proofs/simulator", &["tools", "media/volume"], &[]),
         ];
         assert_eq!(refused(&members), Vec::<String>::new());
@@ -209,6 +226,9 @@ mod tests {
             ("layers/mirror", "layers/cross-core"),
             ("filesystem/btrfs-format", "block"),
             ("media/file", "tools"),
+            ("media/file", "stack"),
+            ("stack", "exports/nbd"),
+            ("stack", "tools"),
             ("xtask", "units"),
             ("block", "/elsewhere/block"),
         ] {

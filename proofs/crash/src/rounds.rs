@@ -15,10 +15,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::exit::Exit;
-use sealblock::stack::{Access, data_of, on_reactor, open};
-use sealblock::target::TargetName;
 use sealblock_block::Device;
 use sealblock_media_volume::Mutation;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, data_of, on_reactor, open};
 use sealblock_units::Lba;
 
 use crate::history::History;
@@ -212,7 +212,7 @@ fn contents(path: &Path) -> Result<Vec<Content>> {
                 Ok(response) => data_of(response),
                 Err(error) => {
                     return open_volume
-                        .close(Err(sealblock::stack::of_block(format!("reading {extent}"), &error)))
+                        .close(Err(sealblock_stack::of_block(format!("reading {extent}"), &error)))
                         .await;
                 }
             };

@@ -7,13 +7,12 @@ use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
 use futures_util::future::try_join_all;
-use sealblock::exit::CliError;
-use sealblock::stack::{FileVolume, ReactorClock, of_block, of_open, of_volume, on_reactor, open_medium};
 use sealblock_block::{Device, Durability, Gate, Geometry, Request};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Mutation, OpenOptions};
 use sealblock_runtime_memory::Buffer;
+use sealblock_stack::{FileVolume, ReactorClock, StackError, of_block, of_open, of_volume, on_reactor, open_medium};
 use sealblock_units::Extent;
 
 use crate::pattern::{self, Draw, Version};
@@ -53,7 +52,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 }
 
 /// Opens the volume as the command line does, but for the mutation.
-async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, CliError> {
+async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
     let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
@@ -76,7 +75,7 @@ impl Worker {
         self.requests.get()
     }
 
-    async fn work(&self, mut draw: Draw) -> Result<(), CliError> {
+    async fn work(&self, mut draw: Draw) -> Result<(), StackError> {
         for _ in 0..CHANGES_MAX {
             match draw.below(16) {
                 0 => self.flush().await?,
@@ -89,7 +88,7 @@ impl Worker {
         Ok(())
     }
 
-    async fn flush(&self) -> Result<(), CliError> {
+    async fn flush(&self) -> Result<(), StackError> {
         let request_id = self.next_request_id();
         self.report(Event::FlushBegin { request_id });
         self.gate.execute(Request::Flush).await.map_err(|error| of_block("flushing", &error))?;
@@ -97,19 +96,19 @@ impl Worker {
         Ok(())
     }
 
-    async fn zero(&self, draw: &mut Draw) -> Result<(), CliError> {
+    async fn zero(&self, draw: &mut Draw) -> Result<(), StackError> {
         let extent = self.extent(draw);
         let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
         let request = Request::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
         self.change(extent, Change::Zero, durability, request).await
     }
 
-    async fn discard(&self, draw: &mut Draw) -> Result<(), CliError> {
+    async fn discard(&self, draw: &mut Draw) -> Result<(), StackError> {
         let extent = self.extent(draw);
         self.change(extent, Change::Zero, Durability::Volatile, Request::Discard { extents: vec![extent] }).await
     }
 
-    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), CliError> {
+    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), StackError> {
         let extent = self.extent(draw);
         let version = self.round << 32 | (self.requests.get() + 1);
         let data = sealed(self.gate.geometry(), extent, version);
@@ -123,7 +122,7 @@ impl Worker {
         change: Change,
         durability: Durability,
         request: Request,
-    ) -> Result<(), CliError> {
+    ) -> Result<(), StackError> {
         let request_id = self.next_request_id();
         self.report(Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess });
         let doing = format!("request {request_id}, {:?} of {extent}", request.kind());

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use futures_executor::block_on;
 use futures_util::future::join_all;
-use sealblock::stack::{Access, OpenTarget, data_of, open};
-use sealblock::target::TargetName;
 use sealblock_block::{Device, Durability, Request};
 use sealblock_crash::history::History;
 use sealblock_crash::pattern::{Draw, recognise};
 use sealblock_crash::report::{Change, Event};
 use sealblock_crash::worker::sealed;
 use sealblock_runtime_reactor::{BackendChoice, Config, CoreHandle, Cores, Placement};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, OpenTarget, data_of, open};
 use sealblock_units::Extent;
 
 const CORES: usize = 3;

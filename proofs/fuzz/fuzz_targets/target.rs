@@ -1,8 +1,8 @@
 //! Names of targets: any text is refused or prints as a text that reads as the same target.
 #![no_main]
 
+use sealblock_stack::target::TargetName;
 use libfuzzer_sys::fuzz_target;
-use sealblock::target::TargetName;
 
 fuzz_target!(|text: &str| {
     if let Ok(target) = text.parse::<TargetName>() {

@@ -269,7 +269,7 @@ pub fn try_name(input: &[u8]) {
 fn in_uri(name: &Nqn) {
     let escaped: String = name.as_str().bytes().map(|byte| format!("%{byte:02X}")).collect();
     match format!("nvme+tcp://[::1]:4420/{escaped}/7").parse() {
-        Ok(sealblock::target::TargetName::NvmeTcp { nqn, nsid, .. }) => {
+        Ok(sealblock_stack::target::TargetName::NvmeTcp { nqn, nsid, .. }) => {
             assert_eq!(nqn.to_string(), name.to_string());
             assert_eq!(nsid.map(std::num::NonZeroU32::get), Some(7));
         }

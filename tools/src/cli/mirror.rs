@@ -3,8 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-
-use crate::target::TargetName;
+use sealblock_stack::target::TargetName;
 
 /// Arguments of `mirror`.
 #[derive(Args, Debug)]

@@ -7,11 +7,11 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::quantity::Rate;
+use sealblock_stack::target::TargetName;
 use sealblock_units::Lba;
 
 use super::values::lba;
-use crate::quantity::Rate;
-use crate::target::TargetName;
 
 const HELP: &str = "\
 Examples:

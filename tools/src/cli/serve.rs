@@ -7,18 +7,12 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::quantity::{Rate, Time};
+use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName};
 use serde::{Deserialize, Serialize};
 
 use super::values::RemoteServer;
 use super::{Labels, Members};
-use crate::quantity::Rate;
-use crate::quantity::Time;
-use crate::target::TargetName;
-
-/// The port that IANA gave to NVMe/TCP I/O controllers.
-pub const NVME_TCP_PORT: u16 = 4420;
-/// The port that IANA gave to NBD.
-pub const NBD_PORT: u16 = 10809;
 
 const SERVE_HELP: &str = "\
 Examples:

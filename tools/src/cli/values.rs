@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 use sealblock_units::{BlockSize, Lba};
-
-use crate::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 
 /// The checksum in a block's seal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]

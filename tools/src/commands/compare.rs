@@ -14,16 +14,16 @@ use futures_util::future::{join, ready};
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::Device;
 use sealblock_runtime_memory::Slice;
+use sealblock_stack::range::{BlockRange, Run, join_run};
+use sealblock_stack::{Cause, StackError, Whole, on_reactor};
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use crate::cli::{Compare, Comparison};
-use crate::exit::{Cause, CliError, Exit};
-use crate::findings::{Findings, Run, Voice, join_run};
+use crate::exit::Exit;
+use crate::findings::{Findings, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::range::BlockRange;
 use crate::report::print_json;
-use crate::stack::{Whole, on_reactor};
 use report::{Report, Unreadable, What};
 
 /// Bytes read from each side at once.
@@ -32,10 +32,10 @@ const CHUNK_BYTES: u64 = 1 << 20;
 const IN_FLIGHT: usize = 8;
 
 /// Compares.
-pub fn run(arguments: &Compare) -> Result<Exit, CliError> {
+pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
     let comparison = arguments
         .comparison()
-        .ok_or_else(|| CliError::new(Cause::Usage, "comparing", "two targets are needed, or --zero and one"))?;
+        .ok_or_else(|| StackError::new(Cause::Usage, "comparing", "two targets are needed, or --zero and one"))?;
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     let voice = if arguments.json { Voice::Silent } else { Voice::Output };
     let report = on_reactor(async {
@@ -82,7 +82,7 @@ async fn compare(
     range: Option<BlockRange>,
     show: Show,
     voice: Voice,
-) -> Result<Report, CliError> {
+) -> Result<Report, StackError> {
     let (mut report, block) = Report::empty(a, b);
     let (from, to) = report.narrow(range)?;
     interrupt::watch();
@@ -125,7 +125,7 @@ async fn regions(
     progress: &Progress,
     findings: &mut Findings<What>,
     reached: &Cell<u64>,
-) -> Result<(u64, u64), CliError> {
+) -> Result<(u64, u64), StackError> {
     let step = if by_digest { checksums::REGION_BYTES } else { CHUNK_BYTES };
     let from = reached.get();
     let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| (at, step.min(to - at)));
@@ -134,7 +134,7 @@ async fn regions(
         .map(|(offset, length)| async move {
             let search = sides.search(offset, length);
             let runs = if by_digest { search.await? } else { sides.read_runs(offset, length).await? };
-            Ok::<_, CliError>((length, runs))
+            Ok::<_, StackError>((length, runs))
         })
         .buffered(IN_FLIGHT);
     let (mut different, mut unreadable) = (0, 0);
@@ -166,7 +166,7 @@ impl Sides<'_> {
     }
 
     /// The blocks that differ or cannot be read, found by reading both sides.
-    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, CliError> {
+    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, StackError> {
         let mut runs = Vec::new();
         for from in (0..length).step_by(CHUNK_BYTES as usize) {
             let (at, length) = (offset + from, CHUNK_BYTES.min(length - from));
@@ -190,7 +190,7 @@ impl Sides<'_> {
     }
 
     /// Reads of one side; what cannot be read is named, in blocks of the comparison.
-    async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, CliError> {
+    async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, StackError> {
         let read = side.read_past_damage("comparing", offset, length).await?;
         self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
         let (mut lost, target) = (Vec::new(), side.opened.target());

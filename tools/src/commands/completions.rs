@@ -4,15 +4,16 @@ use std::io::{self, Write};
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use sealblock_stack::StackError;
 
 use crate::cli::{Cli, Completions};
-use crate::exit::{CliError, Exit};
+use crate::exit::Exit;
 
 /// Prints the script on standard output.
-pub fn run(arguments: &Completions) -> Result<Exit, CliError> {
+pub fn run(arguments: &Completions) -> Result<Exit, StackError> {
     let mut output = io::stdout().lock();
     let written = output.write_all(&script(arguments.shell)).and_then(|()| output.flush());
-    written.map_err(|error| CliError::io("printing completions", &error))?;
+    written.map_err(|error| StackError::io("printing completions", &error))?;
     Ok(Exit::Clean)
 }
 

@@ -12,17 +12,19 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use futures_util::stream::{StreamExt, TryStreamExt};
+use sealblock_stack::quantity::count;
+use sealblock_stack::range::Run;
+use sealblock_stack::{Cause, Lost, StackError, on_reactor};
 use sealblock_units::{ByteCount, Lba};
 use serde::Serialize;
 
 use crate::cli::{Copy, Endpoint};
-use crate::exit::{Cause, CliError, Exit};
-use crate::findings::{Findings, Run, Voice};
+use crate::exit::Exit;
+use crate::findings::{Findings, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::print_json;
-use crate::stack::{Lost, on_reactor};
-use crate::tally::{Tally, count};
+use crate::tally::Tally;
 
 pub(super) use lost::{Losses, byte_ranges};
 pub(super) use sink::{Losing, Sink};
@@ -53,10 +55,10 @@ struct Report {
 }
 
 /// Copies.
-pub fn run(arguments: &Copy) -> Result<Exit, CliError> {
+pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     if arguments.json && arguments.to == Endpoint::Standard {
         let why = "standard output is for the data or for the report, not for both";
-        return Err(CliError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
@@ -111,11 +113,11 @@ impl Report {
 }
 
 /// Refuses a destination that is too small.
-fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), CliError> {
+fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), StackError> {
     match (source.bytes(), sink.room_bytes()) {
         (Some(size), Some(room)) if size > room => {
             let why = format!("{} do not fit into its {}", count(size, "byte"), count(room, "byte"));
-            Err(CliError::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
+            Err(StackError::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
         }
         _ => Ok(()),
     }
@@ -141,7 +143,7 @@ struct Moved {
 
 impl CopyJob<'_> {
     /// Copies chunk by chunk until nothing is left or a signal comes, and makes it durable.
-    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, CliError> {
+    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, StackError> {
         let lanes = if self.sink.in_order() { 1 } else { IN_FLIGHT };
         let shift = self.losses.block_size().shift();
         let chunks = self.source.chunks(self.salvage).map(|chunk| write(chunk, &self.losses, self.sink));
@@ -163,7 +165,7 @@ impl CopyJob<'_> {
     }
 }
 
-async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, CliError> {
+async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
     check_room(arguments, source, sink)?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
         // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
@@ -203,7 +205,7 @@ struct Written {
     lost: Vec<Run<Lost>>,
 }
 
-async fn write(chunk: Result<Chunk, CliError>, losses: &Losses, sink: &Sink) -> Result<Written, CliError> {
+async fn write(chunk: Result<Chunk, StackError>, losses: &Losses, sink: &Sink) -> Result<Written, StackError> {
     let Chunk { offset, data, read, lost } = chunk?;
     let bytes = data.len() as u64;
     let lost = losses.widened(lost);
@@ -213,7 +215,7 @@ async fn write(chunk: Result<Chunk, CliError>, losses: &Losses, sink: &Sink) -> 
 }
 
 /// What helps against a block that cannot be read.
-fn advise(failure: CliError, arguments: &Copy) -> CliError {
+fn advise(failure: StackError, arguments: &Copy) -> StackError {
     let is_read = failure.in_short().starts_with("reading");
     let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
     match is_bad && !arguments.salvage {

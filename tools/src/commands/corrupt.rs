@@ -2,15 +2,15 @@
 
 use sealblock_block::Device;
 use sealblock_media_volume::{CorruptionError, CorruptionKind};
+use sealblock_stack::{Access, Cause, FileVolume, StackError, of_block, on_reactor, open_volume};
 use sealblock_units::Lba;
 
 use crate::cli::{Corrupt, CorruptKind};
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::say;
-use crate::stack::{Access, FileVolume, of_block, on_reactor, open_volume};
 
 /// Damages one block.
-pub fn run(arguments: &Corrupt) -> Result<Exit, CliError> {
+pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
@@ -23,17 +23,17 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, CliError> {
 }
 
 /// Damages one block of an open volume.
-pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Result<(), CliError> {
+pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Result<(), StackError> {
     volume.damage(lba, kind).await.map_err(|error| {
         let doing = format!("damaging block {lba}");
         match error {
-            CorruptionError::Range { .. } => CliError::new(Cause::Usage, doing, error)
+            CorruptionError::Range { .. } => StackError::new(Cause::Usage, doing, error)
                 .advise(format!("a block from 0 to {}", volume.geometry().capacity_blocks - 1)),
-            CorruptionError::Unprotected | CorruptionError::Single => CliError::new(Cause::Usage, doing, error),
+            CorruptionError::Unprotected | CorruptionError::Single => StackError::new(Cause::Usage, doing, error),
             CorruptionError::Empty(_) => {
-                CliError::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
+                StackError::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
             }
-            CorruptionError::Damaged(_) => CliError::new(Cause::Unsuitable, doing, error),
+            CorruptionError::Damaged(_) => StackError::new(Cause::Unsuitable, doing, error),
             CorruptionError::Volume(error) => of_block(doing, &error),
         }
     })

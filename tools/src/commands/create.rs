@@ -1,7 +1,5 @@
 //! `sealblock create`: a new, empty volume.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::time::Instant;
 
@@ -10,14 +8,15 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_volume::{CreateOptions, create, format::Layout};
 use sealblock_runtime_memory::Buffer;
+use sealblock_stack::identity::{new_uuid, uuid_text};
+use sealblock_stack::quantity::count;
+use sealblock_stack::{Cause, FileKind, StackError, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use crate::cli::{Create, Guard, ProtectionType as Type};
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{print_json, say};
-use crate::stack::{FileKind, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
-use crate::tally::count;
 
 /// The answer of `create`.
 #[derive(Serialize)]
@@ -32,7 +31,7 @@ struct Report {
 }
 
 /// Makes the volume.
-pub fn run(arguments: &Create) -> Result<Exit, CliError> {
+pub fn run(arguments: &Create) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     let options = options(arguments).map_err(|failure| failure.on(path.display()))?;
     let started = Instant::now();
@@ -61,7 +60,7 @@ pub fn run(arguments: &Create) -> Result<Exit, CliError> {
 }
 
 /// Makes a volume at `path`; a file that was not there before is taken away again if that fails.
-pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), CliError> {
+pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), StackError> {
     let fresh = !path.exists();
     let made = on_reactor(async {
         let medium = open(path, fresh, force).await?;
@@ -76,10 +75,10 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Cli
 }
 
 /// Turns a medium into a volume. Its content is discarded only after the volume's size was found to be valid.
-async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), CliError> {
+async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackError> {
     let failed = |error| of_medium("creating the volume", &error);
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
-        .map_err(|error| CliError::new(Cause::Usage, "creating the volume", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "creating the volume", error))?;
     if !medium.is_block_device() && medium.len_bytes() > 0 {
         medium.set_len_bytes(layout.medium_bytes().max(medium.len_bytes())).map_err(failed)?;
         // The old content goes at once, and its space with it.
@@ -89,20 +88,8 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), CliErr
     create(medium, options).await.map_err(|error| of_volume("creating the volume", &error))
 }
 
-/// A random identity.
-pub fn new_uuid() -> Result<[u8; 16], CliError> {
-    let mut uuid = [0; 16];
-    File::open("/dev/urandom")
-        .and_then(|mut random| random.read_exact(&mut uuid))
-        .map_err(|error| CliError::io("drawing an identity", &error))?;
-    // Version 4, variant 1, as RFC 9562 has it for random ones.
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
-}
-
-fn options(arguments: &Create) -> Result<CreateOptions, CliError> {
-    let usage = |why: String| CliError::new(Cause::Usage, "creating the volume", why);
+fn options(arguments: &Create) -> Result<CreateOptions, StackError> {
+    let usage = |why: String| StackError::new(Cause::Usage, "creating the volume", why);
     let (size, block_size) = (arguments.size.get(), arguments.block_size);
     if size == 0 {
         return Err(usage("a volume of no bytes holds nothing".to_owned()).advise("--size 1GiB"));
@@ -164,7 +151,7 @@ fn type_text(kind: ProtectionType) -> &'static str {
 }
 
 /// Opens the place for a volume; one that holds something already only with `force`.
-async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, CliError> {
+async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, StackError> {
     let options = if fresh { Options::CREATE } else { Options::WRITE };
     let medium = open_medium(path, options).await.map_err(|error| {
         let failure = of_open("creating the volume", &error);
@@ -183,13 +170,13 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, CliEr
         FileKind::Raw if blank(&medium).await? => return Ok(medium),
         FileKind::Raw => "there is something already".to_owned(),
     };
-    Err(CliError::new(Cause::Refused, "creating the volume", there)
+    Err(StackError::new(Cause::Refused, "creating the volume", there)
         .on(path.display())
         .advise("another path, or --force to overwrite it"))
 }
 
 /// Whether nothing is there: an empty file, or a block device that begins with zeroes.
-async fn blank(medium: &FileMedium) -> Result<bool, CliError> {
+async fn blank(medium: &FileMedium) -> Result<bool, StackError> {
     const PROBE_BYTES: u64 = 64 << 10;
     if !medium.is_block_device() {
         return Ok(medium.len_bytes() == 0);
@@ -201,7 +188,7 @@ async fn blank(medium: &FileMedium) -> Result<bool, CliError> {
 }
 
 /// The options of a volume for a demonstration: the defaults of the command line.
-pub fn default_options(size: ByteCount) -> Result<CreateOptions, CliError> {
+pub fn default_options(size: ByteCount) -> Result<CreateOptions, StackError> {
     let block_size = BlockSize::B4096;
     Ok(CreateOptions {
         block_size,
@@ -210,10 +197,4 @@ pub fn default_options(size: ByteCount) -> Result<CreateOptions, CliError> {
         uuid: new_uuid()?,
         preallocate: false,
     })
-}
-
-/// An identity in its usual form.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
 }

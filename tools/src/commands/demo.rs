@@ -10,14 +10,14 @@ use sealblock_block::{BadBlock, Device, Durability, Request, Response};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_volume::CorruptionKind;
 use sealblock_runtime_memory::Buffer;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open, open_volume};
 use sealblock_units::{ByteCount, Extent, Lba};
 
 use super::{corrupt, create};
 use crate::cli::Demo;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::say;
-use crate::stack::{Access, OpenTarget, of_block, on_reactor, open, open_volume};
-use crate::target::TargetName;
 
 /// Name of the volume in its folder.
 const NAME: &str = "demo.volume";
@@ -36,14 +36,14 @@ const DAMAGE: [(u64, CorruptionKind, &str); 6] = [
 ];
 
 /// Shows the main job.
-pub fn run(arguments: &Demo) -> Result<Exit, CliError> {
+pub fn run(arguments: &Demo) -> Result<Exit, StackError> {
     let path = arguments.dir.join(NAME);
     fs::create_dir_all(&arguments.dir)
-        .map_err(|error| CliError::io("making the folder", &error).on(arguments.dir.display()))?;
+        .map_err(|error| StackError::io("making the folder", &error).on(arguments.dir.display()))?;
     // Only a demonstration makes a file of this name, so an earlier one's may go.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(CliError::io("removing the last demonstration", &error).on(path.display()));
+            return Err(StackError::io("removing the last demonstration", &error).on(path.display()));
         }
         _ => {}
     }
@@ -53,7 +53,7 @@ pub fn run(arguments: &Demo) -> Result<Exit, CliError> {
     on_reactor(shown(&path, &data))
 }
 
-async fn shown(path: &Path, data: &Buffer) -> Result<Exit, CliError> {
+async fn shown(path: &Path, data: &Buffer) -> Result<Exit, StackError> {
     let target = TargetName::File(path.to_owned());
     step(2, &format!("write this program into it: {}, then flush", ByteCount::new(data.len() as u64)))?;
     let opened = open(&target, Access::Write).await?;
@@ -79,7 +79,7 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, CliError> {
     repair(&target, data).await
 }
 
-async fn damage(path: &Path) -> Result<(), CliError> {
+async fn damage(path: &Path) -> Result<(), StackError> {
     let volume = open_volume(path, Access::Write).await?.volume;
     for (lba, kind, words) in DAMAGE {
         corrupt::damage(&volume, Lba::new(lba), kind).await?;
@@ -89,7 +89,7 @@ async fn damage(path: &Path) -> Result<(), CliError> {
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
-async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
+async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> {
     step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
     let opened = open(target, Access::Write).await?;
     let size = opened.gate.geometry().block_size.bytes();
@@ -120,19 +120,19 @@ async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, CliError> {
 }
 
 /// This program's own bytes, in whole blocks: real data that every machine has.
-fn own_program() -> Result<Buffer, CliError> {
+fn own_program() -> Result<Buffer, StackError> {
     let bytes =
-        std::env::current_exe().and_then(fs::read).map_err(|error| CliError::io("reading this program", &error))?;
+        std::env::current_exe().and_then(fs::read).map_err(|error| StackError::io("reading this program", &error))?;
     let bytes = &bytes[..bytes.len().min(DATA_BYTES)];
     let mut data = Buffer::zeroed(bytes.len().next_multiple_of(4096));
     data[..bytes.len()].copy_from_slice(bytes);
     Ok(data)
 }
 
-async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), CliError> {
+async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), StackError> {
     let geometry = opened.gate.geometry();
     let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
-        .map_err(|error| CliError::new(Cause::Usage, "writing", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "writing", error))?;
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
     let write = Request::Write { extent, data, durability: Durability::Volatile };
@@ -141,7 +141,7 @@ async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), Cli
 }
 
 /// Every damaged block of a target.
-async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, CliError> {
+async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
     let opened = open(target, Access::Read).await?;
     let geometry = opened.gate.geometry();
     let mut found = Vec::new();
@@ -157,11 +157,11 @@ async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, CliError> {
     opened.close(Ok(found)).await
 }
 
-fn step(number: u32, words: &str) -> Result<(), CliError> {
+fn step(number: u32, words: &str) -> Result<(), StackError> {
     say(&format!("{number}. {words}"))
 }
 
-fn wrong(why: &str) -> Result<Exit, CliError> {
+fn wrong(why: &str) -> Result<Exit, StackError> {
     say(&format!("   WRONG: {why}"))?;
     Ok(Exit::DamageFound)
 }

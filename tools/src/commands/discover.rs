@@ -1,13 +1,13 @@
 //! `sealblock discover`: what a server lets this host see, over NVMe/TCP or NBD.
 
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, SubsystemType, TransportType};
+use sealblock_stack::target::{Address, NbdAddress};
+use sealblock_stack::{StackError, discover, exports, on_reactor};
 use serde::Serialize;
 
 use crate::cli::{Discover, RemoteServer};
-use crate::exit::{CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{note, print_json, say};
-use crate::stack::{discover, exports, on_reactor};
-use crate::target::{Address, NbdAddress};
 
 /// The answer of `discover`.
 #[derive(Serialize)]
@@ -42,14 +42,14 @@ struct NbdExport {
 }
 
 /// Asks the server.
-pub fn run(arguments: &Discover) -> Result<Exit, CliError> {
+pub fn run(arguments: &Discover) -> Result<Exit, StackError> {
     match &arguments.server {
         RemoteServer::NvmeTcp(address) => subsystems(arguments, address),
         RemoteServer::Nbd(address) => nbd(arguments, address),
     }
 }
 
-fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, CliError> {
+fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, StackError> {
     let found = on_reactor(exports(address))?;
     let told = |(name, description): (String, String)| NbdExport { name: printable(&name), description };
     let exports: Vec<NbdExport> = found.into_iter().map(told).collect();
@@ -61,7 +61,7 @@ fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, CliError> {
     Ok(Exit::Clean)
 }
 
-fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, CliError> {
+fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, StackError> {
     let found = on_reactor(discover(address, arguments.host_nqn.clone()))?;
     if arguments.json {
         let entries = found.iter().map(entry).collect();
@@ -71,7 +71,7 @@ fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, CliError>
     let mut names: Vec<String> = found.iter().filter(|entry| is_subsystem(entry)).map(name).collect();
     names.dedup();
     if names.is_empty() {
-        note(format_args!(
+        note(&format_args!(
             "{address} shows this host no subsystem; servers may be for certain hosts only, and --host-nqn NQN asks as another"
         ));
     }

@@ -8,20 +8,21 @@ use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
 use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
+use sealblock_stack::identity::uuid_text;
+use sealblock_stack::quantity::count;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, OpenTarget, RAW_FILE, StackError, TargetInfo, on_reactor, open};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
-use super::create::{protection_json, protection_text, uuid_text};
+use super::create::{protection_json, protection_text};
 use crate::cli::Info;
 use crate::control::mirror_status::MirrorStatus;
-use crate::exit::{CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{print_json, say};
-use crate::stack::{Access, OpenTarget, RAW_FILE, TargetInfo, on_reactor, open};
-use crate::tally::count;
-use crate::target::TargetName;
 
 /// Prints what the target is.
-pub fn run(arguments: &Info) -> Result<Exit, CliError> {
+pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     on_reactor(async {
         let opened = open(&arguments.target, Access::Read).await?;
         if arguments.json {

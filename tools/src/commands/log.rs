@@ -2,15 +2,17 @@
 
 use std::path::Path;
 
+use sealblock_stack::{Cause, StackError};
+
 use crate::cli::Log;
 use crate::commands::status::servers;
 use crate::control::client::log;
 use crate::control::protocol::LogReport;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{print_json, say};
 
 /// Does it.
-pub fn run(arguments: &Log) -> Result<Exit, CliError> {
+pub fn run(arguments: &Log) -> Result<Exit, StackError> {
     let report = match &arguments.control {
         Some(path) => log(path, None, arguments.level)?,
         None => {
@@ -18,7 +20,7 @@ pub fn run(arguments: &Log) -> Result<Exit, CliError> {
             let [server] = &servers[..] else {
                 let pids: Vec<String> = servers.iter().map(|server| server.pid.to_string()).collect();
                 let why = format!("several servers run: processes {}", pids.join(", "));
-                return Err(CliError::new(Cause::Usage, "looking for the server", why)
+                return Err(StackError::new(Cause::Usage, "looking for the server", why)
                     .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
             };
             log(Path::new(&server.control), Some(server.uid), arguments.level)?

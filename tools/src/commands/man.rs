@@ -14,10 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use clap_mangen::Man as Generator;
+use sealblock_stack::StackError;
 
 use self::roff::{Page, escape};
 use crate::cli::{Cli, Man};
-use crate::exit::{CliError, Exit};
+use crate::exit::Exit;
 
 /// Seconds since 1970 that pages are dated by, where builds are to be the same at any time (reproducible-builds.org).
 const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
@@ -25,9 +26,9 @@ const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 const MANUAL: &str = "sealblock manual";
 
 /// Writes the pages into the folder, which is made if it is not there.
-pub fn run(arguments: &Man) -> Result<Exit, CliError> {
+pub fn run(arguments: &Man) -> Result<Exit, StackError> {
     let dir = arguments.dir.as_path();
-    write(dir).map_err(|error| CliError::io("writing manual pages", &error).on(dir.display()))?;
+    write(dir).map_err(|error| StackError::io("writing manual pages", &error).on(dir.display()))?;
     Ok(Exit::Clean)
 }
 
@@ -151,7 +152,8 @@ mod tests {
     use std::process::{Command as Program, Stdio};
 
     use super::*;
-    use crate::exit::Cause;
+    use crate::exit::status;
+    use sealblock_stack::Cause;
 
     fn page_of(words: &[&str]) -> String {
         let mut command = Cli::command().disable_help_subcommand(true);
@@ -247,7 +249,7 @@ mod tests {
     #[test]
     fn a_folder_that_cannot_be_is_named() {
         let failure = run(&Man { dir: "/dev/null/pages".into() }).unwrap_err();
-        assert_eq!(failure.cause().status(), 3);
+        assert_eq!(status(failure.cause()), 3);
         assert_eq!(failure.cause(), Cause::Io);
         assert!(failure.to_string().starts_with("sealblock: writing manual pages on /dev/null/pages: "), "{failure}");
     }

@@ -6,25 +6,26 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_stack::target::{GroupKind, TargetName};
+use sealblock_stack::{Access, Cause, OpenMirror, OpenTarget, StackError, create_mirror, on_reactor, open};
 use sealblock_units::ByteCount;
 
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
+use crate::commands::serve::mirrors::execute;
 use crate::control::client::{FoundServer, find};
 use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
 use crate::control::protocol::ControlCommand;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{Access, OpenMirror, OpenTarget, create_mirror, on_reactor, open};
-use crate::target::{GroupKind, TargetName};
 
 /// How often progress is looked at.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 const CHANGING: &str = "changing the mirror";
 
 /// Does it.
-pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
+pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
     match &arguments.command {
         MirrorCommand::Status(status) => report(status),
         MirrorCommand::Create(create) => make(create),
@@ -64,9 +65,9 @@ pub fn run(arguments: &Mirror) -> Result<Exit, CliError> {
 }
 
 /// The name of a new replica for the process that has the mirror open. In a server's folder the same relative name is another file.
-fn name_for(replica: &TargetName, server: Option<&FoundServer>) -> Result<String, CliError> {
+fn name_for(replica: &TargetName, server: Option<&FoundServer>) -> Result<String, StackError> {
     let Some(server) = server else { return Ok(replica.to_string()) };
-    let here = std::env::current_dir().map_err(|error| CliError::io("finding the replica", &error).on(replica))?;
+    let here = std::env::current_dir().map_err(|error| StackError::io("finding the replica", &error).on(replica))?;
     if server.folder().as_ref() == Some(&here) {
         return Ok(replica.to_string());
     }
@@ -91,17 +92,17 @@ enum Holder {
 }
 
 impl Holder {
-    async fn execute(&self, order: &ControlCommand) -> Result<MirrorStatus, CliError> {
+    async fn execute(&self, order: &ControlCommand) -> Result<MirrorStatus, StackError> {
         match self {
             Holder::Server(server) => server.mirror_command(CHANGING, order.clone()),
             Holder::Here(mirror) => {
-                mirror.execute(order).await?;
+                execute(mirror, order).await?;
                 self.status().await
             }
         }
     }
 
-    async fn status(&self) -> Result<MirrorStatus, CliError> {
+    async fn status(&self) -> Result<MirrorStatus, StackError> {
         match self {
             Holder::Server(server) => {
                 server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)
@@ -112,11 +113,11 @@ impl Holder {
 }
 
 /// Creates a mirror, and waits for its first resync.
-fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
+fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.replicas.clone() };
     let from = match &arguments.from {
         Some(from) => Some(arguments.replicas.iter().position(|replica| replica == from).ok_or_else(|| {
-            CliError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
+            StackError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
         })?),
         None => None,
     };
@@ -133,7 +134,11 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, CliError> {
     Ok(Exit::Clean)
 }
 
-async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCreate) -> Result<MirrorStatus, CliError> {
+async fn synchronise(
+    mirror: &Holder,
+    target: &TargetName,
+    arguments: &MirrorCreate,
+) -> Result<MirrorStatus, StackError> {
     let mut status = mirror.status().await?;
     let lacking: Vec<String> = status
         .replicas
@@ -152,7 +157,7 @@ async fn synchronise(mirror: &Holder, target: &TargetName, arguments: &MirrorCre
     Ok(status)
 }
 
-fn report(arguments: &Arguments) -> Result<Exit, CliError> {
+fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     let status = match server_of(&arguments.target, arguments.control.as_deref())? {
         Some(server) => server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)?,
         None => on_reactor(async {
@@ -170,28 +175,28 @@ fn report(arguments: &Arguments) -> Result<Exit, CliError> {
 }
 
 /// The server that has the mirror. One that was named has to have it.
-fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<FoundServer>, CliError> {
+fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
     let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
     match control {
         Some(socket) if found.is_none() => {
             let why = format!("the server of {} does not serve it", socket.display());
-            let failure = CliError::new(Cause::Unreachable, "looking for its server", why).on(target);
+            let failure = StackError::new(Cause::Unreachable, "looking for its server", why).on(target);
             Err(failure.advise(format!("`sealblock status --control {}` says what it serves", socket.display())))
         }
         _ => Ok(found),
     }
 }
 
-fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, CliError> {
+fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, StackError> {
     opened.info.mirror.clone().ok_or_else(|| {
-        CliError::new(Cause::Usage, "reading the state of the mirror", "it is no mirror")
+        StackError::new(Cause::Usage, "reading the state of the mirror", "it is no mirror")
             .on(opened.target())
             .advise("mirror:A,B")
     })
 }
 
 /// Accepts the older copies on a replica.
-fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
+fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
     let MirrorAcceptStale { target, replica, control } = arguments;
     let name = replica.to_string();
     let kept = |status: &MirrorStatus| status.replica(&name).map_or(0, |replica| replica.stale_blocks);
@@ -216,7 +221,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, CliError> {
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
-fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> Result<Exit, CliError> {
+fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> Result<Exit, StackError> {
     let is_served = server.is_some();
     let status = on_reactor(async {
         if let Some(server) = server {
@@ -239,11 +244,11 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> R
     Ok(Exit::Clean)
 }
 
-async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, CliError> {
+async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, StackError> {
     let before = mirror.status().await?;
     let Change { command: order, new, old } = change;
     if let Some(old) = old.as_ref().filter(|old| before.replica(old).is_none()) {
-        return Err(CliError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {old}"))
+        return Err(StackError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {old}"))
             .on(target)
             .advise("`sealblock mirror status` names the replicas"));
     }
@@ -259,7 +264,7 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) ->
 }
 
 /// Waits for the resync of a new replica.
-async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, CliError> {
+async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<MirrorStatus, StackError> {
     let missed = |status: &MirrorStatus| status.replica(name).map_or(0, |replica| replica.out_of_sync_bytes);
     let total = missed(&status);
     let doing = format!("resyncing {name}");
@@ -276,7 +281,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
         Some(replica) if replica.is_in_sync() => Ok(status),
         replica => {
             let why = replica.and_then(|replica| replica.last_error.clone()).unwrap_or_default();
-            Err(CliError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
+            Err(StackError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
         }
     }
 }

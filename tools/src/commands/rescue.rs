@@ -8,20 +8,22 @@ use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_block::Device;
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
+use sealblock_stack::quantity::count;
+use sealblock_stack::range::Run;
+use sealblock_stack::{
+    Cause, FileKind, Lost, OpenTarget, Salvaged, StackError, inspect, of_open, on_reactor, open_medium, open_shapeless,
+    open_truncated,
+};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
 use super::copy::{Losses, Sink, byte_ranges};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
-use crate::exit::{Cause, CliError, Exit};
-use crate::findings::{Findings, Run, Voice};
+use crate::exit::Exit;
+use crate::findings::{Findings, Voice};
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
-use crate::stack::{
-    FileKind, Lost, OpenTarget, Salvaged, inspect, of_open, on_reactor, open_medium, open_shapeless, open_truncated,
-};
-use crate::tally::count;
 
 /// Bytes read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -57,10 +59,10 @@ struct WithoutSuperblock {
 }
 
 /// Rescues.
-pub fn run(arguments: &Rescue) -> Result<Exit, CliError> {
+pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     if arguments.json && arguments.to == Endpoint::Standard {
         let why = "standard output is for the data or for the report, not for both";
-        return Err(CliError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
@@ -84,7 +86,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, CliError> {
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
-async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), CliError> {
+async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), StackError> {
     const DOING: &str = "rescuing";
     let path = arguments.volume.path();
     let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
@@ -96,7 +98,9 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Cli
     match kind {
         FileKind::Volume if is_hinted => {
             let why = "the volume has a superblock, which says how large it is and what its blocks are";
-            Err(CliError::new(Cause::Usage, DOING, why).on(path.display()).advise("no --capacity and no --block-size"))
+            Err(StackError::new(Cause::Usage, DOING, why)
+                .on(path.display())
+                .advise("no --capacity and no --block-size"))
         }
         FileKind::Volume => Ok((open_truncated(&target, path).await?, None)),
         FileKind::Remains(_) => {
@@ -109,7 +113,7 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Cli
             Err(_) => {
                 let why = "it is no protected volume, nor what is left of one";
                 let advice = "--capacity SIZE, what the volume was created with, if there was one";
-                Err(CliError::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
+                Err(StackError::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
             }
         },
     }
@@ -138,10 +142,10 @@ impl Report {
 }
 
 /// Refuses a destination that is too small.
-fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), CliError> {
+fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), StackError> {
     if let Some(room) = sink.room_bytes().filter(|room| *room < total) {
         let why = format!("{} do not fit into its {}", count(total, "byte"), count(room, "byte"));
-        return Err(CliError::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
+        return Err(StackError::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
     }
     Ok(())
 }
@@ -157,13 +161,13 @@ fn voice(arguments: &Rescue) -> Voice {
 }
 
 /// Reads of chunk after chunk, each with where it begins.
-fn chunks(volume: &OpenTarget) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), CliError>>> {
+fn chunks(volume: &OpenTarget) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), StackError>>> {
     let (size, total) = (volume.gate.geometry().block_size, volume.gate.geometry().capacity_bytes());
     let offsets = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
     stream::iter(offsets).map(move |offset| async move {
         let length = CHUNK_BYTES.min(total - offset);
         let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
-            .map_err(|error| CliError::new(Cause::Usage, "rescuing", error))?;
+            .map_err(|error| StackError::new(Cause::Usage, "rescuing", error))?;
         volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
     })
 }
@@ -173,7 +177,7 @@ async fn copy(
     volume: &OpenTarget,
     sink: &Sink,
     without_superblock: Option<WithoutSuperblock>,
-) -> Result<Report, CliError> {
+) -> Result<Report, StackError> {
     let geometry = volume.gate.geometry();
     let total = geometry.capacity_bytes();
     check_room(arguments, sink, total)?;

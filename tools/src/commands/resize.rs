@@ -7,27 +7,28 @@ use std::path::Path;
 
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Mutation, ResizeOptions, probe, resize};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{
+    Cause, FileKind, ReactorClock, StackError, bars_resizing, inspect, of_open, of_remains, of_resize, of_volume,
+    on_reactor, open_medium,
+};
 use sealblock_units::BlockSize;
 
 use crate::cli::{Resize, ServedName};
 use crate::commands::scrub::name_of;
 use crate::control::client::find;
 use crate::control::protocol::ResizeReport;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{print_json, say};
-use crate::stack::{
-    FileKind, ReactorClock, bars_resizing, inspect, of_open, of_remains, of_resize, of_volume, on_reactor, open_medium,
-};
-use crate::target::TargetName;
 
 /// What is being done.
 pub const DOING: &str = "changing the size";
 
 /// Does it.
-pub fn run(arguments: &Resize) -> Result<Exit, CliError> {
+pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
     let target = &arguments.target;
     let size = NonZeroU64::new(arguments.size.get()).ok_or_else(|| {
-        CliError::new(Cause::Usage, DOING, "a volume has at least one block").on(target).advise("a larger size")
+        StackError::new(Cause::Usage, DOING, "a volume has at least one block").on(target).advise("a larger size")
     })?;
     let report = match find(&name_of(target)?, arguments.control.as_deref())? {
         Some(server) => server.resize(size)?,
@@ -45,23 +46,23 @@ pub fn run(arguments: &Resize) -> Result<Exit, CliError> {
 ///
 /// # Errors
 /// When it is no multiple of the block size, or nothing at all.
-pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, CliError> {
+pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackError> {
     let blocks = size_bytes >> block_size.shift();
     if blocks == 0 || blocks << block_size.shift() != size_bytes {
         let why = format!("{size_bytes} bytes are not whole blocks of {} bytes", block_size.bytes());
-        return Err(CliError::new(Cause::Usage, DOING, why).advise("a multiple of the block size"));
+        return Err(StackError::new(Cause::Usage, DOING, why).advise("a multiple of the block size"));
     }
     Ok(blocks)
 }
 
 /// Resizes a volume that no server has open.
-fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result<ResizeReport, CliError> {
+fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result<ResizeReport, StackError> {
     let path = match target {
         _ if is_to_be_served => return Err(unserved(target)),
         ServedName::Subsystem(..) | ServedName::Target(TargetName::NvmeTcp { .. }) => return Err(unserved(target)),
         ServedName::Target(TargetName::File(path) | TargetName::Linux(path)) => path,
         ServedName::Target(_) => {
-            return Err(CliError::new(Cause::Unsuitable, DOING, "only a protected volume has another size at will")
+            return Err(StackError::new(Cause::Unsuitable, DOING, "only a protected volume has another size at will")
                 .on(target)
                 .advise("the path of a volume"));
         }
@@ -70,14 +71,14 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
     Ok(ResizeReport { target: target.to_string(), before_bytes, size_bytes, pause_us: None })
 }
 
-fn unserved(target: &ServedName) -> CliError {
-    CliError::new(Cause::Unreachable, DOING, "no server of this user on this machine serves it")
+fn unserved(target: &ServedName) -> StackError {
+    StackError::new(Cause::Unreachable, DOING, "no server of this user on this machine serves it")
         .on(target)
         .advise("the volume's path; or --control PATH for a server that has its own socket")
 }
 
 /// Bytes of data before and after.
-async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), CliError> {
+async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
         let failure = of_open(DOING, &error);
         match failure.cause() {
@@ -88,7 +89,7 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), CliError
     match inspect(&medium).await? {
         FileKind::Volume => {}
         FileKind::Remains(parts) => return Err(of_remains(DOING, path, &parts)),
-        FileKind::Raw => return Err(CliError::new(Cause::Unsuitable, DOING, "it is no protected volume")),
+        FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, DOING, "it is no protected volume")),
     }
     let block_size = probe(&medium).await.map_err(|error| of_volume(DOING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;

@@ -10,20 +10,20 @@ use std::path::Path;
 
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::{Scrub as Machine, ScrubRecord};
+use sealblock_stack::target::{Address, Host, NVME_TCP_PORT, TargetName};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open};
 
-use crate::cli::{NVME_TCP_PORT, Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
+use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::control::client::{FoundServer, find};
 use crate::control::protocol::{ControlCommand, TargetRef};
 use crate::control::status::ScrubStatus;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::interrupt;
 use crate::report::{print_json, say};
-use crate::stack::{Access, OpenTarget, of_block, on_reactor, open};
-use crate::target::{Address, Host, TargetName};
 use watch::Waited;
 
 /// Does it.
-pub fn run(arguments: &Scrub) -> Result<Exit, CliError> {
+pub fn run(arguments: &Scrub) -> Result<Exit, StackError> {
     match &arguments.command {
         ScrubCommand::Status(status) => report(&status.what, status.json, status.watch),
         ScrubCommand::Start(start) => begin(start),
@@ -32,7 +32,7 @@ pub fn run(arguments: &Scrub) -> Result<Exit, CliError> {
     }
 }
 
-fn begin(start: &ScrubStart) -> Result<Exit, CliError> {
+fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
     const DOING: &str = "starting the scrub";
     let from = start.from.map(|lba| lba.get());
     let rate = start.rate.map(|rate| rate.bytes_per_second());
@@ -49,7 +49,7 @@ fn begin(start: &ScrubStart) -> Result<Exit, CliError> {
     Ok(Exit::Clean)
 }
 
-fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, CliError> {
+fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> {
     let status = match find_server(what)? {
         Some(found) if watch => {
             let first = found.status.clone();
@@ -62,12 +62,12 @@ fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, CliError> {
     Ok(status.exit())
 }
 
-fn print(status: &ScrubStatus, json: bool) -> Result<(), CliError> {
+fn print(status: &ScrubStatus, json: bool) -> Result<(), StackError> {
     if json { print_json(status) } else { say(text::to_text(status).trim_end()) }
 }
 
 /// Waits for the end of the run and reports what it found.
-fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, CliError> {
+fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, StackError> {
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
             print(&status, json)?;
@@ -90,25 +90,25 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Cli
     }
 }
 
-fn execute(what: &Scrubbed, doing: &str, command: ControlCommand) -> Result<Exit, CliError> {
+fn execute(what: &Scrubbed, doing: &str, command: ControlCommand) -> Result<Exit, StackError> {
     let found = find_server(what)?.ok_or_else(|| unserved(doing, &what.target))?;
     let status = found.scrub_command(doing, command)?;
     say(&text::line(&status))?;
     Ok(Exit::Clean)
 }
 
-fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, CliError> {
+fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, StackError> {
     find(&name_of(&what.target)?, what.control.as_deref())
 }
 
-fn unserved(doing: &str, target: &ServedName) -> CliError {
-    CliError::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
+fn unserved(doing: &str, target: &ServedName) -> StackError {
+    StackError::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
         .on(target)
         .advise(format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
 }
 
 /// What servers know a target by.
-pub fn name_of(target: &ServedName) -> Result<TargetRef, CliError> {
+pub fn name_of(target: &ServedName) -> Result<TargetRef, StackError> {
     let name = TargetRef { text: target.to_string(), ..TargetRef::default() };
     Ok(match target {
         ServedName::Subsystem(nqn, nsid) => {
@@ -116,10 +116,10 @@ pub fn name_of(target: &ServedName) -> Result<TargetRef, CliError> {
         }
         ServedName::Target(TargetName::NvmeTcp { address, nqn, nsid, .. }) => {
             let resolved = resolve(address);
-            let resolved = resolved.map_err(|error| CliError::io("looking for its server", &error).on(target))?;
+            let resolved = resolved.map_err(|error| StackError::io("looking for its server", &error).on(target))?;
             let addresses: Vec<SocketAddr> = resolved.into_iter().filter(|address| is_here(address.ip())).collect();
             if addresses.is_empty() {
-                let failure = CliError::new(Cause::Refused, "looking for its server", "it is another machine's");
+                let failure = StackError::new(Cause::Refused, "looking for its server", "it is another machine's");
                 return Err(failure.on(target).advise("the command on that machine; or `sealblock verify`, from here"));
             }
             TargetRef { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
@@ -148,7 +148,7 @@ fn is_here(address: IpAddr) -> bool {
 }
 
 /// The saved state of a target that no server has open.
-fn saved(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
+fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
     const DOING: &str = "asking for the scrub";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
@@ -161,18 +161,18 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, CliError> {
     })
 }
 
-async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, CliError> {
+async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, StackError> {
     let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
     if abilities.of(RequestKind::ReadReserved) != Ability::Native {
         let why = "it has no room to keep anything of its scrubs, and no server has it open";
-        return Err(CliError::new(Cause::Absent, "asking for the scrub", why).on(target));
+        return Err(StackError::new(Cause::Absent, "asking for the scrub", why).on(target));
     }
     let doing = "reading what is kept of the scrub";
     let answer = opened.gate.execute(Request::ReadReserved { area: ReservedArea::ScrubState }).await;
     let record = match answer.map_err(|error| of_block(doing, &error))? {
         Response::Reserved(bytes) if bytes.is_empty() => ScrubRecord::default(),
         Response::Reserved(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
-            let failure = CliError::new(Cause::Unsuitable, doing, error).on(target);
+            let failure = StackError::new(Cause::Unsuitable, doing, error).on(target);
             failure.advise("serving it: a state that is damaged is begun anew, one of a later version is left alone")
         })?,
         _ => ScrubRecord::default(),

@@ -19,7 +19,7 @@ mod inspect;
 mod listeners;
 mod log;
 mod members;
-mod mirrors;
+pub mod mirrors;
 mod observer;
 mod plan;
 mod recent;
@@ -36,15 +36,17 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError};
+
 use crate::cli::Serve;
-use crate::exit::{Cause, CliError, Exit};
-use crate::target::TargetName;
+use crate::exit::Exit;
 use announce::EventWriter;
 use listeners::Inherited;
 use plan::Plan;
 
 /// Serves.
-pub fn run(arguments: &Serve) -> Result<Exit, CliError> {
+pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
     log::install(arguments.log, arguments.json)?;
     // Settled before anything is opened.
     front::started_unix_s();
@@ -57,7 +59,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, CliError> {
     })
 }
 
-fn serve(arguments: &Serve) -> Result<Exit, CliError> {
+fn serve(arguments: &Serve) -> Result<Exit, StackError> {
     let source = Source::of(arguments)?;
     let inherited = Inherited::take()?;
     let again = || source.plan(arguments, &inherited);
@@ -92,7 +94,7 @@ enum Source {
 }
 
 impl Source {
-    fn of(arguments: &Serve) -> Result<Source, CliError> {
+    fn of(arguments: &Serve) -> Result<Source, StackError> {
         if !arguments.targets.is_empty() {
             return Ok(Source::Targets(arguments.targets.clone()));
         }
@@ -104,7 +106,7 @@ impl Source {
     }
 
     /// A configuration says by subsystem what these options say for all targets; both at once would be a riddle.
-    fn config(arguments: &Serve, path: PathBuf) -> Result<Source, CliError> {
+    fn config(arguments: &Serve, path: PathBuf) -> Result<Source, StackError> {
         let options = [
             ("--allow-host", !arguments.allow_host.is_empty()),
             ("--protection", arguments.protection.is_some()),
@@ -119,13 +121,13 @@ impl Source {
             None => Ok(Source::Config(path)),
             Some((option, _)) => {
                 let why = format!("{option} is for targets of the command line; the configuration has its own");
-                Err(CliError::new(Cause::Usage, "reading the command line", why).on(path.display()))
+                Err(StackError::new(Cause::Usage, "reading the command line", why).on(path.display()))
             }
         }
     }
 
     /// The plan; read anew each time. What the command line says of addresses and cores goes first.
-    fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, CliError> {
+    fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, StackError> {
         let plan = match self {
             Source::Targets(targets) => Plan::of_targets(arguments, targets),
             Source::Config(path) => {

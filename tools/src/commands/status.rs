@@ -13,6 +13,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
 use crate::cli::{ServedName, ServerName, Status};
@@ -20,9 +22,8 @@ use crate::commands::scrub::name_of;
 use crate::control::client::{find, is_alive, query};
 use crate::control::server::{DeviceStatus, ServerStatus};
 use crate::control::socket_path::{FoundSocket, sockets, sockets_of_others};
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::report::{print_json, say};
-use crate::target::TargetName;
 
 /// How long all servers together may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -49,7 +50,7 @@ struct Silent {
 }
 
 /// Runs the command.
-pub fn run(arguments: &Status) -> Result<Exit, CliError> {
+pub fn run(arguments: &Status) -> Result<Exit, StackError> {
     let mut before: Option<(Instant, Report)> = None;
     loop {
         let (began, report) = (Instant::now(), gather(arguments.server.as_ref(), arguments.control.as_deref())?);
@@ -63,7 +64,7 @@ pub fn run(arguments: &Status) -> Result<Exit, CliError> {
     }
 }
 
-fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), CliError> {
+fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[ServerStatus])>) -> Result<(), StackError> {
     if arguments.json {
         return print_json(report);
     }
@@ -102,18 +103,18 @@ impl Report {
 ///
 /// # Errors
 /// When there is none.
-pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, CliError> {
+pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError> {
     let Report { servers, silent } = gather(server, None)?;
     match silent.first() {
         Some(Silent { control, why }) if servers.is_empty() => {
-            Err(CliError::new(Cause::Unreachable, DOING, why).on(control))
+            Err(StackError::new(Cause::Unreachable, DOING, why).on(control))
         }
         _ => Ok(servers),
     }
 }
 
 /// Queries the selected servers.
-fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, CliError> {
+fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report, StackError> {
     if let Some(path) = control {
         return one(path);
     }
@@ -138,13 +139,13 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
     }
 }
 
-fn nobody(why: &str) -> CliError {
-    CliError::new(Cause::Unreachable, DOING, why)
+fn nobody(why: &str) -> StackError {
+    StackError::new(Cause::Unreachable, DOING, why)
         .advise("`sealblock serve`; --control PATH for a server that has its own socket")
 }
 
 /// The server behind one socket, which has to respond.
-fn one(path: &Path) -> Result<Report, CliError> {
+fn one(path: &Path) -> Result<Report, StackError> {
     Ok(Report { servers: vec![query(path, None)?], silent: Vec::new() })
 }
 
@@ -157,7 +158,7 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
 }
 
 /// The server that serves this: one of this user, or else, for root, of any user.
-fn serving(served: &ServedName) -> Result<Report, CliError> {
+fn serving(served: &ServedName) -> Result<Report, StackError> {
     match find(&name_of(served)?, None)? {
         Some(found) => one(found.socket()),
         None => waiting_for(served),
@@ -165,7 +166,7 @@ fn serving(served: &ServedName) -> Result<Report, CliError> {
 }
 
 /// The servers that are configured to serve this and could not open it.
-fn waiting_for(served: &ServedName) -> Result<Report, CliError> {
+fn waiting_for(served: &ServedName) -> Result<Report, StackError> {
     let mut report = ask_all(everybody());
     let name = served.to_string();
     let is_it =
@@ -178,7 +179,7 @@ fn waiting_for(served: &ServedName) -> Result<Report, CliError> {
 }
 
 /// The servers that match.
-fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, CliError> {
+fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, StackError> {
     let mut report = ask_all(everybody());
     report.servers.retain(is_it);
     if report.servers.is_empty() {

@@ -9,18 +9,19 @@ use std::time::{Duration, Instant};
 use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Device, Durability, Request};
+use sealblock_stack::quantity::count;
+use sealblock_stack::range::BlockRange;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, of_block, on_reactor, open_for};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
 use crate::cli::{Discard, Unmapping, Zero};
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::range::BlockRange;
 use crate::report::{as_text, print_json, say};
-use crate::stack::{Access, OpenTarget, Usage, of_block, on_reactor, open_for};
-use crate::tally::{Tally, count};
-use crate::target::TargetName;
+use crate::tally::Tally;
 
 /// Max. bytes of one request, so that the progress bar moves.
 const STEP_BYTES: u64 = 256 << 20;
@@ -50,7 +51,7 @@ struct UnmapJob<'a> {
 }
 
 /// Makes blocks read as zeroes.
-pub fn zero(arguments: &Zero) -> Result<Exit, CliError> {
+pub fn zero(arguments: &Zero) -> Result<Exit, StackError> {
     let may_unmap = !arguments.no_unmap;
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = UnmapJob { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
@@ -58,7 +59,7 @@ pub fn zero(arguments: &Zero) -> Result<Exit, CliError> {
 }
 
 /// Deallocates blocks.
-pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
+pub fn discard(arguments: &Discard) -> Result<Exit, StackError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = UnmapJob { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
     work.run(|extent| Request::Discard { extents: vec![extent] })
@@ -66,7 +67,7 @@ pub fn discard(arguments: &Discard) -> Result<Exit, CliError> {
 
 impl UnmapJob<'_> {
     /// Executes requests over a whole range, then flushes.
-    fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, CliError> {
+    fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, StackError> {
         let report = on_reactor(async {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
             let done = match self.confirm(&opened) {
@@ -97,7 +98,7 @@ impl UnmapJob<'_> {
     }
 
     /// Asks on a terminal before a whole device is erased. Without a terminal there is no question.
-    fn confirm(&self, opened: &OpenTarget) -> Result<(), CliError> {
+    fn confirm(&self, opened: &OpenTarget) -> Result<(), StackError> {
         let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
         if self.how.range.is_some() || self.how.yes || !is_somebody_there {
             return Ok(());
@@ -107,17 +108,17 @@ impl UnmapJob<'_> {
         eprint!("{} loses what it holds: all {blocks} ({bytes}) are to be {}. Go on? [y/N] ", self.target, self.done);
         io::stderr().flush().ok();
         let mut answer = String::new();
-        io::stdin().lock().read_line(&mut answer).map_err(|error| CliError::io("reading the answer", &error))?;
+        io::stdin().lock().read_line(&mut answer).map_err(|error| StackError::io("reading the answer", &error))?;
         match answer.trim().to_lowercase().as_str() {
             "y" | "yes" => Ok(()),
             _ => {
                 let why = "it was not confirmed, and nothing was changed";
-                Err(CliError::new(Cause::Usage, self.doing, why).on(self.target))
+                Err(StackError::new(Cause::Usage, self.doing, why).on(self.target))
             }
         }
     }
 
-    async fn pieces(&self, opened: &OpenTarget, operation: impl Fn(Extent) -> Request) -> Result<Report, CliError> {
+    async fn pieces(&self, opened: &OpenTarget, operation: impl Fn(Extent) -> Request) -> Result<Report, StackError> {
         let UnmapJob { doing, target, how, .. } = self;
         let span = opened.span(how.range)?;
         let (started, size) = (Instant::now(), opened.gate.geometry().block_size);
@@ -134,7 +135,7 @@ impl UnmapJob<'_> {
                 .map(|extent| async move {
                     opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
                     progress.advance_by(extent.bytes(size), 0);
-                    Ok::<u64, CliError>(extent.len())
+                    Ok::<u64, StackError>(extent.len())
                 })
                 .buffered(IN_FLIGHT);
             while let Some(blocks) = covered.try_next().await? {

@@ -10,22 +10,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, Device, Unchecked};
+use sealblock_stack::quantity::count;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for};
 
 use crate::cli::Verify;
-use crate::control::protocol::ControlCommand;
-use crate::exit::{Cause, CliError, Exit};
+use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
 use crate::report::{Checked, NotChecked, VerifyReport, print_json, say};
-use crate::stack::{Access, OpenTarget, Usage, on_reactor, open_for};
-use crate::tally::{Tally, count};
-use crate::target::TargetName;
+use crate::tally::Tally;
 use text::block_error;
 
 pub use job::{Findings, VerifyJob};
 
 /// Checks the target.
-pub fn run(arguments: &Verify) -> Result<Exit, CliError> {
+pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let (found, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
@@ -82,7 +82,7 @@ fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
 }
 
 /// Waits for resyncs before a repair, and accepts older copies if `--accept-stale` is given.
-async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<(), CliError> {
+async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<(), StackError> {
     if arguments.repair {
         catch_up::wait(opened, show).await?;
     }
@@ -93,12 +93,12 @@ async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<
 }
 
 /// Accepts the older copies on a replica, before the checks.
-async fn accept_stale(opened: &OpenTarget, replica: &TargetName) -> Result<(), CliError> {
+async fn accept_stale(opened: &OpenTarget, replica: &TargetName) -> Result<(), StackError> {
     let Some(mirror) = &opened.info.mirror else {
-        let why = CliError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
+        let why = StackError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
         return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
     };
-    mirror.execute(&ControlCommand::MirrorAcceptStale { replica: replica.to_string() }).await
+    mirror.accept_stale(replica).await
 }
 
 /// Who repairs bad blocks.
@@ -122,7 +122,7 @@ impl Repairs {
     }
 }
 
-async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyResult, CliError> {
+async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyResult, StackError> {
     let span = opened.span(arguments.range)?;
     // Not before: until here there is no result to print, so a signal may end the process at once.
     interrupt::watch();
@@ -208,7 +208,7 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
 
 impl VerifyResult {
     /// Prints the lines that the rate limit held back.
-    fn print(&self, arguments: &Verify) -> Result<(), CliError> {
+    fn print(&self, arguments: &Verify) -> Result<(), StackError> {
         let report = &self.report;
         if arguments.json {
             print_json(report)?;
@@ -227,7 +227,7 @@ impl VerifyResult {
     }
 
     /// Prints what follows the lines of damaged blocks.
-    fn print_text(&self, quiet: bool) -> Result<(), CliError> {
+    fn print_text(&self, quiet: bool) -> Result<(), StackError> {
         let report = &self.report;
         if self.untold > 0 {
             say(&format!("and {} more", count(self.untold, "damaged block")))?;
@@ -262,7 +262,7 @@ mod tests {
     use sealblock_units::Extent;
 
     use crate::cli::{Cli, Command};
-    use crate::stack::open;
+    use sealblock_stack::open;
 
     fn verified(path: &str) -> Exit {
         let cli = Cli::try_parse_from(["sealblock", "verify", path, "--quiet"]).unwrap();

@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use sealblock_stack::{Cause, StackError};
 use serde_json::Value;
 
 use super::mirror_status::MirrorStatus;
@@ -17,15 +18,16 @@ use super::protocol::{
     ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_RESPONSE_BYTES,
     TargetRef, VERSION, line_of,
 };
-use super::server::ServerStatus;
+use super::server::{DeviceStatus, ServerStatus};
 use super::socket_path;
 use super::status::ScrubStatus;
 use crate::cli::LogLevel;
 use crate::commands::resize::DOING;
-use crate::exit::{Cause, CliError};
 
 /// How long a server may take to respond, except to a resize.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long the servers may take to respond that may have a file open.
+const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a resize may take, behind earlier ones.
 const RESIZING: Duration = Duration::from_secs(120);
 
@@ -43,7 +45,7 @@ pub struct FoundServer {
 ///
 /// # Errors
 /// When several serve it, or the given server does not respond.
-pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, CliError> {
+pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
     let at = |path: PathBuf, owner| socket_path::FoundSocket { path, owner };
     if let Some(path) = only {
         return find_at(vec![at(path.to_owned(), None)], name, true);
@@ -58,7 +60,7 @@ fn find_at(
     sockets: Vec<socket_path::FoundSocket>,
     name: &TargetRef,
     is_named: bool,
-) -> Result<Option<FoundServer>, CliError> {
+) -> Result<Option<FoundServer>, StackError> {
     let mut found: Option<FoundServer> = None;
     for socket_path::FoundSocket { path: socket, owner } in sockets {
         let only = is_named.then_some(&socket);
@@ -73,7 +75,7 @@ fn find_at(
         };
         if found.is_some() {
             let why = "several servers have it";
-            let failure = CliError::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
+            let failure = StackError::new(Cause::Usage, "asking for the scrub", why).on(&name.text);
             return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
         }
         found = Some(FoundServer { socket, owner, name: name.clone(), status });
@@ -113,7 +115,7 @@ impl FoundServer {
     ///
     /// # Errors
     /// Why the command failed.
-    pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, CliError> {
+    pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, StackError> {
         match self.ask(command, RESPONSE_TIMEOUT).map(scrub_of) {
             Ok(Ok(status)) => Ok(status),
             Ok(Err(problem)) => Err(from_control_error(doing, &problem).on(&self.name.text)),
@@ -125,7 +127,7 @@ impl FoundServer {
     ///
     /// # Errors
     /// Why the command failed.
-    pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, CliError> {
+    pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, StackError> {
         match self.ask(command, RESPONSE_TIMEOUT) {
             Ok(ControlResult::Mirror(status)) => Ok(*status),
             Ok(ControlResult::Error(problem)) => Err(from_control_error(doing, &problem).on(&self.name.text)),
@@ -138,14 +140,14 @@ impl FoundServer {
     ///
     /// # Errors
     /// Why the resize failed. After a timeout the server may still execute it.
-    pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, CliError> {
+    pub fn resize(&self, size: NonZeroU64) -> Result<ResizeReport, StackError> {
         match self.ask(ControlCommand::Resize { size }, RESIZING) {
             Ok(ControlResult::Resized(report)) => Ok(*report),
             Ok(ControlResult::Error(problem)) => Err(from_control_error(DOING, &problem).on(&self.name.text)),
             Ok(_) => Err(from_control_error(DOING, &answered_otherwise()).on(&self.name.text)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                 let why = format!("the server did not answer within {} s, and may do it still", RESIZING.as_secs());
-                Err(CliError::new(Cause::Io, DOING, why)
+                Err(StackError::new(Cause::Io, DOING, why)
                     .on(&self.name.text)
                     .advise("`sealblock info` of what is served"))
             }
@@ -158,7 +160,7 @@ impl FoundServer {
 ///
 /// # Errors
 /// Why there is no response.
-pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError> {
+pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, StackError> {
     let request = ControlRequest { version: VERSION, target: TargetRef::default(), command: ControlCommand::Status };
     let outcome =
         exchange(socket, owner, &request, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error).on(socket.display()))?;
@@ -173,7 +175,7 @@ pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, CliError
 ///
 /// # Errors
 /// Why the command failed.
-pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, CliError> {
+pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, StackError> {
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
     let request =
         ControlRequest { version: VERSION, target: TargetRef::default(), command: ControlCommand::Log { level } };
@@ -184,6 +186,48 @@ pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result
         ControlResult::Error(problem) => Err(from_control_error(doing, &problem).on(socket.display())),
         _ => Err(from_control_error(doing, &answered_otherwise()).on(socket.display())),
     }
+}
+
+/// What the process does with a file if it is a sealblock server, and what to type instead; `None` if it is none or does not
+/// respond. A server must not ask: that could be itself.
+pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
+    let server = server_of(pid)?;
+    let canonical = path.canonicalize().ok()?;
+    let serves = |device: &&DeviceStatus| device.seen.files.iter().any(|file| Path::new(file) == canonical);
+    let device = server.devices.iter().find(serves);
+    let Some((device, uri)) =
+        device.and_then(|device| Some((device, device.exports.iter().find_map(|e| e.uri.clone())?)))
+    else {
+        return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
+    };
+    let target = &device.target;
+    // Commands find servers with the usual socket without `--control`.
+    let is_usual = socket_path::sockets().iter().any(|socket| *socket == Path::new(&server.control));
+    let scrub = if is_usual { String::new() } else { format!(" --control {}", server.control) };
+    let advice = format!(
+        "`sealblock verify {uri}` or `sealblock scrub start {target}{scrub}` while it is served; `sealblock status {pid}` tells more"
+    );
+    Some((format!("which serves {target} as {uri}"), advice))
+}
+
+/// The state of the server with this process number, if this user can reach its socket.
+fn server_of(pid: u32) -> Option<ServerStatus> {
+    let own = socket_path::sockets().into_iter().map(|path| socket_path::FoundSocket { path, owner: None });
+    let all = own.chain(socket_path::sockets_of_others());
+    // Servers with a usual socket have it by their number; others may have any name.
+    let number = |path: &PathBuf| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
+    let fitting = all.filter(|found| number(&found.path).is_none_or(|number| number == pid));
+    let (answered, answers) = mpsc::channel();
+    for socket_path::FoundSocket { path, owner } in fitting {
+        let answered = answered.clone();
+        thread::spawn(move || {
+            // The receiver has timed out.
+            let _ = answered.send(query(&path, owner));
+        });
+    }
+    drop(answered);
+    let answer = || answers.recv_timeout(SEARCH_TIMEOUT).ok();
+    std::iter::from_fn(answer).filter_map(Result::ok).find(|server| server.pid == pid)
 }
 
 /// True if a process listens on the socket. Stale sockets stay until another server starts.
@@ -253,8 +297,8 @@ fn calm(value: &mut Value) {
     }
 }
 
-fn from_control_error(doing: &str, problem: &ControlError) -> CliError {
-    let failure = |cause| CliError::new(cause, doing, &problem.why);
+fn from_control_error(doing: &str, problem: &ControlError) -> StackError {
+    let failure = |cause| StackError::new(cause, doing, &problem.why);
     match problem.kind {
         ControlErrorKind::Usage => failure(Cause::Usage),
         ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
@@ -267,13 +311,13 @@ fn from_control_error(doing: &str, problem: &ControlError) -> CliError {
     }
 }
 
-fn of_socket(error: &io::Error) -> CliError {
+fn of_socket(error: &io::Error) -> StackError {
     let cause = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Cause::Unreachable,
         io::ErrorKind::PermissionDenied => Cause::Refused,
         _ => Cause::Io,
     };
-    CliError::new(cause, "asking the server", error).advise("the socket of a server that runs")
+    StackError::new(cause, "asking the server", error).advise("the socket of a server that runs")
 }
 
 #[cfg(test)]

@@ -4,10 +4,10 @@ use std::fmt::Write;
 
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
+use sealblock_stack::identity::uuid_text;
 use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 
-use crate::commands::create::uuid_text;
 use crate::exit::Exit;
 
 /// The state of a mirror. `docs/formats/json.md` is the contract.

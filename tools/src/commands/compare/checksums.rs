@@ -6,12 +6,11 @@
 use futures_util::future::join;
 use sealblock_block::{Ability, Device, Request, Response};
 use sealblock_integrity::guard;
+use sealblock_stack::range::{Run, join_run};
+use sealblock_stack::{Cause, OpenTarget, StackError, damage, of_block};
 use sealblock_units::Extent;
 
 use super::{Sides, What};
-use crate::exit::{Cause, CliError};
-use crate::findings::{Run, join_run};
-use crate::stack::{OpenTarget, damage, of_block};
 
 /// Bytes of the largest region that is summed at once.
 pub(super) const REGION_BYTES: u64 = 4 << 20;
@@ -29,7 +28,7 @@ impl Sides<'_> {
     }
 
     /// The blocks of a region that differ or cannot be read.
-    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, CliError> {
+    pub(super) async fn search(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, StackError> {
         let mut runs = Vec::new();
         let mut different = Vec::new();
         // Checksums cover whole blocks; a partial block is read.
@@ -74,13 +73,13 @@ impl Sides<'_> {
         Ok(runs)
     }
 
-    async fn read_into(&self, runs: &mut Vec<Run<What>>, offset: u64, length: u64) -> Result<(), CliError> {
+    async fn read_into(&self, runs: &mut Vec<Run<What>>, offset: u64, length: u64) -> Result<(), StackError> {
         self.read_runs(offset, length).await?.into_iter().for_each(|run| join_run(runs, run));
         Ok(())
     }
 
     /// Compares the checksums of both sides.
-    async fn checksums(&self, offset: u64, length: u64) -> Result<Checksums, CliError> {
+    async fn checksums(&self, offset: u64, length: u64) -> Result<Checksums, StackError> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
@@ -106,10 +105,10 @@ enum Checksums {
 }
 
 /// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
-async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, CliError> {
+async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, StackError> {
     let shift = opened.gate.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
-        .map_err(|error| CliError::new(Cause::Usage, "comparing", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
     match opened.gate.execute(Request::Checksum { extent, checks }).await {
         Ok(Response::Checksum(digested)) => Ok(Some(digested.crc64)),

@@ -1,19 +1,19 @@
 //! What `compare` answers, in JSON and in words.
 
-use std::fmt;
 use std::time::Duration;
 
 use sealblock_block::Device;
+use sealblock_stack::quantity::count;
+use sealblock_stack::range::{BlockRange, Run};
+use sealblock_stack::{Cause, StackError, Whole};
 use sealblock_units::BlockSize;
 use serde::{Serialize, Serializer};
 
-use crate::exit::{Cause, CliError, Exit};
-use crate::findings::{Findings, Run};
+use crate::exit::Exit;
+use crate::findings::{Finding, Findings};
 use crate::interrupt;
-use crate::range::BlockRange;
 use crate::report::say;
-use crate::stack::Whole;
-use crate::tally::{Tally, count};
+use crate::tally::Tally;
 
 /// Says on standard error where to go on, if a signal ended it.
 pub(super) fn report_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
@@ -76,13 +76,13 @@ pub(super) enum What {
     Unreadable(Unreadable),
 }
 
-impl fmt::Display for Run<What> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (&self.what, self.blocks) {
-            (What::Differ, 1) => write!(f, "{} differs", self.place()),
-            (What::Differ, _) => write!(f, "{} differ", self.place()),
+impl Finding for What {
+    fn line(run: &Run<What>) -> String {
+        match (&run.what, run.blocks) {
+            (What::Differ, 1) => format!("{} differs", run.place()),
+            (What::Differ, _) => format!("{} differ", run.place()),
             (What::Unreadable(Unreadable { target, why }), _) => {
-                write!(f, "{} of {target} cannot be read: {why}", self.place())
+                format!("{} of {target} cannot be read: {why}", run.place())
             }
         }
     }
@@ -123,10 +123,10 @@ impl Report {
     ///
     /// # Errors
     /// When any of it lies behind the end of a side.
-    pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), CliError> {
+    pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), StackError> {
         let common = self.bytes_compared;
         let Some(range) = range else { return Ok((0, common)) };
-        let usage = |why| CliError::new(Cause::Usage, "reading the range", why).on(self.names());
+        let usage = |why| StackError::new(Cause::Usage, "reading the range", why).on(self.names());
         let span = range.resolve(common.div_ceil(self.block_size.bytes() as u64)).map_err(usage)?;
         let shift = self.block_size.shift();
         let end = ((span.last().get() + 1) << shift).min(common);
@@ -167,7 +167,7 @@ impl Report {
     }
 
     /// Prints what follows the lines of runs.
-    pub fn print_text(&self) -> Result<(), CliError> {
+    pub fn print_text(&self) -> Result<(), StackError> {
         if self.unlisted > 0 {
             say(&format!("and {} more", count(self.unlisted, "block")))?;
         }

@@ -3,14 +3,14 @@
 //! A destination may have larger blocks than the source, and can lose only whole ones: what shares a block with something lost is
 //! lost with it, and reported.
 
-use std::fmt;
 use std::ops::Range;
 
+use sealblock_stack::range::Run;
+use sealblock_stack::{Lost, in_groups};
 use sealblock_units::BlockSize;
 
 use super::sink::{Losing, Sink};
-use crate::findings::Run;
-use crate::stack::{Lost, in_groups};
+use crate::findings::Finding;
 
 /// How blocks of a source are lost in a destination.
 pub(in crate::commands) struct Losses {
@@ -55,8 +55,8 @@ impl Losing {
     }
 }
 
-impl fmt::Display for Run<Lost> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} lost: {}", self.place(), self.what.why)
+impl Finding for Lost {
+    fn line(run: &Run<Lost>) -> String {
+        format!("{} lost: {}", run.place(), run.what.why)
     }
 }

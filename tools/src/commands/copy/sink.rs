@@ -9,13 +9,14 @@ use sealblock_block::{Ability, Device, Durability, Medium, Request};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{
+    Access, Cause, OpenTarget, Overwritten, StackError, Usage, of_block, of_medium, open_for, overwrite,
+};
 use sealblock_units::Extent;
 use serde::Serialize;
 
 use crate::cli::Endpoint;
-use crate::exit::{Cause, CliError};
-use crate::stack::{Access, OpenTarget, Overwritten, Usage, of_block, of_medium, open_for, overwrite};
-use crate::target::TargetName;
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
 const HOLE_BYTES: usize = 4096;
@@ -47,7 +48,7 @@ impl Sink {
     ///
     /// # Errors
     /// Why it cannot be opened; what is left of a volume is overwritten only with `force`, a member of a group as `usage` says.
-    pub async fn open(endpoint: &Endpoint, force: bool, usage: Usage) -> Result<Sink, CliError> {
+    pub async fn open(endpoint: &Endpoint, force: bool, usage: Usage) -> Result<Sink, StackError> {
         let target = match endpoint {
             Endpoint::Standard => return Ok(Sink::Output(RefCell::new(io::stdout()))),
             Endpoint::Target(target) => target,
@@ -58,7 +59,7 @@ impl Sink {
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
             let made = File::options().write(true).create(true).truncate(false).open(path);
-            made.map_err(|error| CliError::io("creating", &error).on(target))?;
+            made.map_err(|error| StackError::io("creating", &error).on(target))?;
         }
         match overwrite(target, path, force, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::Device(opened)),
@@ -85,7 +86,7 @@ impl Sink {
 
     /// Writes a chunk. Its offset begins a block of any size, and only that of the last one may end within a block. Gives how
     /// many bytes were written, and not left out as zeroes.
-    pub async fn write(&self, offset: u64, data: &Slice) -> Result<u64, CliError> {
+    pub async fn write(&self, offset: u64, data: &Slice) -> Result<u64, StackError> {
         match self {
             Sink::Device(opened) => write_blocks(opened, offset, data).await,
             Sink::Plain { name, medium } => write_plain(medium, offset, data).await.map_err(|error| error.on(name)),
@@ -120,7 +121,7 @@ impl Sink {
 
     /// Writes a chunk of which runs of bytes are lost: ranges from the start of all data, each of [`Sink::losing_bytes`] or
     /// a multiple. They are never written as if they were data that was read, where anything makes a seal for it.
-    pub async fn write_around(&self, offset: u64, data: &Slice, lost: &[Range<u64>]) -> Result<u64, CliError> {
+    pub async fn write_around(&self, offset: u64, data: &Slice, lost: &[Range<u64>]) -> Result<u64, StackError> {
         if self.losing() == Losing::Zeroes {
             return self.write(offset, data).await;
         }
@@ -138,7 +139,7 @@ impl Sink {
     }
 
     /// Makes bytes unreadable where the device can.
-    async fn lose(&self, gap: &Range<u64>) -> Result<(), CliError> {
+    async fn lose(&self, gap: &Range<u64>) -> Result<(), StackError> {
         let (Sink::Device(opened), Losing::Unreadable, false) = (self, self.losing(), gap.is_empty()) else {
             return Ok(());
         };
@@ -148,7 +149,7 @@ impl Sink {
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.
-    pub async fn finish(&self, bytes: u64) -> Result<(), CliError> {
+    pub async fn finish(&self, bytes: u64) -> Result<(), StackError> {
         match self {
             Sink::Device(opened) => opened.flush().await,
             Sink::Plain { name, medium } => {
@@ -161,7 +162,7 @@ impl Sink {
     }
 
     /// Closes the place.
-    pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
+    pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
         match self {
             Sink::Device(opened) => opened.close(result).await,
             Sink::Plain { .. } | Sink::Output(_) => result,
@@ -169,12 +170,12 @@ impl Sink {
     }
 }
 
-fn of_output(error: &io::Error) -> CliError {
-    CliError::io("writing", error).on("standard output")
+fn of_output(error: &io::Error) -> StackError {
+    StackError::io("writing", error).on("standard output")
 }
 
 /// Writes what is not zeroes; the rest of the last sector is, until the file's end is set. Gives how much that is.
-async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<u64, CliError> {
+async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<u64, StackError> {
     let failed = |error| of_medium("writing", &error);
     let data = padded(data, data.len().next_multiple_of(medium.sector_bytes() as usize));
     let end = offset + data.len() as u64;
@@ -202,14 +203,14 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// The blocks of a device that these bytes are, the last one as a whole.
-fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, CliError> {
+fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, StackError> {
     let geometry = opened.gate.geometry();
     let blocks = length.div_ceil(geometry.block_size.bytes()) as u64;
     let extent = Extent::from_raw(offset >> geometry.block_size.shift(), blocks).ok();
     extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
-async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, CliError> {
+async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
     let geometry = opened.gate.geometry();
     let extent = extent_of(opened, offset, data.len())?;
     let leaves_out = opened.gate.abilities().unmap_zeroes && is_zero(data);
@@ -225,9 +226,9 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
     Ok(if leaves_out { 0 } else { data.len() as u64 })
 }
 
-fn full(opened: &OpenTarget) -> CliError {
+fn full(opened: &OpenTarget) -> StackError {
     let room = opened.gate.geometry().capacity_bytes();
-    CliError::new(Cause::Unsuitable, "writing", format!("the data do not fit into its {room} bytes"))
+    StackError::new(Cause::Unsuitable, "writing", format!("the data do not fit into its {room} bytes"))
         .on(opened.target())
         .advise("a larger volume")
 }

@@ -7,14 +7,13 @@ use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use sealblock_block::{Ability, BlockState, Device, Request, Response};
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_stack::range::Run;
+use sealblock_stack::{Lost, OpenTarget, Salvaged, StackError, Whole};
 use sealblock_units::{BlockSize, Extent};
 
 use super::{CHUNK_BYTES, IN_FLIGHT};
 use crate::cli::Endpoint;
-use crate::exit::CliError;
-use crate::findings::Run;
 use crate::interrupt;
-use crate::stack::{Lost, OpenTarget, Salvaged, Whole};
 
 /// A chunk of data.
 pub(super) struct Chunk {
@@ -38,7 +37,7 @@ pub(super) enum Source {
 
 impl Source {
     /// Opens the place.
-    pub async fn open(endpoint: &Endpoint) -> Result<Source, CliError> {
+    pub async fn open(endpoint: &Endpoint) -> Result<Source, StackError> {
         match endpoint {
             Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
             Endpoint::Target(target) => Ok(Source::Device(Box::new(Whole::open(target).await?))),
@@ -63,13 +62,13 @@ impl Source {
 
     /// The data, in order, read ahead where that is possible, until a signal comes. With `salvage` it goes on past blocks that
     /// cannot be read.
-    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, CliError>> {
+    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, StackError>> {
         match self {
             Source::Device(whole) => device_chunks(whole, salvage).boxed_local(),
             Source::Input(input) => {
                 let next = move |offset| async move {
                     let chunk = next_bytes(&mut *input.borrow_mut())
-                        .map_err(|error| CliError::io("reading", &error).on("standard input"));
+                        .map_err(|error| StackError::io("reading", &error).on("standard input"));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => {
@@ -85,7 +84,7 @@ impl Source {
     }
 
     /// Closes the place.
-    pub async fn close<T>(self, result: Result<T, CliError>) -> Result<T, CliError> {
+    pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
         match self {
             Source::Device(whole) => whole.close(result).await,
             Source::Input(_) => result,
@@ -93,7 +92,7 @@ impl Source {
     }
 }
 
-fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, CliError>> {
+fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));

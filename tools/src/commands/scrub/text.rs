@@ -3,11 +3,11 @@
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
 use crate::control::status::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
 use crate::report::Checked;
-use crate::tally::count;
 
 /// The whole state.
 pub fn to_text(status: &ScrubStatus) -> String {

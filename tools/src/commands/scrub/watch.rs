@@ -6,17 +6,17 @@
 use std::thread;
 use std::time::Duration;
 
+use sealblock_stack::StackError;
+use sealblock_stack::quantity::count;
+use sealblock_stack::range::Run;
 use sealblock_units::ByteCount;
 
 use crate::control::client::FoundServer;
 use crate::control::protocol::ControlCommand;
 use crate::control::status::{RunStatus, ScrubStatus, StateWord};
-use crate::exit::CliError;
-use crate::findings::Run;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::say;
-use crate::tally::count;
 
 /// How often the server is asked; as many lines a second there are at most.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
@@ -35,7 +35,7 @@ pub enum Waited {
 ///
 /// # Errors
 /// When the server does not answer any more.
-pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<Waited, CliError> {
+pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<Waited, StackError> {
     interrupt::watch();
     let show = if is_silent { Show::Never } else { Show::OnTerminal };
     let total = ByteCount::new(first.blocks.saturating_mul(first.block_size as u64));

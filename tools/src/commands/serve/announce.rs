@@ -9,17 +9,18 @@ use std::path::{Path, PathBuf};
 use sealblock_block::Geometry;
 use sealblock_exports_nvme_tcp::Hosts;
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::identity::uuid_text;
+use sealblock_stack::quantity::count;
+use sealblock_stack::target::{NbdAddress, encode};
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
 use super::plan::{NamespacePlan, SubsystemPlan};
 use super::scrub::{ScrubFinished, ScrubStarted};
 use crate::cli::Protection;
-use crate::commands::create::{protection_text, uuid_text};
+use crate::commands::create::protection_text;
 use crate::control::protocol::ResizeReport;
 use crate::report::{print_json, say};
-use crate::tally::count;
-use crate::target::{NbdAddress, encode};
 
 /// Says what happens.
 #[derive(Clone, Copy)]

@@ -6,10 +6,10 @@ use std::thread;
 use std::time::Duration;
 
 use sealblock_media_file::{Backing, BackingError, open_files};
+use sealblock_stack::TargetInfo;
 use sealblock_units::ByteCount;
 
 use crate::control::server::FileError;
-use crate::stack::TargetInfo;
 
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);

@@ -13,6 +13,10 @@ use std::str::FromStr;
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::identity::uuid_from;
+use sealblock_stack::quantity::Time;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError, Usage};
 use sealblock_units::ByteCount;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
@@ -22,11 +26,6 @@ use self::scrub::ScrubTable;
 use super::listeners::Inherited;
 use super::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan};
 use crate::cli::{Protection, listen_address, nbd_address};
-use crate::exit::{Cause, CliError};
-use crate::identity::uuid_from;
-use crate::quantity::Time;
-use crate::stack::Usage;
-use crate::target::TargetName;
 
 mod scrub;
 
@@ -204,17 +203,17 @@ impl FromStr for Uuid {
 ///
 /// # Errors
 /// When the file cannot be read; bad usage with file and line when it cannot be meant.
-pub fn read(path: &Path) -> Result<Plan, CliError> {
+pub fn read(path: &Path) -> Result<Plan, StackError> {
     const DOING: &str = "reading the configuration";
     let failed = |error: std::io::Error| {
-        CliError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
+        StackError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
     };
     let bytes = fs::metadata(path).map_err(failed)?.len();
     if bytes > MAX_BYTES {
-        return Err(CliError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
+        return Err(StackError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
     }
     let text = fs::read_to_string(path).map_err(failed)?;
-    let plan = parse(&text).map_err(|why| CliError::new(Cause::Usage, DOING, why).on(path.display()))?;
+    let plan = parse(&text).map_err(|why| StackError::new(Cause::Usage, DOING, why).on(path.display()))?;
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
 }
 

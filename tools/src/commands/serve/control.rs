@@ -19,6 +19,7 @@ use std::time::Duration;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn, timeout};
+use sealblock_stack::{Cause, StackError};
 
 use super::front::Front;
 use super::inspect::DeviceInspector;
@@ -33,7 +34,6 @@ use crate::control::protocol::{
 };
 use crate::control::server::ExportStatus;
 use crate::control::socket_path::Socket;
-use crate::exit::{Cause, CliError};
 
 /// Connections at once; further ones are closed as they come.
 const MAX_CONNECTIONS: usize = 16;
@@ -94,15 +94,15 @@ impl Control {
     ///
     /// # Errors
     /// When a place that was named cannot be had.
-    pub fn open(place: Option<&ControlSocket>) -> Result<Control, CliError> {
+    pub fn open(place: Option<&ControlSocket>) -> Result<Control, StackError> {
         let socket = match place {
             Some(ControlSocket::None) => None,
             Some(ControlSocket::Path(path)) => {
-                let failed = |error| CliError::io("listening for control", &error).on(path.display());
+                let failed = |error| StackError::io("listening for control", &error).on(path.display());
                 Some(Socket::at(path).map_err(|error| {
                     match error.kind() {
                         io::ErrorKind::AddrInUse => {
-                            CliError::new(Cause::Refused, "listening for control", "another server listens there")
+                            StackError::new(Cause::Refused, "listening for control", "another server listens there")
                                 .on(path.display())
                                 .advise("another --control PATH")
                         }
@@ -118,7 +118,7 @@ impl Control {
             path: socket.as_ref().map(|socket| socket.path().to_owned()),
             socket,
         };
-        control.listen().map_err(|error| CliError::io("listening for control", &error))?;
+        control.listen().map_err(|error| StackError::io("listening for control", &error))?;
         Ok(control)
     }
 

@@ -9,6 +9,8 @@ use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
+use sealblock_stack::target::TargetLabel;
+use sealblock_stack::{Access, Cause, OpenMirror, ReadOnly, StackError, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use super::inspect::{DeviceInspector, InspectedDevice};
@@ -17,9 +19,6 @@ use super::observer::{ReportTargets, RequestObserver};
 use super::plan::NamespacePlan;
 use super::resize::{LocalDevice, ResizeResult};
 use super::scrub::{ScrubEventSender, ScrubHandle, ScrubTask};
-use crate::exit::{Cause, CliError};
-use crate::stack::{Access, OpenMirror, ReadOnly, Usage, open_for};
-use crate::target::TargetLabel;
 
 /// An open device.
 pub struct ServedDevice {
@@ -61,7 +60,7 @@ impl ServedDevice {
     ///
     /// # Errors
     /// When that core is gone.
-    pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, CliError> {
+    pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, StackError> {
         let (home, shared) = (self.home.clone(), self.shared());
         let resized = self.handle.call(move || async move {
             match home.get() {
@@ -98,7 +97,7 @@ impl DeviceTable {
     ///
     /// # Errors
     /// Why it cannot be opened.
-    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, CliError>> + 'static {
+    pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
         let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
         let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
         let (handle, scrub_events) = (self.handles[core].clone(), self.scrub_events.clone());
@@ -130,7 +129,7 @@ impl DeviceTable {
     ///
     /// # Errors
     /// The first that could not be closed; the others are closed all the same.
-    pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), CliError> {
+    pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| {
             async move {
                 // What the scrub keeps, it keeps on the device.
@@ -164,7 +163,7 @@ async fn open_on_core(
     plan: NamespacePlan,
     ties: ReportTargets,
     scrub_events: ScrubEventSender,
-) -> Result<OpenedDevice, CliError> {
+) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
     let opened = open_for(target, plan.access(), plan.usage).await?;
     if let Err(failure) = opened.check_blocks("serving") {
@@ -192,6 +191,6 @@ async fn open_on_core(
     })
 }
 
-fn of_core(doing: &str, gone: CoreGone) -> CliError {
-    CliError::new(Cause::Io, doing, gone)
+fn of_core(doing: &str, gone: CoreGone) -> StackError {
+    StackError::new(Cause::Io, doing, gone)
 }

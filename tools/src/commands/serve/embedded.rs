@@ -3,12 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, FileKind, StackError, inspect, of_open, of_remains, on_reactor, open_medium};
 use sealblock_units::ByteCount;
 
 use crate::commands::create;
-use crate::exit::{Cause, CliError};
-use crate::stack::{FileKind, inspect, of_open, of_remains, on_reactor, open_medium};
-use crate::target::TargetName;
 
 /// The folder, in the working directory; shared with the demonstration.
 const FOLDER: &str = "sealblock-data";
@@ -21,7 +20,7 @@ const SIZE: ByteCount = ByteCount::new(1 << 30);
 ///
 /// # Errors
 /// When it cannot be made, or something else is there.
-pub fn volume() -> Result<TargetName, CliError> {
+pub fn volume() -> Result<TargetName, StackError> {
     let path = Path::new(FOLDER).join(NAME);
     // A link that leads nowhere is something, too.
     if path.symlink_metadata().is_err() {
@@ -33,8 +32,8 @@ pub fn volume() -> Result<TargetName, CliError> {
 }
 
 /// Makes it under another name first, so that a half-made volume never has this one.
-fn make(path: &Path) -> Result<(), CliError> {
-    let failed = |error: &std::io::Error| CliError::io("making the default volume", error).on(path.display());
+fn make(path: &Path) -> Result<(), StackError> {
+    let failed = |error: &std::io::Error| StackError::io("making the default volume", error).on(path.display());
     fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
     let draft = path.with_extension(format!("volume.{}", std::process::id()));
     create::make(&draft, &create::default_options(SIZE)?, false)?;
@@ -45,7 +44,7 @@ fn make(path: &Path) -> Result<(), CliError> {
     placed.map_err(|error| failed(&error))
 }
 
-fn check(path: &Path) -> Result<(), CliError> {
+fn check(path: &Path) -> Result<(), StackError> {
     on_reactor(async {
         let medium = open_medium(path, sealblock_media_file::Options::READ)
             .await
@@ -53,7 +52,7 @@ fn check(path: &Path) -> Result<(), CliError> {
         match inspect(&medium).await? {
             FileKind::Volume => Ok(()),
             FileKind::Remains(parts) => Err(of_remains("opening the default volume", path, &parts)),
-            FileKind::Raw => Err(CliError::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
+            FileKind::Raw => Err(StackError::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
                 .on(path.display())
                 .advise("moving it away, or naming the targets to serve")),
         }

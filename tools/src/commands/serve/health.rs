@@ -5,8 +5,8 @@ use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
 use crate::control::server::{DamageStatus, DeviceSnapshot, FileError, Health};
 use crate::control::status::{RunStatus, ScrubStatus};
 use crate::report::Checked;
-use crate::tally::count;
 use sealblock_layers_mirror::MirrorState;
+use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
 /// Runs of bad blocks that the sentence names.

@@ -6,9 +6,8 @@
 use std::fs;
 
 use sealblock_protocols_nvme::nqn::Nqn;
-
-use crate::identity::uuid_of;
-use crate::target::TargetName;
+use sealblock_stack::identity::uuid_of;
+use sealblock_stack::target::TargetName;
 
 /// The room for a serial number (Base, Identify Controller, field SN).
 const SERIAL_BYTES: usize = 20;

@@ -9,6 +9,8 @@ use sealblock_block::{DynDevice, Gate, RequestKind};
 use sealblock_exports_nvme_tcp::DamageRun;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, timeout};
+use sealblock_stack::quantity::count;
+use sealblock_stack::{OpenMirror, TargetInfo};
 
 use super::backing::Files;
 use super::observer::ReportTargets;
@@ -18,8 +20,6 @@ use crate::control::mirror_status::MirrorStatus;
 use crate::control::server::{
     CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
 };
-use crate::stack::{OpenMirror, TargetInfo};
-use crate::tally::count;
 
 /// How long a core may take to respond.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

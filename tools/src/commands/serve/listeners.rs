@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use sealblock_runtime_reactor::net::{self, Listener};
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, JoinHandle, spawn};
-
-use crate::exit::{Cause, CliError};
+use sealblock_stack::{Cause, StackError};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
@@ -28,10 +27,10 @@ impl Inherited {
     ///
     /// # Errors
     /// When there are other things than TCP sockets among it.
-    pub fn take() -> Result<Inherited, CliError> {
+    pub fn take() -> Result<Inherited, StackError> {
         let failed = |error: net::InheritedError| {
             let advice = "ListenStream= with an address and a port in the .socket unit";
-            CliError::new(Cause::Usage, "listening", error).advise(advice)
+            StackError::new(Cause::Usage, "listening", error).advise(advice)
         };
         net::Inherited::all().map(|all| Inherited(Arc::new(all))).map_err(failed)
     }
@@ -89,13 +88,13 @@ impl BoundListener {
         core: &CoreHandle,
         planned: SocketAddr,
         inherited: &Inherited,
-    ) -> Result<BoundListener, CliError> {
+    ) -> Result<BoundListener, StackError> {
         let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
         let bound = core.call(move || async move {
             let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
             Ok((listener.local_addr()?, on_core(listener)))
         });
-        let bound = bound.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(planned))?;
+        let bound = bound.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(planned))?;
         let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
         Ok(BoundListener { planned, address, idle: Idle { core: core.clone(), listener } })
     }
@@ -104,7 +103,10 @@ impl BoundListener {
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<ActiveListener, CliError>
+    pub async fn accept<F>(
+        self,
+        serve: impl FnOnce(Listener) -> F + Send + 'static,
+    ) -> Result<ActiveListener, StackError>
     where
         F: Future<Output = io::Result<()>>,
     {
@@ -122,10 +124,10 @@ impl Idle {
     ///
     /// # Errors
     /// When that core has stopped, or cannot wait for it.
-    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, CliError> {
+    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, StackError> {
         let taken = core.call(move || async move { Listener::from_fd(socket).map(on_core) });
-        let taken = taken.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(name))?;
-        let listener = taken.map_err(|error| CliError::io("listening", &error).on(name))?;
+        let taken = taken.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(name))?;
+        let listener = taken.map_err(|error| StackError::io("listening", &error).on(name))?;
         Ok(Idle { core: core.clone(), listener })
     }
 
@@ -137,7 +139,7 @@ impl Idle {
         self,
         name: String,
         serve: impl FnOnce(Listener) -> F + Send + 'static,
-    ) -> Result<Accepting, CliError>
+    ) -> Result<Accepting, StackError>
     where
         F: Future<Output = io::Result<()>>,
     {
@@ -152,7 +154,7 @@ impl Idle {
                 }
             })))
         });
-        let task = task.await.map_err(|gone| CliError::new(Cause::Io, "listening", gone).on(name))?;
+        let task = task.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(name))?;
         Ok(Accepting { core: self.core, task })
     }
 }
@@ -166,7 +168,7 @@ pub async fn bind_new(
     planned: &[SocketAddr],
     inherited: &Inherited,
     ears: &[ActiveListener],
-) -> Result<Vec<BoundListener>, CliError> {
+) -> Result<Vec<BoundListener>, StackError> {
     let mut bound = Vec::new();
     for address in planned {
         if !ears.iter().any(|ear| ear.planned == *address) {
@@ -213,12 +215,12 @@ impl Accepting {
     }
 }
 
-fn of_bind(error: &io::Error, address: SocketAddr) -> CliError {
+fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
     let (cause, advice) = match error.kind() {
         io::ErrorKind::AddrInUse => (Cause::Refused, "another address and port; port 0 chooses a free one"),
         io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420 or 10809"),
         io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
         _ => (Cause::Io, "another address and port"),
     };
-    CliError::new(cause, "listening", error).on(address).advise(advice)
+    StackError::new(cause, "listening", error).on(address).advise(advice)
 }

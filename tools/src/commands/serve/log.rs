@@ -10,6 +10,7 @@ use std::io::{self, Write as _};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use sealblock_stack::{Cause, Program, StackError, set_program};
 use serde_json::{Map, Value};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
@@ -27,8 +28,6 @@ use super::recent;
 use crate::cli::LogLevel;
 use crate::control::protocol::LogReport;
 use crate::control::protocol::{ControlError, ControlErrorKind};
-use crate::exit::{Cause, CliError};
-use crate::report::notes_are_logged;
 
 /// The level where the command line has none.
 const VARIABLE: &str = "SEALBLOCK_LOG";
@@ -43,11 +42,11 @@ const LEFT_OUT: &str = "not_told";
 ///
 /// # Errors
 /// Bad usage: the variable names no level.
-pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), CliError> {
+pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
         (None, Ok(text)) => {
-            level_of(&text).map_err(|why| CliError::new(Cause::Usage, "reading the environment", why))?
+            level_of(&text).map_err(|why| StackError::new(Cause::Usage, "reading the environment", why))?
         }
         (None, Err(_)) => LogLevel::default(),
     };
@@ -59,10 +58,10 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), CliError> {
         .with_writer(io::stderr);
     *lock(&LEVEL) = level;
     let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
-    installed.map_err(|error| CliError::new(Cause::Io, "starting", error))?;
+    installed.map_err(|error| StackError::new(Cause::Io, "starting", error))?;
     // Nothing was there before, or there would have been an error.
     let _ = MADE.set(handle);
-    notes_are_logged();
+    set_program(Program::SERVER);
     Ok(())
 }
 
@@ -109,7 +108,7 @@ pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
 }
 
 /// Logs why the server ends, as a JSON object.
-pub fn report_end(failure: &CliError) {
+pub fn report_end(failure: &StackError) {
     let mut line = LogLine::begin(Level::ERROR);
     line.put("message", Value::from(one_line(&failure.in_short())));
     if let Some(advice) = failure.advice() {

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use sealblock_stack::target::{GroupKind, TargetName};
+use sealblock_stack::{Cause, StackError};
+
 use super::devices::ServedDevice;
 use super::plan::NamespacePlan;
 use crate::commands::scrub::canonical;
 use crate::control::protocol::ControlCommand;
-use crate::exit::{Cause, CliError};
-use crate::target::{GroupKind, TargetName};
 
 /// How a device matches a plan.
 #[derive(PartialEq, Eq, Debug)]
@@ -54,9 +55,9 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
 }
 
 /// The failure for a plan that names other replicas than a served mirror has.
-pub fn of_others(target: &TargetName, members: &[String]) -> CliError {
+pub fn of_others(target: &TargetName, members: &[String]) -> StackError {
     let why = format!("the members of the mirror that is served are {}", members.join(" and "));
-    CliError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
+    StackError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
         "`sealblock mirror add`, `remove` or `replace`, which change them while it is served; then the name of the members that it has",
     )
 }

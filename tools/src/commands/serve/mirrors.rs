@@ -9,11 +9,11 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_runtime_reactor::{CoreHandle, CoreLocal, spawn};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{CHANGING, Cause, OpenMirror, StackError, TargetInfo};
 
 use crate::control::mirror_status::{MirrorStatus, state_text};
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
-use crate::exit::{Cause, CliError};
-use crate::stack::{OpenMirror, TargetInfo};
 
 /// A handle of a mirror on another core.
 #[derive(Clone)]
@@ -45,12 +45,35 @@ impl MirrorHandle {
 }
 
 async fn execute_on(mirror: &Rc<OpenMirror>, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
-    mirror.execute(&command).await.map_err(|failure| control_error(&failure))?;
+    execute(mirror, &command).await.map_err(|failure| control_error(&failure))?;
     Ok(MirrorStatus::of(&mirror.describe()))
 }
 
+/// Executes a command for the replicas of a mirror; nothing for another command.
+///
+/// # Errors
+/// Why the command failed.
+pub async fn execute(mirror: &OpenMirror, command: &ControlCommand) -> Result<(), StackError> {
+    let target =
+        |replica: &str| replica.parse::<TargetName>().map_err(|error| StackError::new(Cause::Usage, CHANGING, error));
+    match command {
+        ControlCommand::MirrorAdd { replica, force } => mirror.add(&target(replica)?, *force).await,
+        ControlCommand::MirrorReplace { old, new, force } => mirror.replace(&target(old)?, &target(new)?, *force).await,
+        ControlCommand::MirrorRemove { replica, force } => mirror.remove(&target(replica)?, *force).await,
+        ControlCommand::MirrorAcceptStale { replica } => mirror.accept_stale(&target(replica)?).await,
+        ControlCommand::Status
+        | ControlCommand::Log { .. }
+        | ControlCommand::MirrorStatus
+        | ControlCommand::ScrubStatus
+        | ControlCommand::ScrubStart { .. }
+        | ControlCommand::ScrubPause
+        | ControlCommand::ScrubStop
+        | ControlCommand::Resize { .. } => Ok(()),
+    }
+}
+
 /// A failure as a response on the control socket.
-pub fn control_error(failure: &CliError) -> ControlError {
+pub fn control_error(failure: &StackError) -> ControlError {
     let kind = match failure.cause() {
         Cause::Usage => ControlErrorKind::Usage,
         Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ControlErrorKind::Failed,

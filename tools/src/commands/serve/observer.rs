@@ -11,11 +11,11 @@ use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
 use sealblock_layers_cross_core::{Observer, RequestInfo};
 use sealblock_runtime_reactor::now;
+use sealblock_stack::target::TargetLabel;
 use sealblock_units::Extent;
 
 use super::bad_runs::bad_runs;
 use super::failing::Failing;
-use crate::target::TargetLabel;
 
 /// How long a logged block is not logged again for the same client: hosts repeat failed requests in smaller pieces.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);

@@ -10,13 +10,12 @@ use std::path::{Path, PathBuf};
 use sealblock_exports_nvme_tcp::{Hosts, Limits};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, Cause, StackError, Usage};
 
 use super::listeners::Inherited;
 use super::scrub;
 use crate::cli::{Protection, Serve};
-use crate::exit::{Cause, CliError};
-use crate::stack::{Access, Usage};
-use crate::target::TargetName;
 
 /// What the names of subsystems that have none begin with.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
@@ -24,7 +23,7 @@ pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
 const MAX_NAME_BYTES: usize = 64;
 /// The default address to listen on: loopback, and the port of NVMe/TCP.
 pub const DEFAULT_LISTEN: SocketAddr =
-    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), crate::cli::NVME_TCP_PORT);
+    SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), sealblock_stack::target::NVME_TCP_PORT);
 
 /// Everything that is to be served.
 #[derive(Clone, Debug)]
@@ -150,13 +149,13 @@ impl Plan {
     ///
     /// # Errors
     /// Bad usage: a file that is served twice, two NBD exports of one name, a listener for NBD that has nothing to offer.
-    pub fn check(&self) -> Result<(), CliError> {
+    pub fn check(&self) -> Result<(), StackError> {
         let mut seen = BTreeSet::<PathBuf>::new();
         for target in self.targets() {
             // A path that cannot be resolved fails when it is opened.
             for path in target.paths().into_iter().filter_map(|path| path.canonicalize().ok()) {
                 if !seen.insert(path) {
-                    return Err(CliError::new(Cause::Usage, "serving", "a file of it is named twice")
+                    return Err(StackError::new(Cause::Usage, "serving", "a file of it is named twice")
                         .on(target)
                         .advise("each file or device once"));
                 }

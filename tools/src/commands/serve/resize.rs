@@ -17,17 +17,17 @@ use sealblock_layers_cross_core::{Quiesced, SharedDevice};
 use sealblock_media_file::FileMedium;
 use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
 use sealblock_runtime_reactor::{now, sleep, timeout};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{
+    Access, Cause, Closer, FileVolume, OpenTarget, ReactorClock, StackError, Usage, bars_resizing, of_block, of_resize,
+    open_again,
+};
 use sealblock_units::ByteCount;
 
 use super::plan::NamespacePlan;
 use super::scrub::ScrubTask;
 use crate::commands::resize::{DOING, blocks_of};
 use crate::control::protocol::ResizeReport;
-use crate::exit::{Cause, CliError};
-use crate::stack::{
-    Access, Closer, FileVolume, OpenTarget, ReactorClock, Usage, bars_resizing, of_block, of_resize, open_again,
-};
-use crate::target::TargetName;
 
 /// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
 /// 30 s or more.
@@ -54,7 +54,7 @@ pub struct ResizeResult {
     /// The device with its new size, if it was reopened.
     pub device: Option<SharedDevice>,
     /// What was done, or why the resize failed.
-    pub result: Result<ResizeReport, CliError>,
+    pub result: Result<ResizeReport, StackError>,
 }
 
 /// A volume that may be resized.
@@ -74,7 +74,7 @@ impl LocalDevice {
     ///
     /// # Errors
     /// As [`Closer::close`].
-    pub async fn close(&self) -> Result<(), CliError> {
+    pub async fn close(&self) -> Result<(), StackError> {
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close().await,
@@ -85,7 +85,7 @@ impl LocalDevice {
 
     /// Resizes the volume. `shared` is the device that hosts use.
     pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> ResizeResult {
-        let refused = |failure: CliError| ResizeResult { device: None, result: Err(failure.on(&self.target)) };
+        let refused = |failure: StackError| ResizeResult { device: None, result: Err(failure.on(&self.target)) };
         let chosen = match self.choose(size) {
             Ok(chosen) => chosen,
             Err(failure) => return refused(failure),
@@ -112,8 +112,8 @@ impl LocalDevice {
     }
 
     /// The volume, if `size` is valid for it.
-    fn choose(&self, size: ByteCount) -> Result<ResizableVolume, CliError> {
-        let refuse = |cause, why: &str| CliError::new(cause, DOING, why);
+    fn choose(&self, size: ByteCount) -> Result<ResizableVolume, StackError> {
+        let refuse = |cause, why: &str| StackError::new(cause, DOING, why);
         let closer = self.closer.borrow();
         let Some(closer) = &*closer else {
             return Err(refuse(Cause::Unreachable, "it could not be opened anew after its size was changed")
@@ -185,7 +185,7 @@ impl LocalDevice {
         tracing::error!("{}: {why}", self.target);
         quiesced.set_unavailable(why.clone());
         self.scrub_task.lose();
-        let failure = CliError::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
+        let failure = StackError::new(Cause::Io, DOING, why).on(&self.target).advise("starting the server anew");
         ResizeResult { device: None, result: Err(failure) }
     }
 
@@ -204,7 +204,7 @@ impl LocalDevice {
 }
 
 /// Refuses a member of a group: a host may have labelled it since it was opened.
-async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
+async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
     let label = shared.attach().execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
     let label = label.map_err(|error| of_block("reading its label", &error))?;
     if let Response::Reserved(label) = label
@@ -216,16 +216,16 @@ async fn check_label(shared: &SharedDevice) -> Result<(), CliError> {
 }
 
 /// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
-async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), CliError> {
+async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
     // A flush before the quiesce shortens the flush during which requests wait.
     let flushed = shared.attach().execute(Request::Flush).await;
     flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
     let since = now();
-    let busy = || CliError::new(Cause::Refused, DOING, "another request is changing it");
+    let busy = || StackError::new(Cause::Refused, DOING, "another request is changing it");
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
         let why = format!("{} requests under way did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
-        return Err(CliError::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
+        return Err(StackError::new(Cause::Io, DOING, why).advise("again when the volume is less busy"));
     }
     Ok((quiesced, since))
 }
@@ -243,7 +243,7 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
 }
 
 /// Resizes the volume on a medium that no volume is open on.
-async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), CliError> {
+async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), StackError> {
     let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
     resize(&**medium, ReactorClock, &options).await.map(drop).map_err(|error| of_resize(DOING, &error))
 }

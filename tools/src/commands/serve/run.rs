@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
+use sealblock_stack::StackError;
 use sealblock_units::ByteCount;
 
 use super::announce::{Event, EventWriter};
@@ -23,8 +24,7 @@ use super::waiting::Tried;
 use crate::cli::ControlSocket;
 use crate::commands::resize::DOING;
 use crate::control::protocol::ControlError;
-use crate::exit::{CliError, Exit};
-use crate::uring;
+use crate::exit::Exit;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
@@ -41,14 +41,14 @@ pub fn run(
     cores: usize,
     announcer: EventWriter,
     control: Option<&ControlSocket>,
-    again: impl Fn() -> Result<Plan, CliError>,
-) -> Result<Exit, CliError> {
-    let failed = |error| uring::of_start(&error);
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<Exit, StackError> {
+    let failed = |error| sealblock_stack::of_start(&error);
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
-    cores.backend(0).and_then(uring::warning).inspect(|warning| tracing::warn!("{warning}"));
+    cores.backend(0).and_then(sealblock_stack::warning).inspect(|warning| tracing::warn!("{warning}"));
     let served = reactor.block_on(live(plan, &cores, announcer, control, again));
     cores.shutdown(REST);
     served?;
@@ -61,13 +61,13 @@ async fn live(
     cores: &Cores,
     announcer: EventWriter,
     control: Option<&ControlSocket>,
-    again: impl Fn() -> Result<Plan, CliError>,
-) -> Result<(), CliError> {
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<(), StackError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     install(&mut signal).await;
-    let hangups = Hangups::watch().map_err(|error| CliError::io("waiting for signals", &error))?;
-    backing::watch().map_err(|error| CliError::io("looking after files", &error))?;
+    let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
+    backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
     let control = Control::open(control)?;
     let mut server = Server::new(cores.handles(), &plan.limits, ScrubEventSender::here(announcer))?;
     let served = match server.change(plan).await {
@@ -123,12 +123,12 @@ async fn until_ended(
     hangups: &Hangups,
     announcer: EventWriter,
     control: &Control,
-    again: impl Fn() -> Result<Plan, CliError>,
-) -> Result<(), CliError> {
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<(), StackError> {
     loop {
         match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
-                ended.map_err(|error| CliError::io("waiting for signals", &error))?;
+                ended.map_err(|error| StackError::io("waiting for signals", &error))?;
                 notify(ServiceState::Stopping);
                 announcer.write(&Event::Draining { connections: server.connections() });
                 return Ok(());
@@ -160,7 +160,7 @@ async fn reload(
     server: &mut Server,
     announcer: EventWriter,
     control: &Control,
-    again: &impl Fn() -> Result<Plan, CliError>,
+    again: &impl Fn() -> Result<Plan, StackError>,
 ) {
     notify(ServiceState::Reloading);
     match take_plan(server, again).await {
@@ -176,7 +176,7 @@ async fn reload(
     notify(ServiceState::Ready);
 }
 
-async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, CliError>) -> Result<(), CliError> {
+async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, StackError>) -> Result<(), StackError> {
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {

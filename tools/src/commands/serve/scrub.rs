@@ -19,10 +19,10 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::Attached;
 use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
 use sealblock_scrub::{Activity, DeviceProfile, Now, Scrub, ScrubStep, Settings};
+use sealblock_stack::target::TargetLabel;
 
 use crate::cli::Serve;
 use crate::control::status::{KeptWord, ScrubStatus};
-use crate::target::TargetLabel;
 use state_store::StateStore;
 
 pub use events::{ScrubEventSender, ScrubFinished, ScrubStarted};

@@ -14,6 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, SetupError, Subsystem, Target as Export};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
+use sealblock_stack::{Cause, StackError};
 
 use super::announce::{NamespaceInfo, Serving, SubsystemInfo};
 use super::devices::{DeviceTable, ServedDevice};
@@ -25,7 +26,6 @@ use super::scrub::ScrubEventSender;
 use super::sockets::{self, UnixBound};
 use super::waiting::{Tried, Waiting};
 use crate::cli::Protection;
-use crate::exit::{Cause, CliError};
 use nbd::{NbdSide, Wanted};
 use opening::Identities;
 
@@ -90,7 +90,7 @@ impl OfferedNamespace {
     }
 
     /// The namespace for the export; fails where its tags are to be shown and it has none.
-    fn namespace(&self) -> Result<Namespace, CliError> {
+    fn namespace(&self) -> Result<Namespace, StackError> {
         let shows = match self.plan.protection {
             Protection::Plain => PiVisibility::Plain,
             Protection::Shown => PiVisibility::Protected,
@@ -102,7 +102,7 @@ impl OfferedNamespace {
 
 impl Server {
     /// A server that offers nothing yet, on these cores, of which there is at least one.
-    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, scrub_events: ScrubEventSender) -> Result<Server, CliError> {
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, scrub_events: ScrubEventSender) -> Result<Server, StackError> {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
@@ -133,7 +133,7 @@ impl Server {
     ///
     /// # Errors
     /// Why the plan cannot be applied; nothing was changed then.
-    pub async fn change(&mut self, plan: &Plan) -> Result<(), CliError> {
+    pub async fn change(&mut self, plan: &Plan) -> Result<(), StackError> {
         self.end_tries().await;
         let mut fresh = Vec::new();
         let prepared = self.prepare(plan, &mut fresh).await;
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Opens new devices and binds new listeners. `fresh` has what was opened, also after a failure.
-    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, CliError> {
+    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, StackError> {
         let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
         let mut devices = self.devices(plan, fresh).await?.into_iter();
         for subsystem in &plan.subsystems {
@@ -178,7 +178,7 @@ impl Server {
     }
 
     /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
-    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), CliError> {
+    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
         let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
         self.go_on_without(waiting);
         let exports = exports(plan, &wanted);
@@ -220,7 +220,7 @@ impl Server {
     }
 
     /// Listens at the planned addresses and closes the other listeners.
-    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), CliError> {
+    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), StackError> {
         for bound in bound {
             let export = self.export.clone();
             self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
@@ -254,7 +254,7 @@ impl Server {
     }
 
     /// Applies the differences to a subsystem that stays.
-    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), CliError> {
+    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), StackError> {
         let failed = |error: SetupError| of_setup(&error).on(nqn);
         for (nsid, space) in &old.spaces {
             if !new.spaces.get(nsid).is_some_and(|new| new.is_same(space)) {
@@ -303,7 +303,7 @@ impl Server {
     ///
     /// # Errors
     /// The first volume that could not be closed.
-    pub async fn end(mut self) -> Result<(), CliError> {
+    pub async fn end(mut self) -> Result<(), StackError> {
         self.end_tries_soon().await;
         self.export.stop();
         self.nbd.stop();
@@ -325,7 +325,7 @@ impl Server {
 
 impl Offered {
     /// The subsystem for the export.
-    fn subsystem(&self) -> Result<Subsystem, CliError> {
+    fn subsystem(&self) -> Result<Subsystem, StackError> {
         let mut subsystem =
             Subsystem::new(self.plan.nqn.clone(), self.serial.clone()).with_hosts(self.plan.hosts.clone());
         if let Some(model) = &self.plan.model {
@@ -353,7 +353,7 @@ fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
 }
 
 /// Refuses to start if no target opens: the operator sees the error, or the service manager tries again.
-fn refuse_nothing(waiting: &[Waiting]) -> Result<(), CliError> {
+fn refuse_nothing(waiting: &[Waiting]) -> Result<(), StackError> {
     let Some((first, others)) = waiting.split_first() else { return Ok(()) };
     for other in others {
         tracing::error!("{}", other.failure().in_short());
@@ -361,8 +361,8 @@ fn refuse_nothing(waiting: &[Waiting]) -> Result<(), CliError> {
     Err(first.failure().clone())
 }
 
-fn of_setup(error: &SetupError) -> CliError {
-    let failure = |cause| CliError::new(cause, "serving", error);
+fn of_setup(error: &SetupError) -> StackError {
+    let failure = |cause| StackError::new(cause, "serving", error);
     match error {
         SetupError::NotProtected => failure(Cause::Unsuitable).advise("--protection plain, or a protected volume"),
         SetupError::Nsid(_)

@@ -8,11 +8,10 @@ use std::path::{Path, PathBuf};
 
 use sealblock_exports_nbd::Server;
 use sealblock_runtime_reactor::CoreHandle;
+use sealblock_stack::{Cause, StackError, process_text};
 
 use super::listeners::{Accepting, Idle};
 use crate::control::socket_path::{Socket, listener_of};
-use crate::exit::{Cause, CliError};
-use crate::stack::process_text;
 
 const DOING: &str = "listening for NBD";
 
@@ -36,7 +35,7 @@ pub struct UnixBound {
 ///
 /// # Errors
 /// The first that cannot be bound.
-pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, CliError> {
+pub async fn bind_new(core: &CoreHandle, planned: &[PathBuf], ears: &[UnixEar]) -> Result<Vec<UnixBound>, StackError> {
     let mut bound = Vec::new();
     for path in planned.iter().filter(|path| !ears.iter().any(|ear| ear.planned == **path)) {
         let socket = Socket::at(path).map_err(|error| of_bind(&error, path))?;
@@ -52,7 +51,7 @@ impl UnixBound {
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept(self, server: Server) -> Result<UnixEar, CliError> {
+    pub async fn accept(self, server: Server) -> Result<UnixEar, StackError> {
         let name = self.planned.to_string_lossy().into_owned();
         let accepting = self.idle.accept(name, |listener| async move { server.serve(listener).await }).await?;
         Ok(UnixEar { planned: self.planned, socket: self.socket, accepting })
@@ -81,14 +80,14 @@ impl UnixEar {
     }
 }
 
-fn of_bind(error: &io::Error, path: &Path) -> CliError {
+fn of_bind(error: &io::Error, path: &Path) -> StackError {
     if error.kind() != io::ErrorKind::AddrInUse {
-        return CliError::io(DOING, error)
+        return StackError::io(DOING, error)
             .on(path.display())
             .advise("another --nbd-socket PATH, in a folder of this user");
     }
     let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_text(pid)));
-    CliError::new(Cause::Refused, DOING, format!("{who} listens there"))
+    StackError::new(Cause::Refused, DOING, format!("{who} listens there"))
         .on(path.display())
         .advise("another --nbd-socket PATH")
 }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::now;
+use sealblock_stack::quantity::count;
+use sealblock_stack::{Cause, StackError};
 
 use super::announce::{NotOpenInfo, OpenedInfo};
 use super::devices::ServedDevice;
@@ -16,8 +18,6 @@ use super::failing::unix_s;
 use super::plan::NamespacePlan;
 use crate::commands::scrub::text::date;
 use crate::control::server::{DeviceSnapshot, DeviceStatus, ExportStatus, Health, OpeningStatus};
-use crate::exit::{Cause, CliError};
-use crate::tally::count;
 
 /// From the first failure to the next attempt.
 const FIRST: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ pub struct Waiting {
     pub nqn: Nqn,
     /// The namespace of the plan.
     pub plan: NamespacePlan,
-    failure: CliError,
+    failure: StackError,
     since_unix_s: u64,
     tries: u64,
     /// The next delay.
@@ -55,19 +55,19 @@ pub struct Tried {
     /// Which namespace of it.
     pub nsid: u32,
     /// The device, or why it is not open.
-    pub device: Result<ServedDevice, CliError>,
+    pub device: Result<ServedDevice, StackError>,
 }
 
 /// True if a retry can succeed without the operator: files and servers appear, and another process may release a file. A wrong
 /// kind of file, or a damaged one, stays so.
-fn may_pass(failure: &CliError) -> bool {
+fn may_pass(failure: &StackError) -> bool {
     let passes = matches!(failure.cause(), Cause::Unreachable | Cause::Refused | Cause::Io | Cause::Full);
     passes && !failure.is_lasting()
 }
 
 impl Waiting {
     /// A namespace that did not open. `before` is its state if it was not open before either.
-    pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: CliError, before: Option<&Waiting>) -> Waiting {
+    pub fn new(nqn: &Nqn, plan: &NamespacePlan, failure: StackError, before: Option<&Waiting>) -> Waiting {
         let mut waiting = Waiting {
             nqn: nqn.clone(),
             plan: plan.clone(),
@@ -91,7 +91,7 @@ impl Waiting {
     }
 
     /// Why it is not open.
-    pub fn failure(&self) -> &CliError {
+    pub fn failure(&self) -> &StackError {
         &self.failure
     }
 
@@ -101,7 +101,7 @@ impl Waiting {
     }
 
     /// An attempt failed. Logged if the reason is new.
-    pub fn failed(&mut self, failure: CliError) {
+    pub fn failed(&mut self, failure: StackError) {
         let is_news = failure.in_short() != self.failure.in_short();
         self.failure = failure;
         self.wait();
@@ -196,7 +196,7 @@ mod tests {
     use super::super::config::parse;
     use super::*;
 
-    fn waiting(failure: CliError) -> Waiting {
+    fn waiting(failure: StackError) -> Waiting {
         let text = "[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";
         let subsystem = parse(text).unwrap().subsystems.remove(0);
         Waiting::new(&subsystem.nqn, &subsystem.namespaces[0], failure, None)
@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_minute() {
-        let gone = || CliError::new(Cause::Unreachable, "opening", "gone");
+        let gone = || StackError::new(Cause::Unreachable, "opening", "gone");
         let mut waiting = waiting(gone());
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_tried_again() {
-        let of = |cause| waiting(CliError::new(cause, "opening", "no"));
+        let of = |cause| waiting(StackError::new(cause, "opening", "no"));
         for cause in [Cause::Unreachable, Cause::Refused, Cause::Io, Cause::Full] {
             assert!(of(cause).due().is_some(), "{cause:?}");
         }
@@ -230,9 +230,9 @@ mod tests {
         }
         let mut came = of(Cause::Unreachable);
         came.begin();
-        came.failed(CliError::new(Cause::Unsuitable, "opening", "a plain file as yet"));
+        came.failed(StackError::new(Cause::Unsuitable, "opening", "a plain file as yet"));
         assert!(came.due().is_some(), "it may be being written");
-        let policy = waiting(CliError::new(Cause::Refused, "opening", "a member").lasting());
+        let policy = waiting(StackError::new(Cause::Refused, "opening", "a member").lasting());
         assert_eq!(policy.due(), None);
     }
 }

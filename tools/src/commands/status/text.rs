@@ -3,6 +3,7 @@
 use std::fmt::{Display, Write};
 use std::time::Duration;
 
+use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 use serde_json::{Map, Value};
 
@@ -11,7 +12,6 @@ use crate::control::server::{
     ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus,
 };
 use crate::control::status::{ScrubStatus, StateWord};
-use crate::tally::count;
 
 /// Runs of scrubs that are named.
 const MAX_RUNS: usize = 3;

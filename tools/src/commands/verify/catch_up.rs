@@ -8,12 +8,11 @@ use std::time::Duration;
 use sealblock_block::{Device, WhyUnchecked};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, ReplicaInfo};
+use sealblock_stack::{OpenTarget, StackError};
 use sealblock_units::{ByteCount, Extent};
 
 use super::job::coverage_of;
-use crate::exit::CliError;
 use crate::progress::{Progress, Show};
-use crate::stack::OpenTarget;
 
 /// How often progress is probed.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -23,7 +22,7 @@ const MAX_IDLE_PROBES: u32 = 50;
 const MAX_SETBACKS: u32 = 3;
 
 /// Waits until no resync runs or is about to start.
-pub(super) async fn wait(opened: &OpenTarget, show: Show) -> Result<(), CliError> {
+pub(super) async fn wait(opened: &OpenTarget, show: Show) -> Result<(), StackError> {
     wait_here(opened, show).await;
     let abilities = opened.gate.abilities();
     if abilities.copies && abilities.offloads { wait_remote(opened).await } else { Ok(()) }
@@ -63,7 +62,7 @@ fn waiting_bytes(now: &MirrorInfo, began: &MirrorInfo) -> u64 {
 }
 
 /// Waits for the replicas of another host, whose Verify responses report their coverage.
-async fn wait_remote(opened: &OpenTarget) -> Result<(), CliError> {
+async fn wait_remote(opened: &OpenTarget) -> Result<(), StackError> {
     let Ok(first) = Extent::from_raw(0, 1) else { return Ok(()) };
     let (mut vain, mut setbacks, mut was_busy) = (0, 0, false);
     while vain < MAX_IDLE_PROBES && setbacks < MAX_SETBACKS {

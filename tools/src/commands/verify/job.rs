@@ -6,18 +6,17 @@ use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, Response, Unchecked};
 use sealblock_integrity::PiFormat;
+use sealblock_stack::range::{BlockRange, BlockSpan, Run};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, OpenTarget, StackError, of_block};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use super::pieces::PieceTracker;
 use super::text::{Damage, block_error};
 use crate::cli::{Mode, Verify};
-use crate::exit::{Cause, CliError};
-use crate::findings::{Findings as Lines, MAX_LISTED, Run, Voice};
+use crate::findings::{Findings as Lines, MAX_LISTED, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::range::{BlockRange, BlockSpan};
-use crate::stack::{OpenTarget, of_block};
-use crate::target::TargetName;
 
 /// Blocks that are checked again at the end, to see if all replicas are still in sync: of a stripe of mirrors these include some of
 /// every mirror.
@@ -31,7 +30,7 @@ const LONG_BYTES: u64 = 64 << 20;
 const PIECES_PER_SECOND: u64 = 10;
 
 /// The coverage of a check of these blocks now, whatever it finds.
-pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, CliError> {
+pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, StackError> {
     let verify = Request::Verify { extent, checks: opened.checks(extent) };
     match opened.gate.execute(verify).await {
         Ok(Response::Verified(verified)) => Ok(verified.coverage),
@@ -79,7 +78,7 @@ enum VerifyPath {
 
 impl VerifyPath {
     /// The path for a device with these abilities.
-    fn of(arguments: &Verify, abilities: &Abilities) -> Result<VerifyPath, CliError> {
+    fn of(arguments: &Verify, abilities: &Abilities) -> Result<VerifyPath, StackError> {
         if arguments.repair && abilities.repair == Ability::Native {
             return Ok(VerifyPath::Repair);
         }
@@ -88,7 +87,7 @@ impl VerifyPath {
             (Mode::Auto | Mode::Offload, true) if abilities.offloads => Ok(VerifyPath::Offloaded),
             (Mode::Auto | Mode::Offload, true) => Ok(VerifyPath::Local),
             (Mode::Offload, false) => {
-                Err(CliError::new(Cause::Absent, "verifying", "the device cannot verify by itself")
+                Err(StackError::new(Cause::Absent, "verifying", "the device cannot verify by itself")
                     .on(&arguments.target)
                     .advise("--mode auto or --mode emulate"))
             }
@@ -133,7 +132,7 @@ impl Pace {
 
 impl VerifyJob {
     /// The job for these arguments.
-    pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, CliError> {
+    pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, StackError> {
         let geometry = opened.gate.geometry();
         let abilities = opened.gate.abilities();
         let how = VerifyPath::of(arguments, &abilities)?;
@@ -187,7 +186,7 @@ impl VerifyJob {
 
     /// Executes pieces until none is left or a signal ends the job. Several cores may do so, each with its own open
     /// target.
-    pub async fn run(&self, opened: &OpenTarget) -> Result<(), CliError> {
+    pub async fn run(&self, opened: &OpenTarget) -> Result<(), StackError> {
         while let Some(extent) = self.take() {
             let bytes = extent.bytes(opened.gate.geometry().block_size);
             if let Some(pace) = &self.pace {
@@ -205,16 +204,16 @@ impl VerifyJob {
     ///
     /// # Errors
     /// When it could not be printed.
-    pub fn findings(&self) -> Result<Findings, CliError> {
+    pub fn findings(&self) -> Result<Findings, StackError> {
         self.settle(&mut self.lock())
     }
 
     /// The same, or `None` if another core is printing, which may block.
-    pub fn findings_now(&self) -> Option<Result<Findings, CliError>> {
+    pub fn findings_now(&self) -> Option<Result<Findings, StackError>> {
         self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
     }
 
-    fn settle(&self, state: &mut JobState) -> Result<Findings, CliError> {
+    fn settle(&self, state: &mut JobState) -> Result<Findings, StackError> {
         let rest = state.ledger.take_rest();
         self.add(state, rest);
         state.lines.finish(&self.progress)?;
@@ -241,7 +240,7 @@ impl VerifyJob {
 
     /// Checks again if all replicas are online and in sync: the checks of a replica are obsolete if it failed
     /// since. Only devices with replicas need it.
-    pub async fn check_sync_again(&self, opened: &OpenTarget) -> Result<(), CliError> {
+    pub async fn check_sync_again(&self, opened: &OpenTarget) -> Result<(), StackError> {
         let blocks = self.span.blocks().min(self.piece_blocks).min(FINAL_CHECK_BLOCKS);
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
         let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != VerifyPath::ReadAndCheck)
@@ -262,7 +261,7 @@ impl VerifyJob {
         Extent::new(Lba::new(self.span.first().get() + at), blocks).ok()
     }
 
-    async fn check(&self, opened: &OpenTarget, extent: Extent, bytes: u64) -> Result<(), CliError> {
+    async fn check(&self, opened: &OpenTarget, extent: Extent, bytes: u64) -> Result<(), StackError> {
         let checks = opened.checks(extent);
         let outcome = match self.how {
             VerifyPath::ReadAndCheck => opened.gate.verify_by_reading(extent, checks).await,

@@ -1,13 +1,12 @@
 //! The lines of `verify` for bad blocks.
 
-use std::fmt;
-
 use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field as TagField, PiFormat};
+use sealblock_stack::range::Run;
+use sealblock_stack::target::TargetName;
 
-use crate::findings::Run;
+use crate::findings::Finding;
 use crate::report::{BlockError, Field, Hex};
-use crate::target::TargetName;
 
 /// A run of bad blocks.
 #[derive(Clone, Debug)]
@@ -33,10 +32,10 @@ impl PartialEq for Damage {
     }
 }
 
-impl fmt::Display for Run<Damage> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Damage { field, member, repaired, values } = &self.what;
-        let what = match (field, values, self.blocks) {
+impl Finding for Damage {
+    fn line(run: &Run<Damage>) -> String {
+        let Damage { field, member, repaired, values } = &run.what;
+        let what = match (field, values, run.blocks) {
             (_, Some((expected, actual)), 1) => format!("expected {expected}, found {actual}"),
             (Field::Media, ..) => "cannot be read".to_owned(),
             (Field::Conflict, ..) => "good copies differ".to_owned(),
@@ -46,7 +45,7 @@ impl fmt::Display for Run<Damage> {
         };
         let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         let repaired = if *repaired { ", repaired" } else { "" };
-        write!(f, "{}{member}: {}: {what}{repaired}", self.place(), field.words())
+        format!("{}{member}: {}: {what}{repaired}", run.place(), field.words())
     }
 }
 
@@ -81,13 +80,14 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::findings::Finding;
 
     #[test]
     fn one_block_is_told_with_its_values_and_several_without() {
         let hex = |value| Some(Hex::new(value, 16));
         let error =
             BlockError { lba: 7, field: Field::Guard, expected: hex(1), actual: hex(2), member: None, repaired: false };
-        let run = |blocks, error: &BlockError| Run::new(error.lba, blocks, Damage::of(error)).to_string();
+        let run = |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error)));
         assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
         assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");
         let away = BlockError { expected: None, actual: None, ..error.clone() };

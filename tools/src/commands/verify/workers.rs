@@ -10,13 +10,11 @@ use std::time::Duration;
 use futures_util::future::{join_all, try_join_all};
 use sealblock_block::Device;
 use sealblock_runtime_reactor::{Cores, Placement};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, config, open};
 
 use super::job::VerifyJob;
-use crate::exit::{Cause, CliError};
 use crate::interrupt;
-use crate::stack::{Access, OpenTarget, config, open};
-use crate::target::TargetName;
-use crate::uring;
 
 /// Pieces in flight on one core.
 const LANES: usize = 2;
@@ -24,7 +22,7 @@ const LANES: usize = 2;
 const LANES_AWAY: usize = 16;
 
 /// Executes the job until its end or a signal.
-pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(), CliError> {
+pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(), StackError> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
         target if cores > 1 && shareable(target) && job.is_long() && !job.repairs() => {
@@ -35,13 +33,13 @@ pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(),
     if interrupt::came() { Ok(()) } else { job.check_sync_again(opened).await }
 }
 
-async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), CliError> {
+async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), StackError> {
     let lanes = if opened.gate.abilities().offloads { LANES_AWAY } else { LANES };
     try_join_all((0..lanes).map(|_| job.run(opened))).await.map(drop)
 }
 
-async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Result<(), CliError> {
-    let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| uring::of_start(&error))?;
+async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Result<(), StackError> {
+    let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| sealblock_stack::of_start(&error))?;
     let handles = cores.handles();
     let calls = handles.iter().map(|handle| {
         let (job, target) = (job.clone(), target.clone());
@@ -54,7 +52,7 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
     let results = join_all(calls).await;
     cores.shutdown(Duration::from_secs(1));
     for result in results {
-        result.map_err(|gone| CliError::new(Cause::Io, "verifying", gone).on(target))??;
+        result.map_err(|gone| StackError::new(Cause::Io, "verifying", gone).on(target))??;
     }
     Ok(())
 }

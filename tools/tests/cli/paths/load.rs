@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sealblock::stack::{Access, OpenTarget, on_reactor, open};
 use sealblock_block::{Device, Durability, Request, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{sleep, spawn};
+use sealblock_stack::{Access, OpenTarget, on_reactor, open};
 use sealblock_units::{Extent, Lba};
 use serde_json::json;
 

@@ -4,11 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use sealblock_scrub::Settings;
+use sealblock_stack::quantity::{Rate, Time};
 use serde::Deserialize;
 
 use super::text;
-use crate::quantity::Rate;
-use crate::quantity::Time;
 
 /// How namespaces are scrubbed.
 #[derive(Deserialize, Default)]
@@ -57,7 +56,7 @@ impl FromStr for Limit {
         }
         text.parse()
             .map(Limit::Rate)
-            .map_err(|error: crate::quantity::RateError| fmt::format(format_args!("{error}, or none")))
+            .map_err(|error: sealblock_stack::quantity::RateError| fmt::format(format_args!("{error}, or none")))
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use sealblock_stack::Access;
+
 use super::*;
-use crate::stack::Access;
 
 /// One subsystem, after these lines.
 fn with(lines: &str) -> String {

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use sealblock_exports_nbd as nbd;
 use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_stack::{Cause, StackError};
 
 use super::{NQN_PREFIX, NamespacePlan, SubsystemPlan};
-use crate::exit::{Cause, CliError};
 
 /// Longest name of an export, in bytes ("String encoding" of the protocol).
 const MAX_NAME_BYTES: usize = 4096;
@@ -31,8 +31,8 @@ pub fn export_name(subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Opti
 }
 
 /// Refuses names that are taken or too long, and exports that would all stay away.
-pub fn check(subsystems: &[SubsystemPlan]) -> Result<(), CliError> {
-    let refused = |why: String| CliError::new(Cause::Usage, "serving over NBD", why);
+pub fn check(subsystems: &[SubsystemPlan]) -> Result<(), StackError> {
+    let refused = |why: String| StackError::new(Cause::Usage, "serving over NBD", why);
     let mut seen = BTreeMap::new();
     for subsystem in subsystems {
         for namespace in &subsystem.namespaces {

@@ -2,12 +2,12 @@
 
 use sealblock_runtime_reactor::CoreAddress;
 use sealblock_scrub::{ScrubEvent, ScrubRun};
+use sealblock_stack::quantity::count;
 use serde::Serialize;
 
 use super::ScrubTask;
 use crate::commands::serve::announce::{Event, EventWriter};
 use crate::control::status::RunStatus;
-use crate::tally::count;
 
 /// Sends events from any core to the event writer.
 #[derive(Clone)]

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use sealblock_block::{Abilities, Ability, Request, RequestKind, ReservedArea, Response};
 use sealblock_runtime_memory::Slice;
 use sealblock_scrub::FormatError;
+use sealblock_stack::target::TargetName;
 
 use super::ScrubTask;
-use crate::target::TargetName;
 
 /// Says if the state is saved on the device, or why not.
 pub(super) struct StateStore {

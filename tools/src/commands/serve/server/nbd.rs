@@ -9,6 +9,7 @@ use std::sync::Arc;
 use sealblock_exports_nbd::{Export, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
+use sealblock_stack::{Cause, StackError};
 
 use super::super::announce::{NbdInfo, export_uri, socket_uri};
 use super::super::devices::ServedDevice;
@@ -17,7 +18,6 @@ use super::super::listeners::{ActiveListener, BoundListener, close_old};
 use super::super::plan::nbd::{export_name, limits};
 use super::super::plan::{NamespacePlan, Plan, SubsystemPlan};
 use super::super::sockets::{self, UnixBound, UnixEar};
-use crate::exit::{Cause, CliError};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
 const MAX_DESCRIPTION_BYTES: usize = 4096;
@@ -41,7 +41,7 @@ pub struct NbdSide {
 
 impl NbdSide {
     /// Nothing yet, on these cores.
-    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, CliError> {
+    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, StackError> {
         let server = Nbd::new([], limits(nvme_limits)).map_err(|error| of_setup(&error))?;
         Ok(NbdSide {
             server: server.with_cores(cores),
@@ -72,7 +72,7 @@ impl NbdSide {
     }
 
     /// Takes away what is not wanted, or is another device now.
-    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), CliError> {
+    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), StackError> {
         let stays = |name: &String, device: &Weak<ServedDevice>| {
             let is_same = |wanted: &Wanted| wanted.name == *name && Weak::as_ptr(device) == Rc::as_ptr(&wanted.device);
             wanted.iter().any(is_same)
@@ -87,7 +87,7 @@ impl NbdSide {
     }
 
     /// Offers what is not offered yet.
-    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), CliError> {
+    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), StackError> {
         for Wanted { name, device } in wanted {
             if self.offered.contains_key(&name) {
                 continue;
@@ -104,7 +104,7 @@ impl NbdSide {
     }
 
     /// Has clients that connect from now on see a device as it is now, under all names that it has.
-    pub fn resize(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
+    pub fn resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
             let resized = self.server.resize_export(name, device.shared());
@@ -114,7 +114,7 @@ impl NbdSide {
     }
 
     /// Accepts at these addresses too, and no more at those that are not planned.
-    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), CliError> {
+    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), StackError> {
         for bound in bound {
             let server = self.server.clone();
             self.ears.push(bound.accept(|listener| async move { server.serve(listener).await }).await?);
@@ -124,7 +124,7 @@ impl NbdSide {
     }
 
     /// Accepts on these sockets too, and no more on those that are not planned.
-    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), CliError> {
+    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), StackError> {
         for bound in bound {
             self.sockets.push(bound.accept(self.server.clone()).await?);
         }
@@ -172,7 +172,7 @@ impl NbdSide {
     }
 }
 
-fn of_setup(error: &SetupError) -> CliError {
+fn of_setup(error: &SetupError) -> StackError {
     // Names were checked with the plan, and exports are taken away by the names they have.
-    CliError::new(Cause::Usage, "serving over NBD", error)
+    StackError::new(Cause::Usage, "serving over NBD", error)
 }

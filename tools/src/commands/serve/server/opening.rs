@@ -8,6 +8,8 @@ use futures_util::future::{Either, join_all, pending, select};
 use futures_util::stream::StreamExt;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{sleep_until, timeout};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError};
 
 use super::nbd::Wanted;
 use super::{OfferedNamespace, Server, of_setup};
@@ -18,8 +20,6 @@ use crate::commands::serve::members::{Fit, fit, of_others};
 use crate::commands::serve::plan::nbd::export_name;
 use crate::commands::serve::plan::{NamespacePlan, Plan};
 use crate::commands::serve::waiting::{Tried, Waiting};
-use crate::exit::{Cause, CliError};
-use crate::target::TargetName;
 
 /// How long the end of the server waits for targets that are being opened.
 const LAST_TRIES: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ impl Server {
         &self,
         plan: &Plan,
         fresh: &mut Vec<Rc<ServedDevice>>,
-    ) -> Result<Vec<Result<Rc<ServedDevice>, CliError>>, CliError> {
+    ) -> Result<Vec<Result<Rc<ServedDevice>, StackError>>, StackError> {
         let mut known = Vec::new();
         for subsystem in &plan.subsystems {
             for namespace in &subsystem.namespaces {
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// The device that is open already for this namespace.
-    async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, CliError> {
+    async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, StackError> {
         let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
         let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
         // Two memory targets are two devices; a path is one device wherever it is offered.
@@ -83,7 +83,7 @@ impl Server {
             None => Ok(None),
             Some(_) => {
                 let doing = "changing read_only, relocate or as_member";
-                Err(CliError::new(Cause::Refused, doing, "it is being served the other way")
+                Err(StackError::new(Cause::Refused, doing, "it is being served the other way")
                     .on(&plan.target)
                     .advise("taking it out first, or starting the server anew"))
             }
@@ -96,12 +96,12 @@ impl Server {
         plan: &NamespacePlan,
         device: Rc<ServedDevice>,
         taken: &mut Identities,
-    ) -> Result<OfferedNamespace, CliError> {
+    ) -> Result<OfferedNamespace, StackError> {
         let place = format!("{nqn} {}", plan.nsid);
         let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&plan.target, &place));
         // Hosts take two namespaces with one UUID for two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
-            return Err(CliError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
+            return Err(StackError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
                 .on(&plan.target)
                 .advise("a uuid of its own, in the configuration"));
         }
@@ -119,8 +119,8 @@ impl Server {
         strict: bool,
         nqn: &Nqn,
         plan: &NamespacePlan,
-        failure: CliError,
-    ) -> Result<Waiting, CliError> {
+        failure: StackError,
+    ) -> Result<Waiting, StackError> {
         let before = self.waiting.iter().find(|waiting| waiting.is_for(nqn, plan));
         // A usage error needs a change of the configuration.
         let may_be = !strict && failure.cause() != Cause::Usage && (self.is_new || before.is_some());
@@ -195,12 +195,12 @@ impl Server {
     }
 
     /// Offers a namespace whose target was not open; returns the name of its NBD export.
-    fn offer(&mut self, nqn: &Nqn, at: usize, device: Rc<ServedDevice>) -> Result<Option<String>, CliError> {
+    fn offer(&mut self, nqn: &Nqn, at: usize, device: Rc<ServedDevice>) -> Result<Option<String>, StackError> {
         let plan = self.waiting[at].plan.clone();
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
         let mut taken = spaces.map(|space| (space.uuid, space.plan.target.clone())).collect();
         let space = Server::space(nqn, &plan, device, &mut taken)?;
-        let gone = || CliError::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
+        let gone = || StackError::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
         let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
         let failed = |error| of_setup(&error).on(nqn);
         self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;

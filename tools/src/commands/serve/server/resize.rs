@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
 use super::super::resize::ResizeResult;
@@ -9,7 +10,6 @@ use super::{Server, of_setup};
 use crate::commands::resize::DOING;
 use crate::commands::serve::devices::ServedDevice;
 use crate::control::protocol::ResizeReport;
-use crate::exit::{Cause, CliError};
 use sealblock_protocols_nvme::nqn::Nqn;
 
 impl Server {
@@ -17,10 +17,10 @@ impl Server {
     ///
     /// # Errors
     /// Why the size did not change. The volume is still served, unless the reason says otherwise.
-    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, CliError> {
+    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, StackError> {
         let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
-        let gone = || CliError::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
+        let gone = || StackError::new(Cause::Unreachable, DOING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
         // A failed resize leaves the old size: there is nothing to publish.
@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Updates every namespace and export of a device to its current geometry.
-    fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), CliError> {
+    fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();

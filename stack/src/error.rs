@@ -1,0 +1,194 @@
+//! Failures: what was being done, on which target, why it failed, and what to try.
+
+use std::fmt;
+use std::io;
+
+/// The cause of a failure.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Cause {
+    /// The arguments are invalid: a range past the end, a size that is no multiple of a block.
+    Usage,
+    /// The target is not what the command needs, or is of a format that is not understood.
+    Unsuitable,
+    /// The target cannot do this.
+    Absent,
+    /// There is no target of that name, or no response.
+    Unreachable,
+    /// Permission is missing, or another process has the target.
+    Refused,
+    /// No space is left.
+    Full,
+    /// Data or tags are damaged where the command needs them whole.
+    Damaged,
+    /// Input or output failed.
+    Io,
+    /// The reader of the output is gone, as in a pipe into `head`.
+    Unread,
+}
+
+/// Why something was not done.
+///
+/// Prints as `sealblock: <what was being done> on <target>: <why>`, with a second line `try: <advice>` when there is advice.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StackError {
+    cause: Cause,
+    doing: String,
+    target: Option<String>,
+    why: String,
+    advice: Option<String>,
+    is_reported: bool,
+    is_lasting: bool,
+}
+
+impl StackError {
+    /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
+    pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> StackError {
+        StackError {
+            cause,
+            doing: doing.into(),
+            target: None,
+            why: why.to_string(),
+            advice: None,
+            is_reported: false,
+            is_lasting: false,
+        }
+    }
+
+    /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
+    pub fn io(doing: impl Into<String>, error: &io::Error) -> StackError {
+        let (cause, advice) = classify(error.kind());
+        let failure = StackError::new(cause, doing, error);
+        match advice {
+            Some(advice) => failure.advise(advice),
+            None => failure,
+        }
+    }
+
+    /// On which target it happened.
+    #[must_use]
+    pub fn on(self, target: impl fmt::Display) -> StackError {
+        StackError { target: Some(target.to_string()), ..self }
+    }
+
+    /// What to try instead. Replaces earlier advice.
+    #[must_use]
+    pub fn advise(self, advice: impl Into<String>) -> StackError {
+        StackError { advice: Some(advice.into()), ..self }
+    }
+
+    /// Why it failed and what to try, without what was being done and on what.
+    pub fn reason(&self, doing: &str) -> String {
+        if self.doing != doing {
+            return self.to_string();
+        }
+        self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
+    }
+
+    /// The same, marked as reported already.
+    #[must_use]
+    pub fn reported(self) -> StackError {
+        StackError { is_reported: true, ..self }
+    }
+
+    /// The same, marked as permanent: a retry cannot succeed.
+    #[must_use]
+    pub fn lasting(self) -> StackError {
+        StackError { is_lasting: true, ..self }
+    }
+
+    /// True if a retry cannot succeed.
+    pub const fn is_lasting(&self) -> bool {
+        self.is_lasting
+    }
+
+    /// True if nobody has printed it, and somebody should. A closed pipe is not reported: its reader has closed it.
+    pub fn is_unreported(&self) -> bool {
+        !self.is_reported && self.cause != Cause::Unread
+    }
+
+    /// What kind of failure it is.
+    pub const fn cause(&self) -> Cause {
+        self.cause
+    }
+
+    /// What to try, where anything is known to help.
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+
+    /// What was being done and why it failed, on one line and without advice: for where it is a part of something else.
+    pub fn in_short(&self) -> String {
+        let target = self.target.as_ref().map_or(String::new(), |target| format!(" on {target}"));
+        format!("{}{target}: {}", self.doing, self.why)
+    }
+}
+
+impl std::error::Error for StackError {}
+
+impl fmt::Display for StackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "sealblock: {}", self.in_short())?;
+        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {advice}"))
+    }
+}
+
+/// What an error of the operating system means here, and what helps.
+fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
+    use io::ErrorKind as Kind;
+    match kind {
+        Kind::NotFound => (Cause::Unreachable, Some("check the path; `sealblock create` makes a volume")),
+        Kind::PermissionDenied => (Cause::Refused, Some("check the rights of the file, and who you are")),
+        Kind::ReadOnlyFilesystem => (Cause::Refused, Some("a path on a file system that can be written")),
+        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("again when no other process uses it")),
+        Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
+            (Cause::Full, Some("make room, or use a smaller size"))
+        }
+        Kind::ConnectionRefused | Kind::ConnectionReset | Kind::TimedOut | Kind::HostUnreachable => {
+            (Cause::Unreachable, Some("check that the server runs, and its address and port"))
+        }
+        Kind::IsADirectory => (Cause::Unsuitable, Some("the path of a file or a block device")),
+        Kind::Unsupported => (Cause::Absent, None),
+        Kind::BrokenPipe => (Cause::Unread, None),
+        _ => (Cause::Io, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_says_what_where_why_and_what_to_try() {
+        let failure = StackError::new(Cause::Usage, "reading the range", "block 100 is past the end")
+            .on("v")
+            .advise("a smaller range");
+        assert_eq!(
+            failure.to_string(),
+            "sealblock: reading the range on v: block 100 is past the end\ntry: a smaller range"
+        );
+        assert_eq!(failure.reason("reading the range"), "block 100 is past the end\ntry: a smaller range");
+        assert_eq!(failure.reason("reading"), failure.to_string(), "what else was being done is worth telling");
+        let bare = StackError::new(Cause::Io, "writing", "broken");
+        assert_eq!(bare.to_string(), "sealblock: writing: broken");
+    }
+
+    #[test]
+    fn errors_of_the_system_have_a_cause_and_advice() {
+        let of = |errno| StackError::io("opening", &io::Error::from_raw_os_error(errno));
+        for (errno, cause) in [
+            (libc::ENOENT, Cause::Unreachable),
+            (libc::EACCES, Cause::Refused),
+            (libc::EROFS, Cause::Refused),
+            (libc::EBUSY, Cause::Refused),
+            (libc::EAGAIN, Cause::Refused),
+            (libc::ENOSPC, Cause::Full),
+            (libc::ECONNREFUSED, Cause::Unreachable),
+            (libc::EISDIR, Cause::Unsuitable),
+        ] {
+            assert_eq!(of(errno).cause(), cause, "{errno}");
+            assert!(of(errno).advice().is_some(), "{errno}");
+        }
+        assert_eq!((of(libc::EIO).cause(), of(libc::EIO).advice()), (Cause::Io, None));
+        assert!(of(libc::EIO).to_string().starts_with("sealblock: opening: "));
+    }
+}

@@ -1,0 +1,282 @@
+//! Files and block devices: protected volumes, recognised by their superblock, and bytes without seals.
+//!
+//! The remains of a volume are neither: no command reads, writes or replaces them by accident. A plain file's bytes are blocks only
+//! as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as a plain file.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sealblock_block::Medium;
+use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
+use sealblock_media_volume::{
+    Hints, OpenOptions, Recognised, Remains, RemainsError, VolumeInfo, open_remains, recognise,
+};
+use sealblock_units::BlockSize;
+
+use crate::error::{Cause, StackError};
+use crate::failures::{of_medium, of_open, of_volume};
+use crate::held::{Access, CloseHandle, FileVolume};
+use crate::info::TargetInfo;
+use crate::opened::OpenTarget;
+use crate::quantity::count;
+use crate::reactor::ReactorClock;
+use crate::target::TargetName;
+
+/// The kind of a plain file's bytes.
+pub const RAW_FILE: &str = "raw file";
+
+/// The content of a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// A protected volume, perhaps one that cannot be used.
+    Volume,
+    /// Remains of one, and which parts.
+    Remains(String),
+    /// No volume.
+    Raw,
+}
+
+/// Whether the bytes of a plain file may be the blocks of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Plain {
+    /// No: the path should be a volume.
+    Refused,
+    /// Yes: the command needs bytes only.
+    Taken,
+}
+
+/// An open volume, and what was found when it was opened.
+pub struct OpenVolume {
+    /// The volume.
+    pub volume: Rc<FileVolume>,
+    /// What was found.
+    pub description: VolumeInfo,
+    /// The file it lies in.
+    pub file: Option<sealblock_media_file::FileInfo>,
+}
+
+/// Recognises the content of a medium.
+///
+/// # Errors
+/// When it fails where it would be recognised.
+pub async fn inspect(medium: &FileMedium) -> Result<FileKind, StackError> {
+    /// Parts that are named.
+    const NAMED: usize = 3;
+    match recognise(medium).await {
+        Ok(Recognised::Volume) => Ok(FileKind::Volume),
+        Ok(Recognised::Nothing) => Ok(FileKind::Raw),
+        Ok(Recognised::Remains(traces)) => {
+            let named: Vec<String> = traces.iter().take(NAMED).map(ToString::to_string).collect();
+            let more = if traces.len() > NAMED { ", and more" } else { "" };
+            Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
+        }
+        Err(error) => Err(of_medium("looking at what is there", &error).on(medium.path().display())),
+    }
+}
+
+/// How long an open retries while another process has the file.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// The delay before a retry.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Opens a file or block device, waiting a moment for one that is in use.
+///
+/// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
+/// after the process is gone. A restart at once must not fail for that.
+pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
+    let since = Instant::now();
+    loop {
+        match FileMedium::open(path, options) {
+            Err(OpenError::InUse { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+                sealblock_runtime_reactor::sleep(PAUSE).await
+            }
+            opened => return opened,
+        }
+    }
+}
+
+pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
+    let options = match access {
+        Access::Read => Options::READ,
+        Access::Write | Access::WriteInPlace => Options::WRITE,
+    };
+    open_medium(path, options).await.map_err(|error| of_open("opening", &error))
+}
+
+/// Opens a path as a device.
+pub(crate) async fn open_file(
+    target: &TargetName,
+    path: &Path,
+    access: Access,
+    plain: Plain,
+) -> Result<OpenTarget, StackError> {
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
+        FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw(target, path, medium),
+        FileKind::Raw => Err(plain_file(path)),
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+    }
+}
+
+async fn volume_as(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    path: &Path,
+    access: Access,
+) -> Result<OpenTarget, StackError> {
+    let options = options(&medium, access);
+    Ok(whole(target, volume_on(medium, path, &options).await?))
+}
+
+/// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Access) -> Result<OpenTarget, StackError> {
+    let path = medium.path().to_owned();
+    volume_as(target, medium, &path, access).await
+}
+
+/// Opens the volume at a path for reading, also if its medium was truncated.
+///
+/// # Errors
+/// When there is none, or it cannot be opened.
+pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<OpenTarget, StackError> {
+    let medium = medium_of(path, Access::Read).await?;
+    let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
+    Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
+}
+
+fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
+    let info = TargetInfo { volume: Some(open.description), file: open.file, ..TargetInfo::plain("protected volume") };
+    OpenTarget::new(target, open.volume.clone(), info, vec![CloseHandle::Volume(open.volume)])
+}
+
+/// Opens the bytes at a path as a device, if they are no volume's.
+pub(crate) async fn open_raw(target: &TargetName, path: &Path, access: Access) -> Result<OpenTarget, StackError> {
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Raw => raw(target, path, medium),
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Volume => {
+            Err(StackError::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+                .lasting()
+                .on(target)
+                .advise(TargetName::File(path.to_owned()).to_string()))
+        }
+    }
+}
+
+pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Result<OpenTarget, StackError> {
+    let block_size = raw_block_size(&medium);
+    let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
+    let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
+    let device = RawDevice::new(medium, block_size)
+        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
+    Ok(OpenTarget::new(target, device, info, Vec::new()))
+}
+
+fn plain_file(path: &Path) -> StackError {
+    StackError::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume")
+        .on(path.display())
+        .advise(format!(
+            "raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume",
+            path.display()
+        ))
+}
+
+/// Remains of a volume without a usable superblock.
+pub fn of_remains(doing: &str, path: &Path, parts: &str) -> StackError {
+    let why = format!("it is what is left of a protected volume, none of whose superblocks can be used: {parts}");
+    StackError::new(Cause::Damaged, doing, why)
+        .on(path.display())
+        .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
+}
+
+/// Opens the remains of a volume without a superblock, for reading.
+///
+/// # Errors
+/// If no layout fits the remains, or the medium fails.
+pub async fn open_shapeless(
+    target: &TargetName,
+    path: &Path,
+    hints: &Hints,
+) -> Result<(OpenTarget, Remains), StackError> {
+    const DOING: &str = "looking for the volume's shape";
+    const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
+    let medium = medium_of(path, Access::Read).await?;
+    let file = medium.describe().ok();
+    let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default()).await.map_err(
+        |error| match error {
+            RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
+            RemainsError::Resized => {
+                StackError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
+            }
+            RemainsError::Profile(why) => {
+                let why = format!("no superblock is left, and {why}");
+                StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+            }
+        },
+    )?;
+    let info = TargetInfo {
+        volume: Some(opened.description),
+        file,
+        ..TargetInfo::plain("what is left of a protected volume")
+    };
+    let held = vec![CloseHandle::Volume(opened.volume.clone())];
+    Ok((OpenTarget::new(target, opened.volume, info, held), remains))
+}
+
+/// Opens the volume at a path; anything else there is refused.
+pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, StackError> {
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Volume | FileKind::Raw => {
+            let options = options(&medium, access);
+            volume_on(Rc::new(medium), path, &options).await
+        }
+    }
+}
+
+fn options(medium: &FileMedium, access: Access) -> OpenOptions {
+    OpenOptions {
+        read_only: !access.writes() || medium.is_read_only(),
+        relocate: access != Access::WriteInPlace,
+        ..OpenOptions::default()
+    }
+}
+
+async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, StackError> {
+    let file = medium.describe().ok();
+    let opened = sealblock_media_volume::open(medium, ReactorClock, options)
+        .await
+        .map_err(|error| of_volume("opening", &error).on(path.display()))?;
+    if opened.description.log_lost > 0 {
+        let (path, sectors) = (path.display(), opened.description.log_lost);
+        tracing::warn!(
+            "{path}: {} of the log lost; blocks written last may be older than what was written",
+            count(sectors, "sector")
+        );
+    }
+    for lba in &opened.description.unreadable {
+        tracing::warn!("{}: block {lba} was written before a crash and cannot be read", path.display());
+    }
+    for copy in &opened.description.superblocks {
+        if let Some(why) = &copy.lost {
+            let (path, at) = (path.display(), copy.offset_bytes);
+            let then =
+                if options.read_only { "the next opening for writing writes it anew" } else { "it was written anew" };
+            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
+        }
+    }
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
+}
+
+/// The size of the blocks that a medium without seals is parted into.
+fn raw_block_size(medium: &impl Medium) -> BlockSize {
+    if medium.sector_bytes() > 512 { BlockSize::B4096 } else { BlockSize::B512 }
+}

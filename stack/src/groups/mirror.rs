@@ -1,0 +1,227 @@
+//! Opens mirrors, without replicas that are offline, and creates them.
+
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Mutex;
+
+use futures_util::future::join_all;
+use sealblock_block::DynDevice;
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{CreateOptions, MirrorError, MirrorInfo, OpenOptions};
+
+use super::replicas::{OpenMirror, OpenReplica, ReplicaOpener, SHOWN, of_member};
+use crate::error::{Cause, StackError};
+use crate::held::{Access, CloseHandle, Usage};
+use crate::identity::new_uuid;
+use crate::info::TargetInfo;
+use crate::opened::{OpenTarget, Opener};
+use crate::program::note;
+use crate::reactor::ReactorClock;
+use crate::target::TargetName;
+
+/// Opens the replicas concurrently. The mirror runs without unreachable ones, as far as the labels of the others permit.
+pub(crate) async fn open(
+    target: &TargetName,
+    replicas: &[TargetName],
+    access: Access,
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    let replicas = not_open(replicas, access, opener);
+    let opened = join_all(replicas.iter().map(|replica| open_first(replica, opener))).await;
+    match put_together(target, &replicas, opened, access, opener).await {
+        Ok(opened) => Ok(opened),
+        Err(failure) => {
+            // A failure to close the replicas would hide the first failure.
+            join_all(replicas.iter().map(|replica| replica.close())).await;
+            Err(failure)
+        }
+    }
+}
+
+/// The replicas of these targets.
+fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<OpenReplica>> {
+    let opener = by(opener);
+    replicas.iter().map(|replica| OpenReplica::new(replica, access, &opener)).collect()
+}
+
+/// Opens replicas by what opens targets.
+fn by(opener: Opener) -> ReplicaOpener {
+    Rc::new(move |target, access| {
+        Box::pin(async move {
+            let OpenTarget { gate, held, .. } = opener(&target, access, Usage::Member).await?;
+            Ok((DynDevice::new(gate), held))
+        })
+    })
+}
+
+/// Opens a replica for the first time, and says what it is made of.
+async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
+    let OpenTarget { gate, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
+    replica.hold(held);
+    Ok((DynDevice::new(gate), info))
+}
+
+async fn put_together(
+    target: &TargetName,
+    replicas: &[Rc<OpenReplica>],
+    opened: Vec<Result<(DynDevice, TargetInfo), StackError>>,
+    access: Access,
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    let (mut sources, mut info, mut here) = (Vec::new(), Vec::new(), Vec::new());
+    for (replica, opened) in replicas.iter().zip(opened) {
+        let device = match opened {
+            Ok((stack, of)) => {
+                info.push(of);
+                here.push((replica, stack.clone()));
+                Ok(stack)
+            }
+            Err(failure) if is_gone(&failure) => Err(failure.in_short()),
+            // An invalid target, or a file in use by another process, is an error and not an offline replica.
+            Err(failure) => return Err(failure),
+        };
+        sources.push(replica.source(device));
+    }
+    let options = OpenOptions { is_read_only: access == Access::Read, random: new_uuid()? };
+    let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
+    let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
+    let described = opened.mirror.describe();
+    report_offline(target, &described);
+    for (replica, stack) in here {
+        // A replica that fails now goes out of sync with the first write that fails on it.
+        if let Err(error) = replica.claim(&stack).await {
+            tracing::warn!(replica = replica.name, %error, "the label could not be written");
+        }
+    }
+    for replica in replicas
+        .iter()
+        .filter(|replica| described.replicas.iter().any(|other| other.name == replica.name && !other.is_online))
+    {
+        // It must be closed so that `mirror replace` can open it.
+        let _ = replica.close().await;
+    }
+    Ok(held(target, replicas, info, opened, opener))
+}
+
+/// Creates a mirror of these devices; see [`sealblock_layers_mirror::create`].
+///
+/// # Errors
+/// Why they cannot become one.
+pub(crate) async fn create(
+    target: &TargetName,
+    replicas: &[TargetName],
+    from: Option<usize>,
+    force: bool,
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    let replicas = not_open(replicas, Access::Write, opener);
+    let created = create_of(target, &replicas, from, force, opener).await;
+    if created.is_err() {
+        join_all(replicas.iter().map(|replica| replica.close())).await;
+    }
+    created
+}
+
+async fn create_of(
+    target: &TargetName,
+    replicas: &[Rc<OpenReplica>],
+    from: Option<usize>,
+    force: bool,
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    let (mut sources, mut info) = (Vec::new(), Vec::new());
+    for replica in replicas {
+        let (stack, of) = open_first(replica, opener).await?;
+        info.push(of);
+        sources.push(replica.source(Ok(stack)));
+    }
+    let options = CreateOptions { random: new_uuid()?, from, force };
+    let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
+    let opened = opened.map_err(|error| of_member(&error).on(target))?;
+    Ok(held(target, replicas, info, opened, opener))
+}
+
+/// An open mirror with its worker spawned.
+fn held(
+    target: &TargetName,
+    replicas: &[Rc<OpenReplica>],
+    info: Vec<TargetInfo>,
+    opened: sealblock_layers_mirror::OpenMirror<ReactorClock>,
+    opener: Opener,
+) -> OpenTarget {
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    let open = Rc::new(OpenMirror::new(target, opened.mirror.clone(), replicas.to_vec(), by(opener)));
+    let info = TargetInfo { mirror: Some(open.clone()), ..TargetInfo::over("mirror", info) };
+    OpenTarget::new(target, opened.mirror, info, vec![CloseHandle::Members(open)])
+}
+
+/// Reports offline replicas: once for each mirror of this process, however many cores open it.
+fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    for replica in mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed)
+    {
+        let what = format!("{target} runs without {}: {}", replica.name, replica.last_error);
+        let mut told = TOLD.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if told.insert(what.clone()) {
+            note(what);
+        }
+    }
+}
+
+/// True if a replica that could not be opened may come back.
+fn is_gone(failure: &StackError) -> bool {
+    matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
+}
+
+fn of_mirror(error: &MirrorError) -> StackError {
+    let (cause, advice) = match error {
+        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
+        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
+        MirrorError::Label { .. } => {
+            (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
+        }
+        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
+        MirrorError::BlockSize { .. }
+        | MirrorError::Size { .. }
+        | MirrorError::Capacity { .. }
+        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
+    };
+    let failure = StackError::new(cause, "opening", error);
+    // What labels forbid needs a command that changes replicas or labels.
+    let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}
+
+fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::assemble::AssembleError;
+    match refusal {
+        AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
+            (Cause::Unreachable, Some("again when the replicas are online"))
+        }
+        AssembleError::NotAReplica { .. } => {
+            (Cause::Refused, Some("`sealblock mirror add TARGET REPLICA` adds and resyncs a new replica"))
+        }
+        AssembleError::Removed { .. } => (
+            Cause::Refused,
+            Some("the mirror without it; `sealblock mirror add TARGET REPLICA --force` makes it a replica again"),
+        ),
+        AssembleError::NotCreated { .. } => (
+            Cause::Refused,
+            Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
+        ),
+        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the replicas")),
+        AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
+            (Cause::Refused, Some("the replicas of one mirror"))
+        }
+        AssembleError::SplitBrain { .. } => (
+            Cause::Refused,
+            Some(
+                "look at each replica by itself, move the one to discard away, then `sealblock mirror replace TARGET OLD NEW`",
+            ),
+        ),
+    }
+}

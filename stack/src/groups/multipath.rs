@@ -1,0 +1,260 @@
+//! Opens multipath devices: checks that all paths lead to one device, reopens paths, and chooses timeouts.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use sealblock_block::{
+    Abilities, Device, DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request,
+};
+use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
+
+use super::{SHORT_TIMEOUT, is_remote, remotes, with_short_timeouts};
+use crate::error::{Cause, StackError};
+use crate::held::{Access, CloseHandle, Members, Usage, close_all, received_bytes};
+use crate::identity::uuid_text;
+use crate::info::TargetInfo;
+use crate::opened::{OpenTarget, Opener};
+use crate::reactor::ReactorClock;
+use crate::target::{GroupKind, RemoteOptions, TargetName};
+
+/// The paths of one device.
+struct Paths(Vec<Rc<Path>>);
+
+/// A path, which is reopened after each loss.
+struct Path {
+    target: TargetName,
+    access: Access,
+    usage: Usage,
+    opener: Opener,
+    /// The identity of the device, the same for all paths; `None` before one was open.
+    identity: Rc<RefCell<Option<String>>>,
+    /// The open path, as long as the layer uses it.
+    open: RefCell<Weak<Live>>,
+    /// Bytes received in earlier opens.
+    received_bytes: Rc<Cell<u64>>,
+}
+
+/// An open path. Dropping it closes its connections at once.
+struct Live {
+    gate: Gate<DynDevice>,
+    held: Vec<CloseHandle>,
+    received_bytes: Rc<Cell<u64>>,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        let more = received_bytes(&self.held).unwrap_or(0);
+        self.received_bytes.set(self.received_bytes.get() + more);
+    }
+}
+
+impl Device for Live {
+    fn geometry(&self) -> &Geometry {
+        self.gate.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.gate.abilities()
+    }
+
+    async fn execute(&self, operation: Request) -> Outcome {
+        self.gate.execute(operation).await
+    }
+
+    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
+        self.gate.try_execute(operation)
+    }
+}
+
+impl Paths {
+    /// Paths for these targets, none of them open yet.
+    fn of(paths: &[TargetName], access: Access, usage: Usage, opener: Opener) -> Paths {
+        let identity = Rc::default();
+        let path = |path: &TargetName| {
+            let (target, identity) = (with_short_timeouts(path), Rc::clone(&identity));
+            let (open, received_bytes) = Default::default();
+            Rc::new(Path { target, access, usage, opener, identity, open, received_bytes })
+        };
+        Paths(paths.iter().map(path).collect())
+    }
+}
+
+impl Members for Paths {
+    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        let closings = join_all(open.map(|live| async move { close_all(&live.held).await }));
+        Box::pin(async { closings.await.into_iter().fold(Ok(()), Result::and) })
+    }
+
+    fn received_bytes(&self) -> Option<u64> {
+        let each = self.0.iter().map(|path| {
+            let now = path.open.borrow().upgrade().and_then(|live| received_bytes(&live.held));
+            is_remote(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
+        });
+        each.flatten().reduce(u64::saturating_add)
+    }
+}
+
+impl Path {
+    /// Opens the path, if it leads to the device that the others lead to.
+    async fn open(&self) -> Result<(Rc<Live>, TargetInfo), StackError> {
+        let opened = (self.opener)(&self.target, self.access, self.usage).await?;
+        if let Err(why) = self.check(&opened.info) {
+            let _ = opened.close(Ok(())).await;
+            return Err(StackError::new(Cause::Unsuitable, "opening", why).on(&self.target));
+        }
+        let OpenTarget { gate, info, held, .. } = opened;
+        let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
+        self.open.replace(Rc::downgrade(&live));
+        Ok((live, info))
+    }
+
+    fn check(&self, info: &TargetInfo) -> Result<(), String> {
+        let Some(identity) = identity(&self.target, info) else {
+            return Err("nothing tells whether it is the same device as the other paths lead to".to_owned());
+        };
+        let mut known = self.identity.borrow_mut();
+        let expected = known.get_or_insert_with(|| identity.clone());
+        if *expected == identity {
+            return Ok(());
+        }
+        Err(format!("it leads to another device than the other paths: to {identity}, they to {expected}"))
+    }
+
+    fn source(self: &Rc<Self>) -> DeviceOpener {
+        let path = Rc::clone(self);
+        DeviceOpener::new(self.target.to_string(), move || {
+            let path = Rc::clone(&path);
+            async move { path.open().await.map(|(live, _)| DynDevice::new(live)).map_err(unreachable) }
+        })
+    }
+
+    /// Opens the path again beside the one that may be open. A target of sealblock delays that until no request of the lost
+    /// path is in flight.
+    fn settle(&self) -> Option<DeviceOpener> {
+        let (target, access, usage, opener) = (self.target.clone(), self.access, self.usage, self.opener);
+        is_remote(&target).then(|| {
+            DeviceOpener::new(target.to_string(), move || {
+                let target = target.clone();
+                async move {
+                    let opened = opener(&target, access, usage).await.map_err(unreachable)?;
+                    let (gate, _, closer) = opened.share();
+                    let _ = closer.close().await;
+                    Ok(DynDevice::new(gate))
+                }
+            })
+        })
+    }
+}
+
+fn unreachable(failure: StackError) -> Error {
+    BlockFailure::Unreachable { reason: failure.in_short() }.into()
+}
+
+/// Opens the paths, all at once. One is enough.
+pub(crate) async fn open(
+    target: &TargetName,
+    paths: &[TargetName],
+    access: Access,
+    usage: Usage,
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    // Every path has the same label; the layer hides it.
+    let paths = Paths::of(paths, access, usage.hidden(), opener);
+    let (mut ways, mut info, mut failed) = (Vec::new(), Vec::new(), None);
+    for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
+        let device = match opened {
+            Ok((live, of)) => {
+                info.push(of);
+                Some(DynDevice::new(live))
+            }
+            Err(failure) if failure.cause() == Cause::Unreachable => {
+                failed = failed.or(Some(failure));
+                None
+            }
+            Err(failure) => {
+                let _ = paths.close().await;
+                return Err(failure);
+            }
+        };
+        ways.push(PathConfig { source: path.source(), quiesce: path.settle(), device });
+    }
+    if let (true, Some(failure)) = (info.is_empty(), failed) {
+        return Err(failure);
+    }
+    join(target, paths, ways, info).await
+}
+
+/// The open paths as one device.
+async fn join(
+    target: &TargetName,
+    paths: Paths,
+    ways: Vec<PathConfig>,
+    info: Vec<TargetInfo>,
+) -> Result<OpenTarget, StackError> {
+    match MultipathLayer::new(ways, ReactorClock, retry_policy(&paths, &info)) {
+        Ok((device, worker)) => {
+            drop(sealblock_runtime_reactor::spawn(worker.run()));
+            let info = TargetInfo { paths: Some(device.monitor()), ..TargetInfo::over("multipath", info) };
+            Ok(OpenTarget::new(target, device, info, vec![CloseHandle::Members(Rc::new(paths))]))
+        }
+        Err(error) => {
+            let _ = paths.close().await;
+            Err(StackError::new(Cause::Unsuitable, "opening", error).on(target))
+        }
+    }
+}
+
+/// The timeouts and retries of the layer for these paths.
+fn retry_policy(paths: &Paths, info: &[TargetInfo]) -> RetryPolicy {
+    let usual = RetryPolicy::default();
+    let longest = |of: fn(&RemoteOptions) -> Option<Duration>| {
+        let remotes = paths.0.iter().flat_map(|path| remotes(&path.target));
+        remotes.filter_map(of).max().unwrap_or(SHORT_TIMEOUT)
+    };
+    let is_volatile = |info: &&TargetInfo| info.remote.as_ref().is_none_or(|remote| remote.volatile_write_cache);
+    let leaves = info.iter().flat_map(TargetInfo::all).filter(|info| info.inner.is_empty());
+    RetryPolicy {
+        // Longer than the timeouts of the devices, which fail first with a better reason.
+        request_timeout: usual.request_timeout.max(longest(|options| options.timeout) * 3),
+        // A target with traffic based keep alive may need twice the keep-alive timeout to notice a lost host.
+        quiesce_time: longest(|options| options.keep_alive) * 2 + Duration::from_secs(1),
+        has_volatile_cache: leaves.filter(is_volatile).count() > 0,
+        ..usual
+    }
+}
+
+/// The identity of a device, if it has one.
+fn identity(target: &TargetName, info: &TargetInfo) -> Option<String> {
+    let below = || info.inner.first();
+    match target {
+        TargetName::Offset { range, target } => Some(format!("blocks {range} of {}", identity(target, below()?)?)),
+        TargetName::Fault { target, .. } => identity(target, below()?),
+        TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } => {
+            let each: Option<Vec<String>> =
+                members.iter().zip(&info.inner).map(|(member, of)| identity(member, of)).collect();
+            let chunk = chunk.unwrap_or(sealblock_layers_stripe::CHUNK);
+            Some(format!("a stripe in chunks of {} bytes of {}", chunk.get(), each?.join(" and ")))
+        }
+        TargetName::Group { kind: GroupKind::Multipath, members } => identity(members.first()?, below()?),
+        TargetName::Group { kind: GroupKind::Mirror, .. } => None,
+        _ => leaf(info),
+    }
+}
+
+fn leaf(info: &TargetInfo) -> Option<String> {
+    if let Some(volume) = &info.volume {
+        return Some(format!("volume {}", uuid_text(&volume.uuid)));
+    }
+    let remote = info.remote.as_ref()?;
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {
+        (Some(uuid), ..) => format!("namespace {}", uuid_text(uuid)),
+        (_, Some(nguid), _) => format!("namespace {}", hex(nguid)),
+        (.., Some(eui64)) => format!("namespace {}", hex(eui64)),
+        // Within a subsystem the number of a shared namespace is the same for all controllers.
+        (None, None, None) => format!("namespace {} of {}", remote.namespace, remote.subsystem),
+    })
+}

@@ -1,0 +1,311 @@
+//! The replicas of an open mirror: commands that change them, and the reopening of those that were lost.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use futures_util::future::{LocalBoxFuture, join_all};
+use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+
+use super::{is_remote, with_short_timeouts};
+use crate::error::{Cause, StackError};
+use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
+use crate::reactor::ReactorClock;
+use crate::target::{TargetLabel, TargetName};
+
+/// What would make replicas fit.
+pub(super) const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
+/// What is being done by a command for the replicas.
+pub const CHANGING: &str = "changing the mirror";
+
+/// An open mirror and its replicas.
+pub struct OpenMirror {
+    mirror: Rc<Mirror<ReactorClock>>,
+    replicas: RefCell<Vec<Rc<OpenReplica>>>,
+    /// Its name: the target it was opened by, until a command changes the replicas.
+    target: TargetLabel,
+    opener: ReplicaOpener,
+}
+
+/// Opens the device of a replica, and says what is to close behind it.
+pub(super) type ReplicaOpener =
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<(DynDevice, Vec<CloseHandle>), StackError>>>;
+
+/// A replica, which is reopened after each loss.
+pub(super) struct OpenReplica {
+    /// Its name.
+    pub name: String,
+    /// What is opened.
+    pub target: TargetName,
+    /// What it is opened for.
+    pub access: Access,
+    opener: ReplicaOpener,
+    held: RefCell<Vec<CloseHandle>>,
+    /// Bytes received before the last open.
+    received_bytes: Cell<u64>,
+    /// True while another device replaces it: it must not be reopened.
+    is_retired: Cell<bool>,
+}
+
+impl OpenMirror {
+    /// An open mirror of these replicas.
+    pub(super) fn new(
+        target: &TargetName,
+        mirror: Rc<Mirror<ReactorClock>>,
+        replicas: Vec<Rc<OpenReplica>>,
+        opener: ReplicaOpener,
+    ) -> OpenMirror {
+        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener }
+    }
+
+    /// Its state now.
+    pub fn describe(&self) -> MirrorInfo {
+        self.mirror.describe()
+    }
+
+    /// The access that replicas are opened for.
+    fn access(&self) -> Access {
+        self.replicas.borrow().first().map_or(Access::Write, |replica| replica.access)
+    }
+
+    /// Adds a replica, which resyncs in the background.
+    ///
+    /// # Errors
+    /// Why it was not added.
+    pub async fn add(&self, target: &TargetName, force: bool) -> Result<(), StackError> {
+        let replica = OpenReplica::new(target, self.access(), &self.opener);
+        let device = replica.open().await?;
+        let added = self.mirror.add(replica.source(Ok(device)), force).await;
+        self.take_in(replica, added).await
+    }
+
+    /// Replaces a replica, or adds the new one beside it while the old one is in sync.
+    ///
+    /// # Errors
+    /// Why it was not replaced.
+    pub async fn replace(&self, old: &TargetName, new: &TargetName, force: bool) -> Result<(), StackError> {
+        let name = old.to_string();
+        if force {
+            self.mirror.trust_names();
+        }
+        let replicas = self.describe().replicas;
+        let is_current = replicas
+            .iter()
+            .any(|replica| replica.name == name && replica.is_online && replica.state == ReplicaState::InSync);
+        if is_current && old == new {
+            return Err(StackError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
+        }
+        let retired: Vec<Rc<OpenReplica>> =
+            self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
+        for replica in &retired {
+            // It has the file or connection open that the new device may need.
+            replica.is_retired.set(true);
+            let _ = replica.close().await;
+        }
+        let replica = OpenReplica::new(new, self.access(), &self.opener);
+        let replaced = match replica.open().await {
+            Ok(device) => {
+                let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
+                self.take_in(replica, replaced).await
+            }
+            Err(failure) => Err(failure),
+        };
+        match &replaced {
+            Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
+            Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
+        }
+        replaced
+    }
+
+    /// Keeps a replica that the mirror has added, and closes one that it has refused.
+    async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), StackError> {
+        match taken {
+            Ok(()) => {
+                self.replicas.borrow_mut().push(replica);
+                Ok(())
+            }
+            Err(error) => {
+                let _ = replica.close().await;
+                Err(of_member(&error).on(&self.target))
+            }
+        }
+    }
+
+    /// Accepts the older copies on a replica.
+    ///
+    /// # Errors
+    /// Why they stay older copies.
+    pub async fn accept_stale(&self, target: &TargetName) -> Result<(), StackError> {
+        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+        tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
+        Ok(())
+    }
+
+    /// Removes a replica.
+    ///
+    /// # Errors
+    /// Why it was not removed.
+    pub async fn remove(&self, target: &TargetName, force: bool) -> Result<(), StackError> {
+        let name = target.to_string();
+        if force {
+            self.mirror.trust_names();
+        }
+        self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
+        let gone: Vec<Rc<OpenReplica>> =
+            self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+        for replica in gone {
+            let _ = replica.close().await;
+        }
+        Ok(())
+    }
+
+    /// Its name.
+    pub fn target(&self) -> &TargetLabel {
+        &self.target
+    }
+
+    /// Waits for a state other than `known`; `None` after the close.
+    pub async fn other_state(&self, known: MirrorState) -> Option<MirrorState> {
+        let state = self.mirror.state_changed(known).await;
+        (!self.mirror.is_closed()).then_some(state)
+    }
+
+    /// Waits until no resync runs; true if all have finished.
+    pub async fn settled(&self) -> bool {
+        self.mirror.resync_ended().await
+    }
+}
+
+impl Members for OpenMirror {
+    /// Writes the labels, then closes the replicas.
+    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            let labelled = self.mirror.close().await;
+            let replicas = self.replicas.take();
+            let closed = join_all(replicas.iter().map(|replica| replica.close())).await;
+            closed.into_iter().fold(labelled, Result::and)
+        })
+    }
+
+    fn received_bytes(&self) -> Option<u64> {
+        let replicas = self.replicas.borrow();
+        let each = replicas
+            .iter()
+            .map(|replica| received_bytes(&replica.held.borrow()).map(|now| now + replica.received_bytes.get()));
+        each.flatten().reduce(u64::saturating_add)
+    }
+}
+
+impl OpenReplica {
+    /// A replica that is not open yet.
+    pub fn new(target: &TargetName, access: Access, opener: &ReplicaOpener) -> Rc<OpenReplica> {
+        let (name, target) = (target.to_string(), with_short_timeouts(target));
+        Rc::new(OpenReplica {
+            name,
+            target,
+            access,
+            opener: Rc::clone(opener),
+            held: RefCell::default(),
+            received_bytes: Cell::new(0),
+            is_retired: Cell::new(false),
+        })
+    }
+
+    /// The source of this replica for the mirror.
+    pub fn source(self: &Rc<Self>, device: Result<DynDevice, String>) -> ReplicaSource {
+        ReplicaSource { name: self.name.clone(), device, reopen: Some(self.reopen()) }
+    }
+
+    async fn open(&self) -> Result<DynDevice, StackError> {
+        // The last open may still have the file or connection.
+        let _ = self.close().await;
+        let (device, held) = (self.opener)(self.target.clone(), self.access).await?;
+        self.hold(held);
+        Ok(device)
+    }
+
+    /// Keeps what is to close behind the open device.
+    pub fn hold(&self, held: Vec<CloseHandle>) {
+        self.held.replace(held);
+    }
+
+    /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
+    /// repairs write no other label and would be refused.
+    pub async fn claim(&self, stack: &DynDevice) -> Result<(), Error> {
+        let of = stack.abilities();
+        if !self.access.writes() || !is_remote(&self.target) || !of.writable || of.reserved != Ability::Native {
+            return Ok(());
+        }
+        let slot = ReservedArea::GroupLabel;
+        match stack.execute(Request::ReadReserved { area: slot }).await? {
+            Response::Reserved(bytes) if !bytes.is_empty() => {
+                stack.execute(Request::WriteReserved { area: slot, bytes }).await.map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Closes its device, if it is open.
+    pub async fn close(&self) -> Result<(), Error> {
+        let held = self.held.take();
+        let received = received_bytes(&held).unwrap_or(0);
+        self.received_bytes.set(self.received_bytes.get() + received);
+        close_all(&held).await
+    }
+
+    fn reopen(self: &Rc<Self>) -> Reopen {
+        let replica = Rc::clone(self);
+        Box::new(move || -> LocalBoxFuture<'static, Result<DynDevice, String>> {
+            let replica = Rc::clone(&replica);
+            Box::pin(async move {
+                if replica.is_retired.get() {
+                    return Err("another device is taking its place".to_owned());
+                }
+                let stack = replica.open().await.map_err(|failure| failure.in_short())?;
+                if replica.access.writes() && !stack.abilities().writable {
+                    let _ = replica.close().await;
+                    return Err("it is read only".to_owned());
+                }
+                replica.claim(&stack).await.map_err(|error| error.to_string())?;
+                Ok(stack)
+            })
+        })
+    }
+}
+
+/// Why replicas cannot become a mirror, or stay what they are.
+pub(super) fn of_member(error: &ReplicaError) -> StackError {
+    let failure = |cause| StackError::new(cause, CHANGING, error);
+    match error {
+        ReplicaError::Full | ReplicaError::LastInSync(_) => failure(Cause::Refused),
+        ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
+        ReplicaError::Offline { .. } => failure(Cause::Unreachable),
+        ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
+            failure(Cause::Refused).advise("another device, or --force to replace what is on it")
+        }
+        ReplicaError::InUse { .. } => failure(Cause::Refused),
+        ReplicaError::AmbiguousSource { .. } => {
+            failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
+        }
+        ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
+            .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
+        ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
+        ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
+        ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
+            .advise("devices of the same block size, protection information and size; one that is added may be larger"),
+        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the replicas"),
+        ReplicaError::Ambiguous { .. } => failure(Cause::Refused).advise(
+            "again when one of them is back, or --force to go by the order of the names: a replica that is taken for another is out, and \
+             loses nothing",
+        ),
+        ReplicaError::WriteLabels(_) | ReplicaError::WriteBlocks(_) => failure(Cause::Io),
+    }
+}
+
+impl std::fmt::Debug for OpenMirror {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.mirror.fmt(f)
+    }
+}

@@ -1,0 +1,107 @@
+//! Opens stripes: checks by the labels that the members belong to one stripe, unless the target is `stripe-nolabel`.
+
+use futures_util::future::join_all;
+use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
+use sealblock_units::ByteCount;
+
+use crate::error::{Cause, StackError};
+use crate::held::{Access, Usage, close_all};
+use crate::identity::new_uuid;
+use crate::info::TargetInfo;
+use crate::opened::{OpenTarget, Opener};
+use crate::target::{GroupKind, TargetName};
+
+/// Opens the members of a stripe concurrently.
+pub(crate) async fn open(
+    target: &TargetName,
+    chunk: Option<ByteCount>,
+    labelled: bool,
+    members: &[TargetName],
+    (access, usage): (Access, Usage),
+    opener: Opener,
+) -> Result<OpenTarget, StackError> {
+    // Without labels each member is opened by itself: it may be a member of another group.
+    let of_leg = if labelled { Usage::Member } else { usage.hidden() };
+    let opened = all_or_none(join_all(members.iter().map(|member| opener(member, access, of_leg))).await).await?;
+    let (mut gates, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    for member in opened {
+        gates.push(member.gate);
+        info.push(member.info);
+        held.extend(member.held);
+    }
+    let made = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
+        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target));
+    let made = match made {
+        Ok(device) if labelled => match new_uuid() {
+            Ok(uuid) => device.labelled(uuid, access.writes()).await.map_err(|error| of_refusal(&error, target)),
+            Err(failure) => Err(failure),
+        },
+        made => made,
+    };
+    match made {
+        Ok(device) => Ok(OpenTarget::new(target, device, TargetInfo::over("stripe", info), held)),
+        Err(failure) => {
+            // A failure to close the members would hide the first failure.
+            let _ = close_all(&held).await;
+            Err(failure)
+        }
+    }
+}
+
+/// All members, or why one could not be opened; the others are closed then.
+async fn all_or_none(members: Vec<Result<OpenTarget, StackError>>) -> Result<Vec<OpenTarget>, StackError> {
+    let (mut opened, mut failed) = (Vec::new(), None);
+    for member in members {
+        match member {
+            Ok(member) => opened.push(member),
+            Err(failure) => failed = failed.or(Some(failure)),
+        }
+    }
+    let Some(failure) = failed else { return Ok(opened) };
+    for member in opened {
+        let _ = member.close(Ok(())).await;
+    }
+    Err(failure)
+}
+
+/// Why the members are not one stripe, with the target name that is.
+fn of_refusal(refusal: &AssembleError, target: &TargetName) -> StackError {
+    let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
+        return StackError::new(Cause::Unsuitable, "opening", refusal).on(target);
+    };
+    let group = |chunk, labelled, members| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members };
+    let unlabelled =
+        || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, members.clone()));
+    let (cause, advice) = match refusal {
+        AssembleError::Many | AssembleError::NoRoom(_) | AssembleError::Unlabelled(_) => (Cause::Refused, unlabelled()),
+        AssembleError::Order(own) => match in_order(members, own) {
+            Some(members) => (Cause::Refused, group(*chunk, true, members).to_string()),
+            None => (Cause::Refused, "each member of the stripe once".to_owned()),
+        },
+        AssembleError::Chunk { actual, .. } => {
+            (Cause::Refused, group(Some(*actual), true, members.clone()).to_string())
+        }
+        AssembleError::Foreign { .. } | AssembleError::OtherGroup(_) | AssembleError::NoLabel(_) => {
+            (Cause::Refused, "the members of one stripe".to_owned())
+        }
+        AssembleError::Count { members, .. } => (Cause::Refused, format!("all {members} members, in their order")),
+        AssembleError::Shape { .. } => {
+            (Cause::Unsuitable, "the members as they were when they were striped".to_owned())
+        }
+        AssembleError::Label { .. } => (Cause::Damaged, unlabelled()),
+        AssembleError::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
+    };
+    let named = members
+        .iter()
+        .enumerate()
+        .map(|(number, member)| format!("{number} is {member}"))
+        .collect::<Vec<_>>()
+        .join(", ");
+    StackError::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
+}
+
+/// The members in the order of their labels; `None` if one is missing.
+fn in_order(members: &[TargetName], own: &[usize]) -> Option<Vec<TargetName>> {
+    let at = |number| own.iter().position(|own| *own == number).and_then(|member| members.get(member).cloned());
+    (0..members.len()).map(at).collect()
+}

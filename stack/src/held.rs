@@ -1,0 +1,119 @@
+//! How a target is opened, and what is left to close behind it.
+
+use std::rc::Rc;
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::Error;
+use sealblock_media_file::FileMedium;
+use sealblock_media_nbd::NbdDevice;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
+use sealblock_media_volume::{UpkeepCounts, Volume};
+
+use crate::reactor::ReactorClock;
+
+/// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
+pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
+
+/// How a command accesses a target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Reads, shared with other readers.
+    Read,
+    /// Reads and writes, exclusively.
+    Write,
+    /// The same, and volumes do not move blocks while they are idle.
+    WriteInPlace,
+}
+
+impl Access {
+    /// True if it writes.
+    pub fn writes(self) -> bool {
+        self != Access::Read
+    }
+}
+
+/// The use that a device is opened for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// By itself. Writes are refused if it is a member of a group.
+    Alone,
+    /// By itself, without writes to data.
+    Unchanged,
+    /// By itself, whatever it is a member of: `--force-leg`.
+    Forced,
+    /// For the group on another host that it is a member of: `--as-member`.
+    AsMember,
+    /// By the group that it is a member of.
+    Member,
+}
+
+impl Usage {
+    /// The use of the devices under a layer that hides its label.
+    pub(crate) fn hidden(self) -> Usage {
+        match self {
+            Usage::Member => Usage::Alone,
+            other => other,
+        }
+    }
+}
+
+/// A group that opens and closes its members by itself.
+pub(crate) trait Members {
+    /// Closes what is open of them.
+    fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>>;
+
+    /// Bytes of payload received from remote members until now; `None` if none is remote.
+    fn received_bytes(&self) -> Option<u64>;
+}
+
+/// What an open target has to close.
+#[derive(Clone)]
+pub(crate) enum CloseHandle {
+    /// A volume of this process.
+    Volume(Rc<FileVolume>),
+    /// A connection over NVMe/TCP.
+    NvmeTcp(NvmeTcpDevice),
+    /// Connections over NBD.
+    Nbd(NbdDevice),
+    /// The replicas of a mirror, or paths.
+    Members(Rc<dyn Members>),
+}
+
+/// Closes everything, one after the other. Boxed, since members have close handles in turn.
+pub(crate) fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
+    Box::pin(async move {
+        let mut closed = Ok(());
+        for held in held {
+            match held {
+                CloseHandle::Volume(volume) => {
+                    closed = closed.and(volume.close().await);
+                    log_maintenance(volume);
+                }
+                CloseHandle::NvmeTcp(device) => device.close().await,
+                CloseHandle::Members(members) => closed = closed.and(members.close().await),
+                CloseHandle::Nbd(device) => device.close().await,
+            }
+        }
+        closed
+    })
+}
+
+/// Logs background work of a volume.
+fn log_maintenance(volume: &FileVolume) {
+    let UpkeepCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
+    if blocks_moved + blocks_unfit + bytes_punched > 0 {
+        let path = volume.medium().path().display();
+        tracing::info!(%path, blocks_moved, blocks_unfit, bytes_punched, "what the volume did while it was idle");
+    }
+}
+
+/// Bytes of payload received from other hosts until now; `None` if nothing is remote.
+pub(crate) fn received_bytes(held: &[CloseHandle]) -> Option<u64> {
+    let remotes = held.iter().filter_map(|held| match held {
+        CloseHandle::Volume(_) => None,
+        CloseHandle::NvmeTcp(device) => Some(device.counters().received_bytes),
+        CloseHandle::Nbd(device) => Some(device.counters().received_bytes),
+        CloseHandle::Members(members) => members.received_bytes(),
+    });
+    remotes.reduce(u64::saturating_add)
+}

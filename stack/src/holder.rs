@@ -1,0 +1,166 @@
+//! Finds the process that has a file in use, as far as the system shows it.
+//!
+//! The kernel lists locks with their processes. If no lock is listed, as of a block device that is open exclusively,
+//! the open files of processes are searched; only root sees those of all users. The program may know more of a process that is a sealblock server.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::Path;
+
+use crate::error::{Cause, StackError};
+use crate::program::program;
+
+/// Processes that are named.
+const MAX_NAMED: usize = 3;
+
+/// The user of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Holder {
+    /// This process.
+    Own,
+    /// Other processes, by number.
+    Others(Vec<u32>),
+    /// The kernel: it is mounted there.
+    Mounted(String),
+    /// Not found.
+    Unknown,
+}
+
+/// The failure of opening a file that is in use.
+pub fn in_use(doing: &str, path: &Path) -> StackError {
+    let failure = |why: String| StackError::new(Cause::Refused, doing, why).on(path.display());
+    match holder_of(path) {
+        Holder::Own if program().is_server => {
+            failure("in use by this server already".to_owned()).advise("another file or device")
+        }
+        Holder::Own => {
+            failure("in use by this command itself, which names it twice".to_owned()).advise("two different targets")
+        }
+        Holder::Others(pids) => {
+            let named: Vec<String> = pids.iter().take(MAX_NAMED).map(|pid| process_text(*pid)).collect();
+            let more = if pids.len() > MAX_NAMED { " and others" } else { "" };
+            let why = format!("in use by another process, {}{more}", named.join(" and "));
+            match pids.iter().find_map(|pid| (program().server_of)(*pid, path)) {
+                Some((serves, advice)) => failure(format!("{why}, {serves}")).advise(advice),
+                None => failure(why).advise("again when the other process is done with it"),
+            }
+        }
+        Holder::Mounted(at) => failure(format!("in use: it is mounted at {at}")).advise(format!("`umount {at}`")),
+        Holder::Unknown => failure("in use by another process, which could not be found out".to_owned())
+            .advise("again when the other process is done with it; as root, the command may name it"),
+    }
+}
+
+fn holder_of(path: &Path) -> Holder {
+    let Ok(there) = fs::metadata(path) else { return Holder::Unknown };
+    let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let device = (libc::major(there.dev()), libc::minor(there.dev()));
+    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
+    let mut pids = lock_owners(&locks, device, there.ino());
+    // A killed process is listed until the kernel has ended its requests in flight.
+    pids.retain(|pid| Path::new(&format!("/proc/{pid}")).exists());
+    if pids.is_empty() {
+        pids = openers(&canonical);
+        // This process may have it open only to recognise its content.
+        pids.retain(|pid| *pid != std::process::id());
+    }
+    match pids {
+        pids if pids.contains(&std::process::id()) => Holder::Own,
+        pids if !pids.is_empty() => Holder::Others(pids),
+        _ if there.file_type().is_block_device() => mounted(&canonical).map_or(Holder::Unknown, Holder::Mounted),
+        _ => Holder::Unknown,
+    }
+}
+
+/// The processes that have locked a file, in the form of `proc_locks(5)`: writers first.
+fn lock_owners(locks: &str, device: (u32, u32), inode: u64) -> Vec<u32> {
+    let mut owners: Vec<(bool, u32)> = Vec::new();
+    for line in locks.lines() {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // A waiting process has an arrow in the second column.
+        let [_, "FLOCK", _, access, pid, file, ..] = fields[..] else { continue };
+        let mut file = file.split(':');
+        let mut hex = || file.next().and_then(|number| u32::from_str_radix(number, 16).ok());
+        let is_device = (hex(), hex()) == (Some(device.0), Some(device.1));
+        let is_it = is_device && file.next().and_then(|number| number.parse().ok()) == Some(inode);
+        // A process of another namespace has no number here.
+        if let Some(pid) = pid.parse().ok().filter(|pid| is_it && *pid > 0) {
+            owners.push((access != "WRITE", pid));
+        }
+    }
+    owners.sort_unstable();
+    owners.dedup();
+    owners.into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// The processes that have a path open, as far as this user can see.
+fn openers(path: &Path) -> Vec<u32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let pids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
+    let has_it = |pid: &u32| {
+        let files = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().filter_map(Result::ok);
+        files.filter_map(|file| fs::read_link(file.path()).ok()).any(|open| open == path)
+    };
+    pids.filter(has_it).collect()
+}
+
+fn mounted(device: &Path) -> Option<String> {
+    let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
+    let mut mounts = mounts.lines().filter_map(|line| line.split_once(' '));
+    let (_, rest) = mounts.find(|(source, _)| Path::new(source).canonicalize().is_ok_and(|source| source == device))?;
+    Some(rest.split(' ').next()?.to_owned())
+}
+
+/// A process by its number and the name of its program.
+pub fn process_text(pid: u32) -> String {
+    match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("{pid} ({})", name.trim().replace(char::is_control, " ")),
+        Err(_) => pid.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOCKS: &str = "\
+1: FLOCK  ADVISORY  READ  22462 fe:00:5824677 0 EOF
+2: FLOCK  ADVISORY  WRITE 22357 fe:00:5824677 0 EOF
+2: -> FLOCK  ADVISORY  WRITE 1 fe:00:5824677 0 EOF
+3: POSIX  ADVISORY  WRITE 2 fe:00:5824677 0 EOF
+4: FLOCK  ADVISORY  READ 22462 fe:00:5824677 0 EOF
+5: FLOCK  ADVISORY  READ 3 fe:01:5824677 0 EOF
+6: FLOCK  ADVISORY  READ 4 fe:00:5824678 0 EOF
+7: FLOCK  ADVISORY  READ -1 fe:00:7 0 EOF
+8: FLOCK
+9: OFDLCK ADVISORY  READ  -1 103:02:7 0 EOF
+10: FLOCK ADVISORY  WRITE 5 103:02:8 0 EOF
+";
+
+    #[test]
+    fn owners_of_locks_are_told_by_device_and_inode() {
+        assert_eq!(lock_owners(LOCKS, (0xfe, 0), 5_824_677), [22357, 22462], "who may write first, and each once");
+        assert_eq!(lock_owners(LOCKS, (0xfe, 1), 5_824_677), [3]);
+        assert_eq!(lock_owners(LOCKS, (0xfe, 0), 7), [] as [u32; 0], "of another namespace");
+        assert_eq!(lock_owners(LOCKS, (0x103, 2), 8), [5]);
+        assert_eq!(lock_owners("", (0, 0), 0), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn a_file_that_this_process_has_locked_is_its_own() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert_eq!(holder_of(file.path()), Holder::Unknown, "open and not locked, by this process alone");
+        file.as_file().lock().unwrap();
+        assert_eq!(holder_of(file.path()), Holder::Own);
+        assert!(openers(&file.path().canonicalize().unwrap()).contains(&std::process::id()));
+        let failure = in_use("opening", file.path()).to_string();
+        assert!(failure.contains("by this command itself, which names it twice"), "{failure}");
+    }
+
+    #[test]
+    fn what_cannot_be_told_is_said_so() {
+        assert_eq!(holder_of(Path::new("/nowhere/v")), Holder::Unknown);
+        let failure = in_use("opening", Path::new("/nowhere/v")).to_string();
+        assert!(failure.contains("in use by another process, which could not be found out"), "{failure}");
+    }
+}

@@ -1,0 +1,74 @@
+//! Identities: random ones, and ones made from names, which are the same at every start and differ with the name.
+
+use std::fs::File;
+use std::io::Read;
+
+use crate::error::StackError;
+
+/// Start and factor of the 128-bit FNV-1a hash (RFC 9923). Names are no secrets and a collision is no attack.
+const FNV_BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+const FNV_PRIME: u128 = (1 << 88) + 0x13b;
+
+/// A UUID of version 8, whose content RFC 9562 leaves to its maker.
+pub fn uuid_of(parts: &[&str]) -> [u8; 16] {
+    let mut hash = FNV_BASIS;
+    for byte in parts.iter().flat_map(|part| part.bytes().chain([0])) {
+        hash = (hash ^ u128::from(byte)).wrapping_mul(FNV_PRIME);
+    }
+    let mut uuid = hash.to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
+/// A random identity.
+pub fn new_uuid() -> Result<[u8; 16], StackError> {
+    let mut uuid = [0; 16];
+    File::open("/dev/urandom")
+        .and_then(|mut random| random.read_exact(&mut uuid))
+        .map_err(|error| StackError::io("drawing an identity", &error))?;
+    // Version 4, variant 1, as RFC 9562 has it for random ones.
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// An identity in its usual form.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
+}
+
+/// The UUID in its form of 36 characters.
+pub fn uuid_from(text: &str) -> Option<[u8; 16]> {
+    const DASHES: [usize; 4] = [8, 13, 18, 23];
+    let formed = text.len() == 36
+        && text.bytes().enumerate().all(|(i, b)| if DASHES.contains(&i) { b == b'-' } else { b.is_ascii_hexdigit() });
+    let digits = text.replace('-', "");
+    formed.then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_stable_and_differ() {
+        // Written down: another value would make every host see new devices.
+        assert_eq!(uuid_text(&uuid_of(&["machine", "/v"])), "9c323d42-bc01-804a-bf48-4199606eb519");
+        let all = [uuid_of(&["a", "b"]), uuid_of(&["ab", ""]), uuid_of(&["", "ab"]), uuid_of(&["a", "c"])];
+        for (i, a) in all.iter().enumerate() {
+            assert!(all[..i].iter().all(|b| a != b));
+            assert_eq!((a[6] >> 4, a[8] >> 6), (8, 2));
+        }
+    }
+
+    #[test]
+    fn uuids_read_back_and_nothing_else_is_one() {
+        let uuid = uuid_of(&["x"]);
+        assert_eq!(uuid_from(&uuid_text(&uuid)), Some(uuid));
+        for text in ["", "1", &"0".repeat(36), &uuid_text(&uuid).replace('8', "g"), &format!("{}0", uuid_text(&uuid))] {
+            assert_eq!(uuid_from(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a target is made of, for `info`.
+
+use std::rc::Rc;
+
+use sealblock_layers_multipath::PathMonitor;
+use sealblock_media_file::FileInfo as FileDescription;
+use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
+use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
+use sealblock_media_volume::VolumeInfo as VolumeDescription;
+
+use crate::groups::replicas::OpenMirror;
+
+/// What a target is made of.
+#[derive(Clone, Debug)]
+pub struct TargetInfo {
+    /// The kind of device, as text.
+    pub kind: &'static str,
+    /// The volume, where it is one.
+    pub volume: Option<VolumeDescription>,
+    /// The file, where it lies in one.
+    pub file: Option<FileDescription>,
+    /// The namespace and its controller, if it is remote.
+    pub remote: Option<NvmeConnectionInfo>,
+    /// The export, where it is one over NBD.
+    pub export: Option<NbdConnectionInfo>,
+    /// The state of its paths, if it is multipath.
+    pub paths: Option<PathMonitor>,
+    /// The mirror, where it is one.
+    pub mirror: Option<Rc<OpenMirror>>,
+    /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
+    pub inner: Vec<TargetInfo>,
+}
+
+impl TargetInfo {
+    /// Only a kind.
+    pub fn plain(kind: &'static str) -> TargetInfo {
+        let (paths, mirror, below) = (None, None, Vec::new());
+        TargetInfo { kind, volume: None, file: None, remote: None, export: None, paths, mirror, inner: below }
+    }
+
+    /// A layer.
+    pub fn over(kind: &'static str, below: impl IntoIterator<Item = TargetInfo>) -> TargetInfo {
+        TargetInfo { inner: below.into_iter().collect(), ..TargetInfo::plain(kind) }
+    }
+
+    /// True if it is a group, however many members are online.
+    pub fn is_group(&self) -> bool {
+        self.inner.len() > 1 || self.paths.is_some() || self.mirror.is_some()
+    }
+
+    /// This and all devices under it.
+    pub fn all(&self) -> Vec<&TargetInfo> {
+        std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// Lost copies of superblocks, each with the path of its volume, as text.
+    pub fn lost_superblocks(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
+        let lost = each.flat_map(|(info, volume)| {
+            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+            volume.superblocks.iter().filter_map(move |copy| {
+                let why = copy.lost.as_ref()?;
+                Some(format!("the superblock{path} at byte {} is lost: {why}", copy.offset_bytes))
+            })
+        });
+        lost.collect()
+    }
+
+    /// How many other copies of metadata were found lost until now, for each volume that has lost any, as text.
+    pub fn lost_copies(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
+        let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
+            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+            format!("copies of metadata{path} that are lost, while the other copy serves: {count}")
+        });
+        lost.collect()
+    }
+
+    /// Map entries that recovery dropped from the logs of volumes, because their data was not on the medium.
+    pub fn left_out(&self) -> u64 {
+        let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
+        here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()
+    }
+}

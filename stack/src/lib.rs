@@ -1,0 +1,46 @@
+//! Devices by their names: reads a target name, and builds the stack of devices that it names.
+//!
+//! Everything that opens or uses a device runs on a reactor. A target that is opened for writing has to be closed, so that a
+//! volume is clean; a process that dies before leaves the volume as after a crash, and loses no flushed write.
+//!
+//! Nothing here prints, or knows a command line: what the user of a program should know is a [`StackError`], or goes to the
+//! [`Program`].
+
+mod error;
+mod failures;
+mod files;
+mod groups;
+mod held;
+mod holder;
+pub mod identity;
+mod info;
+mod membership;
+mod open;
+mod opened;
+mod program;
+pub mod quantity;
+pub mod range;
+mod reactor;
+mod remote;
+mod salvage;
+pub mod target;
+mod whole;
+
+pub use error::{Cause, StackError};
+pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
+pub use files::{
+    FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
+    open_volume,
+};
+pub use groups::replicas::{CHANGING, OpenMirror};
+pub use held::{Access, FileVolume, Usage};
+pub use holder::process_text;
+pub use info::TargetInfo;
+pub use membership::{ReadOnly, bars_resizing};
+pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
+pub use opened::{Closer, OpenTarget, data_of};
+pub use program::{Program, set_program};
+pub use reactor::{ReactorClock, config, of_start, on_reactor, warning};
+pub use remote::{discover, exports};
+pub use salvage::{Lost, Salvaged, damage, in_groups};
+pub use whole::Whole;

@@ -1,0 +1,264 @@
+//! Devices that refuse writes: members of mirrors and stripes that are opened by themselves, and read-only views.
+//!
+//! A write to only one replica is unknown to the others: the mirror would read either content, or
+//! undo the write. So a device with a member's label refuses writes by itself, unless `--force-leg` is given; then a replica
+//! is marked out of sync first, so that the mirror resyncs it. A member that is served for a mirror or stripe on
+//! another host is the exception: it accepts writes after the host that assembles the group has written its label.
+
+use std::cell::Cell;
+
+use sealblock_block::{
+    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request, ReservedArea,
+    Response,
+};
+use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
+use sealblock_layers_mirror::mark_written_alone;
+use sealblock_layers_stripe::label::Label as StripeLabel;
+
+use crate::error::{Cause, StackError};
+use crate::failures::of_block;
+use crate::held::Usage;
+use crate::identity::uuid_text;
+use crate::opened::OpenTarget;
+use crate::program::note;
+
+/// The group that a label names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Membership {
+    /// A member of a mirror, and which one.
+    Mirror { uuid: [u8; 16], own: usize, members: usize },
+    /// A member of a stripe, and which one.
+    Stripe { uuid: [u8; 16], own: usize, members: usize },
+    /// A member of an unknown group, and why it is unknown.
+    Unknown(String),
+}
+
+impl Membership {
+    /// Reads a label. A removed replica is no member.
+    fn of(bytes: &[u8]) -> Option<Membership> {
+        match StripeLabel::decode(bytes) {
+            Ok(Some(label)) => {
+                return Some(Membership::Stripe { uuid: label.uuid, own: label.own_index, members: label.members });
+            }
+            Ok(None) => {}
+            Err(why) => return Some(Membership::Unknown(why.to_string())),
+        }
+        match MirrorLabel::decode(bytes) {
+            Ok(None) => None,
+            Ok(Some(label)) if label.replicas[label.own_index].state == ReplicaState::Removed => None,
+            Ok(Some(label)) => {
+                Some(Membership::Mirror { uuid: label.uuid, own: label.own_index, members: label.replicas.len() })
+            }
+            Err(why) => Some(Membership::Unknown(why.to_string())),
+        }
+    }
+
+    fn to_text(&self) -> String {
+        match self {
+            Membership::Mirror { uuid, own, members } => {
+                let (own, uuid) = (own + 1, uuid_text(uuid));
+                format!("it is member {own} of {members} of mirror {uuid}, and the others would not know of a change")
+            }
+            Membership::Stripe { uuid, own, members } => {
+                let (own, uuid) = (own + 1, uuid_text(uuid));
+                format!("it is member {own} of {members} of stripe {uuid}, and holds only a part of its blocks")
+            }
+            Membership::Unknown(why) => format!("it is a member of a mirror or stripe, but {why}"),
+        }
+    }
+
+    fn advice(&self) -> String {
+        let whole = match self {
+            Membership::Mirror { .. } => "mirror:A,B with all its members",
+            Membership::Stripe { .. } => "stripe:A,B with all its members in their order",
+            Membership::Unknown(_) => "mirror:A,B or stripe:A,B with all its members",
+        };
+        format!(
+            "{whole}; `serve --as-member` for one that another host puts together; --force-leg to write it by itself all the same"
+        )
+    }
+}
+
+/// Refuses to open a member of a group by itself for writing.
+///
+/// # Errors
+/// If it is a member of a group and `--force-leg` is not given; it is closed then. If its label cannot be read or marked.
+pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
+    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().reserved != Ability::Native {
+        return Ok(opened);
+    }
+    let membership = match membership(&opened).await {
+        Ok(membership) => membership,
+        Err(failure) => return opened.close(Err(failure)).await,
+    };
+    match (membership, usage) {
+        (_, Usage::AsMember) => Ok(wrapped(opened, MemberOnly::new)),
+        (None, _) => Ok(opened),
+        (Some(membership), Usage::Forced) => {
+            let opened = wrapped(opened, |stack| stack);
+            note(format_args!("{} is written by itself: {}", opened.target(), membership.to_text()));
+            let marked = match membership {
+                Membership::Mirror { .. } => mark_written_alone(opened.gate.device()).await,
+                Membership::Stripe { .. } | Membership::Unknown(_) => Ok(()),
+            };
+            match marked.map_err(|error| of_block("marking it as written by itself", &error)) {
+                Ok(()) => Ok(opened),
+                Err(failure) => opened.close(Err(failure)).await,
+            }
+        }
+        (Some(membership), _) => {
+            let refused = StackError::new(Cause::Refused, "opening for writing", membership.to_text());
+            let refused = refused.on(opened.target()).advise(membership.advice()).lasting();
+            opened.close(Err(refused)).await
+        }
+    }
+}
+
+/// Why a volume with this label is not resized, if so: the other members of its group would have another size.
+pub fn bars_resizing(label: &[u8]) -> Option<String> {
+    Membership::of(label).map(|membership| membership.to_text())
+}
+
+/// The same open target with a layer over its device.
+fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice) -> D) -> OpenTarget {
+    let OpenTarget { gate, info, held, target } = opened;
+    OpenTarget::new(&target, with(DynDevice::new(gate)), info, held)
+}
+
+async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackError> {
+    match opened.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
+        Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
+        Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
+        // A mirror uses the label area itself: it cannot be a labelled member of another group.
+        Err(error) if matches!(error.kind(), BlockFailure::Absent(_)) => Ok(None),
+        Err(error) => Err(of_block("looking for a label", &error)),
+    }
+}
+
+/// A member that is served for its group: it refuses writes until its label was written through this open, which the host that
+/// assembles the group does first. So a host that takes it for its own disk cannot write to it by accident.
+struct MemberOnly {
+    inner: Gate<DynDevice>,
+    is_claimed: Cell<bool>,
+    is_logged: Cell<bool>,
+}
+
+impl MemberOnly {
+    fn new(below: DynDevice) -> MemberOnly {
+        MemberOnly { inner: Gate::new("member", below), is_claimed: Cell::new(false), is_logged: Cell::new(false) }
+    }
+
+    fn refuse(&self) -> Outcome {
+        if !self.is_logged.replace(true) {
+            tracing::warn!(
+                "a change was refused: the device is served as a member (--as-member), and no mirror or stripe has written its \
+                 label since; whoever writes to it has to put its members together"
+            );
+        }
+        Err(BlockFailure::ReadOnly.into())
+    }
+}
+
+impl Device for MemberOnly {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    async fn execute(&self, operation: Request) -> Outcome {
+        match operation {
+            Request::Write { .. }
+            | Request::WriteZeroes { .. }
+            | Request::Discard { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Repair { .. }
+                if !self.is_claimed.get() =>
+            {
+                self.refuse()
+            }
+            Request::WriteReserved { area: ReservedArea::GroupLabel, .. } => {
+                let outcome = self.inner.execute(operation).await;
+                self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
+                outcome
+            }
+            _ => self.inner.execute(operation).await,
+        }
+    }
+}
+
+/// `D`, read-only.
+pub struct ReadOnly<D>(D);
+
+impl<D> ReadOnly<D> {
+    /// The same blocks. `below` is behind its gate.
+    pub fn new(below: D) -> ReadOnly<D> {
+        ReadOnly(below)
+    }
+}
+
+impl<D: Device> Device for ReadOnly<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { writable: false, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, operation: Request) -> Outcome {
+        match operation {
+            Request::Write { .. }
+            | Request::WriteZeroes { .. }
+            | Request::Discard { .. }
+            | Request::WriteUncorrectable { .. }
+            | Request::Repair { .. }
+            | Request::WriteReserved { .. } => Err(BlockFailure::ReadOnly.into()),
+            Request::Read { .. }
+            | Request::Verify { .. }
+            | Request::Checksum { .. }
+            | Request::BlockStatus { .. }
+            | Request::Compare { .. }
+            | Request::ReadReserved { .. }
+            | Request::Flush => self.0.execute(operation).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use sealblock_block::Durability;
+    use sealblock_media_memory::MemoryDevice;
+    use sealblock_runtime_memory::Slice;
+    use sealblock_units::{BlockSize, Extent};
+
+    #[test]
+    fn a_served_member_takes_changes_only_after_its_label_was_written() {
+        let device = MemberOnly::new(DynDevice::new(MemoryDevice::new(BlockSize::B512, 8, None)));
+        let extent = Extent::from_raw(0, 1).unwrap();
+        let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
+        let zero = || Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+        let annex = |slot| Request::WriteReserved { area: slot, bytes: Slice::copy_from(b"label") };
+        let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.kind() == BlockFailure::ReadOnly);
+        for operation in [zero(), Request::Discard { extents: vec![extent] }] {
+            assert!(is_refused(run(operation)));
+        }
+        assert!(run(Request::Flush).is_ok());
+        run(annex(ReservedArea::ScrubState)).unwrap();
+        assert!(is_refused(run(zero())), "the notes of a scrub are no label");
+        run(annex(ReservedArea::GroupLabel)).unwrap();
+        assert!(run(zero()).is_ok());
+    }
+
+    #[test]
+    fn labels_that_cannot_be_read_are_labels() {
+        assert_eq!(Membership::of(b""), None);
+        for bytes in [&b"SBSTRIPE"[..], b"SBMIRROR", b"something of a later version"] {
+            assert!(matches!(Membership::of(bytes), Some(Membership::Unknown(_))));
+        }
+    }
+}

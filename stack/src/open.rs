@@ -1,0 +1,179 @@
+//! Opens the device that a target name names.
+
+use std::path::Path;
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_layers_fault::{FaultLayer, Rules};
+use sealblock_layers_offset::OffsetLayer;
+use sealblock_media_file::FileMedium;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_media_null::NullDevice;
+use sealblock_units::{BlockSize, ByteCount};
+
+use crate::error::{Cause, StackError};
+use crate::files::{FileKind, Plain, inspect, medium_of, of_remains, open_file, open_raw, raw};
+use crate::groups::{mirror, multipath, stripe};
+use crate::held::{Access, CloseHandle, Usage};
+use crate::info::TargetInfo;
+use crate::membership::guard;
+use crate::opened::OpenTarget;
+use crate::quantity::count;
+use crate::range::BlockRange;
+use crate::reactor::ReactorClock;
+use crate::remote::{connect, connect_nbd};
+use crate::target::{GroupKind, TargetName};
+
+/// Opens a target by itself.
+///
+/// # Errors
+/// Says what could not be opened and why; bad usage if the target's numbers are invalid. A member of a mirror or stripe
+/// is not opened for writing.
+pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    open_for(target, access, Usage::Alone)
+}
+
+/// Opens a target for a certain use.
+///
+/// # Errors
+/// As [`open`], but for what `usage` allows.
+pub fn open_for(
+    target: &TargetName,
+    access: Access,
+    usage: Usage,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let opened = open_device(target, access, usage).await?;
+        if access.writes() { guard(opened, usage).await } else { Ok(opened) }
+    })
+}
+
+fn open_device(
+    target: &TargetName,
+    access: Access,
+    usage: Usage,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        match target {
+            TargetName::File(path) | TargetName::Linux(path) => open_file(target, path, access, Plain::Refused).await,
+            TargetName::Raw(path) => open_raw(target, path, access).await,
+            TargetName::Memory(size) => {
+                let (block_size, blocks) = blocks_of(target, *size)?;
+                Ok(OpenTarget::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
+            }
+            TargetName::Null(size) => {
+                let (block_size, blocks) = blocks_of(target, *size)?;
+                Ok(OpenTarget::plain(target, NullDevice::new(block_size, blocks, None), "null"))
+            }
+            TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
+            TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
+            TargetName::Group { kind: GroupKind::Mirror, members } => {
+                mirror::open(target, members, access, open_for).await
+            }
+            TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members } => {
+                stripe::open(target, *chunk, *labelled, members, (access, usage), open_for).await
+            }
+            TargetName::Group { kind: GroupKind::Multipath, members } => {
+                multipath::open(target, members, access, usage, open_for).await
+            }
+            TargetName::NvmeTcp { address, nqn, nsid, options } => {
+                let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
+                let info = TargetInfo { remote: Some(device.info()), ..TargetInfo::plain("NVMe/TCP namespace") };
+                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)]))
+            }
+            TargetName::Nbd { address, export, connections } => {
+                let device = connect_nbd(address, export, *connections).await.map_err(|error| error.on(target))?;
+                let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
+                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::Nbd(device)]))
+            }
+        }
+    })
+}
+
+/// Opens a slice of another target.
+async fn open_offset(
+    target: &TargetName,
+    range: BlockRange,
+    whole: &TargetName,
+    access: Access,
+    usage: Usage,
+) -> Result<OpenTarget, StackError> {
+    let below = open_for(whole, access, usage.hidden()).await?;
+    let span = below.span(Some(range))?;
+    let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+        .map_err(|error| StackError::new(Cause::Usage, "opening", error).on(target))?;
+    Ok(OpenTarget::new(target, device, TargetInfo::over("offset", [below.info]), below.held))
+}
+
+/// Opens a target with injected faults.
+async fn open_fault(
+    target: &TargetName,
+    rules: &str,
+    inner: &TargetName,
+    access: Access,
+    usage: Usage,
+) -> Result<OpenTarget, StackError> {
+    let rules: Rules =
+        rules.parse().map_err(|error| StackError::new(Cause::Usage, "reading the rules", error).on(target))?;
+    let below = open_for(inner, access, usage).await?;
+    let device = FaultLayer::new(below.gate, rules, ReactorClock);
+    Ok(OpenTarget::new(target, device, TargetInfo::over("fault", [below.info]), below.held))
+}
+
+/// The blocks of a device that only a size is known of: the larger ones where they fit.
+fn blocks_of(target: &TargetName, size: ByteCount) -> Result<(BlockSize, u64), StackError> {
+    let fitting = [BlockSize::B4096, BlockSize::B512]
+        .into_iter()
+        .find(|block| size.get().is_multiple_of(block.bytes() as u64))
+        .ok_or_else(|| {
+            StackError::new(
+                Cause::Usage,
+                "reading the size",
+                format!("{} cannot be parted into blocks", count(size.get(), "byte")),
+            )
+            .on(target)
+            .advise("a multiple of 512")
+        })?;
+    Ok((fitting, size.get() >> fitting.shift()))
+}
+
+/// A path to overwrite.
+pub enum Overwritten {
+    /// A volume or a block device, which keeps its size.
+    Device(Box<OpenTarget>),
+    /// A plain file, which gets any size.
+    Plain(FileMedium),
+}
+
+/// Opens a path to overwrite it: a volume as a volume, anything else as bytes.
+///
+/// # Errors
+/// If the path has remains of a volume, unless `force` is given.
+pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
+    let medium = medium_of(path, Access::Write).await?;
+    match inspect(&medium).await? {
+        FileKind::Remains(parts) if !force => {
+            Err(of_remains("writing", path, &parts).advise("another path; or --force to give up what is left of it"))
+        }
+        FileKind::Volume => {
+            drop(medium);
+            open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))
+        }
+        FileKind::Remains(_) | FileKind::Raw if medium.is_block_device() => {
+            raw(target, path, medium).map(|opened| Overwritten::Device(Box::new(opened)))
+        }
+        FileKind::Remains(_) | FileKind::Raw => Ok(Overwritten::Plain(medium)),
+    }
+}
+
+/// Makes a mirror of these devices; see [`sealblock_layers_mirror::create`].
+///
+/// # Errors
+/// Why they cannot become one.
+pub async fn create_mirror(
+    target: &TargetName,
+    replicas: &[TargetName],
+    from: Option<usize>,
+    force: bool,
+) -> Result<OpenTarget, StackError> {
+    mirror::create(target, replicas, from, force, open_for).await
+}

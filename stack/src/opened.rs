@@ -1,0 +1,132 @@
+//! An open target: its device, what it is made of, and its clean close.
+
+use std::rc::Rc;
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Device, DynDevice, Gate, Outcome, Request, Response};
+use sealblock_integrity::Checks;
+use sealblock_units::{Extent, Lba};
+
+use crate::error::{Cause, StackError};
+use crate::failures::of_block;
+use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes};
+use crate::info::TargetInfo;
+use crate::range::{BlockRange, BlockSpan};
+use crate::target::TargetName;
+
+/// Opens a target for a certain use: what groups open and reopen their members by.
+pub(crate) type Opener = fn(&TargetName, Access, Usage) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>>;
+
+/// An open target.
+pub struct OpenTarget {
+    /// The device with its gate.
+    pub gate: Gate<DynDevice>,
+    /// What it is made of.
+    pub info: TargetInfo,
+    pub(crate) held: Vec<CloseHandle>,
+    pub(crate) target: TargetName,
+}
+
+impl OpenTarget {
+    pub(crate) fn new(
+        target: &TargetName,
+        device: impl Device + 'static,
+        info: TargetInfo,
+        held: Vec<CloseHandle>,
+    ) -> OpenTarget {
+        OpenTarget { gate: Gate::new(target.to_string(), DynDevice::new(device)), info, held, target: target.clone() }
+    }
+
+    pub(crate) fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> OpenTarget {
+        OpenTarget::new(target, device, TargetInfo::plain(kind), Vec::new())
+    }
+
+    /// Splits it into a shared device, its parts, and what closes it cleanly.
+    pub fn share(self) -> (Rc<Gate<DynDevice>>, TargetInfo, Closer) {
+        (Rc::new(self.gate), self.info, Closer { held: self.held, target: self.target })
+    }
+
+    /// Bytes of payload received from other hosts until now; `None` for a local target.
+    pub fn received_bytes(&self) -> Option<u64> {
+        received_bytes(&self.held)
+    }
+
+    /// The name it was opened by.
+    pub fn target(&self) -> &TargetName {
+        &self.target
+    }
+
+    /// Closes volumes cleanly; returns `result`, or the failure to close after a success.
+    pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
+        let closed = Closer { held: self.held, target: self.target }.close().await;
+        let value = result?;
+        closed?;
+        Ok(value)
+    }
+
+    /// Refuses a target of less than one block.
+    pub fn check_blocks(&self, doing: &str) -> Result<(), StackError> {
+        let geometry = self.gate.geometry();
+        if geometry.capacity_blocks > 0 {
+            return Ok(());
+        }
+        let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
+        Err(StackError::new(Cause::Unsuitable, doing, why).on(&self.target))
+    }
+
+    /// The blocks of a range; all of them without one.
+    pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, StackError> {
+        let usage =
+            |why: &dyn std::fmt::Display| StackError::new(Cause::Usage, "reading the range", why).on(&self.target);
+        self.check_blocks("reading the range")?;
+        let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
+        range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
+    }
+
+    /// The checks that every block of the target must pass, for a run from `extent` on.
+    pub fn checks(&self, extent: Extent) -> Checks {
+        self.gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+    }
+
+    /// Reads blocks, fully checked.
+    pub async fn read(&self, extent: Extent) -> Outcome {
+        self.gate.execute(Request::Read { extent, checks: self.checks(extent) }).await
+    }
+
+    /// Makes all completed writes durable.
+    pub async fn flush(&self) -> Result<(), StackError> {
+        self.gate.execute(Request::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+    }
+}
+
+/// Closes an open target after its last use.
+pub struct Closer {
+    held: Vec<CloseHandle>,
+    target: TargetName,
+}
+
+impl Closer {
+    /// The volume, if the target is a single volume and has nothing else to close.
+    pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
+        match (&self.target, &self.held[..]) {
+            (TargetName::File(_) | TargetName::Linux(_), [CloseHandle::Volume(volume)]) => Some(volume),
+            _ => None,
+        }
+    }
+
+    /// Closes volumes cleanly. Later requests to the device fail.
+    ///
+    /// # Errors
+    /// The first volume that could not be closed; the others are closed all the same.
+    pub async fn close(&self) -> Result<(), StackError> {
+        close_all(&self.held).await.map_err(|error| of_block("closing", &error).on(&self.target))
+    }
+}
+
+/// The data of a read.
+pub fn data_of(answer: Response) -> sealblock_runtime_memory::Slice {
+    match answer {
+        Response::Data(sealed) => sealed.data().clone(),
+        _ => unreachable!("gates answer reads with data"),
+    }
+}

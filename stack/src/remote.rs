@@ -1,0 +1,173 @@
+//! Opens namespaces over NVMe/TCP, with the identity of this host, and exports over NBD; failures to connect.
+
+use std::fs;
+use std::num::{NonZeroU16, NonZeroU32};
+use std::time::Duration;
+
+use sealblock_media_nbd::{Address as NbdPeer, ConnectError as NbdConnectError, NbdDevice, Options as NbdOptions};
+use sealblock_media_nvme_tcp::{ConnectError, HostPort as Peer, NvmeTcpDevice, Options, PiSource, Reconnect};
+use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::logs::DiscoveryEntry;
+use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
+
+use crate::error::{Cause, StackError};
+use crate::identity::{uuid_from, uuid_of};
+use crate::target::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions};
+
+/// The files with the identity of a Linux host, for all programs that connect.
+const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
+const HOST_ID_FILE: &str = "/etc/nvme/hostid";
+/// The default number of I/O connections.
+const QUEUES: u16 = 1;
+
+/// Connects to a namespace.
+pub(crate) async fn connect(
+    address: &Address,
+    nqn: &str,
+    nsid: Option<NonZeroU32>,
+    options: &RemoteOptions,
+) -> Result<NvmeTcpDevice, StackError> {
+    let usage = |error| StackError::new(Cause::Usage, "reading the name", error);
+    let subsystem: Nqn = nqn.parse().map_err(usage)?;
+    let host = options.host_nqn.as_ref().map(|nqn| nqn.parse()).transpose().map_err(usage)?;
+    let usual = Options::default();
+    let reconnect = Reconnect {
+        attempts: match (options.reconnect, options.attempts) {
+            (Some(Duration::ZERO), _) => 0,
+            (_, Some(attempts)) => attempts.get().into(),
+            (_, None) => usual.reconnect.attempts,
+        },
+        total: options.reconnect.unwrap_or(usual.reconnect.total),
+        ..usual.reconnect
+    };
+    let options = Options {
+        queues: options.queues.map_or(QUEUES, Into::into),
+        queue_depth: options.depth.map_or(usual.queue_depth, Into::into),
+        header_digest: options.header_digest,
+        data_digest: options.data_digest,
+        request_timeout: options.timeout.unwrap_or(usual.request_timeout),
+        connect_timeout: options.timeout.unwrap_or(usual.connect_timeout),
+        keep_alive: options.keep_alive.unwrap_or(usual.keep_alive),
+        reconnect,
+        protection: match options.target_makes_tags {
+            None => PiSource::Auto,
+            Some(false) => PiSource::Host,
+            Some(true) => PiSource::Target,
+        },
+        ..as_host(host)
+    };
+    let connected = NvmeTcpDevice::connect(peer(address), subsystem, nsid.map(NonZeroU32::get), options).await;
+    connected.map_err(|error| of_connect("connecting", &error))
+}
+
+/// The subsystems that a server names.
+pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<DiscoveryEntry>, StackError> {
+    let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
+    found.map_err(|error| of_connect("discovering", &error).on(address))
+}
+
+fn peer(address: &Address) -> Peer {
+    Peer::new(host_of(address), address.port.map_or(NVME_TCP_PORT, Into::into))
+}
+
+/// The host of an address, as it is looked up.
+fn host_of(address: &Address) -> String {
+    match &address.host {
+        Host::Name(name) => name.clone(),
+        Host::Ipv6(address) => address.to_string(),
+    }
+}
+
+/// The default options: the given host NQN, else that of this machine, else a generated one.
+fn as_host(named: Option<Nqn>) -> Options {
+    let line = |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned());
+    let (nqn, id) = match named {
+        Some(nqn) => (Some(nqn), None),
+        None => (line(HOST_NQN_FILE).and_then(|line| line.parse().ok()), line(HOST_ID_FILE)),
+    };
+    let Some(host_nqn) = nqn else { return Options::default() };
+    // A name and an identifier go together: targets may refuse one name with two of them.
+    let id = id.as_deref().and_then(uuid_from);
+    let from_name = || host_nqn.as_str().strip_prefix(UUID_PREFIX).and_then(uuid_from);
+    let host_id = id.or_else(from_name).unwrap_or_else(|| uuid_of(&["host", host_nqn.as_str()]));
+    Options { host_nqn, host_id, ..Options::default() }
+}
+
+/// A failure to connect as a failure of a command.
+fn of_connect(doing: &str, error: &ConnectError) -> StackError {
+    const CHECK: &str = "check that the server runs, and its address and port";
+    let (cause, advice) = match error {
+        ConnectError::Resolve { .. } => (Cause::Unreachable, Some("the name or address of a host")),
+        ConnectError::Connect { .. } | ConnectError::Timeout { .. } | ConnectError::Lost { .. } => {
+            (Cause::Unreachable, Some(CHECK))
+        }
+        ConnectError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => {
+            (Cause::Refused, Some("?hostnqn=NQN with a name that the server allows, or its --allow-host"))
+        }
+        ConnectError::Refused { .. } => (Cause::Refused, Some("`sealblock discover` names what there is")),
+        ConnectError::NoDigest(_) => (Cause::Absent, Some("leaving the digest out")),
+        ConnectError::AuthenticationRequired => (Cause::Refused, None),
+        ConnectError::NoNamespace { .. } | ConnectError::WhichNamespace { .. } => {
+            (Cause::Unsuitable, Some("nvme+tcp://HOST/NQN/NSID with one of them"))
+        }
+        ConnectError::Unexpected { .. }
+        | ConnectError::Format { .. }
+        | ConnectError::Unsupported { .. }
+        | ConnectError::Changed { .. } => (Cause::Unsuitable, None),
+    };
+    let failure = StackError::new(cause, doing, error);
+    match advice {
+        Some(advice) => failure.advise(advice),
+        None => failure,
+    }
+}
+
+/// Opens an export.
+pub(crate) async fn connect_nbd(
+    address: &NbdAddress,
+    export: &str,
+    connections: Option<NonZeroU16>,
+) -> Result<NbdDevice, StackError> {
+    let wanted = connections.map_or(NbdOptions::default().connections, Into::into);
+    let options = NbdOptions { connections: wanted, ..NbdOptions::default() };
+    let opened = NbdDevice::connect(nbd_peer(address), export, options).await;
+    opened.map_err(|error| of_nbd_connect("connecting", &error, address))
+}
+
+/// Names and descriptions of what a server exports.
+pub async fn exports(address: &NbdAddress) -> Result<Vec<(String, String)>, StackError> {
+    let found = sealblock_media_nbd::discover(nbd_peer(address), NbdOptions::default()).await;
+    let found = found.map_err(|error| of_nbd_connect("discovering", &error, address).on(address))?;
+    Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
+}
+
+fn nbd_peer(address: &NbdAddress) -> NbdPeer {
+    match address {
+        NbdAddress::Tcp(address) => NbdPeer::new(host_of(address), address.port.map_or(NBD_PORT, Into::into)),
+        NbdAddress::Unix(path) => NbdPeer::Unix(path.clone()),
+    }
+}
+
+/// A failure to connect as a failure of a command.
+fn of_nbd_connect(doing: &str, error: &NbdConnectError, address: &NbdAddress) -> StackError {
+    let check = match address {
+        NbdAddress::Tcp(_) => "check that the server runs, and its address and port",
+        NbdAddress::Unix(_) => "check that the server runs, the path of its socket, and that this user may open it",
+    };
+    let failure = |cause| StackError::new(cause, doing, error);
+    match error {
+        NbdConnectError::Resolve { .. } => failure(Cause::Unreachable).advise("the name or address of a host"),
+        NbdConnectError::Connect { .. } | NbdConnectError::Timeout { .. } | NbdConnectError::Lost { .. } => {
+            failure(Cause::Unreachable).advise(check)
+        }
+        NbdConnectError::Refused(_) if doing == "discovering" => failure(Cause::Refused),
+        NbdConnectError::Refused(_) if error.is_transient() => {
+            let quote = if matches!(address, NbdAddress::Unix(_)) { "'" } else { "" };
+            failure(Cause::Refused).advise(format!("`sealblock discover {quote}{address}{quote}` names what there is"))
+        }
+        NbdConnectError::Refused(_) => failure(Cause::Refused),
+        NbdConnectError::Violation(_) => failure(Cause::Unsuitable).advise("where an NBD server listens"),
+        NbdConnectError::Name => failure(Cause::Usage),
+        NbdConnectError::Unsupported(_) | NbdConnectError::Changed { .. } => failure(Cause::Unsuitable),
+    }
+}

@@ -1,0 +1,103 @@
+//! All bytes of a target, where its end may lie within a block: what `copy` and `compare` read.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use sealblock_block::Device;
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+use crate::error::{Cause, StackError};
+use crate::failures::of_block;
+use crate::files::{Plain, RAW_FILE, open_file};
+use crate::held::Access;
+use crate::open::open;
+use crate::opened::{OpenTarget, data_of};
+use crate::target::TargetName;
+
+/// Less than a block of any size follows the last whole block; bytes by which a file grows meanwhile are not read.
+const MAX_REST_BYTES: u64 = 4095;
+
+/// An open target, and of a plain file the bytes behind its last whole block.
+pub struct Whole {
+    /// The whole blocks.
+    pub opened: OpenTarget,
+    rest: Slice,
+}
+
+impl Whole {
+    /// Opens a target for reading. A plain file is one here by its bare path, too.
+    ///
+    /// # Errors
+    /// Says what could not be opened and why.
+    pub async fn open(target: &TargetName) -> Result<Whole, StackError> {
+        let opened = match target {
+            TargetName::File(path) => open_file(target, path, Access::Read, Plain::Taken).await?,
+            _ => open(target, Access::Read).await?,
+        };
+        let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
+            Some(path) => rest_of(path, opened.gate.geometry().capacity_bytes())
+                .map_err(|error| StackError::io("reading", &error).on(target))?,
+            None => Slice::empty(),
+        };
+        Ok(Whole { opened, rest })
+    }
+
+    /// How many bytes there are.
+    pub fn len_bytes(&self) -> u64 {
+        self.opened.gate.geometry().capacity_bytes() + self.rest.len() as u64
+    }
+
+    /// Reads `length` bytes from `offset` on, fully checked. The offset begins a block; the end lies anywhere up to
+    /// [`Whole::len_bytes`].
+    ///
+    /// # Errors
+    /// What the device says, while `doing` something.
+    pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, StackError> {
+        let read = async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
+        self.assemble(offset, length, read).await
+    }
+
+    /// Whole blocks, which `read` reads, and what lies behind the last one.
+    pub(crate) async fn assemble(
+        &self,
+        offset: u64,
+        length: u64,
+        read: impl AsyncFnOnce(Extent) -> Result<Slice, StackError>,
+    ) -> Result<Slice, StackError> {
+        let geometry = self.opened.gate.geometry();
+        let (shift, end) = (geometry.block_size.shift(), geometry.capacity_bytes());
+        let blocks = length.min(end.saturating_sub(offset)).div_ceil(geometry.block_size.bytes() as u64);
+        let mut data = Slice::empty();
+        if blocks > 0 {
+            let extent = Extent::from_raw(offset >> shift, blocks);
+            data = read(extent.map_err(|error| StackError::new(Cause::Usage, "reading", error))?).await?;
+        }
+        let length = length as usize;
+        if data.len() >= length {
+            return Ok(data.slice(..length));
+        }
+        let mut whole = Buffer::zeroed(length);
+        whole[..data.len()].copy_from_slice(&data);
+        let from = (offset + data.len() as u64 - end) as usize;
+        whole[data.len()..].copy_from_slice(&self.rest[from..from + length - data.len()]);
+        Ok(whole.freeze())
+    }
+
+    /// Closes the target.
+    ///
+    /// # Errors
+    /// `result`'s, or why it could not be closed.
+    pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
+        self.opened.close(result).await
+    }
+}
+
+/// What a file has behind its last whole block, which ends at `from`.
+fn rest_of(path: &Path, from: u64) -> std::io::Result<Slice> {
+    let file = File::open(path)?;
+    let mut rest = Buffer::zeroed(file.metadata()?.len().saturating_sub(from).min(MAX_REST_BYTES) as usize);
+    file.read_exact_at(&mut rest, from)?;
+    Ok(rest.freeze())
+}
