@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use sealblock_block::{Error, ErrorKind, Outcome, Request};
-use sealblock_runtime_reactor::{CoreAddress, JoinHandle, spawn};
+use sealblock_runtime_reactor::{CoreAddress, JoinHandle, Mailbox, spawn};
 use slab::Slab;
 
 use crate::device_slot::DeviceSlot;
-use crate::mailbox::Mailbox;
 use crate::shared::SharedDevice;
 
 /// A request on its way to the owner core.
@@ -50,7 +49,7 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) fn open(device: &SharedDevice) -> Link {
-        let channels = Arc::new(Channels { requests: Mailbox::new(), replies: Mailbox::new() });
+        let channels = Arc::new(Channels { requests: Mailbox::default(), replies: Mailbox::default() });
         let calls = Rc::new(CallTable::default());
         serve(device, &channels);
         let reader = spawn(complete_calls(Arc::clone(&channels), Rc::clone(&calls)));

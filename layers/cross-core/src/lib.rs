@@ -23,14 +23,7 @@ mod attached;
 mod channel;
 mod device_slot;
 mod durable;
-mod mailbox;
-#[cfg(test)]
-mod mailbox_tests;
 mod shared;
-/// The locks of [`mailbox`]; `tests/mailbox.rs` replaces them with those of a model checker.
-mod sync {
-    pub(crate) use std::sync::{Mutex, MutexGuard};
-}
 
 pub use attached::{Attached, Locked};
 pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};

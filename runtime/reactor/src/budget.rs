@@ -9,9 +9,11 @@
 //! share a budget.
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
+
+use crate::sync::Batch;
 
 /// Shares grow by multiples of this, in bytes.
 const GRAIN_BYTES: usize = 64 << 10;
@@ -25,24 +27,15 @@ pub struct Budget {
     held_bytes: AtomicUsize,
     /// True if a share has exceeded the budget.
     is_overdrawn: AtomicBool,
-    is_waited_for: AtomicBool,
-    waiting: Mutex<Vec<Waker>>,
+    waiting: Batch<Waker>,
 }
 
 impl Budget {
     /// A budget of `limit_bytes`, with `reserved_bytes` reserved for each share. Both are rounded up to whole grains.
     pub fn new(limit_bytes: usize, reserved_bytes: usize) -> Arc<Budget> {
-        let (held_bytes, is_overdrawn, is_waited_for) =
-            (AtomicUsize::new(0), AtomicBool::new(false), AtomicBool::new(false));
+        let (held_bytes, is_overdrawn) = (AtomicUsize::new(0), AtomicBool::new(false));
         let (limit_bytes, reserved_bytes) = (Budget::round_up(limit_bytes), Budget::round_up(reserved_bytes));
-        Arc::new(Budget {
-            limit_bytes,
-            reserved_bytes,
-            held_bytes,
-            is_overdrawn,
-            is_waited_for,
-            waiting: Mutex::default(),
-        })
+        Arc::new(Budget { limit_bytes, reserved_bytes, held_bytes, is_overdrawn, waiting: Batch::default() })
     }
 
     /// `bytes`, rounded up to whole grains.
@@ -66,18 +59,7 @@ impl Budget {
 
     fn release(&self, bytes: usize) {
         self.held_bytes.fetch_sub(bytes, Ordering::SeqCst);
-        if self.is_waited_for.swap(false, Ordering::SeqCst) {
-            let waiting = std::mem::take(&mut *self.waiting.lock().unwrap_or_else(PoisonError::into_inner));
-            waiting.into_iter().for_each(Waker::wake);
-        }
-    }
-
-    fn wait(&self, waker: &Waker) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if !waiting.iter().any(|other| other.will_wake(waker)) {
-            waiting.push(waker.clone());
-        }
-        self.is_waited_for.store(true, Ordering::SeqCst);
+        self.waiting.wake_all();
     }
 }
 
@@ -110,7 +92,7 @@ impl Share {
         }
         let more = Budget::round_up(need) - held;
         if !self.budget.try_take(more) {
-            self.budget.wait(waker);
+            self.budget.waiting.add_waker(waker);
             // Bytes released before the waker was stored woke no share, so try again.
             if !self.budget.try_take(more) {
                 if now_bytes > 0 || !self.budget.overdraw(more) {

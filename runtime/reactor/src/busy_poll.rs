@@ -13,7 +13,13 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use crate::ring::Wait;
+/// How long a turn may sleep while nothing is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    No,
+    Until(Instant),
+    Forever,
+}
 
 /// Spins in a row without a completion after which a reactor no longer spins.
 const MAX_MISSES: u8 = 4;

@@ -7,11 +7,13 @@ use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::call::{CoreHandle, Semaphore};
-use crate::config::Backend;
-use crate::config::{Attempt, Config, StartError};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use crate::call::CoreHandle;
+use crate::config::{Attempt, Backend, Config, StartError};
 use crate::executor::Reactor;
-use crate::sync::shutdown_requested;
+use crate::shutdown::shutdown_requested;
+use crate::sync::Semaphore;
 use crate::timer;
 
 /// Which CPUs get a core.
@@ -153,7 +155,7 @@ fn run_until_stopped(reactor: &Reactor) -> usize {
     let core = reactor.core();
     reactor.block_on(async {
         shutdown_requested().await;
-        let by = core.stop_by().expect("a core whose shutdown was requested has a deadline");
+        let by = core.stop_by.get().expect("a core whose shutdown was requested has a deadline");
         let mut drained = pin!(core.drained());
         let mut deadline = timer::sleep(by.saturating_duration_since(timer::now()));
         std::future::poll_fn(|cx| {
@@ -178,28 +180,15 @@ fn cpus(placement: Placement) -> Result<Vec<usize>, StartError> {
 }
 
 fn allowed_cpus() -> io::Result<Vec<usize>> {
-    // SAFETY: a CPU set is an array of integers, for which zero is a value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the call fills the set, whose size it is given.
-    if unsafe { libc::sched_getaffinity(0, size_of_val(&set), &mut set) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let limit = libc::CPU_SETSIZE as usize;
-    // SAFETY: the index is below the number of CPUs that a set holds.
-    Ok((0..limit).filter(|&cpu| unsafe { libc::CPU_ISSET(cpu, &set) }).collect())
+    let set = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect())
 }
 
 fn pin_to(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    if cpu >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
     }
-    // SAFETY: a CPU set is an array of integers, for which zero is a value.
-    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the index is below the number of CPUs that a set holds, as checked above.
-    unsafe { libc::CPU_SET(cpu, &mut set) };
-    // SAFETY: the call reads the set, whose size it is given.
-    match unsafe { libc::sched_setaffinity(0, size_of_val(&set), &set) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
 }

@@ -3,38 +3,19 @@
 //! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A freed slot is not reused until the
 //! ring has cleared it.
 
-use std::io;
+use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicIsize, Ordering};
+use std::task::{Poll, Waker};
 
-use crate::executor::Core;
-use crate::late::LateChanges;
-use crate::net::set_nonblocking;
-use crate::ring::Driver;
-use crate::sockets::Epoll;
+use rustix::event::epoll;
+use sealblock_runtime_memory::{ArenaId, Registration};
+
+use crate::sync::Batch;
 
 /// Freed slots that the ring still has to clear.
-#[derive(Default)]
-pub(crate) struct FreedSlots {
-    any: AtomicBool,
-    slots: Mutex<Vec<u32>>,
-}
-
-impl FreedSlots {
-    fn add(&self, slot: u32) {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(slot);
-        self.any.store(true, Ordering::Release);
-    }
-
-    /// Takes the slots; cheap when there are none.
-    pub(crate) fn take(&self) -> Vec<u32> {
-        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
-            return Vec::new();
-        }
-        std::mem::take(&mut self.slots.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+pub(crate) type FreedSlots = Batch<u32>;
 
 /// A descriptor's slot in the table of one ring.
 pub(crate) struct FileSlot {
@@ -49,36 +30,45 @@ pub(crate) enum FdRegistration {
     /// A slot of a ring's table.
     Fixed(FileSlot),
     /// Registered with epoll.
-    Watched(Arc<Epoll>),
+    Watched(Arc<OwnedFd>),
 }
 
-impl Core {
-    /// Registers a descriptor in the ring's table, if there is a ring with room.
-    pub(crate) fn fix(&self, fd: RawFd) -> FdRegistration {
-        match self.driver.borrow_mut().as_mut() {
-            Some(Driver::Ring(ring)) => ring.fix(fd).map_or(FdRegistration::Plain, FdRegistration::Fixed),
-            _ => FdRegistration::Plain,
+/// The late changes of one file: operations that change it and are in flight although their futures were dropped.
+///
+/// Invariant: each is counted from the drop of its future until it completes, so that a caller that waits for the count to reach
+/// zero knows that no late change writes after that.
+#[derive(Default)]
+pub(crate) struct LateChanges {
+    /// Below zero for a moment while an operation that has completed already is dropped.
+    count: AtomicIsize,
+    waiting: Batch<Waker>,
+}
+
+impl LateChanges {
+    /// Records that the future of a change was dropped.
+    pub(crate) fn started(&self) {
+        self.count.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Records that a late change has completed.
+    pub(crate) fn ended(&self) {
+        if self.count.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.waiting.wake_all();
         }
     }
 
-    /// Has the ring clear closed files now and not in its next turn, so that file locks and connections end before the caller
-    /// continues. If the ring is in use, its next turn clears them.
-    pub(crate) fn forget_files(&self) {
-        if let Ok(mut driver) = self.driver.try_borrow_mut()
-            && let Some(Driver::Ring(ring)) = driver.as_mut()
-        {
-            ring.forget_files();
-        }
-    }
-
-    /// Registers a socket with this reactor's backend: a ring blocks on it, epoll needs it non-blocking.
-    pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<FdRegistration> {
-        if let Some(Driver::Threads(threads)) = self.driver.borrow().as_ref() {
-            set_nonblocking(fd, true)?;
-            return threads.sockets.watch(fd.as_raw_fd()).map(FdRegistration::Watched);
-        }
-        set_nonblocking(fd, false)?;
-        Ok(self.fix(fd.as_raw_fd()))
+    /// Waits until there are no late changes.
+    pub(crate) async fn drain(&self) {
+        let is_over = || self.count.load(Ordering::SeqCst) == 0;
+        poll_fn(|cx| {
+            if is_over() {
+                return Poll::Ready(());
+            }
+            self.waiting.add_waker(cx.waker());
+            // The last one may have completed before it could see the waker.
+            if is_over() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await
     }
 }
 
@@ -128,7 +118,8 @@ impl Descriptor {
         match std::mem::replace(&mut self.registration, FdRegistration::Plain) {
             FdRegistration::Plain => {}
             FdRegistration::Fixed(slot) => slot.freed_slots.add(slot.index),
-            FdRegistration::Watched(epoll) => epoll.remove(self.raw()),
+            // A failure would only cause events that no operation waits for.
+            FdRegistration::Watched(poll) => _ = epoll::delete(&*poll, self.as_fd()),
         }
     }
 }
@@ -136,5 +127,32 @@ impl Descriptor {
 impl Drop for Descriptor {
     fn drop(&mut self) {
         self.forget();
+    }
+}
+
+/// How an entry names a file.
+pub(crate) enum Target {
+    Fixed(u32),
+    Plain(i32),
+}
+
+/// The tables that are registered with the ring.
+pub(crate) struct Tables {
+    pub(crate) arena: Option<ArenaId>,
+    pub(crate) freed_slots: Arc<FreedSlots>,
+    pub(crate) free_slots: Vec<u32>,
+}
+
+impl Tables {
+    pub(crate) fn target(&self, descriptor: &Descriptor) -> Target {
+        match descriptor.slot() {
+            Some(slot) if Arc::ptr_eq(&slot.freed_slots, &self.freed_slots) => Target::Fixed(slot.index),
+            _ => Target::Plain(descriptor.raw()),
+        }
+    }
+
+    /// The buffer index, if the arena is registered with this ring.
+    pub(crate) fn buffer(&self, registration: Registration) -> Option<u16> {
+        (self.arena == Some(registration.arena)).then_some(registration.index)
     }
 }

@@ -3,13 +3,10 @@
 //! A turn polls ready tasks, reads the inbox, fires timers, and then makes one call into the backend, which submits started
 //! operations, sleeps if no task is ready, and returns completions.
 //!
-//! Invariants: no field of `Core` is borrowed while foreign code runs (a poll, a drop, a wake); a reactor ends only after every
-//! operation that it started has completed.
+//! Invariant: a reactor ends only after every operation that it started has completed.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::future::Future;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::pin;
@@ -20,123 +17,26 @@ use std::time::Instant;
 
 use sealblock_runtime_memory::Pool;
 
-use crate::busy_poll::BusyPolling;
-use crate::config::Backend;
-use crate::config::{Attempt, Config, StartError};
-use crate::cross_core::CoreLocals;
-use crate::cross_core::ReactorShared;
+use crate::busy_poll::{BusyPolling, Wait};
+use crate::config::{Attempt, Backend, Config, StartError};
+use crate::core::{Core, Entered, try_current, waker};
+use crate::driver::Driver;
 use crate::gather::Gathers;
-use crate::op_table::{CompletionAction, Key, OpTable};
-use crate::operation::{self, Calls, Interest, IoOp};
-use crate::ring::{Driver, Finished, Wait};
+use crate::inbox::{ReactorShared, register, unregister};
+use crate::op_table::CompletionAction;
+use crate::operation::{self, Calls};
+use crate::scheduler::TaskId;
 use crate::sync::Waiters;
-use crate::task::Tasks;
-use crate::timer::Timers;
-use crate::waker::{self, CoreId, ROOT, TaskId};
 
 /// How many tasks are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
 
-thread_local! {
-    /// The reactor that runs on this thread just now.
-    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
-}
-
-pub(crate) fn current() -> Rc<Core> {
-    try_current().expect("this needs a reactor: call it from within Reactor::block_on or a task")
-}
-
-pub(crate) fn try_current() -> Option<Rc<Core>> {
-    CURRENT.with_borrow(Clone::clone)
-}
-
-/// Wakes a task of the reactor that runs on this thread; false when the task belongs to another.
-pub(crate) fn wake_here(core: CoreId, task: TaskId) -> bool {
-    let woken = CURRENT.try_with(|current| match &*current.borrow() {
-        Some(current) if current.id == core => {
-            current.wake(task);
-            true
-        }
-        _ => false,
-    });
-    woken.unwrap_or(false)
-}
-
-pub(crate) struct Core {
-    id: CoreId,
-    pub(crate) tasks: RefCell<Tasks>,
-    pub(crate) ready: RefCell<VecDeque<TaskId>>,
-    root_woken: Cell<bool>,
-    pub(crate) timers: RefCell<Timers>,
-    pub(crate) op_table: RefCell<OpTable>,
-    /// `None` once the reactor has ended.
-    pub(crate) driver: RefCell<Option<Driver>>,
-    /// Kept between turns for its capacity.
-    finished: RefCell<Vec<Finished>>,
-    closed: Cell<bool>,
-    pub(crate) calls: Calls,
-    pub(crate) busy_polling: BusyPolling,
-    stop_by: Cell<Option<Instant>>,
-    pub(crate) shutdown_waiters: RefCell<Waiters>,
-    drained_waiter: RefCell<Option<Waker>>,
-    pub(crate) shared: Arc<ReactorShared>,
-    pub(crate) gathers: Gathers,
-    pub(crate) core_locals: RefCell<CoreLocals>,
-    pool: Pool,
-    backend: Backend,
-}
-
 impl Core {
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.get()
-    }
-
-    fn wake(&self, task: TaskId) {
-        if task == ROOT {
-            self.root_woken.set(true);
-        } else if self.tasks.borrow_mut().enqueue(task) {
-            self.ready.borrow_mut().push_back(task);
-        }
-    }
-
-    /// Starts an operation. Returns it for the future to keep, unless a thread took it.
-    pub(crate) fn start<K: IoOp>(&self, mut kind: K, waker: Waker) -> (Key, Option<K>) {
-        let key = self.op_table.borrow_mut().insert(waker);
-        let mut driver = self.driver.borrow_mut();
-        match driver.as_mut().expect("nothing starts on a reactor that has ended") {
-            Driver::Ring(ring) => {
-                let entry = kind.entry(&ring.tables);
-                // SAFETY: the future keeps the operation, or leaves it to the table, until the completion is there; and a
-                // `IoOp` promises that what its entry names stays valid and in place as long as it lives, or is leaked.
-                unsafe { ring.push(key, entry, kind.waits().is_some()) };
-                (key, Some(kind))
-            }
-            Driver::Threads(threads) => {
-                threads.push(key, kind.waits(), Box::new(kind));
-                (key, None)
-            }
-        }
-    }
-
-    /// Cancels an operation that waits for a peer.
-    pub(crate) fn cancel(&self, key: Key, interest: Interest) {
-        match self.driver.borrow_mut().as_mut() {
-            Some(Driver::Ring(ring)) => ring.cancel(key),
-            Some(Driver::Threads(threads)) => threads.sockets.cancel(key, interest),
-            None => {}
-        }
-    }
-
-    /// True if operations are in flight that wait for a disk.
-    pub(crate) fn awaits_disk(&self) -> bool {
-        self.driver.borrow().as_ref().is_some_and(Driver::awaits_disk)
-    }
-
     fn run_ready(&self) {
         for _ in 0..POLLS_PER_TURN {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };
             let Some(mut body) = self.tasks.borrow_mut().begin(task) else { continue };
-            let waker = waker::waker(self.id, task);
+            let waker = waker(self.id, task);
             self.calls.renew();
             let finished = body.as_mut().poll(&mut Context::from_waker(&waker)).is_ready();
             let ended = self.tasks.borrow_mut().end(task, body, finished);
@@ -144,14 +44,6 @@ impl Core {
                 drop(ended);
                 self.task_ended();
             }
-        }
-    }
-
-    pub(crate) fn task_ended(&self) {
-        if self.tasks.borrow().live() == 0
-            && let Some(waker) = self.drained_waiter.take()
-        {
-            waker.wake();
         }
     }
 
@@ -204,9 +96,9 @@ impl Core {
             let driver = driver.as_mut().expect("a reactor that has ended is not driven");
             driver.turn(wait, |key| self.is_closed() || op_table.is_abandoned(key), &mut finished)
         };
-        for Finished { key, result, returned } in finished.drain(..) {
-            let aftermath = self.op_table.borrow_mut().complete(key, result, returned);
-            match aftermath {
+        for completion in finished.drain(..) {
+            let action = self.op_table.borrow_mut().complete(completion);
+            match action {
                 CompletionAction::Wake(waker) => waker.wake(),
                 CompletionAction::Discard(result, kept, returned) => operation::discard(result, [kept, returned]),
             }
@@ -228,8 +120,8 @@ impl Core {
             contain(&mut panic, || drop(body));
         }
         self.ready.take();
-        let core_locals = self.core_locals.take();
-        contain(&mut panic, || drop(core_locals));
+        let locals = self.locals.take();
+        contain(&mut panic, || drop(locals));
         contain(&mut panic, || drop(self.shared.close()));
         if let Some(driver) = self.driver.borrow_mut().as_mut() {
             driver.cancel_all();
@@ -256,11 +148,6 @@ impl Core {
         tracing::error!("the ring failed with operations in flight; their memory is leaked");
         std::mem::forget(self.driver.take());
         std::mem::forget(self.op_table.take());
-    }
-
-    /// The deadline of the tasks, once the shutdown of the core was requested.
-    pub(crate) fn stop_by(&self) -> Option<Instant> {
-        self.stop_by.get()
     }
 
     /// Waits until there are no tasks. One caller at a time: the thread of a core.
@@ -291,26 +178,6 @@ fn contain<T>(panic: &mut Option<Panic>, foreign: impl FnOnce() -> T) -> Option<
     }
 }
 
-/// Marks a reactor as the one that runs on this thread.
-struct Entered;
-
-impl Entered {
-    fn new(core: &Rc<Core>) -> Entered {
-        CURRENT.with_borrow_mut(|current| {
-            assert!(current.is_none(), "a reactor cannot run inside another on one thread");
-            *current = Some(Rc::clone(core));
-        });
-        Entered
-    }
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        let core = CURRENT.take();
-        drop(core);
-    }
-}
-
 /// Runs futures on the thread that made it. See the crate's documentation.
 pub struct Reactor {
     core: Rc<Core>,
@@ -329,7 +196,7 @@ impl Reactor {
         let pool = Pool::new(config.pool_arena_bytes, config.pool_limit_bytes);
         let (driver, backend) = Driver::start(&config, &pool, &shared)?;
         let core = Core {
-            id: waker::register(&shared),
+            id: register(&shared),
             tasks: RefCell::default(),
             ready: RefCell::default(),
             root_woken: Cell::new(false),
@@ -345,7 +212,7 @@ impl Reactor {
             drained_waiter: RefCell::default(),
             shared,
             gathers: Gathers::default(),
-            core_locals: RefCell::default(),
+            locals: RefCell::default(),
             pool,
             backend,
         };
@@ -360,7 +227,7 @@ impl Reactor {
         let _entered = Entered::new(&self.core);
         let core = &*self.core;
         let mut future = pin!(future);
-        let waker = waker::waker(core.id, ROOT);
+        let waker = waker(core.id, TaskId::ROOT);
         core.root_woken.set(true);
         loop {
             core.calls.renew();
@@ -401,7 +268,7 @@ impl Drop for Reactor {
         let entered = try_current().is_none().then(|| Entered::new(&self.core));
         let panic = self.core.end();
         drop(entered);
-        waker::unregister(self.core.id);
+        unregister(self.core.id);
         if let Some(panic) = panic
             && !std::thread::panicking()
         {
@@ -414,20 +281,4 @@ impl std::fmt::Debug for Reactor {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reactor").field("backend", &self.core.backend).finish()
     }
-}
-
-/// What the current reactor runs on.
-///
-/// # Panics
-/// Outside a reactor.
-pub fn backend() -> Backend {
-    current().backend.clone()
-}
-
-/// The current reactor's pool of buffers.
-///
-/// # Panics
-/// Outside a reactor.
-pub fn pool() -> Pool {
-    current().pool.clone()
 }

@@ -4,16 +4,18 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::executor::{self, Core};
 use crate::file_ops::{Allocate, Read, Sync, Write};
-use crate::late::FileChange;
-use crate::operation::Op;
+use crate::op::Op;
+use crate::operation::IoOp;
 
 /// How to open a file. The default opens nothing: set at least `read` or `write`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,8 +71,8 @@ impl File {
     /// # Panics
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> File {
-        let core = executor::current();
-        let registration = core.fix(fd.as_raw_fd());
+        let core = core::current();
+        let registration = core.fix(fd.as_fd());
         File { core, descriptor: Some(Arc::new(Descriptor::new(fd, registration))) }
     }
 
@@ -186,9 +188,8 @@ impl File {
     /// # Errors
     /// Those of `lseek(2)`: `ESPIPE` for what has no length.
     pub fn len_bytes(&self) -> io::Result<u64> {
-        // SAFETY: the call takes no pointers. It moves the file position, which nothing here uses.
-        let end = unsafe { libc::lseek64(self.as_raw_fd(), 0, libc::SEEK_END) };
-        u64::try_from(end).map_err(|_| io::Error::last_os_error())
+        // It moves the file position, which nothing here uses.
+        Ok(rustix::fs::seek(self, rustix::fs::SeekFrom::End(0))?)
     }
 
     /// Cuts or extends the file, in the latter case with a hole (`ftruncate(2)`). An ordinary call.
@@ -196,12 +197,7 @@ impl File {
     /// # Errors
     /// Those of `ftruncate(2)`; `EINVAL` for a length that does not fit an `off_t`.
     pub fn set_len_bytes(&self, len_bytes: u64) -> io::Result<()> {
-        let len = checked(len_bytes)? as libc::off64_t;
-        // SAFETY: the call takes no pointers.
-        match unsafe { libc::ftruncate64(self.as_raw_fd(), len) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
+        Ok(rustix::fs::ftruncate(self, checked(len_bytes)?)?)
     }
 }
 
@@ -210,6 +206,35 @@ fn checked(offset_bytes: u64) -> io::Result<u64> {
     match i64::try_from(offset_bytes) {
         Ok(_) => Ok(offset_bytes),
         Err(_) => Err(io::Error::from_raw_os_error(libc::EINVAL)),
+    }
+}
+
+/// An operation that changes a file; dropped in flight it is a late change until [`IoOp::discard`].
+struct FileChange<'a, K: IoOp> {
+    descriptor: &'a Arc<Descriptor>,
+    op: Op<K>,
+}
+
+impl<'a, K: IoOp> FileChange<'a, K> {
+    fn new(descriptor: &'a Arc<Descriptor>, op: Op<K>) -> FileChange<'a, K> {
+        FileChange { descriptor, op }
+    }
+}
+
+impl<K: IoOp> Future for FileChange<'_, K> {
+    type Output = K::Output;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<K::Output> {
+        Pin::new(&mut self.op).poll(cx)
+    }
+}
+
+impl<K: IoOp> Drop for FileChange<'_, K> {
+    fn drop(&mut self) {
+        // Before the operation is dropped, because it may have completed already.
+        if self.op.is_in_flight() {
+            self.descriptor.late().started();
+        }
     }
 }
 

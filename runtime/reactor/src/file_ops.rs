@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
+use rustix::fs::FallocateFlags;
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Tables};
 use crate::operation::{IoOp, TRANSFER_LIMIT_BYTES, counted, entry_for};
-use crate::ring::Tables;
 
 /// One `pread` into a buffer behind its first `filled_bytes`.
 pub(crate) struct Read {
@@ -21,10 +21,11 @@ pub(crate) struct Read {
 }
 
 impl Read {
-    fn space(&mut self) -> &mut [u8] {
+    /// The descriptor, and the part of the buffer that is read into.
+    fn split(&mut self) -> (&Descriptor, &mut [u8]) {
         let space = &mut self.buffer[self.filled_bytes..];
         let len = space.len().min(TRANSFER_LIMIT_BYTES);
-        &mut space[..len]
+        (&self.descriptor, &mut space[..len])
     }
 }
 
@@ -34,22 +35,20 @@ unsafe impl IoOp for Read {
     type Output = (io::Result<usize>, Buffer);
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {
-        let target = tables.target(&self.descriptor);
         let registered = self.buffer.registration().and_then(|registration| tables.buffer(registration));
         let offset = self.offset_bytes;
-        let space = self.space();
+        let (descriptor, space) = self.split();
         let (start, len) = (space.as_mut_ptr(), space.len() as u32);
-        entry_for!(target, |fd| match registered {
+        entry_for!(tables.target(descriptor), |fd| match registered {
             Some(index) => opcode::ReadFixed::new(fd, start, len, index).offset(offset).build(),
             None => opcode::Read::new(fd, start, len).offset(offset).build(),
         })
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let (fd, offset) = (self.descriptor.raw(), self.offset_bytes as libc::off64_t);
-        let space = self.space();
-        // SAFETY: the range is writable memory of that length, borrowed exclusively for the call.
-        counted(unsafe { libc::pread64(fd, space.as_mut_ptr().cast(), space.len(), offset) })
+        let offset = self.offset_bytes;
+        let (descriptor, space) = self.split();
+        counted(rustix::io::pread(descriptor.as_fd(), space, offset))
     }
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {
@@ -80,10 +79,8 @@ unsafe impl IoOp for Write {
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let (fd, offset) = (self.descriptor.raw(), self.offset_bytes as libc::off64_t);
         let len = self.data.len().min(TRANSFER_LIMIT_BYTES);
-        // SAFETY: the slice is readable memory of at least that length.
-        counted(unsafe { libc::pwrite64(fd, self.data.as_ptr().cast(), len, offset) })
+        counted(rustix::io::pwrite(self.descriptor.as_fd(), &self.data[..len], self.offset_bytes))
     }
 
     fn finish(self, result: io::Result<u32>) -> io::Result<usize> {
@@ -112,10 +109,9 @@ unsafe impl IoOp for Sync {
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let fd = self.descriptor.raw();
-        // SAFETY: the calls take no pointers, and the descriptor is open.
-        let result = unsafe { if self.data_only { libc::fdatasync(fd) } else { libc::fsync(fd) } };
-        counted(result as libc::ssize_t)
+        let fd = self.descriptor.as_fd();
+        let result = if self.data_only { rustix::fs::fdatasync(fd) } else { rustix::fs::fsync(fd) };
+        counted(result.map(|()| 0))
     }
 
     fn finish(self, result: io::Result<u32>) -> io::Result<()> {
@@ -144,9 +140,9 @@ unsafe impl IoOp for Allocate {
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let (offset, len) = (self.offset_bytes as libc::off64_t, self.len_bytes as libc::off64_t);
-        // SAFETY: the call takes no pointers, and the descriptor is open.
-        counted(unsafe { libc::fallocate64(self.descriptor.raw(), self.mode, offset, len) } as libc::ssize_t)
+        let mode = FallocateFlags::from_bits_retain(self.mode as u32);
+        let result = rustix::fs::fallocate(self.descriptor.as_fd(), mode, self.offset_bytes, self.len_bytes);
+        counted(result.map(|()| 0))
     }
 
     fn finish(self, result: io::Result<u32>) -> io::Result<()> {

@@ -11,7 +11,7 @@
 //! - Every queue has a limit or a producer with a limit; see [`Config`].
 //!
 //! Shape: one thread owns everything it touches, so nothing on the path of a request is locked or counted atomically
-//! except buffers and descriptors, which may change threads. What other threads may touch is in `cross_core.rs` and `call.rs`.
+//! except buffers and descriptors, which may change threads. What other threads may touch is in `inbox.rs`.
 
 #![allow(unsafe_code)]
 
@@ -19,38 +19,49 @@ mod budget;
 mod busy_poll;
 mod call;
 mod config;
+mod core;
 mod cores;
 mod cross_core;
 mod descriptor;
+mod driver;
 mod executor;
 mod file;
 mod file_ops;
 mod gather;
-mod late;
+mod handoff;
+mod inbox;
 pub mod net;
+mod op;
 mod op_table;
 mod operation;
 mod ring;
-mod signal;
-mod sleep_handshake;
+mod scheduler;
+mod shutdown;
 mod socket_ops;
 mod sockets;
 mod sync;
 mod syscalls;
 mod task;
 mod timer;
-mod waker;
+
+/// What `handoff.rs` is made of; `tests/handoff.rs` puts a model checker's in its place.
+mod primitives {
+    pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+    pub(crate) use std::sync::{Mutex, MutexGuard};
+}
 
 pub use budget::{Budget, Share};
-pub use call::{CoreGone, CoreHandle};
+pub use call::CoreHandle;
 pub use config::{
     Attempt, Backend, BackendChoice, Config, Features, RUNTIME_VARIABLE, StartError, TaskrunMode, UringUnavailable,
 };
+pub use core::{backend, pool};
 pub use cores::{Cores, Placement, Stopped};
-pub use cross_core::{CoreAddress, CoreLocal};
-pub use executor::{Reactor, backend, pool};
+pub use cross_core::{CoreAddress, CoreGone, CoreLocal};
+pub use executor::Reactor;
 pub use file::{File, Options};
-pub use signal::{ShutdownSignal, Signal, shutdown_signal};
-pub use sync::{Notify, ShutdownRequested, shutdown_requested};
+pub use handoff::Mailbox;
+pub use shutdown::{ShutdownRequested, ShutdownSignal, Signal, shutdown_requested, shutdown_signal};
+pub use sync::Notify;
 pub use task::{Aborted, JoinHandle, spawn};
 pub use timer::{Elapsed, Sleep, now, sleep, sleep_until, timeout, yield_now};

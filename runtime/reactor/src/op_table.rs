@@ -9,9 +9,11 @@
 
 use std::task::Waker;
 
+use slab::Slab;
+
 use crate::operation::ErasedOp;
 
-/// Names an operation in flight; the upper half is a generation, so a stale key names nothing.
+/// Names an operation in flight: its slot, and above it a generation, so that a stale key names nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
@@ -44,7 +46,6 @@ pub(crate) type LentOp = Option<Box<dyn ErasedOp>>;
 pub(crate) const WAITS_BIT: u64 = 1 << 31;
 
 enum OpState {
-    Free,
     Waiting(Waker),
     /// The result, and the operation itself if a thread had it.
     Done(i32, LentOp),
@@ -52,9 +53,16 @@ enum OpState {
     Abandoned(LentOp),
 }
 
-struct Slot {
+struct InFlight {
     generation: u32,
     state: OpState,
+}
+
+/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold it.
+pub(crate) struct Finished {
+    pub(crate) key: Key,
+    pub(crate) result: i32,
+    pub(crate) returned: LentOp,
 }
 
 /// The action for a completion, to run once the table is not borrowed any more.
@@ -67,8 +75,8 @@ pub(crate) enum CompletionAction {
 /// The operations that were started and whose results were not taken yet.
 #[derive(Default)]
 pub(crate) struct OpTable {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
+    operations: Slab<InFlight>,
+    started: u32,
     in_flight: usize,
 }
 
@@ -80,87 +88,71 @@ impl OpTable {
 
     pub(crate) fn insert(&mut self, waker: Waker) -> Key {
         self.in_flight += 1;
-        let index = self.free.pop().map_or(self.slots.len(), |index| index as usize);
-        if index == self.slots.len() {
-            assert!((index as u64) < WAITS_BIT, "fewer than 2^31 operations fit into memory");
-            self.slots.push(Slot { generation: 0, state: OpState::Free });
-        }
-        let slot = &mut self.slots[index];
-        slot.state = OpState::Waiting(waker);
-        Key::new(index, slot.generation)
+        self.started = self.started.wrapping_add(1);
+        let index = self.operations.insert(InFlight { generation: self.started, state: OpState::Waiting(waker) });
+        assert!((index as u64) < WAITS_BIT, "fewer than 2^31 operations fit into memory");
+        Key::new(index, self.started)
     }
 
-    fn slot(&mut self, key: Key) -> Option<&mut Slot> {
-        self.slots.get_mut(key.index()).filter(|slot| slot.generation == key.generation())
+    fn get(&mut self, key: Key) -> Option<&mut OpState> {
+        let found = self.operations.get_mut(key.index()).filter(|found| found.generation == key.generation());
+        found.map(|found| &mut found.state)
     }
 
-    fn release(&mut self, key: Key) {
-        let slot = &mut self.slots[key.index()];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.state = OpState::Free;
-        self.free.push(key.index() as u32);
-    }
-
-    pub(crate) fn complete(&mut self, key: Key, result: i32, returned: LentOp) -> CompletionAction {
-        let Some(slot) = self.slot(key) else { return CompletionAction::Discard(result, returned, None) };
-        match std::mem::replace(&mut slot.state, OpState::Free) {
-            OpState::Waiting(waker) => {
-                slot.state = OpState::Done(result, returned);
+    pub(crate) fn complete(&mut self, Finished { key, result, returned }: Finished) -> CompletionAction {
+        match self.get(key) {
+            Some(state @ OpState::Waiting(_)) => {
+                let OpState::Waiting(waker) = std::mem::replace(state, OpState::Done(result, returned)) else {
+                    unreachable!("as matched")
+                };
                 self.in_flight -= 1;
                 CompletionAction::Wake(waker)
             }
-            OpState::Abandoned(kept) => {
+            Some(OpState::Abandoned(kept)) => {
+                let kept = kept.take();
                 self.in_flight -= 1;
-                self.release(key);
+                self.operations.remove(key.index());
                 CompletionAction::Discard(result, kept, returned)
             }
-            other => {
-                slot.state = other;
-                CompletionAction::Discard(result, returned, None)
-            }
+            Some(OpState::Done(..)) | None => CompletionAction::Discard(result, returned, None),
         }
     }
 
     pub(crate) fn is_abandoned(&self, key: Key) -> bool {
-        matches!(self.slots.get(key.index()), Some(Slot { generation, state: OpState::Abandoned(_) }) if *generation == key.generation())
+        let found = self.operations.get(key.index()).filter(|found| found.generation == key.generation());
+        found.is_some_and(|found| matches!(found.state, OpState::Abandoned(_)))
     }
 
     /// The result, if the operation has completed; otherwise stores the waker, and returns the replaced one for the caller to drop.
     pub(crate) fn poll(&mut self, key: Key, waker: &Waker) -> Result<(i32, LentOp), Option<Waker>> {
-        let slot = self.slot(key).expect("a future's key is released only by the future");
-        match &mut slot.state {
+        match self.get(key).expect("a future's key is released only by the future") {
             OpState::Waiting(old) if old.will_wake(waker) => Err(None),
             OpState::Waiting(old) => Err(Some(std::mem::replace(old, waker.clone()))),
-            state => {
-                let OpState::Done(result, kept) = std::mem::replace(state, OpState::Free) else {
-                    unreachable!("an operation that is polled is waiting or done")
-                };
-                self.release(key);
-                Ok((result, kept))
+            OpState::Done(result, returned) => {
+                let done = (*result, returned.take());
+                self.operations.remove(key.index());
+                Ok(done)
             }
+            OpState::Abandoned(_) => unreachable!("an operation that is polled has its future"),
         }
     }
 
     /// Keeps what a dropped future had lent until the completion arrives. When that is there already, returns its result
     /// and the operation, to be discarded. The second part is a waker to drop.
     pub(crate) fn abandon(&mut self, key: Key, kept: LentOp) -> (Option<(i32, LentOp, LentOp)>, Option<Waker>) {
-        let Some(slot) = self.slot(key) else {
+        let Some(state) = self.get(key) else {
             // The table was leaked together with a failed ring, which may still use what was lent.
             std::mem::forget(kept);
             return (None, None);
         };
-        match std::mem::replace(&mut slot.state, OpState::Free) {
-            OpState::Waiting(waker) => {
-                slot.state = OpState::Abandoned(kept);
-                (None, Some(waker))
-            }
-            OpState::Done(result, returned) => {
-                self.release(key);
-                (Some((result, kept, returned)), None)
-            }
-            OpState::Free | OpState::Abandoned(_) => {
-                unreachable!("a future that is dropped has a waiting or finished operation")
-            }
+        if let OpState::Done(result, returned) = state {
+            let done = (*result, kept, returned.take());
+            self.operations.remove(key.index());
+            return (Some(done), None);
+        }
+        match std::mem::replace(state, OpState::Abandoned(kept)) {
+            OpState::Waiting(waker) => (None, Some(waker)),
+            OpState::Done(..) | OpState::Abandoned(_) => unreachable!("a future that is dropped has an operation"),
         }
     }
 }
@@ -187,10 +179,10 @@ mod tests {
     fn a_stale_key_completes_nothing() {
         let mut table = OpTable::default();
         let key = table.insert(Waker::noop().clone());
-        assert!(matches!(table.complete(key, 7, None), CompletionAction::Wake(_)));
+        assert!(matches!(table.complete(Finished { key, result: 7, returned: None }), CompletionAction::Wake(_)));
         assert!(matches!(table.poll(key, Waker::noop()), Ok((7, None))));
         let next = table.insert(Waker::noop().clone());
-        assert!(matches!(table.complete(key, 8, None), CompletionAction::Discard(..)));
+        assert!(matches!(table.complete(Finished { key, result: 8, returned: None }), CompletionAction::Discard(..)));
         assert!(table.poll(next, Waker::noop()).is_err());
         assert_eq!(table.in_flight(), 1);
     }
@@ -204,7 +196,7 @@ mod tests {
         assert!(done.is_none());
         assert!(table.is_abandoned(key));
         assert_eq!((std::sync::Arc::strong_count(&lent), table.in_flight()), (2, 1));
-        drop(table.complete(key, 0, None));
+        drop(table.complete(Finished { key, result: 0, returned: None }));
         assert_eq!((std::sync::Arc::strong_count(&lent), table.in_flight()), (1, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! The io_uring backend and its setup, and the driver that chooses between it and system calls.
+//! The io_uring backend and its setup.
 //!
 //! Invariants: an entry that waits for a disk reaches the kernel only while fewer than the limit are there; an entry that waits for
 //! a peer always does, because idle peers would use up any limit, and the kernel keeps completions that find no room in the queue
@@ -11,94 +11,23 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use io_uring::types::{SubmitArgs, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
-use sealblock_runtime_memory::{ArenaId, Pool, Registration};
+use rustix::process::{Resource, getrlimit};
+use sealblock_runtime_memory::Pool;
 
-use crate::busy_poll::Spin;
-use crate::config::{Attempt, Backend, BackendChoice, Config, Features, StartError, TaskrunMode, UringUnavailable};
-use crate::cross_core::ReactorShared;
-use crate::descriptor::{Descriptor, FileSlot, FreedSlots};
-use crate::op_table::{Key, WAITS_BIT};
-use crate::operation::ErasedOp;
-use crate::sockets::Sockets;
-use crate::syscalls::Threads;
-
-/// How long a turn may sleep while nothing is finished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    No,
-    Until(Instant),
-    Forever,
-}
-
-/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold it.
-pub(crate) struct Finished {
-    pub(crate) key: Key,
-    pub(crate) result: i32,
-    pub(crate) returned: Option<Box<dyn ErasedOp>>,
-}
-
-pub(crate) enum Driver {
-    Ring(Box<Ring>),
-    Threads(Box<Threads>),
-}
-
-impl Driver {
-    pub(crate) fn start(
-        config: &Config,
-        pool: &Pool,
-        shared: &Arc<ReactorShared>,
-    ) -> Result<(Driver, Backend), StartError> {
-        let choice = config.choice()?;
-        let reason = match choice {
-            BackendChoice::Syscalls => None,
-            BackendChoice::Auto | BackendChoice::Uring => match set_up(config, pool, shared) {
-                Ok((ring, features)) => return Ok((Driver::Ring(Box::new(ring)), Backend::Uring(features))),
-                Err(unavailable) if choice == BackendChoice::Uring => return Err(StartError::Uring(unavailable)),
-                Err(unavailable) => Some(unavailable),
-            },
-        };
-        let threads = config.syscall_threads.max(1);
-        let sockets =
-            Sockets::start(shared).map_err(|source| StartError::System { what: Attempt::CreateEvent, source })?;
-        let driver = Threads::start(threads, shared, sockets, Spin::new(config.spin_us))
-            .map_err(|source| StartError::System { what: Attempt::StartThread, source })?;
-        Ok((Driver::Threads(Box::new(driver)), Backend::Syscalls { threads, reason }))
-    }
-
-    pub(crate) fn turn(
-        &mut self,
-        wait: Wait,
-        is_abandoned: impl Fn(Key) -> bool,
-        finished: &mut Vec<Finished>,
-    ) -> io::Result<()> {
-        match self {
-            Driver::Ring(ring) => ring.turn(wait, is_abandoned, finished),
-            Driver::Threads(threads) => threads.turn(wait, finished),
-        }
-    }
-
-    /// True if operations are in flight that wait for a disk. Operations on threads do not count.
-    pub(crate) fn awaits_disk(&self) -> bool {
-        matches!(self, Driver::Ring(ring) if ring.awaits_disk())
-    }
-
-    /// Cancels operations that wait for a peer, and others if the backend can.
-    pub(crate) fn cancel_all(&mut self) {
-        match self {
-            Driver::Ring(ring) => ring.cancel_all(),
-            Driver::Threads(threads) => threads.sockets.cancel_all(),
-        }
-    }
-}
+use crate::busy_poll::{Spin, Wait};
+use crate::config::{Config, Features, TaskrunMode, UringUnavailable};
+use crate::descriptor::{FileSlot, Tables};
+use crate::inbox::ReactorShared;
+use crate::op_table::{Finished, Key, WAITS_BIT};
 
 /// Entries of the submission queue: how many operations one system call can hand over.
-pub(crate) const SUBMISSION_ENTRIES: u32 = 256;
+const SUBMISSION_ENTRIES: u32 = 256;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
 /// The `user_data` of cancellations.
@@ -107,33 +36,6 @@ const CANCEL: u64 = u64::MAX - 1;
 const ENTER_GETEVENTS: u32 = 1 << 0;
 /// `IORING_ENTER_EXT_ARG`
 const ENTER_EXT_ARG: u32 = 1 << 3;
-
-/// How an entry names a file.
-pub(crate) enum Target {
-    Fixed(u32),
-    Plain(i32),
-}
-
-/// The tables that are registered with the ring.
-pub(crate) struct Tables {
-    pub(crate) arena: Option<ArenaId>,
-    pub(crate) freed_slots: Arc<FreedSlots>,
-    pub(crate) free_slots: Vec<u32>,
-}
-
-impl Tables {
-    pub(crate) fn target(&self, descriptor: &Descriptor) -> Target {
-        match descriptor.slot() {
-            Some(slot) if Arc::ptr_eq(&slot.freed_slots, &self.freed_slots) => Target::Fixed(slot.index),
-            _ => Target::Plain(descriptor.raw()),
-        }
-    }
-
-    /// The buffer index, if the arena is registered with this ring.
-    pub(crate) fn buffer(&self, registration: Registration) -> Option<u16> {
-        (self.arena == Some(registration.arena)).then_some(registration.index)
-    }
-}
 
 pub(crate) struct Ring {
     uring: IoUring,
@@ -155,7 +57,32 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, shared: Arc<ReactorShared>) -> Ring {
+    /// Sets up a ring, and says what the kernel granted.
+    pub(crate) fn start(
+        config: &Config,
+        pool: &Pool,
+        shared: &Arc<ReactorShared>,
+    ) -> Result<(Ring, Features), UringUnavailable> {
+        if let Some(errno) = config.refuse_uring {
+            return Err(UringUnavailable::Errno(errno));
+        }
+        let limit = config.operations_in_flight_limit.max(1);
+        let (uring, taskrun) = build(limit, config.best_taskrun)?;
+        check(&uring)?;
+        let fixed_files = register_files(&uring, config.fixed_files_limit);
+        let fixed_buffers = register_arena(&uring, pool);
+        let slots = if fixed_files.is_ok() { config.fixed_files_limit } else { 0 };
+        let tables = Tables {
+            arena: fixed_buffers.is_ok().then(|| pool.arena().id),
+            freed_slots: Arc::default(),
+            free_slots: (0..slots).rev().collect(),
+        };
+        let spin = Spin::new(config.spin_us);
+        let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(shared));
+        Ok((ring, Features { taskrun, fixed_files, fixed_buffers }))
+    }
+
+    fn new(uring: IoUring, tables: Tables, limit: usize, spin: Spin, shared: Arc<ReactorShared>) -> Ring {
         Ring {
             uring,
             tables,
@@ -304,7 +231,7 @@ impl Ring {
         if self.event_armed {
             return;
         }
-        let fd = types::Fd(self.shared.event_fd());
+        let fd = types::Fd(self.shared.event_fd().as_raw_fd());
         let count: *mut u64 = &mut *self.event_count;
         let entry = opcode::Read::new(fd, count.cast(), 8).build().user_data(EVENT);
         // SAFETY: the count lives on the heap, and the ring with it is dropped only after `close`, which ends this read.
@@ -348,10 +275,10 @@ impl Ring {
     }
 
     /// Puts a file into a slot of the ring's table; `None` without a table or room.
-    pub(crate) fn fix(&mut self, fd: i32) -> Option<FileSlot> {
+    pub(crate) fn fix(&mut self, fd: BorrowedFd<'_>) -> Option<FileSlot> {
         self.forget_files();
         let index = self.tables.free_slots.pop()?;
-        if self.uring.submitter().register_files_update(index, &[fd]).is_err() {
+        if self.uring.submitter().register_files_update(index, &[fd.as_raw_fd()]).is_err() {
             self.tables.free_slots.push(index);
             return None;
         }
@@ -397,26 +324,6 @@ const REGISTERED_LIMIT_BYTES: usize = 1 << 30;
 /// Completions beyond those of counted operations: for sockets that become ready together, cancellations, and the read of
 /// the event descriptor. More than these go to a list in the kernel, which is slower.
 const COMPLETION_MARGIN: u32 = 1024;
-
-fn set_up(config: &Config, pool: &Pool, shared: &Arc<ReactorShared>) -> Result<(Ring, Features), UringUnavailable> {
-    if let Some(errno) = config.refuse_uring {
-        return Err(UringUnavailable::Errno(errno));
-    }
-    let limit = config.operations_in_flight_limit.max(1);
-    let (uring, taskrun) = build(limit, config.best_taskrun)?;
-    check(&uring)?;
-    let fixed_files = register_files(&uring, config.fixed_files_limit);
-    let fixed_buffers = register_arena(&uring, pool);
-    let slots = if fixed_files.is_ok() { config.fixed_files_limit } else { 0 };
-    let tables = Tables {
-        arena: fixed_buffers.is_ok().then(|| pool.arena().id),
-        freed_slots: Arc::default(),
-        free_slots: (0..slots).rev().collect(),
-    };
-    let spin = Spin::new(config.spin_us);
-    let ring = Ring::new(uring, tables, limit as usize, spin, Arc::clone(shared));
-    Ok((ring, Features { taskrun, fixed_files, fixed_buffers }))
-}
 
 /// Tries the best mode first; a kernel that does not know a flag returns `EINVAL`.
 fn build(limit: u32, best: TaskrunMode) -> Result<(IoUring, TaskrunMode), UringUnavailable> {
@@ -499,17 +406,10 @@ fn register_arena(uring: &IoUring, pool: &Pool) -> Result<(), UringUnavailable> 
             Ok(())
         }
         Err(error) => Err(match error.raw_os_error() {
-            Some(libc::ENOMEM) => locked_memory(),
+            Some(libc::ENOMEM) => {
+                UringUnavailable::LockedMemory { limit_bytes: getrlimit(Resource::Memlock).current.unwrap_or(u64::MAX) }
+            }
             errno => UringUnavailable::Errno(errno.unwrap_or(libc::EIO)),
         }),
-    }
-}
-
-fn locked_memory() -> UringUnavailable {
-    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the call fills the structure it is given.
-    match unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } {
-        0 => UringUnavailable::LockedMemory { limit_bytes: limit.rlim_cur },
-        _ => UringUnavailable::Errno(libc::ENOMEM),
     }
 }

@@ -4,54 +4,42 @@
 //! (`IORING_RECVSEND_POLL_FIRST`) made no measurable difference.
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrAny, SocketFlags};
 use sealblock_runtime_memory::Buffer;
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::{Descriptor, Tables};
 use crate::gather::Gather;
-use crate::net::RawAddress;
 use crate::operation::{Direction, Interest, IoOp, TRANSFER_LIMIT_BYTES, counted, entry_for};
-use crate::ring::Tables;
 
 /// One `accept4`.
 pub(crate) struct Accept {
     pub(crate) descriptor: Arc<Descriptor>,
-    /// Where the kernel writes the peer's address; boxed, so that it stays where it is.
-    pub(crate) peer: Box<RawAddress>,
 }
 
-impl Accept {
-    fn taken(result: io::Result<u32>) -> io::Result<OwnedFd> {
-        // SAFETY: the descriptor is new, so it has no other owner; and descriptors fit an `i32`.
-        result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    }
-}
-
-// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
+// SAFETY: the entry names the descriptor only, which the `Arc` keeps open.
 unsafe impl IoOp for Accept {
-    /// The peer has no address where the socket is of another family than IP.
-    type Output = io::Result<(OwnedFd, Option<SocketAddr>)>;
+    type Output = io::Result<OwnedFd>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {
-        let target = tables.target(&self.descriptor);
-        let (address, len) = self.peer.space();
-        entry_for!(target, |fd| opcode::Accept::new(fd, address, len).flags(libc::SOCK_CLOEXEC).build())
+        let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
+        entry_for!(tables.target(&self.descriptor), |fd| {
+            opcode::Accept::new(fd, address, len).flags(libc::SOCK_CLOEXEC).build()
+        })
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let (address, len) = self.peer.space();
-        // SAFETY: the call writes the address, within the length that it is given, and the length.
-        let fd = unsafe { libc::accept4(self.descriptor.raw(), address, len, libc::SOCK_CLOEXEC) };
-        counted(fd as libc::ssize_t)
+        let fd = rustix::net::accept_with(self.descriptor.as_fd(), SocketFlags::CLOEXEC);
+        counted(fd.map(|fd| fd.into_raw_fd() as usize))
     }
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {
-        let fd = Accept::taken(result)?;
-        Ok((fd, self.peer.decode()))
+        // SAFETY: the descriptor is new, so it has no other owner; and descriptors fit an `i32`.
+        result.map(|fd| unsafe { OwnedFd::from_raw_fd(fd as i32) })
     }
 
     fn waits(&self) -> Option<Interest> {
@@ -60,7 +48,7 @@ unsafe impl IoOp for Accept {
 
     /// Closes the connection, because its future is gone.
     fn discard(self, result: io::Result<u32>) {
-        drop(Accept::taken(result));
+        drop(self.finish(result));
     }
 }
 
@@ -68,7 +56,7 @@ unsafe impl IoOp for Accept {
 pub(crate) struct Connect {
     pub(crate) descriptor: Arc<Descriptor>,
     /// Boxed, so that it stays where it is.
-    pub(crate) peer: Box<RawAddress>,
+    pub(crate) peer: Box<SocketAddrAny>,
 }
 
 // SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed address.
@@ -76,21 +64,18 @@ unsafe impl IoOp for Connect {
     type Output = io::Result<()>;
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {
-        let (address, len) = self.peer.as_raw();
+        let (address, len) = (self.peer.as_ptr().cast(), self.peer.addr_len());
         entry_for!(tables.target(&self.descriptor), |fd| opcode::Connect::new(fd, address, len).build())
     }
 
     /// Called again once the socket is ready, it returns the result of the attempt.
     fn call(&mut self) -> io::Result<u32> {
-        let (address, len) = self.peer.as_raw();
-        // SAFETY: the call reads the address, whose length it is given.
-        let result = counted(unsafe { libc::connect(self.descriptor.raw(), address, len) } as libc::ssize_t);
-        match result.as_ref().map_err(io::Error::raw_os_error) {
-            Err(Some(libc::EINPROGRESS | libc::EALREADY)) => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
-            Err(Some(libc::EISCONN)) => Ok(0),
+        match rustix::net::connect(self.descriptor.as_fd(), &*self.peer) {
+            Ok(()) | Err(Errno::ISCONN) => Ok(0),
+            Err(Errno::INPROGRESS | Errno::ALREADY) => Err(Errno::AGAIN.into()),
             // To the kernel this is a lack of local ports, not a reason to wait.
-            Err(Some(libc::EAGAIN)) => Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL)),
-            _ => result,
+            Err(Errno::AGAIN) => Err(Errno::ADDRNOTAVAIL.into()),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -114,9 +99,10 @@ pub(crate) struct Receive {
 }
 
 impl Receive {
-    fn space(&mut self) -> &mut [u8] {
+    /// The descriptor, and the part of the buffer that is received into.
+    fn split(&mut self) -> (&Descriptor, &mut [u8]) {
         let len = self.buffer.len().min(TRANSFER_LIMIT_BYTES);
-        &mut self.buffer[..len]
+        (&self.descriptor, &mut self.buffer[..len])
     }
 }
 
@@ -126,17 +112,14 @@ unsafe impl IoOp for Receive {
     type Output = (io::Result<usize>, Buffer);
 
     fn entry(&mut self, tables: &Tables) -> squeue::Entry {
-        let target = tables.target(&self.descriptor);
-        let space = self.space();
+        let (descriptor, space) = self.split();
         let (start, len) = (space.as_mut_ptr(), space.len() as u32);
-        entry_for!(target, |fd| opcode::Recv::new(fd, start, len).build())
+        entry_for!(tables.target(descriptor), |fd| opcode::Recv::new(fd, start, len).build())
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        let fd = self.descriptor.raw();
-        let space = self.space();
-        // SAFETY: the range is writable memory of that length, borrowed exclusively for the call.
-        counted(unsafe { libc::recv(fd, space.as_mut_ptr().cast(), space.len(), libc::MSG_DONTWAIT) })
+        let (descriptor, space) = self.split();
+        counted(rustix::net::recv(descriptor.as_fd(), space, RecvFlags::DONTWAIT).map(|(count, _)| count))
     }
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {
@@ -185,7 +168,8 @@ unsafe impl IoOp for Send {
     fn call(&mut self) -> io::Result<u32> {
         let (fd, message) = (self.descriptor.raw(), self.gather.message());
         // SAFETY: the message and all that it names belong to the gather, which does not change during the call.
-        counted(unsafe { libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) })
+        let count = unsafe { libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
+        u32::try_from(count).map_err(|_negative| io::Error::last_os_error())
     }
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {

@@ -8,14 +8,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cross_core::ReactorShared;
-use crate::op_table::Key;
+use rustix::buffer::spare_capacity;
+use rustix::event::Timespec;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::io::Errno;
+
+use crate::inbox::ReactorShared;
+use crate::op_table::{Finished, Key};
 use crate::operation::{Direction, ErasedOp, Interest};
-use crate::ring::Finished;
 
 /// Events taken with one system call; more wait for the next turn.
 const EVENTS_PER_TURN: usize = 256;
@@ -24,50 +28,23 @@ const EVENT: u64 = u64::MAX;
 /// How often an operation that signals interrupt is retried before it fails.
 const INTERRUPTION_LIMIT: u32 = 64;
 
-/// The epoll instance; sockets take themselves out of it when they are closed.
-pub(crate) struct Epoll(OwnedFd);
-
-impl Epoll {
-    fn control(&self, operation: i32, fd: RawFd, events: i32, mark: u64) -> io::Result<()> {
-        let mut event = libc::epoll_event { events: events as u32, u64: mark };
-        // SAFETY: the call reads the event, and both descriptors are open.
-        match unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &mut event) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
+/// Waits until there are events, or time is up; `None` is for ever. An interruption counts as no events.
+fn wait_for_events(poll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<Duration>) -> io::Result<()> {
+    // A time beyond the clock's range is for ever.
+    let limit = timeout.and_then(|left| Timespec::try_from(left).ok());
+    events.clear();
+    match epoll::wait(poll, spare_capacity(events), limit.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        // Linux before 5.11 counts milliseconds, rounded up here, because no timer may end early.
+        Err(Errno::NOSYS) => {
+            let ms = timeout.map_or(0, |left| left.as_nanos().div_ceil(1_000_000));
+            let rounded = Duration::from_millis(u64::try_from(ms).unwrap_or(u64::MAX).min(i32::MAX as u64));
+            match epoll::wait(poll, spare_capacity(events), Timespec::try_from(rounded).ok().as_ref()) {
+                Ok(_) | Err(Errno::INTR) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
         }
-    }
-
-    pub(crate) fn remove(&self, fd: RawFd) {
-        // A failure would only cause events that no operation waits for.
-        let _ = self.control(libc::EPOLL_CTL_DEL, fd, 0, 0);
-    }
-
-    /// Waits until there are events, or time is up; `None` is for ever. An interruption counts as no events.
-    fn wait(&self, events: &mut [libc::epoll_event], timeout: Option<Duration>) -> io::Result<usize> {
-        let timespec = timeout.map(|left| libc::timespec {
-            tv_sec: libc::time_t::try_from(left.as_secs()).unwrap_or(libc::time_t::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        let (fd, room) = (self.0.as_raw_fd(), events.len() as i32);
-        let limit = timespec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-        let no_mask = std::ptr::null::<libc::sigset_t>();
-        // SAFETY: the events have the given room, the timeout is null or lives in this frame, and there is no mask.
-        let mut count =
-            unsafe { libc::syscall(libc::SYS_epoll_pwait2, fd, events.as_mut_ptr(), room, limit, no_mask, 0usize) };
-        if count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) {
-            // Linux before 5.11 counts milliseconds, rounded up here, because no timer may end early.
-            let timeout_ms =
-                timeout.map_or(-1, |left| i32::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
-            // SAFETY: as above.
-            count = unsafe { libc::epoll_wait(fd, events.as_mut_ptr(), room, timeout_ms) }.into();
-        }
-        match usize::try_from(count) {
-            Ok(count) => Ok(count),
-            Err(_negative) => match io::Error::last_os_error() {
-                error if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-                error => Err(error),
-            },
-        }
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -93,11 +70,12 @@ impl SocketQueues {
 }
 
 pub(crate) struct Sockets {
-    epoll: Arc<Epoll>,
+    /// Sockets take themselves out of it when they are closed.
+    epoll: Arc<OwnedFd>,
     /// Sockets with waiting operations, now or before.
     waiting: HashMap<RawFd, SocketQueues>,
     done: Vec<Finished>,
-    events: Vec<libc::epoll_event>,
+    events: Vec<epoll::Event>,
     shared: Arc<ReactorShared>,
 }
 
@@ -114,23 +92,17 @@ fn attempt(work: &mut dyn ErasedOp) -> Option<i32> {
 
 impl Sockets {
     pub(crate) fn start(remote: &Arc<ReactorShared>) -> io::Result<Sockets> {
-        // SAFETY: the call takes no pointers.
-        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor is new, so it has no other owner.
-        let epoll = Arc::new(Epoll(unsafe { OwnedFd::from_raw_fd(fd) }));
-        epoll.control(libc::EPOLL_CTL_ADD, remote.event_fd(), libc::EPOLLIN, EVENT)?;
-        let events = vec![libc::epoll_event { events: 0, u64: 0 }; EVENTS_PER_TURN];
+        let epoll = Arc::new(epoll::create(CreateFlags::CLOEXEC)?);
+        epoll::add(&*epoll, remote.event_fd(), EventData::new_u64(EVENT), EventFlags::IN)?;
+        let events = Vec::with_capacity(EVENTS_PER_TURN);
         let remote = Arc::clone(remote);
         Ok(Sockets { epoll, waiting: HashMap::new(), done: Vec::new(), events, shared: remote })
     }
 
-    /// Registers a socket, which must not block. It stays registered until [`Epoll::remove`].
-    pub(crate) fn watch(&self, fd: RawFd) -> io::Result<Arc<Epoll>> {
-        let events = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET;
-        self.epoll.control(libc::EPOLL_CTL_ADD, fd, events, fd as u64)?;
+    /// Registers a socket, which must not block. It stays registered until its descriptor removes it.
+    pub(crate) fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Arc<OwnedFd>> {
+        let events = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        epoll::add(&*self.epoll, fd, EventData::new_u64(fd.as_raw_fd() as u64), events)?;
         Ok(Arc::clone(&self.epoll))
     }
 
@@ -185,21 +157,21 @@ impl Sockets {
 
     /// Waits for events and retries the operations on ready sockets. True if the reactor's own event was among them.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<bool> {
-        let count = self.epoll.wait(&mut self.events, timeout)?;
+        wait_for_events(&self.epoll, &mut self.events, timeout)?;
         let mut kicked = false;
-        for place in 0..count {
-            let libc::epoll_event { events, u64: mark } = self.events[place];
-            if mark == EVENT {
+        for place in 0..self.events.len() {
+            let epoll::Event { flags, data } = self.events[place];
+            if data.u64() == EVENT {
                 self.shared.clear_event();
                 kicked = true;
                 continue;
             }
-            let fd = mark as RawFd;
-            let ended = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
-            if events & ((libc::EPOLLIN | libc::EPOLLRDHUP) as u32 | ended) != 0 {
+            let fd = data.u64() as RawFd;
+            let ended = EventFlags::HUP | EventFlags::ERR;
+            if flags.intersects(EventFlags::IN | EventFlags::RDHUP | ended) {
                 self.run_ready(fd, Direction::Readable);
             }
-            if events & (libc::EPOLLOUT as u32 | ended) != 0 {
+            if flags.intersects(EventFlags::OUT | ended) {
                 self.run_ready(fd, Direction::Writable);
             }
         }

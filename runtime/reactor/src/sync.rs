@@ -1,16 +1,17 @@
-//! Waiting on one core: for a notification, in the order of arrival, and for the shutdown of the core.
+//! Waiting for each other: tasks of one core ([`Notify`], [`Waiters`]), and of several ([`Semaphore`], [`Batch`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::pin::Pin;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use crate::executor::{self, Core};
-
-// `sleep_handshake.rs` takes its atomics from here; a model checker puts its own in their place.
-pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
+/// Locks state under whose lock only moves happen, so that a panic leaves it consistent.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A notification for one waiting task. A notification before the wait is not lost.
 #[derive(Default)]
@@ -85,38 +86,174 @@ impl Waiters {
     }
 }
 
-/// Waits until a shutdown of the core is requested ([`crate::Cores::shutdown`]), so that tasks that serve for ever can end in
-/// time. On a reactor that belongs to no [`crate::Cores`] it never ends.
+/// Items that any thread adds, and one takes all together. Taking costs no lock while there are none.
 ///
-/// # Panics
-/// Outside a reactor.
-pub fn shutdown_requested() -> ShutdownRequested {
-    ShutdownRequested { core: executor::current(), ticket: None }
+/// Adding and taking are sequentially consistent with other atomics: one who adds a waker and then finds its condition false is woken
+/// by whoever makes it true and then takes the wakers.
+pub(crate) struct Batch<T> {
+    is_filled: AtomicBool,
+    items: Mutex<Vec<T>>,
 }
 
-/// The future of [`shutdown_requested`].
-pub struct ShutdownRequested {
-    core: Rc<Core>,
+impl<T> Default for Batch<T> {
+    fn default() -> Batch<T> {
+        Batch { is_filled: AtomicBool::new(false), items: Mutex::default() }
+    }
+}
+
+impl<T> Batch<T> {
+    pub(crate) fn add(&self, item: T) {
+        lock(&self.items).push(item);
+        self.is_filled.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn take(&self) -> Vec<T> {
+        if !self.is_filled.load(Ordering::SeqCst) || !self.is_filled.swap(false, Ordering::SeqCst) {
+            return Vec::new();
+        }
+        std::mem::take(&mut *lock(&self.items))
+    }
+}
+
+impl Batch<Waker> {
+    /// Adds a waker unless it is there.
+    pub(crate) fn add_waker(&self, waker: &Waker) {
+        let mut wakers = lock(&self.items);
+        if !wakers.iter().any(|other| other.will_wake(waker)) {
+            wakers.push(waker.clone());
+        }
+        drop(wakers);
+        self.is_filled.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn wake_all(&self) {
+        self.take().into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A limited number of permits, for tasks of any core. Further ones wait in the order of arrival.
+pub(crate) struct Semaphore(Mutex<SemaphoreState>);
+
+struct SemaphoreState {
+    available: u32,
+    waiting: Waiters,
+}
+
+impl Semaphore {
+    pub(crate) fn new(limit: u32) -> Arc<Semaphore> {
+        Arc::new(Semaphore(Mutex::new(SemaphoreState { available: limit.max(1), waiting: Waiters::new() })))
+    }
+
+    /// Waits for a permit.
+    pub(crate) fn acquire(self: &Arc<Self>) -> Acquire {
+        Acquire { semaphore: Arc::clone(self), ticket: None }
+    }
+
+    /// Wakes the first waiter if a permit is available.
+    fn wake_first(&self) {
+        let mut state = lock(&self.0);
+        let first = if state.available > 0 { state.waiting.take_first() } else { None };
+        drop(state);
+        if let Some(waker) = first {
+            waker.wake();
+        }
+    }
+}
+
+pub(crate) struct Permit(Arc<Semaphore>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        lock(&self.0.0).available += 1;
+        self.0.wake_first();
+    }
+}
+
+/// The future of [`Semaphore::acquire`].
+pub(crate) struct Acquire {
+    semaphore: Arc<Semaphore>,
     ticket: Option<u64>,
 }
 
-impl Future for ShutdownRequested {
-    type Output = ();
+impl Future for Acquire {
+    type Output = Permit;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if self.core.stop_by().is_some() {
-            return Poll::Ready(());
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Permit> {
+        let permits = Arc::clone(&self.semaphore);
+        let mut state = lock(&permits.0);
+        if state.available > 0 {
+            state.available -= 1;
+            let waiting = state.waiting.leave(&mut self.ticket);
+            drop(state);
+            drop(waiting);
+            return Poll::Ready(Permit(permits));
         }
-        let ShutdownRequested { core, ticket } = &mut *self;
-        let previous = core.shutdown_waiters.borrow_mut().enter(ticket, cx.waker());
+        let previous = state.waiting.enter(&mut self.ticket, cx.waker());
+        drop(state);
         drop(previous);
         Poll::Pending
     }
 }
 
-impl Drop for ShutdownRequested {
+impl Drop for Acquire {
     fn drop(&mut self) {
-        let waker = self.core.shutdown_waiters.borrow_mut().leave(&mut self.ticket);
-        drop(waker);
+        if self.ticket.is_none() {
+            return;
+        }
+        let waiting = lock(&self.semaphore.0).waiting.leave(&mut self.ticket);
+        // A waiter that was woken and does not take its permit wakes the next one.
+        if waiting.is_none() {
+            self.semaphore.wake_first();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct WakeCount(AtomicU32);
+
+    impl Wake for WakeCount {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn poll(acquire: &mut Acquire, count: &Arc<WakeCount>) -> Poll<Permit> {
+        Pin::new(acquire).poll(&mut Context::from_waker(&Waker::from(Arc::clone(count))))
+    }
+
+    #[test]
+    fn permits_go_round_in_the_order_of_arrival() {
+        let permits = Semaphore::new(1);
+        let counts: [Arc<WakeCount>; 3] = Default::default();
+        let woken = || counts.each_ref().map(|count| count.0.load(Ordering::Relaxed));
+        let mut acquiring = [permits.acquire(), permits.acquire(), permits.acquire()];
+        let Poll::Ready(held) = poll(&mut acquiring[0], &counts[0]) else { panic!("the first permit is free") };
+        assert!(poll(&mut acquiring[1], &counts[1]).is_pending() && poll(&mut acquiring[2], &counts[2]).is_pending());
+        assert_eq!(woken(), [0, 0, 0]);
+        drop(held);
+        assert_eq!(woken(), [0, 1, 0]);
+        assert!(poll(&mut acquiring[1], &counts[1]).is_ready(), "and is given back at once");
+        assert_eq!(woken(), [0, 1, 1]);
+    }
+
+    #[test]
+    fn a_dropped_waiter_passes_its_turn_on() {
+        let permits = Semaphore::new(1);
+        let (first, second) = (Arc::new(WakeCount::default()), Arc::new(WakeCount::default()));
+        let held = poll(&mut permits.acquire(), &first);
+        let (mut dropped, mut waits) = (permits.acquire(), permits.acquire());
+        assert!(poll(&mut dropped, &first).is_pending() && poll(&mut waits, &second).is_pending());
+        drop(held);
+        assert_eq!((first.0.load(Ordering::Relaxed), second.0.load(Ordering::Relaxed)), (1, 0));
+        drop(dropped);
+        assert_eq!(second.0.load(Ordering::Relaxed), 1);
+        assert!(poll(&mut waits, &second).is_ready());
     }
 }

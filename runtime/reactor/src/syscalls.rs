@@ -5,25 +5,19 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::busy_poll::Spin;
-use crate::cross_core::ReactorShared;
-use crate::op_table::Key;
+use crate::busy_poll::{Spin, Wait};
+use crate::inbox::ReactorShared;
+use crate::op_table::{Finished, Key};
 use crate::operation::{ErasedOp, Interest};
-use crate::ring::{Finished, Wait};
 use crate::sockets::Sockets;
+use crate::sync::lock;
 
 struct QueuedOp {
     key: Key,
-    op: Box<dyn ErasedOp>,
-}
-
-struct FinishedOp {
-    key: Key,
-    result: i32,
     op: Box<dyn ErasedOp>,
 }
 
@@ -36,19 +30,14 @@ struct Queue {
 struct ThreadsState {
     queue: Mutex<Queue>,
     ready: Condvar,
-    done: Mutex<Vec<FinishedOp>>,
+    done: Mutex<Vec<Finished>>,
     reactor: Arc<ReactorShared>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Each critical section is one push, pop or swap, so a panic leaves the state consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) struct Threads {
     state: Arc<ThreadsState>,
     threads: Vec<thread::JoinHandle<()>>,
-    taken: Vec<FinishedOp>,
+    taken: Vec<Finished>,
     /// Operations on threads, and those that have finished there.
     in_flight: usize,
     pub(crate) sockets: Sockets,
@@ -90,9 +79,7 @@ impl Threads {
         }
         std::mem::swap(&mut *lock(&self.state.done), &mut self.taken);
         self.in_flight -= self.taken.len();
-        for FinishedOp { key, result, op: work } in self.taken.drain(..) {
-            finished.push(Finished { key, result, returned: Some(work) });
-        }
+        finished.append(&mut self.taken);
         self.sockets.report(finished);
         Ok(())
     }
@@ -130,7 +117,7 @@ impl ThreadsState {
         while let Some(QueuedOp { key, op: mut work }) = self.next() {
             let result = work.run();
             let mut done = lock(&self.done);
-            done.push(FinishedOp { key, result, op: work });
+            done.push(Finished { key, result, returned: Some(work) });
             let first = done.len() == 1;
             drop(done);
             // The reactor takes later ones together with the first.

@@ -1,12 +1,8 @@
-//! Tasks: futures that the reactor owns, and the handles that wait for them.
-//!
-//! Invariants: a future is never dropped while the table of tasks is borrowed, because dropping may run anything; a slot
-//! whose future is being polled is `Running`, so aborting it from within only marks it.
+//! Starting tasks, and the handles that wait for them.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt;
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -14,119 +10,8 @@ use std::task::{Context, Poll, Waker};
 
 use futures_util::FutureExt;
 
-use crate::executor::{self, Core};
-use crate::waker::{FIELD_MASK, TaskId};
-
-pub(crate) type Body = Pin<Box<dyn Future<Output = ()>>>;
-
-enum TaskState {
-    Free,
-    Idle(Body),
-    Running,
-    AbortedWhileRunning,
-}
-
-struct Slot {
-    generation: u32,
-    queued: bool,
-    state: TaskState,
-}
-
-#[derive(Default)]
-pub(crate) struct Tasks {
-    slots: Vec<Slot>,
-    free: Vec<u32>,
-    live: usize,
-}
-
-impl Tasks {
-    pub(crate) fn live(&self) -> usize {
-        self.live
-    }
-
-    /// Gives the future a slot, which counts as queued already.
-    fn insert(&mut self, body: Body) -> TaskId {
-        self.live += 1;
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot { generation: 0, queued: false, state: TaskState::Free });
-            self.slots.len() as u32 - 1
-        });
-        // The last index is the root's.
-        assert!(index < FIELD_MASK, "a reactor holds fewer than 2^24 - 1 tasks");
-        let slot = &mut self.slots[index as usize];
-        slot.state = TaskState::Idle(body);
-        slot.queued = true;
-        TaskId { index, generation: slot.generation }
-    }
-
-    fn slot(&mut self, id: TaskId) -> Option<&mut Slot> {
-        self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)
-    }
-
-    fn release(&mut self, id: TaskId) {
-        let slot = &mut self.slots[id.index as usize];
-        slot.generation = (slot.generation + 1) & FIELD_MASK;
-        slot.queued = false;
-        slot.state = TaskState::Free;
-        self.free.push(id.index);
-        self.live -= 1;
-    }
-
-    /// Queues the task to be polled; false if it is gone or queued already.
-    pub(crate) fn enqueue(&mut self, id: TaskId) -> bool {
-        match self.slot(id) {
-            Some(slot) if !matches!(slot.state, TaskState::Free) => !std::mem::replace(&mut slot.queued, true),
-            _ => false,
-        }
-    }
-
-    /// Takes the future out to poll it.
-    pub(crate) fn begin(&mut self, id: TaskId) -> Option<Body> {
-        let slot = self.slot(id)?;
-        slot.queued = false;
-        match std::mem::replace(&mut slot.state, TaskState::Running) {
-            TaskState::Idle(body) => Some(body),
-            other => {
-                slot.state = other;
-                None
-            }
-        }
-    }
-
-    /// Ends a poll. Returns the future of a task that has ended, for the caller to drop.
-    pub(crate) fn end(&mut self, id: TaskId, body: Body, finished: bool) -> Option<Body> {
-        let slot = self.slot(id)?;
-        if finished || matches!(slot.state, TaskState::AbortedWhileRunning) {
-            self.release(id);
-            return Some(body);
-        }
-        slot.state = TaskState::Idle(body);
-        None
-    }
-
-    /// Takes away the future of a task that is not running; a running one ends with its poll.
-    fn abort(&mut self, id: TaskId) -> Option<Body> {
-        let slot = self.slot(id)?;
-        match std::mem::replace(&mut slot.state, TaskState::AbortedWhileRunning) {
-            TaskState::Idle(body) => {
-                self.release(id);
-                Some(body)
-            }
-            TaskState::Free => {
-                slot.state = TaskState::Free;
-                None
-            }
-            TaskState::Running | TaskState::AbortedWhileRunning => None,
-        }
-    }
-
-    /// Takes away any one future, while there is one.
-    pub(crate) fn evict(&mut self) -> Option<Body> {
-        let index = self.slots.iter().position(|slot| matches!(slot.state, TaskState::Idle(_)))?;
-        let generation = self.slots[index].generation;
-        self.abort(TaskId { index: index as u32, generation })
-    }
-}
+use crate::core::{self, Core};
+use crate::scheduler::TaskId;
 
 /// How a task ended.
 enum TaskOutcome<T> {
@@ -232,7 +117,7 @@ where
     F: Future + 'static,
     F::Output: 'static,
 {
-    spawn_on(executor::current(), future)
+    spawn_on(core::current(), future)
 }
 
 pub(crate) fn spawn_on<F>(core: Rc<Core>, future: F) -> JoinHandle<F::Output>

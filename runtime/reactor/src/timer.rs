@@ -1,39 +1,11 @@
 //! Timers: futures that end at an instant.
 
-use std::collections::BTreeMap;
-use std::future::Future;
 use std::pin::{Pin, pin};
 use std::rc::Rc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use crate::executor::{self, Core};
-
-/// The running timers, by deadline and, for equal deadlines, by age.
-#[derive(Default)]
-pub(crate) struct Timers {
-    running: BTreeMap<(Instant, u64), Waker>,
-    started: u64,
-}
-
-impl Timers {
-    fn start(&mut self, deadline: Instant, waker: Waker) -> (Instant, u64) {
-        self.started += 1;
-        let key = (deadline, self.started);
-        self.running.insert(key, waker);
-        key
-    }
-
-    pub(crate) fn next_deadline(&self) -> Option<Instant> {
-        self.running.first_key_value().map(|((deadline, _), _)| *deadline)
-    }
-
-    /// Takes the earliest timer that is due.
-    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<Waker> {
-        let first = self.running.first_entry()?;
-        (first.key().0 <= now).then(|| first.remove())
-    }
-}
+use crate::core::{self, Core};
 
 /// The clock of the reactor: monotonic time.
 pub fn now() -> Instant {
@@ -45,7 +17,7 @@ pub fn now() -> Instant {
 /// # Panics
 /// Outside a reactor.
 pub fn sleep(duration: Duration) -> Sleep {
-    Sleep { core: executor::current(), deadline: now().checked_add(duration), key: None }
+    Sleep { core: core::current(), deadline: now().checked_add(duration), key: None }
 }
 
 /// Ends at `deadline`, never earlier. Timers with different deadlines end in the order of these.
@@ -53,7 +25,7 @@ pub fn sleep(duration: Duration) -> Sleep {
 /// # Panics
 /// Outside a reactor.
 pub fn sleep_until(deadline: Instant) -> Sleep {
-    Sleep { core: executor::current(), deadline: Some(deadline), key: None }
+    Sleep { core: core::current(), deadline: Some(deadline), key: None }
 }
 
 /// The future of [`sleep`] and [`sleep_until`].
@@ -75,7 +47,7 @@ impl Future for Sleep {
         let waker = cx.waker().clone();
         let previous = match self.key {
             // A timer that fired early for an earlier waker is gone; the insertion starts it again.
-            Some(key) => self.core.timers.borrow_mut().running.insert(key, waker),
+            Some(key) => self.core.timers.borrow_mut().restart(key, waker),
             None => {
                 let key = self.core.timers.borrow_mut().start(deadline, waker);
                 self.key = Some(key);
@@ -90,7 +62,7 @@ impl Future for Sleep {
 impl Drop for Sleep {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let waker = self.core.timers.borrow_mut().running.remove(&key);
+            let waker = self.core.timers.borrow_mut().stop(key);
             drop(waker);
         }
     }
@@ -128,26 +100,4 @@ pub async fn yield_now() {
         Poll::Pending
     })
     .await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn timers_come_due_in_order_and_not_before() {
-        let (start, ms) = (Instant::now(), Duration::from_millis);
-        let mut timers = Timers::default();
-        let late = timers.start(start + ms(9), Waker::noop().clone());
-        let early = timers.start(start + ms(3), Waker::noop().clone());
-        let twin = timers.start(start + ms(3), Waker::noop().clone());
-        assert!(early < twin && twin < late, "equals end in the order they began");
-        assert_eq!(timers.next_deadline(), Some(start + ms(3)));
-        assert!(timers.pop_due(start + ms(2)).is_none());
-        assert!(timers.pop_due(start + ms(3)).is_some() && timers.pop_due(start + ms(3)).is_some());
-        assert!(timers.pop_due(start + ms(8)).is_none());
-        assert_eq!(timers.next_deadline(), Some(start + ms(9)));
-        assert!(timers.pop_due(start + ms(10)).is_some());
-        assert_eq!(timers.next_deadline(), None);
-    }
 }

@@ -1,42 +1,19 @@
 //! The usual life of an operation allocates nothing. Counts the allocations of each thread apart.
-#![allow(unsafe_code)]
 
 mod common;
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-
+use sealblock_runtime_memory::counting::{Counting, allocations};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{File, Options, Reactor, pool, yield_now};
-
-struct Counting;
-
-thread_local! {
-    static COUNT: Cell<u64> = const { Cell::new(0) };
-}
-
-// SAFETY: everything is passed on to the system's allocator unchanged.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        COUNT.set(COUNT.get() + 1);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
 #[test]
 fn operations_on_a_ring_allocate_nothing() {
-    let before = COUNT.get();
+    let before = allocations();
     drop(std::hint::black_box(Box::new(1)));
-    assert_eq!(COUNT.get(), before + 1, "the premise: allocations are counted");
+    assert_eq!(allocations(), before + 1, "the premise: allocations are counted");
     if !common::has_uring() {
         return;
     }
@@ -50,7 +27,7 @@ fn operations_on_a_ring_allocate_nothing() {
         let mut settled = 0;
         for round in 0..200 {
             if round == 100 {
-                settled = COUNT.get();
+                settled = allocations();
             }
             let (result, buffer) = file.read_exact_at(pool().take(4096), 0).await;
             result.expect("reads");
@@ -58,7 +35,7 @@ fn operations_on_a_ring_allocate_nothing() {
             file.sync_data().await.expect("syncs");
             yield_now().await;
         }
-        assert_eq!(COUNT.get(), settled);
+        assert_eq!(allocations(), settled);
     });
 }
 
@@ -75,7 +52,7 @@ fn sockets_on_a_ring_allocate_nothing() {
         let mut settled = 0;
         for round in 0..200 {
             if round == 100 {
-                settled = COUNT.get();
+                settled = allocations();
             }
             client.send_all([payload.slice(..64), payload.clone()]).await.expect("sends");
             client.send(payload.slice(..1)).await.expect("sends");
@@ -88,6 +65,6 @@ fn sockets_on_a_ring_allocate_nothing() {
                 left -= result.expect("receives");
             }
         }
-        assert_eq!(COUNT.get(), settled);
+        assert_eq!(allocations(), settled);
     });
 }

@@ -1,12 +1,10 @@
 //! Host names and ports, resolved to socket addresses on a thread, because the system's resolver blocks.
 
-use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
-use std::rc::Rc;
 
-use crate::{CoreAddress, CoreLocal, Notify};
+use futures_channel::oneshot;
 
 /// The address of a listener: host and port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -15,13 +13,6 @@ pub struct HostPort {
     pub host: String,
     /// The TCP port.
     pub port: u16,
-}
-
-/// The result of the resolver thread, and the notification that it is there.
-#[derive(Default)]
-struct ResolveHandoff {
-    found: Cell<Option<io::Result<Vec<SocketAddr>>>>,
-    ready: Notify,
 }
 
 impl HostPort {
@@ -40,31 +31,20 @@ impl HostPort {
     ///
     /// # Errors
     /// When the name has no address, or the thread cannot be started.
-    ///
-    /// # Panics
-    /// Outside a reactor, where a name is to be looked up.
     pub async fn resolve(&self) -> io::Result<Vec<SocketAddr>> {
         let (host, port) = (self.bare_host().to_owned(), self.port);
         if let Ok(literal) = host.parse::<IpAddr>() {
             return Ok(vec![SocketAddr::new(literal, port)]);
         }
-        let handoff = Rc::new(ResolveHandoff::default());
-        let (remote, core) = (CoreLocal::new(Rc::clone(&handoff)), CoreAddress::here());
+        let (found, result) = oneshot::channel();
         // Scoped IPv6 addresses (with %) are literals that only the system's resolver reads.
         std::thread::Builder::new().name("resolve".to_owned()).spawn(move || {
-            let found = (host.as_str(), port).to_socket_addrs().map(Iterator::collect);
-            // The caller may be gone, and its reactor with it.
-            let _ = core.send(move || {
-                if let Some(handoff) = remote.get() {
-                    handoff.found.set(Some(found));
-                    handoff.ready.notify();
-                }
-            });
+            // The caller may be gone.
+            let _ = found.send((host.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
         })?;
-        handoff.ready.wait().await;
-        match handoff.found.take() {
-            Some(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
-            Some(Err(error)) => Err(error),
+        match result.await {
+            Ok(Ok(addresses)) if !addresses.is_empty() => Ok(addresses),
+            Ok(Err(error)) => Err(error),
             _ => Err(io::Error::new(io::ErrorKind::NotFound, "the name has no address")),
         }
     }

@@ -7,9 +7,12 @@
 use std::env;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 
-use super::socket;
+use rustix::io::{FdFlags, fcntl_dupfd_cloexec, fcntl_setfd};
+use rustix::net::{SocketType, sockopt};
+
+use super::local_addr;
 
 /// The first descriptor that is handed over (`SD_LISTEN_FDS_START`).
 const FIRST_FD: RawFd = 3;
@@ -70,10 +73,10 @@ fn listener(fd: RawFd, name: &str) -> Result<Inherited, InheritedError> {
     let failed = |source| InheritedError::NoListener { fd, source };
     let copy = copy(fd).map_err(failed)?;
     // The address comes first: only TCP sockets have one, Unix sockets and files do not.
-    let address = socket::with_std(copy.as_fd(), |socket| socket.local_addr()).map_err(failed)?;
-    let listens = socket::option(copy.as_fd(), libc::SOL_SOCKET, libc::SO_ACCEPTCONN).map_err(failed)?;
-    let kind = socket::option(copy.as_fd(), libc::SOL_SOCKET, libc::SO_TYPE).map_err(failed)?;
-    match listens == 1 && kind == libc::SOCK_STREAM {
+    let address = local_addr(&copy).map_err(failed)?;
+    let is_listener = sockopt::socket_acceptconn(&copy)
+        .and_then(|listens| Ok(listens && sockopt::socket_type(&copy)? == SocketType::STREAM));
+    match is_listener.map_err(|error| failed(error.into()))? {
         true => Ok(Inherited { name: name.to_owned(), address, fd: copy }),
         false => Err(failed(io::ErrorKind::InvalidInput.into())),
     }
@@ -81,15 +84,12 @@ fn listener(fd: RawFd, name: &str) -> Result<Inherited, InheritedError> {
 
 /// A copy of a descriptor, which is this process' own.
 fn copy(fd: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes no pointers; a number that is no descriptor is an error.
-    let copy = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, FIRST_FD) };
-    if copy < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: as above; what is not handed on is still there.
-    unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) };
-    // SAFETY: the copy is new, so it has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(copy) })
+    // SAFETY: the descriptor is only borrowed for these two calls, which change no file; a closed one makes them fail.
+    let manager_fd = unsafe { BorrowedFd::borrow_raw(fd) };
+    let copy = fcntl_dupfd_cloexec(manager_fd, FIRST_FD)?;
+    // As above; what is not handed on is still there.
+    fcntl_setfd(manager_fd, FdFlags::CLOEXEC)?;
+    Ok(copy)
 }
 
 #[cfg(test)]

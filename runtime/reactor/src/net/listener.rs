@@ -10,13 +10,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::socket::{self, tcp_socket};
-use super::{RawAddress, Stream};
+use rustix::net::sockopt;
+
+use super::{Stream, local_addr, peer_addr, tcp_socket};
+use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::executor::{self, Core};
-use crate::operation::{Op, Parked, Parking};
+use crate::op::{Op, Parked, Parking};
+use crate::shutdown::shutdown_requested;
 use crate::socket_ops::Accept;
-use crate::sync::shutdown_requested;
 use crate::timer::sleep;
 
 /// Pause after a transient error.
@@ -61,20 +62,12 @@ impl Listener {
 
     fn listen(address: SocketAddr, backlog: u32, shared: bool) -> io::Result<Listener> {
         let fd = tcp_socket(&address)?;
-        socket::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        sockopt::set_socket_reuseaddr(&fd, true)?;
         if shared {
-            socket::set_option(fd.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+            sockopt::set_socket_reuseport(&fd, true)?;
         }
-        let raw = RawAddress::of(&address);
-        let (start, len) = raw.as_raw();
-        // SAFETY: the call reads the address, whose length it is given.
-        if unsafe { libc::bind(fd.as_raw_fd(), start, len) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call takes no pointers.
-        if unsafe { libc::listen(fd.as_raw_fd(), i32::try_from(backlog).unwrap_or(i32::MAX)) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
+        rustix::net::bind(&fd, &address)?;
+        rustix::net::listen(&fd, i32::try_from(backlog).unwrap_or(i32::MAX))?;
         Listener::from_fd(fd)
     }
 
@@ -86,7 +79,7 @@ impl Listener {
     /// # Panics
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Listener> {
-        let core = executor::current();
+        let core = core::current();
         let registration = core.adopt(fd.as_fd())?;
         let descriptor = Some(Arc::new(Descriptor::new(fd, registration)));
         Ok(Listener { core, descriptor, parked: Parked::default() })
@@ -99,19 +92,25 @@ impl Listener {
     /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
     /// waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
-        let (stream, peer) = self.accept_any().await?;
-        Ok((stream, peer.ok_or(io::ErrorKind::InvalidData)?))
+        loop {
+            let stream = self.accept_any().await?;
+            match peer_addr(&stream) {
+                Ok(peer) => return Ok((stream, peer)),
+                // The connection failed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
+                Err(_no_address) => return Err(io::ErrorKind::InvalidData.into()),
+            }
+        }
     }
 
     /// As [`Listener::accept`], also on a Unix socket, whose peers have no address.
-    async fn accept_any(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
+    async fn accept_any(&self) -> io::Result<Stream> {
         loop {
             let op = self.parked.take().unwrap_or_else(|| {
-                let descriptor = Arc::clone(self.descriptor());
-                Op::new(Rc::clone(&self.core), Accept { descriptor, peer: Box::new(RawAddress::empty()) })
+                Op::new(Rc::clone(&self.core), Accept { descriptor: Arc::clone(self.descriptor()) })
             });
             match Parking::new(&self.parked, op).await {
-                Ok((fd, peer)) => return Ok((Stream::on(&self.core, fd)?, peer)),
+                Ok(fd) => return Stream::on(&self.core, fd),
                 // Either the peer was faster, or an earlier future of this listener was dropped.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) && !self.core.is_closed() => {}
@@ -140,7 +139,7 @@ impl Listener {
             });
             match accepted.await {
                 None => return Ok(None),
-                Some(Ok((stream, _peer))) => return Ok(Some(stream)),
+                Some(Ok(stream)) => return Ok(Some(stream)),
                 Some(Err(error)) if is_transient(&error) => sleep(RETRY_INTERVAL).await,
                 Some(Err(error)) => return Err(error),
             }
@@ -156,7 +155,7 @@ impl Listener {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        socket::with_std(self.as_fd(), |stream| stream.local_addr())
+        local_addr(self)
     }
 }
 

@@ -14,19 +14,20 @@
 mod host;
 mod inherited;
 mod listener;
-mod socket;
 mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
 pub use host::HostPort;
 pub use inherited::{Inherited, InheritedError};
 pub use listener::Listener;
-pub use socket::Keepalive;
 pub use stream::Stream;
 
-pub(crate) use socket::{RawAddress, set_nonblocking};
-
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
+
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, ipproto, sockopt};
 
 /// When a client reconnects after a lost connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,5 +51,63 @@ impl Default for Reconnect {
             first_delay: Duration::from_millis(100),
             max_delay: Duration::from_secs(5),
         }
+    }
+}
+
+/// When a silent peer is probed, and when the connection fails (`SO_KEEPALIVE`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keepalive {
+    /// Silence before the first probe, in seconds (`TCP_KEEPIDLE`, 1 to 32767).
+    pub idle_s: u32,
+    /// Time between probes, in seconds (`TCP_KEEPINTVL`, 1 to 32767).
+    pub interval_s: u32,
+    /// Unanswered probes after which the connection fails with `ETIMEDOUT` (`TCP_KEEPCNT`, 1 to 127).
+    pub probes: u32,
+}
+
+fn set_keepalive(fd: BorrowedFd<'_>, keepalive: Option<Keepalive>) -> io::Result<()> {
+    if let Some(Keepalive { idle_s, interval_s, probes }) = keepalive {
+        sockopt::set_tcp_keepidle(fd, Duration::from_secs(idle_s.into()))?;
+        sockopt::set_tcp_keepintvl(fd, Duration::from_secs(interval_s.into()))?;
+        sockopt::set_tcp_keepcnt(fd, probes)?;
+    }
+    Ok(sockopt::set_socket_keepalive(fd, keepalive.is_some())?)
+}
+
+/// A new stream socket.
+fn stream_socket(family: AddressFamily, protocol: Option<Protocol>) -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, protocol)?)
+}
+
+/// A new TCP socket of the family of an address.
+fn tcp_socket(address: &SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    stream_socket(family, Some(ipproto::TCP))
+}
+
+/// The address of this end of a TCP socket.
+fn local_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
+    Ok(rustix::net::getsockname(fd)?.try_into()?)
+}
+
+/// The address of the other end of a TCP connection.
+fn peer_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
+    let peer = rustix::net::getpeername(fd)?.ok_or(io::ErrorKind::NotConnected)?;
+    Ok(peer.try_into()?)
+}
+
+/// The process and the user at the other end of a Unix socket.
+fn peer_process(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+    let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let at = (&raw mut peer).cast();
+    // SAFETY: the call writes the structure, whose size it is given, and the size.
+    if unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &mut len) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // Sockets of other families have no peer process; a process of another namespace has no number.
+    match peer.uid {
+        u32::MAX => Err(io::ErrorKind::Unsupported.into()),
+        uid => Ok((u32::try_from(peer.pid).unwrap_or(0), uid)),
     }
 }

@@ -5,25 +5,28 @@ use std::io;
 use std::net::{Shutdown, SocketAddr};
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, sockopt};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use super::socket::{self, stream_socket, tcp_socket};
-use super::{Keepalive, RawAddress};
+use super::{Keepalive, local_addr, peer_addr, peer_process, set_keepalive, stream_socket, tcp_socket};
+use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::executor::{self, Core};
 use crate::gather::Gather;
-use crate::operation::{Op, Parked, Parking};
+use crate::op::{Op, Parked, Parking};
 use crate::socket_ops::{Connect, Receive, Send};
 use crate::timer::timeout;
 
 /// Bytes of one receive of [`Stream::close`], and the maximum number of receives.
 const DRAIN_BYTES: usize = 64 << 10;
 const DRAIN_ROUNDS: usize = 256;
+/// The longest path that the kernel takes for a Unix socket (`sun_path`, less the zero byte at its end).
+const UNIX_PATH_LIMIT_BYTES: usize = 107;
 
 /// A TCP connection, or one over a Unix socket, used from the reactor that made it. To use it on another, send
 /// [`Stream::into_fd`] there.
@@ -54,11 +57,7 @@ impl Stream {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(address: SocketAddr) -> io::Result<Stream> {
-        let stream = Stream::from_fd(tcp_socket(&address)?)?;
-        let descriptor = Arc::clone(stream.descriptor());
-        let peer = Box::new(RawAddress::of(&address));
-        Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
-        Ok(stream)
+        Stream::connect_to(tcp_socket(&address)?, address.into()).await
     }
 
     /// Connects to the Unix socket at a path. Dropping the future cancels the attempt.
@@ -70,9 +69,13 @@ impl Stream {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect_unix(path: &Path) -> io::Result<Stream> {
-        let peer = Box::new(RawAddress::of_path(path)?);
-        let stream = Stream::from_fd(stream_socket(libc::AF_UNIX, 0)?)?;
-        let descriptor = Arc::clone(stream.descriptor());
+        let address = unix_address(path)?;
+        Stream::connect_to(stream_socket(AddressFamily::UNIX, None)?, address.into()).await
+    }
+
+    async fn connect_to(fd: OwnedFd, peer: SocketAddrAny) -> io::Result<Stream> {
+        let stream = Stream::from_fd(fd)?;
+        let (descriptor, peer) = (Arc::clone(stream.descriptor()), Box::new(peer));
         Op::new(Rc::clone(&stream.core), Connect { descriptor, peer }).await?;
         Ok(stream)
     }
@@ -85,7 +88,7 @@ impl Stream {
     /// # Panics
     /// Outside a reactor.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Stream> {
-        Stream::on(&executor::current(), fd)
+        Stream::on(&core::current(), fd)
     }
 
     pub(super) fn on(core: &Rc<Core>, fd: OwnedFd) -> io::Result<Stream> {
@@ -239,7 +242,12 @@ impl Stream {
     /// # Errors
     /// `ENOTCONN` when the connection is gone.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        socket::with_std(self.as_fd(), |stream| stream.shutdown(how))
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        Ok(rustix::net::shutdown(self, how)?)
     }
 
     /// Closes so that the peer gets all that was sent: [`Stream::lingering_close`] for up to 16 MiB of unread bytes, and then
@@ -279,7 +287,7 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn abort(self) -> io::Result<()> {
-        socket::set_abortive(self.as_fd())
+        Ok(sockopt::set_socket_linger(&self, Some(Duration::ZERO))?)
     }
 
     /// Resets the connection now, as [`Stream::abort`] does once the last operation has ended: operations in flight fail, and
@@ -289,8 +297,10 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.
     pub fn reset(&self) -> io::Result<()> {
+        // If the system refuses to disconnect, closing the socket resets it.
+        sockopt::set_socket_linger(self, Some(Duration::ZERO))?;
         // A Unix socket has no reset: both ends are on one system, which keeps no data for a closed peer.
-        socket::reset(self.as_fd()).or_else(|_refused| self.shutdown(Shutdown::Both))
+        rustix::net::connect_unspec(self).or_else(|_refused| self.shutdown(Shutdown::Both))
     }
 }
 
@@ -301,7 +311,7 @@ impl Stream {
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        socket::with_std(self.as_fd(), |stream| stream.local_addr())
+        local_addr(self)
     }
 
     /// The address of the other end.
@@ -309,7 +319,7 @@ impl Stream {
     /// # Errors
     /// `ENOTCONN` when the connection is gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        socket::with_std(self.as_fd(), |stream| stream.peer_addr())
+        peer_addr(self)
     }
 
     /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this one cannot
@@ -318,7 +328,7 @@ impl Stream {
     /// # Errors
     /// Those of `getsockopt(2)`; `Unsupported` for a socket of another family.
     pub fn peer_process(&self) -> io::Result<(u32, u32)> {
-        socket::peer_process(self.as_fd())
+        peer_process(self.as_fd())
     }
 
     /// Whether short segments are sent without waiting for acknowledgements (`TCP_NODELAY`). Off in a new stream.
@@ -326,7 +336,7 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        socket::with_std(self.as_fd(), |stream| stream.set_nodelay(nodelay))
+        Ok(sockopt::set_tcp_nodelay(self, nodelay)?)
     }
 
     /// Turns probes of a silent peer on or off. Off in a new stream.
@@ -334,7 +344,7 @@ impl Stream {
     /// # Errors
     /// `EINVAL` when a number is out of range.
     pub fn set_keepalive(&self, keepalive: Option<Keepalive>) -> io::Result<()> {
-        socket::set_keepalive(self.as_fd(), keepalive)
+        set_keepalive(self.as_fd(), keepalive)
     }
 
     /// Sets how long sent data may stay unacknowledged before the connection fails with `ETIMEDOUT`, in whole milliseconds; 0, as in
@@ -343,7 +353,8 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`; `EOPNOTSUPP` for what is not TCP.
     pub fn set_user_timeout(&self, timeout: Duration) -> io::Result<()> {
-        socket::set_user_timeout(self.as_fd(), timeout)
+        let ms = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+        Ok(sockopt::set_tcp_user_timeout(self, ms as u32)?)
     }
 
     /// Requests a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts itself; returns the size that the
@@ -352,7 +363,8 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn set_send_buffer_bytes(&self, size_bytes: usize) -> io::Result<usize> {
-        self.set_size(libc::SO_SNDBUF, size_bytes)
+        sockopt::set_socket_send_buffer_size(self, size_bytes.min(i32::MAX as usize))?;
+        Ok(sockopt::socket_send_buffer_size(self)?)
     }
 
     /// The same for the receive buffer (`SO_RCVBUF`).
@@ -360,12 +372,8 @@ impl Stream {
     /// # Errors
     /// Those of `setsockopt(2)`.
     pub fn set_recv_buffer_bytes(&self, size_bytes: usize) -> io::Result<usize> {
-        self.set_size(libc::SO_RCVBUF, size_bytes)
-    }
-
-    fn set_size(&self, name: i32, size_bytes: usize) -> io::Result<usize> {
-        socket::set_option(self.as_fd(), libc::SOL_SOCKET, name, i32::try_from(size_bytes).unwrap_or(i32::MAX))?;
-        Ok(usize::try_from(socket::option(self.as_fd(), libc::SOL_SOCKET, name)?).unwrap_or(0))
+        sockopt::set_socket_recv_buffer_size(self, size_bytes.min(i32::MAX as usize))?;
+        Ok(sockopt::socket_recv_buffer_size(self)?)
     }
 }
 
@@ -386,5 +394,28 @@ impl AsFd for Stream {
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Stream").field("fd", &self.as_fd().as_raw_fd()).finish()
+    }
+}
+
+/// The address of the Unix socket at a path. To the kernel an empty path would be an unnamed socket, and a longer one be cut.
+fn unix_address(path: &Path) -> io::Result<SocketAddrUnix> {
+    let fits = (1..=UNIX_PATH_LIMIT_BYTES).contains(&path.as_os_str().as_bytes().len());
+    SocketAddrUnix::new(path).ok().filter(|_| fits).ok_or_else(|| {
+        let why = format!("the path of a Unix socket has 1 to {UNIX_PATH_LIMIT_BYTES} bytes and no zero byte");
+        io::Error::new(io::ErrorKind::InvalidInput, why)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_the_kernel_would_truncate_are_rejected() {
+        for (path, fits) in
+            [("s".repeat(107), true), ("s".repeat(108), false), (String::new(), false), ("a\0b".to_owned(), false)]
+        {
+            assert_eq!(unix_address(Path::new(&path)).is_ok(), fits, "{path:?}");
+        }
     }
 }

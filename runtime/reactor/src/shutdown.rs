@@ -1,0 +1,136 @@
+//! Waiting for a shutdown: of the process, by SIGTERM or SIGINT, and of one core.
+//!
+//! Shape: a thread takes the signals and wakes the futures. It exists only after the first such future was polled.
+
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+use std::task::{Context, Poll, Waker};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::iterator::Signals;
+
+use crate::core::{self, Core};
+use crate::sync::{Waiters, lock};
+
+/// A shutdown signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// SIGTERM, from a service manager.
+    Terminate,
+    /// SIGINT, from a terminal.
+    Interrupt,
+}
+
+static STATE: Mutex<SignalState> =
+    Mutex::new(SignalState { installed: false, received: None, waiting: Waiters::new() });
+
+struct SignalState {
+    installed: bool,
+    received: Option<Signal>,
+    waiting: Waiters,
+}
+
+/// Ends when the process has received SIGTERM or SIGINT since the first such future was polled; every such future does,
+/// also later ones. The second signal of the same kind has its default effect and ends the process, so that an operator can end
+/// a shutdown that hangs.
+///
+/// # Errors
+/// When the handlers cannot be installed.
+pub fn shutdown_signal() -> ShutdownSignal {
+    ShutdownSignal { ticket: None }
+}
+
+/// The future of [`shutdown_signal`].
+#[derive(Debug)]
+pub struct ShutdownSignal {
+    ticket: Option<u64>,
+}
+
+impl Future for ShutdownSignal {
+    type Output = io::Result<Signal>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<Signal>> {
+        let mut state = lock(&STATE);
+        if !state.installed {
+            if let Err(error) = install() {
+                return Poll::Ready(Err(error));
+            }
+            state.installed = true;
+        }
+        if let Some(signal) = state.received {
+            return Poll::Ready(Ok(signal));
+        }
+        let previous = state.waiting.enter(&mut self.ticket, cx.waker());
+        drop(state);
+        drop(previous);
+        Poll::Pending
+    }
+}
+
+impl Drop for ShutdownSignal {
+    fn drop(&mut self) {
+        let waker = lock(&STATE).waiting.leave(&mut self.ticket);
+        drop(waker);
+    }
+}
+
+fn install() -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    for signal in [SIGTERM, SIGINT] {
+        // The first signal sets the flag, under which the second one ends the process.
+        let is_second = Arc::new(AtomicBool::new(false));
+        flag::register_conditional_default(signal, Arc::clone(&is_second))?;
+        flag::register(signal, is_second)?;
+    }
+    std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
+        for signal in signals.forever() {
+            let mut state = lock(&STATE);
+            state.received.get_or_insert(if signal == SIGINT { Signal::Interrupt } else { Signal::Terminate });
+            let waiting = state.waiting.take_all();
+            drop(state);
+            waiting.for_each(Waker::wake);
+        }
+    })?;
+    Ok(())
+}
+
+/// Waits until a shutdown of the core is requested ([`crate::Cores::shutdown`]), so that tasks that serve for ever can end in
+/// time. On a reactor that belongs to no [`crate::Cores`] it never ends.
+///
+/// # Panics
+/// Outside a reactor.
+pub fn shutdown_requested() -> ShutdownRequested {
+    ShutdownRequested { core: core::current(), ticket: None }
+}
+
+/// The future of [`shutdown_requested`].
+pub struct ShutdownRequested {
+    core: Rc<Core>,
+    ticket: Option<u64>,
+}
+
+impl Future for ShutdownRequested {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        if self.core.stop_by.get().is_some() {
+            return Poll::Ready(());
+        }
+        let ShutdownRequested { core, ticket } = &mut *self;
+        let previous = core.shutdown_waiters.borrow_mut().enter(ticket, cx.waker());
+        drop(previous);
+        Poll::Pending
+    }
+}
+
+impl Drop for ShutdownRequested {
+    fn drop(&mut self) {
+        let waker = self.core.shutdown_waiters.borrow_mut().leave(&mut self.ticket);
+        drop(waker);
+    }
+}
