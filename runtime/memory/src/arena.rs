@@ -31,6 +31,15 @@ pub struct Arena {
     pub len_bytes: usize,
 }
 
+/// The registration of a buffer's arena with a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The arena.
+    pub arena: ArenaId,
+    /// Its io_uring buffer index (`buf_index`), in the ring that registered it.
+    pub index: u16,
+}
+
 pub(crate) struct Region {
     pub(crate) id: ArenaId,
     base: NonNull<u8>,

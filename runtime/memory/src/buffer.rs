@@ -1,33 +1,19 @@
-//! The two handles, [`Buffer`] and [`Slice`], and the reference-counted owner behind them.
-//!
-//! Invariant: an `Owner` other than `Nothing` holds one count on its allocation, and the allocation outlives it.
-//! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap allocation.
+//! The two handles on a range of bytes, [`Buffer`] and [`Slice`].
 
 use std::fmt;
 use std::mem;
 use std::ops::{Bound, Deref, DerefMut, RangeBounds};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::ALIGNMENT;
-use crate::arena::ArenaId;
-use crate::heap::Heap;
-use crate::pool::PoolShared;
+use crate::arena::{ArenaId, Registration};
+use crate::owner::{Heap, Owner};
 
 /// The only handle on a range of initialised bytes; it may read and write them.
 pub struct Buffer {
     start: NonNull<u8>,
     len: usize,
     owner: Owner,
-}
-
-/// The registration of a buffer's arena with a ring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// The arena.
-    pub arena: ArenaId,
-    /// Its io_uring buffer index (`buf_index`), in the ring that registered it.
-    pub index: u16,
 }
 
 // SAFETY: a buffer is the only handle on its bytes, and the counts behind its owner are atomic.
@@ -271,96 +257,5 @@ impl AsRef<[u8]> for Slice {
 impl fmt::Debug for Slice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Slice").field("len", &self.len).field("arena", &self.arena_id()).finish()
-    }
-}
-
-/// More handles than this on one allocation are a leak; stopping beats a wrapped count and a use after free.
-const MAX_HANDLES: u32 = u32::MAX / 2;
-
-pub(crate) enum Owner {
-    /// Nothing is owned: the range is empty.
-    Nothing,
-    Heap(NonNull<Heap>),
-    Slot {
-        pool: NonNull<PoolShared>,
-        unit: u32,
-    },
-}
-
-impl Owner {
-    pub(crate) fn is_same(&self, other: &Owner) -> bool {
-        match (self, other) {
-            (Owner::Heap(a), Owner::Heap(b)) => a == b,
-            (Owner::Slot { pool: a, unit: i }, Owner::Slot { pool: b, unit: j }) => a == b && i == j,
-            _ => false,
-        }
-    }
-
-    /// True if this is the only handle. Accesses through handles dropped before are then visible to the caller.
-    pub(crate) fn is_only(&self) -> bool {
-        self.count().is_none_or(|count| count.load(Ordering::Acquire) == 1)
-    }
-
-    pub(crate) fn registration(&self) -> Option<Registration> {
-        match self {
-            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
-            Owner::Slot { pool, .. } => unsafe { pool.as_ref() }.registration(),
-            _ => None,
-        }
-    }
-
-    pub(crate) fn arena_id(&self) -> Option<ArenaId> {
-        match self {
-            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
-            Owner::Slot { pool, .. } => Some(unsafe { pool.as_ref() }.arena_id()),
-            _ => None,
-        }
-    }
-
-    fn count(&self) -> Option<&AtomicU32> {
-        match self {
-            Owner::Nothing => None,
-            // SAFETY: this handle holds a count, so the allocation's header is alive and never moved.
-            Owner::Heap(heap) => Some(unsafe { &heap.as_ref().handles }),
-            // SAFETY: as above; the pool is kept alive by the slot, and the slot by this handle.
-            Owner::Slot { pool, unit } => Some(unsafe { pool.as_ref() }.handles(*unit)),
-        }
-    }
-}
-
-impl Clone for Owner {
-    fn clone(&self) -> Owner {
-        if let Some(count) = self.count()
-            && count.fetch_add(1, Ordering::Relaxed) > MAX_HANDLES
-        {
-            std::process::abort();
-        }
-        match self {
-            Owner::Nothing => Owner::Nothing,
-            Owner::Heap(heap) => Owner::Heap(*heap),
-            Owner::Slot { pool, unit } => Owner::Slot { pool: *pool, unit: *unit },
-        }
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        let Some(count) = self.count() else { return };
-        // The only handle stays the only one, because none can be cloned from it any more. Most handles are the only one and save
-        // the locked subtraction.
-        // Pairs with the release below in every other handle: their last accesses come before the memory is reused.
-        if count.load(Ordering::Acquire) != 1 {
-            if count.fetch_sub(1, Ordering::Release) != 1 {
-                return;
-            }
-            fence(Ordering::Acquire);
-        }
-        match self {
-            Owner::Nothing => {}
-            // SAFETY: the count fell to zero, so no handle is left that could reach the allocation.
-            Owner::Heap(heap) => unsafe { Heap::free(*heap) },
-            // SAFETY: as above, and this handle was the one that kept the slot's hold on the pool.
-            Owner::Slot { pool, unit } => unsafe { PoolShared::give_back(*pool, *unit) },
-        }
     }
 }

@@ -1,39 +1,21 @@
 //! Pools: one arena whose slots are handed out and return when their last handle is dropped.
 //!
-//! Invariants: a slot in use holds one count on the pool, so the arena outlives its last buffer; [`PoolState`] is consistent
-//! whenever the lock is free.
 //! Shape: one lock guards the state. A core takes from its own pool, so the lock is contended only when
 //! another core drops a buffer; `examples/pool_cost.rs` measures the pair of take and drop.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use crate::arena::{Arena, ArenaId, Region};
-use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of, order_for};
-use crate::buffer::{Buffer, Owner, Registration};
-use crate::heap::{CacheLookup, Heap, HeapBlock, SpareBlocks};
+use crate::arena::Arena;
+use crate::buddy::{UNIT_BYTES, bytes_of, order_for};
+use crate::buffer::Buffer;
+use crate::heap::CacheLookup;
+use crate::owner::{Counters, Heap, Owner, PoolShared};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
 #[derive(Clone)]
 pub struct Pool(Arc<PoolShared>);
-
-/// Counters of a pool. All bytes count whole slots, not the requested lengths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Bytes of the arena, free or not.
-    pub arena_bytes: usize,
-    /// Bytes of the arena that buffers hold now.
-    pub in_use_bytes: usize,
-    /// Bytes on the heap that buffers of this pool hold now.
-    pub heap_bytes: usize,
-    /// Spare bytes on the heap, which no buffer holds; they do not count towards the limit.
-    pub spare_bytes: usize,
-    /// Buffers handed out so far, from either place.
-    pub taken: u64,
-    /// Of those, how many the arena could not serve.
-    pub fallbacks: u64,
-}
 
 /// The limit of a pool leaves no room for the requested bytes until other buffers are dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,40 +37,11 @@ impl std::fmt::Display for OverLimit {
 
 impl std::error::Error for OverLimit {}
 
-/// Stands for "not registered"; ring indices are 16 bits wide.
-const UNREGISTERED: u32 = u32::MAX;
-
-pub(crate) struct PoolShared {
-    region: Region,
-    limit_bytes: usize,
-    /// The io_uring buffer index of the arena, or [`UNREGISTERED`].
-    index: AtomicU32,
-    /// Handles per slot, at the slot's first unit.
-    handles: Box<[AtomicU32]>,
-    state: Mutex<PoolState>,
-}
-
-struct PoolState {
-    buddy: Buddy,
-    spare: SpareBlocks,
-    counters: Counters,
-}
-
 impl Pool {
     /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (zero: everything comes from the heap), whose
     /// buffers, arena and heap together, hold at most `limit_bytes` when they are taken with [`Pool::try_take`].
     pub fn new(arena_bytes: usize, limit_bytes: usize) -> Pool {
-        let blocks = arena_bytes.div_ceil(LARGEST_BYTES);
-        let len = blocks * LARGEST_BYTES;
-        let buddy = Buddy::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
-        let counters = Counters { arena_bytes: len, ..Counters::default() };
-        Pool(Arc::new(PoolShared {
-            region: Region::zeroed(len),
-            limit_bytes,
-            index: AtomicU32::new(UNREGISTERED),
-            handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            state: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
-        }))
+        Pool(Arc::new(PoolShared::new(arena_bytes, limit_bytes)))
     }
 
     /// `len` bytes from the arena, or from the heap when the arena has no room or `len` is above 1 MiB.
@@ -136,7 +89,7 @@ impl Pool {
     }
 
     fn slot(&self, unit: u32, len: usize) -> Buffer {
-        self.0.handles[unit as usize].store(1, Ordering::Relaxed);
+        self.0.handles(unit).store(1, Ordering::Relaxed);
         let start = self.0.region.at(unit as usize * UNIT_BYTES);
         // The slot's own hold on the pool; `Shared::give_back` lets go of it.
         let pool = Arc::into_raw(Arc::clone(&self.0)).cast_mut();
@@ -155,7 +108,7 @@ impl Pool {
     /// An index means something to one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`, so
     /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`ArenaId`].
     pub fn set_registration(&self, index: Option<u16>) {
-        self.0.index.store(index.map_or(UNREGISTERED, u32::from), Ordering::Relaxed);
+        self.0.set_registration(index);
     }
 
     /// The counters so far.
@@ -173,47 +126,5 @@ impl Pool {
 impl std::fmt::Debug for Pool {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Pool").field("arena", &self.0.region.id).field("counters", &self.counters()).finish()
-    }
-}
-
-impl PoolShared {
-    fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // No code under the lock leaves the state inconsistent, so a panic elsewhere does not corrupt it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn handles(&self, unit: u32) -> &AtomicU32 {
-        &self.handles[unit as usize]
-    }
-
-    pub(crate) fn arena_id(&self) -> ArenaId {
-        self.region.id
-    }
-
-    pub(crate) fn registration(&self) -> Option<Registration> {
-        let index = u16::try_from(self.index.load(Ordering::Relaxed)).ok()?;
-        Some(Registration { arena: self.region.id, index })
-    }
-
-    /// Takes back a block that was charged to the pool.
-    pub(crate) fn refund_heap(&self, block: HeapBlock) {
-        let mut state = self.lock();
-        state.counters.heap_bytes -= block.len_bytes();
-        let result = state.spare.keep(block);
-        // A block that is not kept is freed without the lock.
-        drop(state);
-        drop(result);
-    }
-
-    /// Returns a slot, and then the slot's hold on the pool.
-    ///
-    /// # Safety
-    /// The slot is in use, came from this pool, and no handle on it is left.
-    pub(crate) unsafe fn give_back(pool: NonNull<PoolShared>, unit: u32) {
-        // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
-        let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
-        let mut state = pool.lock();
-        let order = state.buddy.give_back(unit);
-        state.counters.in_use_bytes -= bytes_of(order);
     }
 }

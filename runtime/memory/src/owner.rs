@@ -1,0 +1,312 @@
+//! Who holds an allocation, and where it returns to when its last handle is dropped: a slot to the arena of its pool, heap memory to
+//! the thread's spare allocations, to the pool that it is charged to, or to the system.
+//!
+//! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. A slot in use, and
+//! heap memory that a pool fell back to, hold one count on the pool, so the arena outlives its last buffer. Spare allocations have no
+//! handle. [`PoolState`] is consistent whenever the lock is free.
+//!
+//! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap allocation. A thread
+//! keeps a few small allocations for reuse, because tags of single blocks are allocated with every request.
+
+use std::cell::RefCell;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::arena::{ArenaId, Region, Registration};
+use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of};
+use crate::heap::{HeapBlock, SpareBlocks};
+
+/// More handles than this on one allocation are a leak; stopping beats a wrapped count and a use after free.
+const MAX_HANDLES: u32 = u32::MAX / 2;
+
+pub(crate) enum Owner {
+    /// Nothing is owned: the range is empty.
+    Nothing,
+    Heap(NonNull<Heap>),
+    Slot {
+        pool: NonNull<PoolShared>,
+        unit: u32,
+    },
+}
+
+impl Owner {
+    pub(crate) fn is_same(&self, other: &Owner) -> bool {
+        match (self, other) {
+            (Owner::Heap(a), Owner::Heap(b)) => a == b,
+            (Owner::Slot { pool: a, unit: i }, Owner::Slot { pool: b, unit: j }) => a == b && i == j,
+            _ => false,
+        }
+    }
+
+    /// True if this is the only handle. Accesses through handles dropped before are then visible to the caller.
+    pub(crate) fn is_only(&self) -> bool {
+        self.count().is_none_or(|count| count.load(Ordering::Acquire) == 1)
+    }
+
+    pub(crate) fn registration(&self) -> Option<Registration> {
+        match self {
+            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            Owner::Slot { pool, .. } => unsafe { pool.as_ref() }.registration(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn arena_id(&self) -> Option<ArenaId> {
+        match self {
+            // SAFETY: the slot's handle keeps the pool alive, by the invariant of this module.
+            Owner::Slot { pool, .. } => Some(unsafe { pool.as_ref() }.arena_id()),
+            _ => None,
+        }
+    }
+
+    fn count(&self) -> Option<&AtomicU32> {
+        match self {
+            Owner::Nothing => None,
+            // SAFETY: this handle holds a count, so the allocation's header is alive and never moved.
+            Owner::Heap(heap) => Some(unsafe { &heap.as_ref().handles }),
+            // SAFETY: as above; the pool is kept alive by the slot, and the slot by this handle.
+            Owner::Slot { pool, unit } => Some(unsafe { pool.as_ref() }.handles(*unit)),
+        }
+    }
+}
+
+impl Clone for Owner {
+    fn clone(&self) -> Owner {
+        if let Some(count) = self.count()
+            && count.fetch_add(1, Ordering::Relaxed) > MAX_HANDLES
+        {
+            std::process::abort();
+        }
+        match self {
+            Owner::Nothing => Owner::Nothing,
+            Owner::Heap(heap) => Owner::Heap(*heap),
+            Owner::Slot { pool, unit } => Owner::Slot { pool: *pool, unit: *unit },
+        }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let Some(count) = self.count() else { return };
+        // The only handle stays the only one, because none can be cloned from it any more. Most handles are the only one and save
+        // the locked subtraction.
+        // Pairs with the release below in every other handle: their last accesses come before the memory is reused.
+        if count.load(Ordering::Acquire) != 1 {
+            if count.fetch_sub(1, Ordering::Release) != 1 {
+                return;
+            }
+            fence(Ordering::Acquire);
+        }
+        match self {
+            Owner::Nothing => {}
+            // SAFETY: the count fell to zero, so no handle is left that could reach the allocation.
+            Owner::Heap(heap) => unsafe { Heap::free(*heap) },
+            // SAFETY: as above, and this handle was the one that kept the slot's hold on the pool.
+            Owner::Slot { pool, unit } => unsafe { PoolShared::give_back(*pool, *unit) },
+        }
+    }
+}
+
+/// Shorter allocations get exactly this length, so that a thread can reuse them.
+const SMALL_BYTES: usize = 512;
+/// The longest tuple, which most of them hold: clearing a constant length needs no call.
+const TUPLE_BYTES: usize = 16;
+/// Maximum spare allocations of a thread.
+const SPARE_LIMIT: usize = 256;
+
+thread_local! {
+    static SPARE: RefCell<SpareList> = const { RefCell::new(SpareList(Vec::new())) };
+}
+
+/// Small allocations without a handle.
+struct SpareList(Vec<NonNull<Heap>>);
+
+impl Drop for SpareList {
+    fn drop(&mut self) {
+        for heap in self.0.drain(..) {
+            // SAFETY: no handle is left on a spare allocation.
+            unsafe { Heap::release(heap) };
+        }
+    }
+}
+
+pub(crate) struct Heap {
+    handles: AtomicU32,
+    block: HeapBlock,
+    charged_to: Option<Arc<PoolShared>>,
+}
+
+impl Heap {
+    /// `len` zeroed bytes aligned to [`ALIGNMENT`], and their owner. `len` is not zero.
+    pub(crate) fn zeroed(len: usize) -> (NonNull<u8>, Owner) {
+        assert!(len > 0, "an empty buffer owns nothing");
+        let is_small = len <= SMALL_BYTES;
+        if is_small && let Some(spare) = Heap::take_spare(len) {
+            return spare;
+        }
+        Heap::own(HeapBlock::zeroed(if is_small { SMALL_BYTES } else { len }), None)
+    }
+
+    /// `len` bytes for a pool: in its spare block, or zeroed if there is none. `len` is not zero.
+    pub(crate) fn charged(len: usize, spare: Option<HeapBlock>, pool: Arc<PoolShared>) -> (NonNull<u8>, Owner) {
+        let block = spare.unwrap_or_else(|| HeapBlock::zeroed(len));
+        assert_eq!(block.len_bytes(), len, "a spare block has the requested length");
+        Heap::own(block, Some(pool))
+    }
+
+    fn own(block: HeapBlock, charged_to: Option<Arc<PoolShared>>) -> (NonNull<u8>, Owner) {
+        let base = block.base;
+        let header = Box::new(Heap { handles: AtomicU32::new(1), block, charged_to });
+        (base, Owner::Heap(NonNull::from(Box::leak(header))))
+    }
+
+    /// A spare allocation with `len` zeroed bytes, if this thread has one.
+    fn take_spare(len: usize) -> Option<(NonNull<u8>, Owner)> {
+        // A thread that is about to end has no list any more.
+        let heap = SPARE.try_with(|spare| spare.borrow_mut().0.pop()).ok().flatten()?;
+        // SAFETY: a spare allocation is alive and has no handle, so this is the only access.
+        let header = unsafe { heap.as_ref() };
+        header.handles.store(1, Ordering::Relaxed);
+        if len <= TUPLE_BYTES {
+            // SAFETY: spare allocations are `SMALL_BYTES` long, which is more.
+            unsafe { header.block.base.write_bytes(0, TUPLE_BYTES) };
+        } else {
+            // SAFETY: spare allocations are `SMALL_BYTES` long, which is at least `len`.
+            unsafe { header.block.base.write_bytes(0, len) };
+        }
+        Some((header.block.base, Owner::Heap(heap)))
+    }
+
+    /// Returns the memory: to this thread's spare list if it is small, to the pool that it is charged to, or to the system.
+    ///
+    /// # Safety
+    /// `heap` came from [`Heap::zeroed`] or [`Heap::charged`] and no handle on it is left.
+    unsafe fn free(heap: NonNull<Heap>) {
+        // SAFETY: the caller promises that the allocation is alive.
+        let header = unsafe { heap.as_ref() };
+        let is_small = header.block.len_bytes() == SMALL_BYTES && header.charged_to.is_none();
+        let is_kept = is_small
+            && SPARE.try_with(|spare| {
+                let spare = &mut spare.borrow_mut().0;
+                let has_room = spare.len() < SPARE_LIMIT;
+                spare.extend(has_room.then_some(heap));
+                has_room
+            }) == Ok(true);
+        if !is_kept {
+            // SAFETY: the caller's promise.
+            unsafe { Heap::release(heap) };
+        }
+    }
+
+    /// Returns the memory to the pool it is charged to, or to the system.
+    ///
+    /// # Safety
+    /// `heap` came from [`Heap::zeroed`] or [`Heap::charged`] and no handle on it is left.
+    unsafe fn release(heap: NonNull<Heap>) {
+        // SAFETY: `own` leaked this very box, and the caller holds the last pointer to it.
+        let header = unsafe { Box::from_raw(heap.as_ptr()) };
+        let Heap { block, charged_to, .. } = *header;
+        if let Some(pool) = charged_to {
+            pool.refund_heap(block);
+        }
+    }
+}
+
+/// Counters of a pool. All bytes count whole slots, not the requested lengths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Bytes of the arena, free or not.
+    pub arena_bytes: usize,
+    /// Bytes of the arena that buffers hold now.
+    pub in_use_bytes: usize,
+    /// Bytes on the heap that buffers of this pool hold now.
+    pub heap_bytes: usize,
+    /// Spare bytes on the heap, which no buffer holds; they do not count towards the limit.
+    pub spare_bytes: usize,
+    /// Buffers handed out so far, from either place.
+    pub taken: u64,
+    /// Of those, how many the arena could not serve.
+    pub fallbacks: u64,
+}
+
+/// Stands for "not registered"; ring indices are 16 bits wide.
+const UNREGISTERED: u32 = u32::MAX;
+
+pub(crate) struct PoolShared {
+    pub(crate) region: Region,
+    pub(crate) limit_bytes: usize,
+    /// The io_uring buffer index of the arena, or [`UNREGISTERED`].
+    index: AtomicU32,
+    /// Handles per slot, at the slot's first unit.
+    handles: Box<[AtomicU32]>,
+    state: Mutex<PoolState>,
+}
+
+pub(crate) struct PoolState {
+    pub(crate) buddy: Buddy,
+    pub(crate) spare: SpareBlocks,
+    pub(crate) counters: Counters,
+}
+
+impl PoolShared {
+    /// A pool with an arena of `arena_bytes`, rounded up to whole MiB.
+    pub(crate) fn new(arena_bytes: usize, limit_bytes: usize) -> PoolShared {
+        let blocks = arena_bytes.div_ceil(LARGEST_BYTES);
+        let len = blocks * LARGEST_BYTES;
+        let buddy = Buddy::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
+        let counters = Counters { arena_bytes: len, ..Counters::default() };
+        PoolShared {
+            region: Region::zeroed(len),
+            limit_bytes,
+            index: AtomicU32::new(UNREGISTERED),
+            handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
+            state: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, PoolState> {
+        // No code under the lock leaves the state inconsistent, so a panic elsewhere does not corrupt it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of handles of a slot.
+    pub(crate) fn handles(&self, unit: u32) -> &AtomicU32 {
+        &self.handles[unit as usize]
+    }
+
+    fn arena_id(&self) -> ArenaId {
+        self.region.id
+    }
+
+    pub(crate) fn set_registration(&self, index: Option<u16>) {
+        self.index.store(index.map_or(UNREGISTERED, u32::from), Ordering::Relaxed);
+    }
+
+    fn registration(&self) -> Option<Registration> {
+        let index = u16::try_from(self.index.load(Ordering::Relaxed)).ok()?;
+        Some(Registration { arena: self.region.id, index })
+    }
+
+    /// Takes back a block that was charged to the pool.
+    fn refund_heap(&self, block: HeapBlock) {
+        let mut state = self.lock();
+        state.counters.heap_bytes -= block.len_bytes();
+        let result = state.spare.keep(block);
+        // A block that is not kept is freed without the lock.
+        drop(state);
+        drop(result);
+    }
+
+    /// Returns a slot, and then the slot's hold on the pool.
+    ///
+    /// # Safety
+    /// The slot is in use, came from this pool, and no handle on it is left.
+    unsafe fn give_back(pool: NonNull<PoolShared>, unit: u32) {
+        // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
+        let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
+        let mut state = pool.lock();
+        let order = state.buddy.give_back(unit);
+        state.counters.in_use_bytes -= bytes_of(order);
+    }
+}
