@@ -5,7 +5,7 @@ use std::fmt;
 use sealblock_media_volume::format::{Region, RegionKind};
 use sealblock_simulator::random::Random;
 
-use crate::medium::Wreck;
+use crate::medium::Overlay;
 use crate::places::Range;
 use crate::specimen::Specimen;
 
@@ -14,7 +14,7 @@ const RUN_BYTES: u64 = 64 << 10;
 
 /// What is done to bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum How {
+pub enum Fault {
     /// One bit is turned over.
     Flipped,
     /// They are zeroes.
@@ -53,14 +53,14 @@ pub struct Cell {
     /// How much.
     pub reach: Reach,
     /// What.
-    pub how: How,
+    pub fault: Fault,
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Region(kind) => write!(f, "{kind}"),
-            Target::Tables => write!(f, "map entry and every generation of a block"),
+            Target::Tables => f.write_str(self.class()),
         }
     }
 }
@@ -69,17 +69,7 @@ impl Target {
     /// What is damaged, whichever copy of it.
     pub fn class(&self) -> &'static str {
         match self {
-            Target::Region(kind) => match kind {
-                RegionKind::Superblock(_) => "superblock",
-                RegionKind::ReservedArea(_) => "reserved area",
-                RegionKind::Log(_) => "log",
-                RegionKind::GroupMap(_) => "block group map",
-                RegionKind::BitmapPages => "bitmap pages",
-                RegionKind::MapEntries(_) => "map entries",
-                RegionKind::Generations(_) => "generations",
-                RegionKind::PhysicalBlocks => "physical blocks",
-                RegionKind::Unused => "unused",
-            },
+            Target::Region(kind) => kind.name(),
             Target::Tables => "map entry and every generation of a block",
         }
     }
@@ -88,32 +78,32 @@ impl Target {
 impl Cell {
     /// What is done, in words.
     pub fn damage(&self) -> &'static str {
-        match (self.reach, self.how) {
-            (_, How::Flipped) => "one bit",
-            (Reach::Sector, How::Zeroed) => "sector zeroed",
-            (Reach::Sector, How::Random) => "sector random",
-            (Reach::Sector, How::Stale) => "sector stale",
-            (Reach::Sector, How::Unreadable) => "sector unreadable",
-            (Reach::Run, How::Zeroed) => "64 KiB zeroed",
-            (Reach::Run, How::Random) => "64 KiB random",
-            (Reach::Run, How::Stale) => "64 KiB stale",
-            (Reach::Run, How::Unreadable) => "64 KiB unreadable",
+        match (self.reach, self.fault) {
+            (_, Fault::Flipped) => "one bit",
+            (Reach::Sector, Fault::Zeroed) => "sector zeroed",
+            (Reach::Sector, Fault::Random) => "sector random",
+            (Reach::Sector, Fault::Stale) => "sector stale",
+            (Reach::Sector, Fault::Unreadable) => "sector unreadable",
+            (Reach::Run, Fault::Zeroed) => "64 KiB zeroed",
+            (Reach::Run, Fault::Random) => "64 KiB random",
+            (Reach::Run, Fault::Stale) => "64 KiB stale",
+            (Reach::Run, Fault::Unreadable) => "64 KiB unreadable",
         }
     }
 
     /// Every damage there is for a volume: each kind of region, each reach, each way.
     pub fn all(specimen: &Specimen) -> Vec<Cell> {
-        const WAYS: [How; 5] = [How::Flipped, How::Zeroed, How::Random, How::Stale, How::Unreadable];
+        const WAYS: [Fault; 5] = [Fault::Flipped, Fault::Zeroed, Fault::Random, Fault::Stale, Fault::Unreadable];
         let mut kinds: Vec<RegionKind> = specimen.layout.regions().iter().map(|region| region.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
         let mut cells = Vec::new();
         for target in kinds.into_iter().map(Target::Region) {
-            cells.extend(WAYS.map(|how| Cell { target, reach: Reach::Sector, how }));
-            cells.extend(WAYS[1..].iter().map(|&how| Cell { target, reach: Reach::Run, how }));
+            cells.extend(WAYS.map(|fault| Cell { target, reach: Reach::Sector, fault }));
+            cells.extend(WAYS[1..].iter().map(|&fault| Cell { target, reach: Reach::Run, fault }));
         }
-        let tables = [How::Zeroed, How::Stale];
-        cells.extend(tables.map(|how| Cell { target: Target::Tables, reach: Reach::Sector, how }));
+        let tables = [Fault::Zeroed, Fault::Stale];
+        cells.extend(tables.map(|fault| Cell { target: Target::Tables, reach: Reach::Sector, fault }));
         cells
     }
 }
@@ -123,7 +113,7 @@ impl Cell {
 pub struct Damage {
     /// The bytes that are damaged.
     pub ranges: Vec<Range>,
-    how: How,
+    fault: Fault,
     /// A draw for what is random in it.
     word: u64,
     /// Which of the earlier contents stale bytes have.
@@ -133,7 +123,7 @@ pub struct Damage {
 impl Damage {
     /// Damage to nothing.
     pub fn none() -> Damage {
-        Damage { ranges: Vec::new(), how: How::Zeroed, word: 0, earlier: 0 }
+        Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0 }
     }
 
     /// Draws one; nothing where it would change nothing, such as an older content where there is none.
@@ -149,18 +139,18 @@ impl Damage {
                 vec![reach(sector, cell, specimen, random)]
             }
         };
-        let damage = Damage { ranges, how: cell.how, word: random.word(), earlier };
+        let damage = Damage { ranges, fault: cell.fault, word: random.word(), earlier };
         damage.changes(specimen).then_some(damage)
     }
 
     /// Whether what it hits cannot be read any more.
     pub fn is_unreadable(&self) -> bool {
-        self.how == How::Unreadable
+        self.fault == Fault::Unreadable
     }
 
     /// Whether it is of the kind that puts back what was there before.
     pub fn is_stale(&self) -> bool {
-        self.how == How::Stale
+        self.fault == Fault::Stale
     }
 
     fn changes(&self, specimen: &Specimen) -> bool {
@@ -174,25 +164,25 @@ impl Damage {
     /// What stands in the range afterwards; nothing for what cannot be read.
     fn bytes(&self, range: Range, specimen: &Specimen) -> Option<Vec<u8>> {
         let mut new = bytes(&specimen.image, range).to_vec();
-        match self.how {
-            How::Flipped => new[0] ^= 1 << (self.word % 8),
-            How::Zeroed => new.fill(0),
-            How::Random => {
+        match self.fault {
+            Fault::Flipped => new[0] ^= 1 << (self.word % 8),
+            Fault::Zeroed => new.fill(0),
+            Fault::Random => {
                 let noise = Random::new(self.word ^ range.0);
                 new.chunks_mut(8).for_each(|part| part.copy_from_slice(&noise.word().to_le_bytes()[..part.len()]));
             }
-            How::Stale => new.copy_from_slice(bytes(&specimen.earlier[self.earlier], range)),
-            How::Unreadable => return None,
+            Fault::Stale => new.copy_from_slice(bytes(&specimen.earlier[self.earlier], range)),
+            Fault::Unreadable => return None,
         }
         Some(new)
     }
 
     /// Does it.
-    pub fn inflict(&self, specimen: &Specimen, wreck: &Wreck) {
+    pub fn inflict(&self, specimen: &Specimen, overlay: &Overlay) {
         for range in &self.ranges {
             match self.bytes(*range, specimen) {
-                Some(new) => wreck.poke(range.0, &new),
-                None => wreck.spoil(range.0, range.1),
+                Some(new) => overlay.poke(range.0, &new),
+                None => overlay.spoil(range.0, range.1),
             }
         }
     }
@@ -215,7 +205,7 @@ fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, rand
         (0..sectors).map(|next| first + (at + next) % sectors).find(|sector| is(range(*sector)))
     };
     let hot = specimen.places.hot(region);
-    if cell.how == How::Stale {
+    if cell.fault == Fault::Stale {
         let before = &specimen.earlier[earlier];
         return of_interest(&|range| bytes(&specimen.image, range) != bytes(before, range)).unwrap_or(any);
     }
@@ -232,8 +222,8 @@ fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
     let end = specimen.layout.medium_bytes();
     let start = sector * sector_bytes;
-    match (cell.reach, cell.how) {
-        (_, How::Flipped) => {
+    match (cell.reach, cell.fault) {
+        (_, Fault::Flipped) => {
             let at = start + random.below(sector_bytes);
             (at, at + 1)
         }

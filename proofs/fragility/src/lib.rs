@@ -8,10 +8,12 @@
 //! Nothing here knows where a volume keeps what: regions come from its own layout, map entries are found by a scan.
 
 pub mod damage;
+pub mod life;
 pub mod look;
 pub mod medium;
 pub mod model;
 pub mod places;
 pub mod report;
+pub mod scan;
 pub mod specimen;
 pub mod trial;

@@ -6,15 +6,18 @@ use sealblock_block::{Device, DynDevice, Gate, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_simulator::checker::{Content, Patterns};
-use sealblock_simulator::executor::{Executor, RunEnd};
+use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
 use sealblock_simulator::random::Random;
 use sealblock_simulator::random::Trace;
 use sealblock_simulator::system::BoxedWork;
 use sealblock_units::{Extent, Lba};
 
-use crate::medium::Wreck;
+use crate::medium::Overlay;
 use crate::model::Model;
-use crate::specimen::{LIMITS, Specimen};
+use crate::specimen::Specimen;
+
+/// How much one machine may do before it counts as stuck.
+pub const LIMITS: RunLimits = RunLimits { steps: 20_000_000, seconds: 3600 };
 
 /// What a read of one block gave.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -49,9 +52,9 @@ pub struct Open {
 ///
 /// # Errors
 /// Why it is refused.
-pub async fn start(wreck: &Wreck, executor: &Executor, read_only: bool) -> Result<Open, String> {
+pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> Result<Open, String> {
     let options = OpenOptions { read_only, cache_bytes: 1 << 20, ..OpenOptions::default() };
-    let opened = open(wreck.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
+    let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
     drop(executor.spawn("worker", opened.worker.run()));
     let volume = opened.volume;
     let stack = DynDevice::new(Gate::new("volume", volume.clone()));
@@ -76,28 +79,28 @@ pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnc
 ///
 /// # Errors
 /// Why it is refused.
-pub fn look(specimen: &Specimen, wreck: &Wreck) -> Result<Looked, String> {
-    let (wreck, watched, judge) = (wreck.clone(), specimen.watched.clone(), Judge::of(specimen));
+pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<Looked, String> {
+    let (overlay, watched, checker) = (overlay.clone(), specimen.watched.clone(), BlockChecker::of(specimen));
     on_executor(|executor| async move {
-        let session = start(&wreck, &executor, true).await?;
-        Ok(judge.look(&session.stack, &watched).await)
+        let session = start(&overlay, &executor, true).await?;
+        Ok(checker.look(&session.stack, &watched).await)
     })?
 }
 
 /// What recognises contents.
 #[derive(Clone)]
-pub struct Judge {
+pub struct BlockChecker {
     patterns: Patterns,
     model: Model,
     has_short_guard: bool,
 }
 
-impl Judge {
+impl BlockChecker {
     /// Of the blocks of this volume.
-    pub fn of(specimen: &Specimen) -> Judge {
+    pub fn of(specimen: &Specimen) -> BlockChecker {
         let guard = specimen.shape.protection.map(|format| format.guard());
         let has_short_guard = guard == Some(GuardKind::Crc16);
-        Judge { patterns: specimen.patterns, model: specimen.model.clone(), has_short_guard }
+        BlockChecker { patterns: specimen.patterns, model: specimen.model.clone(), has_short_guard }
     }
 
     /// Reads and verifies blocks.

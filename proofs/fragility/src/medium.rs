@@ -16,7 +16,7 @@ const UNIT_BYTES: u64 = 512;
 
 /// A snapshot with changes. Clones are the same medium.
 #[derive(Clone)]
-pub struct Wreck(Rc<State>);
+pub struct Overlay(Rc<State>);
 
 struct State {
     base: Rc<Vec<u8>>,
@@ -27,10 +27,10 @@ struct State {
     changes: Cell<u64>,
 }
 
-impl Wreck {
+impl Overlay {
     /// The snapshot, in sectors of this size, for reading only or for everything.
-    pub fn new(base: &Rc<Vec<u8>>, sector_bytes: u32, read_only: bool) -> Wreck {
-        Wreck(Rc::new(State {
+    pub fn new(base: &Rc<Vec<u8>>, sector_bytes: u32, read_only: bool) -> Overlay {
+        Overlay(Rc::new(State {
             base: Rc::clone(base),
             pages: RefCell::default(),
             unreadable: RefCell::default(),
@@ -41,8 +41,8 @@ impl Wreck {
     }
 
     /// The same bytes, changes and unreadable places, to be changed on their own.
-    pub fn fork(&self, read_only: bool) -> Wreck {
-        Wreck(Rc::new(State {
+    pub fn fork(&self, read_only: bool) -> Overlay {
+        Overlay(Rc::new(State {
             base: Rc::clone(&self.0.base),
             pages: RefCell::new(self.0.pages.borrow().clone()),
             unreadable: RefCell::new(self.0.unreadable.borrow().clone()),
@@ -135,7 +135,7 @@ fn each_page(offset: usize, length: usize, mut part: impl FnMut(usize, usize, st
     }
 }
 
-impl Medium for Wreck {
+impl Medium for Overlay {
     fn len_bytes(&self) -> u64 {
         self.0.base.len() as u64
     }
@@ -208,10 +208,10 @@ mod tests {
         }
     }
 
-    fn read(wreck: &Wreck, offset: u64, length: usize) -> Option<Vec<u8>> {
-        let wreck = wreck.clone();
+    fn read(overlay: &Overlay, offset: u64, length: usize) -> Option<Vec<u8>> {
+        let overlay = overlay.clone();
         now(async move {
-            let (result, bytes) = wreck.read(offset, Buffer::zeroed(length)).await;
+            let (result, bytes) = overlay.read(offset, Buffer::zeroed(length)).await;
             result.is_ok().then(|| bytes.to_vec())
         })
     }
@@ -219,15 +219,15 @@ mod tests {
     #[test]
     fn changes_are_its_own_and_the_snapshot_stays() {
         let base = Rc::new((0..16384_u32).map(|byte| byte as u8).collect::<Vec<u8>>());
-        let wreck = Wreck::new(&base, 512, false);
-        let twin = wreck.clone();
+        let overlay = Overlay::new(&base, 512, false);
+        let twin = overlay.clone();
         now(async move { twin.write(3584, Slice::copy_from(&[7; 1024])).await }).unwrap();
-        let fork = wreck.fork(true);
-        wreck.poke(3584, &[9]);
-        assert_eq!(read(&wreck, 3584, 1024).unwrap(), [vec![9], vec![7; 1023]].concat());
+        let fork = overlay.fork(true);
+        overlay.poke(3584, &[9]);
+        assert_eq!(read(&overlay, 3584, 1024).unwrap(), [vec![9], vec![7; 1023]].concat());
         assert_eq!(read(&fork, 3584, 1024).unwrap(), vec![7; 1024]);
         assert_eq!(read(&fork, 3072, 512).unwrap(), base[3072..3584]);
-        assert_eq!((fork.changes(), wreck.changes()), (0, 1));
+        assert_eq!((fork.changes(), overlay.changes()), (0, 1));
         let twin = fork.clone();
         assert!(now(async move { twin.write(0, Slice::copy_from(&[7; 512])).await }).is_err());
         assert_eq!(fork.changes(), 1);
@@ -235,12 +235,12 @@ mod tests {
 
     #[test]
     fn a_spoilt_sector_fails_until_it_is_written() {
-        let wreck = Wreck::new(&Rc::new(vec![1; 8192]), 512, false);
-        wreck.spoil(1024, 1536);
-        assert!(read(&wreck, 0, 8192).is_none() && read(&wreck, 1024, 512).is_none());
-        assert!(read(&wreck, 0, 1024).is_some() && read(&wreck, 1536, 512).is_some());
-        let twin = wreck.clone();
+        let overlay = Overlay::new(&Rc::new(vec![1; 8192]), 512, false);
+        overlay.spoil(1024, 1536);
+        assert!(read(&overlay, 0, 8192).is_none() && read(&overlay, 1024, 512).is_none());
+        assert!(read(&overlay, 0, 1024).is_some() && read(&overlay, 1536, 512).is_some());
+        let twin = overlay.clone();
         now(async move { twin.zero(1024, 512).await }).unwrap();
-        assert_eq!(read(&wreck, 1024, 512), Some(vec![0; 512]));
+        assert_eq!(read(&overlay, 1024, 512), Some(vec![0; 512]));
     }
 }

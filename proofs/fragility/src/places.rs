@@ -1,24 +1,9 @@
-//! Where on the medium the map entries and the data of each block lie: what a damage may cost.
-//!
-//! Found by looking, not by knowing: every 32 bytes of the medium that check as a map entry of a block and describe what the block
-//! holds are a place of that map entry, wherever they lie. Of the log only the live sectors count, and each of them as a whole,
-//! since one checksum covers it. A damage may cost the blocks of which it hit every place of the map entry, or the data.
+//! What a damage may cost: the blocks of which it hit every place of the map entry or of the generation, or the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sealblock_media_volume::format::{
-    LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Region, RegionKind, Seed, Superblock,
-};
-use sealblock_media_volume::probe;
-use sealblock_simulator::checker::Content;
-use sealblock_units::{Extent, Lba};
-
-use crate::look::on_executor;
-use crate::medium::Wreck;
-use crate::specimen::Specimen;
-
-/// Bytes of a block's generation.
-const GENERATION_BYTES: u64 = 2;
+use sealblock_media_volume::format::Region;
+use sealblock_units::Lba;
 
 /// Bytes of the medium: the first, and the one behind the last.
 pub type Range = (u64, u64);
@@ -27,127 +12,27 @@ pub type Range = (u64, u64);
 #[derive(Default)]
 pub struct Places {
     /// The places of a block's map entry: it is lost when all of them are hit.
-    entries: BTreeMap<Lba, Vec<Range>>,
+    pub entries: BTreeMap<Lba, Vec<Range>>,
     /// The places of a block's generation. They alone say that a block was never written, and which map entry is the right one.
-    generations: BTreeMap<Lba, Vec<Range>>,
+    pub generations: BTreeMap<Lba, Vec<Range>>,
     /// The data of a block.
-    data: BTreeMap<Lba, Range>,
+    pub data: BTreeMap<Lba, Range>,
     /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so damage to
     /// these data cannot be told from a write that never arrived.
     pub window: BTreeSet<Lba>,
     /// The physical blocks that such map entries name and that hold something else. One that cannot be read may be that of a
     /// write which was flushed, so its block is lost, whatever it held before.
-    missing: Vec<(Lba, Range)>,
+    pub missing: Vec<(Lba, Range)>,
     /// Where map entries and data begin that are in use, in order.
-    hot: Vec<u64>,
+    pub hot: Vec<u64>,
 }
 
 /// Whether two ranges share a byte.
-pub fn meet(a: Range, b: Range) -> bool {
+fn meet(a: Range, b: Range) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
-/// A sector of the log that counts.
-struct Live {
-    range: Range,
-    sequence: u64,
-    is_durable: bool,
-    entries: Vec<[u8; MAP_ENTRY_BYTES]>,
-}
-
 impl Places {
-    /// Finds everything of an undamaged volume.
-    ///
-    /// # Errors
-    /// When it has no superblock, or a block whose map entry is nowhere.
-    pub fn find(specimen: &Specimen) -> Result<Places, String> {
-        let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
-        let superblock = on_executor(|_| async move { probe(&wreck).await })?.map_err(|error| error.to_string())?;
-        let live = live_log(specimen, &superblock);
-        let mut places = Places::default();
-        places.take_log(specimen, &superblock, &live);
-        places.take_tables(specimen, superblock.seed());
-        places.take_generations(specimen);
-        for (&lba, content) in &specimen.found {
-            if matches!(content, Content::Version(_)) && !places.entries.contains_key(&lba) {
-                return Err(format!("block {lba} holds {content:?}, and its map entry is nowhere"));
-            }
-        }
-        places.hot = places.entries.values().flatten().chain(places.data.values()).map(|range| range.0).collect();
-        places.hot.sort_unstable();
-        Ok(places)
-    }
-
-    fn take_log(&mut self, specimen: &Specimen, superblock: &Superblock, live: &[Live]) {
-        // The newest map entry of a block that describes what it holds, by sequence number.
-        let mut newest: BTreeMap<Lba, (u64, [u8; MAP_ENTRY_BYTES])> = BTreeMap::new();
-        for sector in live {
-            for bytes in &sector.entries {
-                let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
-                for entry in run.entries() {
-                    let is_newer = newest.get(&entry.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
-                    if is_newer && describes(specimen, &entry) {
-                        newest.insert(entry.lba, (sector.sequence, *bytes));
-                    }
-                }
-            }
-        }
-        for sector in live {
-            for bytes in &sector.entries {
-                let Ok(run) = MapEntryRun::decode(bytes, superblock.seed()) else { continue };
-                for entry in run.entries() {
-                    if entry.kind == MapEntryKind::Stored && !sector.is_durable && !describes(specimen, &entry) {
-                        self.missing.extend(data_range(specimen, &entry).map(|range| (entry.lba, range)));
-                    }
-                    if newest.get(&entry.lba).is_some_and(|(_, due)| due == bytes) {
-                        self.note(specimen, &entry, sector.range);
-                        if !sector.is_durable {
-                            self.window.insert(entry.lba);
-                        }
-                    }
-                }
-            }
-        }
-    }
-
-    /// Map entries elsewhere than in the log. One of a block that reads as zeroes counts only if the log has none.
-    fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
-        let in_log: BTreeSet<Lba> = self.entries.keys().copied().collect();
-        let is_log = |region: &&Region| matches!(region.kind, RegionKind::Log(_) | RegionKind::Unused);
-        for region in specimen.layout.regions().iter().filter(|region| !is_log(region)) {
-            let bytes = &specimen.image[region.start as usize..region.end as usize];
-            for (at, cell) in (region.start..).step_by(MAP_ENTRY_BYTES).zip(bytes.as_chunks::<MAP_ENTRY_BYTES>().0) {
-                let raw = MapEntry::decode_unchecked(cell);
-                if raw.generation == 0 || raw.lba.get() >= specimen.shape.capacity_blocks {
-                    continue;
-                }
-                let Ok(entry) = MapEntry::decode(cell, seed) else { continue };
-                let counts = entry.kind == MapEntryKind::Stored || !in_log.contains(&entry.lba);
-                if counts && describes(specimen, &entry) {
-                    self.note(specimen, &entry, (at, at + MAP_ENTRY_BYTES as u64));
-                }
-            }
-        }
-    }
-
-    fn take_generations(&mut self, specimen: &Specimen) {
-        for lba in specimen.found.keys() {
-            let places = specimen.layout.generation_offsets(*lba);
-            self.generations.insert(*lba, places.into_iter().map(|at| (at, at + GENERATION_BYTES)).collect());
-        }
-    }
-
-    fn note(&mut self, specimen: &Specimen, entry: &MapEntry, place: Range) {
-        let places = self.entries.entry(entry.lba).or_default();
-        if !places.contains(&place) {
-            places.push(place);
-        }
-        if let (MapEntryKind::Stored, Some(range)) = (entry.kind, data_range(specimen, entry)) {
-            // The newest comes first: where a block was moved, its older physical block may still hold the same.
-            self.data.entry(entry.lba).or_insert(range);
-        }
-    }
-
     /// The blocks that a damage to these bytes may cost, `gone` if they cannot be read any more.
     pub fn allowed(&self, hits: &[Range], gone: bool) -> BTreeSet<Lba> {
         let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
@@ -165,58 +50,4 @@ impl Places {
         let end = self.hot.partition_point(|at| *at < region.end);
         &self.hot[first..end]
     }
-}
-
-/// The sectors of the log that count after a crash, of all its copies.
-fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
-    let sector_bytes = specimen.shape.sector_bytes as usize;
-    let (mut live, mut mark) = (Vec::new(), superblock.log_tail);
-    for region in specimen.layout.regions().iter().filter(|region| matches!(region.kind, RegionKind::Log(_))) {
-        let bytes = &specimen.image[region.start as usize..region.end as usize];
-        for (at, sector) in (region.start..).step_by(sector_bytes).zip(bytes.chunks_exact(sector_bytes)) {
-            let Ok(found) = LogSector::decode(sector, superblock.seed()) else { continue };
-            if found.header.sequence < superblock.log_tail {
-                continue;
-            }
-            mark = mark.max(found.header.durable_seq);
-            // What it repeats, and what earlier commits put there, is in two places.
-            let (earlier, last) = found.entries().split_at(usize::from(found.header.earlier));
-            for (back, is_durable, entries) in [(0, false, last), (0, true, earlier), (1, true, found.repeats())] {
-                live.push(Live {
-                    range: (at, at + sector_bytes as u64),
-                    sequence: found.header.sequence.saturating_sub(back),
-                    is_durable,
-                    entries: entries.to_vec(),
-                });
-            }
-        }
-    }
-    // The sector before the mark may have the last commit that was answered, where only a later part of another one is there.
-    live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence + 1 < mark);
-    live
-}
-
-/// Whether a map entry says what its block holds.
-fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
-    let (Some(&content), Some(format)) = (specimen.found.get(&entry.lba), specimen.shape.protection) else {
-        return false;
-    };
-    match (entry.kind, content) {
-        (MapEntryKind::Deallocated, Content::Zero) | (MapEntryKind::Uncorrectable, Content::Unreadable) => true,
-        (MapEntryKind::Stored, Content::Version(version)) => {
-            let Some((start, end)) = data_range(specimen, entry) else { return false };
-            let data = &specimen.image[start as usize..end as usize];
-            specimen.patterns.recognise(entry.lba, data) == Some(content)
-                && specimen.patterns.sealed(Extent::one(entry.lba), version).tags()[..] == *entry.tags(format)
-        }
-        _ => false,
-    }
-}
-
-/// Where the data of a map entry lie.
-fn data_range(specimen: &Specimen, entry: &MapEntry) -> Option<Range> {
-    let layout = &specimen.layout;
-    let group = layout.block_group(layout.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks)?;
-    let start = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
-    Some((start, start + layout.block_size().bytes() as u64))
 }

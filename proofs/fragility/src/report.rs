@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-use crate::damage::{Cell, How, Reach, Target};
+use crate::damage::{Cell, Fault, Reach, Target};
 use crate::specimen::State;
 use crate::trial::Outcome;
 
@@ -46,23 +46,25 @@ pub struct Line {
 }
 
 impl Line {
-    /// Adds a trial.
-    pub fn take(&mut self, outcome: &Outcome, is_broken: bool) {
-        self.trials += 1;
-        self.refused += u64::from(outcome.refused.is_some());
-        self.unwritable += u64::from(outcome.refused.is_none() && outcome.unwritable.is_some());
-        self.wrong += u64::from(outcome.wrong > 0);
-        self.stale += u64::from(outcome.stale > 0);
-        self.window += u64::from(outcome.window > 0);
-        self.collisions += u64::from(outcome.collisions > 0);
-        self.beyond += u64::from(outcome.beyond > 0);
-        self.worst = self.worst.max(outcome.lost);
-        self.bound = self.bound.max(outcome.bound);
-        self.broken += u64::from(is_broken);
+    /// That of one trial.
+    fn of(outcome: &Outcome, is_broken: bool) -> Line {
+        Line {
+            trials: 1,
+            refused: u64::from(outcome.refused.is_some()),
+            unwritable: u64::from(outcome.refused.is_none() && outcome.unwritable.is_some()),
+            wrong: u64::from(outcome.wrong > 0),
+            stale: u64::from(outcome.stale > 0),
+            window: u64::from(outcome.window > 0),
+            collisions: u64::from(outcome.collisions > 0),
+            beyond: u64::from(outcome.beyond > 0),
+            worst: outcome.lost,
+            bound: outcome.bound,
+            broken: u64::from(is_broken),
+        }
     }
 
     /// Adds other trials.
-    pub fn join(&mut self, other: &Line) {
+    fn join(&mut self, other: &Line) {
         self.trials += other.trials;
         self.refused += other.refused;
         self.unwritable += other.unwritable;
@@ -85,7 +87,7 @@ pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
         && outcome.wrong == 0
         && outcome.beyond == 0
         && outcome.stale > 0;
-    only_stale && cell.target == Target::Tables && cell.how == How::Stale
+    only_stale && cell.target == Target::Tables && cell.fault == Fault::Stale
 }
 
 /// All trials.
@@ -98,15 +100,8 @@ impl Report {
     /// Adds a trial.
     pub fn take(&mut self, key: Key, outcome: &Outcome) -> bool {
         let is_broken = !outcome.findings.is_empty() && !is_named(key.cell, outcome);
-        self.lines.entry(key).or_default().take(outcome, is_broken);
+        self.lines.entry(key).or_default().join(&Line::of(outcome, is_broken));
         is_broken
-    }
-
-    /// Adds other trials.
-    pub fn join(&mut self, other: &Report) {
-        for (key, line) in &other.lines {
-            self.lines.entry(*key).or_default().join(line);
-        }
     }
 
     /// All trials in one line.
@@ -123,10 +118,10 @@ impl Report {
     /// The table, in Markdown: a line for each region and damage; with `states`, one for each state of the volume too.
     pub fn table(&self, states: bool) -> String {
         let mut text = head();
-        let cells: BTreeSet<(Target, Reach, How)> =
-            self.lines.keys().map(|Key { cell, .. }| (cell.target, cell.reach, cell.how)).collect();
-        for (target, reach, how) in cells {
-            let cell = Cell { target, reach, how };
+        let cells: BTreeSet<(Target, Reach, Fault)> =
+            self.lines.keys().map(|Key { cell, .. }| (cell.target, cell.reach, cell.fault)).collect();
+        for (target, reach, fault) in cells {
+            let cell = Cell { target, reach, fault };
             let (place, damage) = (cell.target.to_string(), cell.damage());
             for state in State::ALL.iter().filter(|_| states) {
                 let is = |key: &Key| key.cell == cell && key.state == *state;
@@ -142,7 +137,7 @@ impl Report {
     /// The same with all copies of a region, and all that is done to as many bytes, in one line.
     pub fn summary(&self) -> String {
         let mut text = head();
-        let class = |key: &Key| (key.cell.target.class(), key.cell.reach, key.cell.how == How::Flipped);
+        let class = |key: &Key| (key.cell.target.class(), key.cell.reach, key.cell.fault == Fault::Flipped);
         let mut places: Vec<_> = self.lines.keys().map(class).collect();
         places.dedup();
         let mut seen = BTreeSet::new();
@@ -200,7 +195,7 @@ mod tests {
     use super::*;
     use sealblock_media_volume::format::RegionKind;
 
-    const LOG: Cell = Cell { target: Target::Region(RegionKind::Log(0)), reach: Reach::Run, how: How::Zeroed };
+    const LOG: Cell = Cell { target: Target::Region(RegionKind::Log(0)), reach: Reach::Run, fault: Fault::Zeroed };
 
     fn key(cell: Cell, state: State) -> Key {
         Key { cell, state, sector_bytes: 512 }
@@ -217,7 +212,7 @@ mod tests {
         assert_eq!((total.trials, total.broken, total.worst, total.bound), (2, 1, 9, 4));
         assert!(report.table(false).contains("| log 0 | 64 KiB zeroed | 2 | 0 | 0 | 0 | 0 | 0 | **9** (4) | - |"));
         assert_eq!(report.table(true).lines().count(), 4);
-        let other = Cell { target: Target::Region(RegionKind::Log(1)), how: How::Stale, ..LOG };
+        let other = Cell { target: Target::Region(RegionKind::Log(1)), fault: Fault::Stale, ..LOG };
         report.take(key(other, State::Idle), &Outcome::default());
         assert_eq!(report.table(false).lines().count(), 4);
         assert!(
@@ -229,9 +224,9 @@ mod tests {
     #[test]
     fn an_older_content_is_named_where_record_and_generations_went_back_together_and_nowhere_else() {
         let stale = Outcome { stale: 2, findings: vec!["older".to_owned()], ..Outcome::default() };
-        let tables = Cell { target: Target::Tables, reach: Reach::Sector, how: How::Stale };
+        let tables = Cell { target: Target::Tables, reach: Reach::Sector, fault: Fault::Stale };
         assert!(is_named(tables, &stale) && !is_named(LOG, &stale));
         assert!(!is_named(tables, &Outcome { wrong: 1, ..stale.clone() }));
-        assert!(!is_named(Cell { how: How::Zeroed, ..tables }, &stale));
+        assert!(!is_named(Cell { fault: Fault::Zeroed, ..tables }, &stale));
     }
 }

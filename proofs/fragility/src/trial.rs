@@ -9,8 +9,8 @@ use sealblock_simulator::random::Random;
 use sealblock_units::{Extent, Lba};
 
 use crate::damage::Damage;
-use crate::look::{Judge, Looked, Open, Seen, look, on_executor, start};
-use crate::medium::Wreck;
+use crate::look::{BlockChecker, Looked, Open, Seen, look, on_executor, start};
+use crate::medium::Overlay;
 use crate::specimen::{IDLE, Specimen};
 
 /// First version of what a trial writes: above all that its volume ever held.
@@ -72,10 +72,10 @@ struct Trial<'a> {
 pub fn run(specimen: &Specimen, damage: &Damage, random: &Random) -> Outcome {
     let allowed = specimen.places.allowed(&damage.ranges, damage.is_unreadable());
     let mut trial = Trial { specimen, damage, allowed, outcome: Outcome::default() };
-    let wreck = Wreck::new(&specimen.image, specimen.shape.sector_bytes, true);
-    damage.inflict(specimen, &wreck);
-    let before = trial.read_only(&wreck);
-    trial.in_use(&wreck.fork(false), before.as_ref(), random);
+    let overlay = Overlay::new(&specimen.image, specimen.shape.sector_bytes, true);
+    damage.inflict(specimen, &overlay);
+    let before = trial.read_only(&overlay);
+    trial.in_use(&overlay.fork(false), before.as_ref(), random);
     trial.outcome
 }
 
@@ -88,8 +88,8 @@ impl Trial<'_> {
     }
 
     /// Opens the volume for reading, which must work, and reads everything.
-    fn read_only(&mut self, wreck: &Wreck) -> Option<BTreeMap<Lba, Verdict>> {
-        let looked = match look(self.specimen, wreck) {
+    fn read_only(&mut self, overlay: &Overlay) -> Option<BTreeMap<Lba, Verdict>> {
+        let looked = match look(self.specimen, overlay) {
             Ok(looked) => looked,
             Err(why) => {
                 self.finding(format!("does not open for reading: {why}"));
@@ -97,7 +97,7 @@ impl Trial<'_> {
                 return None;
             }
         };
-        if wreck.changes() > 0 {
+        if overlay.changes() > 0 {
             self.finding("a reader wrote".to_owned());
         }
         let verdicts = self.verdicts(&looked);
@@ -171,14 +171,14 @@ impl Trial<'_> {
     }
 
     /// Opens the volume for writing, which must work, writes some, ends in one way or another, and looks again.
-    fn in_use(&mut self, wreck: &Wreck, before: Option<&BTreeMap<Lba, Verdict>>, random: &Random) {
-        let (judge, watched) = (Judge::of(self.specimen), self.specimen.watched.clone());
+    fn in_use(&mut self, overlay: &Overlay, before: Option<&BTreeMap<Lba, Verdict>>, random: &Random) {
+        let (checker, watched) = (BlockChecker::of(self.specimen), self.specimen.watched.clone());
         let host = Host::draw(self.specimen, random);
-        let (disk, writes) = (wreck.clone(), host.writes.clone());
+        let (disk, writes) = (overlay.clone(), host.writes.clone());
         let used = on_executor(move |executor| async move {
             let session = start(&disk, &executor, false).await?;
-            let looked = judge.look(&session.stack, &watched).await;
-            host.work(session, &judge, &executor).await.map(|()| looked)
+            let looked = checker.look(&session.stack, &watched).await;
+            host.work(session, &checker, &executor).await.map(|()| looked)
         });
         let looked = match used.and_then(|used| used) {
             Ok(looked) => looked,
@@ -193,12 +193,12 @@ impl Trial<'_> {
             self.compare("opened for writing", before, &open, &BTreeSet::new());
         }
         self.check_names(&looked);
-        self.look_again(wreck, &open, &writes);
+        self.look_again(overlay, &open, &writes);
     }
 
     /// Opens once more for reading: what was written is there, and nothing else has changed but for the better.
-    fn look_again(&mut self, wreck: &Wreck, open: &BTreeMap<Lba, Verdict>, writes: &[(Extent, u64)]) {
-        let reader = wreck.fork(true);
+    fn look_again(&mut self, overlay: &Overlay, open: &BTreeMap<Lba, Verdict>, writes: &[(Extent, u64)]) {
+        let reader = overlay.fork(true);
         let again = match look(self.specimen, &reader) {
             Ok(again) => again,
             Err(why) => {
@@ -270,13 +270,13 @@ impl Host {
         Host { writes, patterns: specimen.patterns, ends: random.below(3) }
     }
 
-    async fn work(self, session: Open, judge: &Judge, executor: &Executor) -> Result<(), String> {
+    async fn work(self, session: Open, checker: &BlockChecker, executor: &Executor) -> Result<(), String> {
         let Open { stack, close } = session;
         for (extent, version) in &self.writes {
             let data = self.patterns.sealed(*extent, *version);
             let operation = Request::Write { extent: *extent, data, durability: Durability::Volatile };
             stack.execute(operation).await.map_err(|error| format!("write: {error}"))?;
-            self.check(&stack, judge, *extent, *version).await?;
+            self.check(&stack, checker, *extent, *version).await?;
         }
         stack.execute(Request::Flush).await.map_err(|error| format!("flush: {error}"))?;
         match self.ends {
@@ -287,9 +287,15 @@ impl Host {
         Ok(())
     }
 
-    async fn check(&self, stack: &DynDevice, judge: &Judge, extent: Extent, version: u64) -> Result<(), String> {
+    async fn check(
+        &self,
+        stack: &DynDevice,
+        checker: &BlockChecker,
+        extent: Extent,
+        version: u64,
+    ) -> Result<(), String> {
         let bad = |(_, seen): &(Lba, Seen)| *seen != Seen::Content(Content::Version(version));
-        match judge.see(stack, extent).await.into_iter().find(bad) {
+        match checker.see(stack, extent).await.into_iter().find(bad) {
             Some((lba, seen)) => Err(format!("block {lba} was written just now and is {seen:?}")),
             None => Ok(()),
         }
@@ -299,12 +305,12 @@ impl Host {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::damage::{Cell, How, Reach, Target};
+    use crate::damage::{Cell, Fault, Reach, Target};
     use crate::specimen::State;
     use sealblock_media_volume::format::RegionKind;
 
-    fn physical_blocks(how: How) -> Cell {
-        Cell { target: Target::Region(RegionKind::PhysicalBlocks), reach: Reach::Sector, how }
+    fn physical_blocks(fault: Fault) -> Cell {
+        Cell { target: Target::Region(RegionKind::PhysicalBlocks), reach: Reach::Sector, fault }
     }
 
     #[test]
@@ -330,15 +336,15 @@ mod tests {
             let undamaged = run(&specimen, &Damage::none(), &Random::new(1));
             assert_eq!((undamaged.findings, undamaged.lost), (Vec::new(), 0), "{specimen}");
             for kind in kinds(&specimen) {
-                for (draw, how) in (0..).zip([How::Zeroed, How::Random, How::Stale]) {
+                for (draw, fault) in (0..).zip([Fault::Zeroed, Fault::Random, Fault::Stale]) {
                     for reach in [Reach::Sector, Reach::Run] {
-                        let cell = Cell { target: Target::Region(kind), reach, how };
+                        let cell = Cell { target: Target::Region(kind), reach, fault };
                         let Some(damage) = Damage::draw(cell, &specimen, &Random::new(seed + draw)) else { continue };
                         let outcome = run(&specimen, &damage, &Random::new(2));
-                        assert_eq!(outcome.findings, Vec::<String>::new(), "{specimen}: {kind} {how:?} {reach:?}");
+                        assert_eq!(outcome.findings, Vec::<String>::new(), "{specimen}: {kind} {fault:?} {reach:?}");
                         assert!(
                             outcome.lost <= outcome.bound,
-                            "{specimen}: {kind} {how:?} {reach:?}: {}",
+                            "{specimen}: {kind} {fault:?} {reach:?}: {}",
                             outcome.lost
                         );
                     }
@@ -351,7 +357,7 @@ mod tests {
     fn damaged_data_cost_their_block_and_no_other() {
         let specimen = Specimen::make(6, State::Clean, false).unwrap();
         let losses: Vec<_> = (0..20)
-            .filter_map(|seed| Damage::draw(physical_blocks(How::Random), &specimen, &Random::new(seed)))
+            .filter_map(|seed| Damage::draw(physical_blocks(Fault::Random), &specimen, &Random::new(seed)))
             .map(|damage| run(&specimen, &damage, &Random::new(2)))
             .map(|outcome| (outcome.lost, outcome.bound, outcome.findings.len()))
             .collect();
@@ -376,7 +382,7 @@ mod tests {
     fn a_loss_that_need_not_be_is_caught() {
         let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
         let damage = (0..40)
-            .filter_map(|seed| Damage::draw(physical_blocks(How::Unreadable), &specimen, &Random::new(seed)))
+            .filter_map(|seed| Damage::draw(physical_blocks(Fault::Unreadable), &specimen, &Random::new(seed)))
             .find(|damage| !specimen.places.allowed(&damage.ranges, true).is_empty())
             .unwrap();
         specimen.places = crate::places::Places::default();

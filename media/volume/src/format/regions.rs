@@ -34,18 +34,33 @@ pub enum RegionKind {
     Unused,
 }
 
+impl RegionKind {
+    /// What it is called, whichever copy it is.
+    pub fn name(self) -> &'static str {
+        match self {
+            RegionKind::Superblock(_) => "superblock",
+            RegionKind::ReservedArea(_) => "reserved area",
+            RegionKind::Log(_) => "log",
+            RegionKind::GroupMap(_) => "block group map",
+            RegionKind::BitmapPages => "bitmap pages",
+            RegionKind::MapEntries(_) => "map entries",
+            RegionKind::Generations(_) => "generations",
+            RegionKind::PhysicalBlocks => "physical blocks",
+            RegionKind::Unused => "unused",
+        }
+    }
+}
+
 impl fmt::Display for RegionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            RegionKind::Superblock(copy) => write!(f, "superblock {copy}"),
-            RegionKind::ReservedArea(copy) => write!(f, "reserved area {copy}"),
-            RegionKind::Log(copy) => write!(f, "log {copy}"),
-            RegionKind::GroupMap(copy) => write!(f, "block group map {copy}"),
-            RegionKind::BitmapPages => write!(f, "bitmap pages"),
-            RegionKind::MapEntries(copy) => write!(f, "map entries {copy}"),
-            RegionKind::Generations(copy) => write!(f, "generations {copy}"),
-            RegionKind::PhysicalBlocks => write!(f, "physical blocks"),
-            RegionKind::Unused => write!(f, "unused"),
+            RegionKind::Superblock(copy)
+            | RegionKind::ReservedArea(copy)
+            | RegionKind::Log(copy)
+            | RegionKind::GroupMap(copy)
+            | RegionKind::MapEntries(copy)
+            | RegionKind::Generations(copy) => write!(f, "{} {copy}", self.name()),
+            RegionKind::BitmapPages | RegionKind::PhysicalBlocks | RegionKind::Unused => f.write_str(self.name()),
         }
     }
 }
