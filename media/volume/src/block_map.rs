@@ -9,17 +9,18 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::rc::Rc;
 
 use futures_util::future::join;
 use rustc_hash::{FxHashMap, FxHashSet};
-use sealblock_block::{Condition, Medium, MediumError};
+use sealblock_block::{Medium, MediumError, RangeLock};
 use sealblock_units::Lba;
 
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
-use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage, MapPageParts};
-use crate::medium::read_sectors;
+use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
+use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
 use crate::patches::Patches;
 
@@ -45,8 +46,8 @@ pub(crate) struct BlockMap {
     unwritten: Rc<MapPage>,
     pages: RefCell<FxHashMap<u64, Rc<MapPage>>>,
     order: RefCell<VecDeque<u64>>,
-    loading: RefCell<FxHashSet<u64>>,
-    loaded: Condition,
+    /// Pages that are being read, each by one at a time.
+    loading: RangeLock,
     /// Sectors with map entries that stay lost even should the medium give them again, by page: physical blocks they name may
     /// be in use.
     lost_sectors: RefCell<FxHashMap<u64, u32>>,
@@ -56,16 +57,6 @@ pub(crate) struct BlockMap {
     /// The volume was closed cleanly: then only damage leaves a copy older than the other.
     was_clean: bool,
     cache_bytes: usize,
-}
-
-/// Takes a page off the list of those being loaded, also when the load is dropped half-way.
-struct Loading<'a>(&'a BlockMap, u64);
-
-impl Drop for Loading<'_> {
-    fn drop(&mut self) {
-        self.0.loading.borrow_mut().remove(&self.1);
-        self.0.loaded.notify();
-    }
 }
 
 impl BlockMap {
@@ -78,11 +69,10 @@ impl BlockMap {
             lost_copies: groups.lost_copies(),
             groups,
             patches: Patches::new(superblock.seed()),
-            unwritten: Rc::new(MapPage::unwritten()),
+            unwritten: Rc::default(),
             pages: RefCell::default(),
             order: RefCell::default(),
-            loading: RefCell::default(),
-            loaded: Condition::default(),
+            loading: RangeLock::default(),
             lost_sectors: RefCell::default(),
             to_repair: RefCell::default(),
             was_clean: superblock.is_clean,
@@ -121,19 +111,17 @@ impl BlockMap {
     /// # Errors
     /// When the medium fails as a whole. Sectors that it does not give are no error.
     pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<MapPage>, MediumError> {
-        loop {
-            if let Some(page) = self.cached(number) {
-                return Ok(page);
-            }
-            if self.loading.borrow_mut().insert(number) {
-                let _loading = Loading(self, number);
-                let page = Rc::new(self.read(medium, number).await?);
-                self.note_losses(number, &page);
-                self.cache(number, &page);
-                return Ok(page);
-            }
-            self.loaded.wait_until(|| !self.loading.borrow().contains(&number)).await;
+        if let Some(page) = self.cached(number) {
+            return Ok(page);
         }
+        let _alone = self.loading.lock(number..=number).await;
+        if let Some(page) = self.cached(number) {
+            return Ok(page);
+        }
+        let page = self.read(medium, number..number + 1).await?.pop().map(Rc::new).expect("one was asked for");
+        self.note_losses(number, &page);
+        self.cache(number, &page);
+        Ok(page)
     }
 
     /// Where a page lies.
@@ -141,17 +129,24 @@ impl BlockMap {
         self.layout.page_offsets(number).expect("pages are asked for blocks of the volume")
     }
 
-    async fn read<M: Medium>(&self, medium: &M, number: u64) -> Result<MapPage, MediumError> {
-        let place = self.offsets(number);
+    /// Reads pages of one block group, as far as the medium gives them.
+    async fn read<M: Medium>(&self, medium: &M, numbers: Range<u64>) -> Result<Vec<MapPage>, MediumError> {
+        let (place, count) = (self.offsets(numbers.start), (numbers.end - numbers.start) as usize);
         let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
-        let (page, second) = join(
-            read_sectors(medium, place.offset, page_bytes, sector),
-            read_sectors(medium, place.second_offset, sector, sector),
+        let (pages, second) = join(
+            read_sectors(medium, place.offset, count * page_bytes, sector),
+            read_sectors(medium, place.second_offset, count * sector, sector),
         )
         .await;
-        let ((bytes, missing), (second, _)) = (page?, second?);
-        let unreadable = missing.iter().fold(0, |bits, at| bits | 1 << at);
-        Ok(self.decode(number, &bytes, &second, unreadable))
+        let ((pages, missing), (second, _)) = (pages?, second?);
+        let pieces = pages.chunks_exact(page_bytes).zip(second.chunks_exact(sector)).enumerate();
+        let pages = numbers.zip(pieces).map(|(number, (at, (bytes, second)))| {
+            let sectors = at * PAGE_SECTORS as usize..(at + 1) * PAGE_SECTORS as usize;
+            let here = missing.iter().filter(|missing| sectors.contains(missing));
+            let unreadable = here.fold(0, |bits, missing| bits | 1 << (missing - sectors.start));
+            self.decode(number, bytes, second, unreadable)
+        });
+        Ok(pages.collect())
     }
 
     /// The page with these bytes and second generations; `unreadable` has the bits of sectors whose bytes are not there.
@@ -164,14 +159,14 @@ impl BlockMap {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],
         };
-        let deallocated = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
-        let page = MapPage::new(MapPageParts {
-            entries: body.as_chunks::<MAP_ENTRY_BYTES>().0.to_vec(),
-            unreadable: unreadable & !GENERATIONS_BIT,
-            copies,
-        });
-        page.mark_unreadable(deallocated);
+        let page = MapPage::new(body.as_chunks::<MAP_ENTRY_BYTES>().0.to_vec(), unreadable & !GENERATIONS_BIT, copies);
+        page.mark_unreadable(self.lost_sectors(number));
         page
+    }
+
+    /// Bits of the sectors of a page that are given up.
+    fn lost_sectors(&self, number: u64) -> u32 {
+        self.lost_sectors.borrow().get(&number).copied().unwrap_or(0)
     }
 
     /// Notes what a page that was read has lost.
@@ -238,25 +233,14 @@ impl BlockMap {
         if !self.groups.is_initialized(group) {
             return Ok(());
         }
-        let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
-        let numbers: Vec<u64> = self.layout.pages_of_group(group).collect();
-        for numbers in numbers.chunks((SCAN_BYTES / self.layout.page_bytes()).max(1) as usize) {
-            let place = self.offsets(numbers[0]);
-            let (pages, second) = join(
-                read_sectors(medium, place.offset, numbers.len() * page_bytes, sector),
-                read_sectors(medium, place.second_offset, numbers.len() * sector, sector),
-            )
-            .await;
-            let ((pages, missing), (second, _)) = (pages?, second?);
-            let pieces = pages.chunks_exact(page_bytes).zip(second.chunks_exact(sector));
-            for (at, (number, (bytes, second))) in numbers.iter().zip(pieces).enumerate() {
-                let sectors = at * PAGE_SECTORS as usize..(at + 1) * PAGE_SECTORS as usize;
-                let here = missing.iter().filter(|missing| sectors.contains(missing));
-                let unreadable = here.fold(0, |bits, missing| bits | 1 << (missing - sectors.start));
-                let page = self.decode(*number, bytes, second, unreadable);
-                if self.report_entries(*number, &page, &mut see) && give_up {
-                    self.check_medium_reads(medium, &self.offsets(*number)).await?;
-                    self.mark_sectors_lost(*number, page.unreadable());
+        let numbers = self.layout.pages_of_group(group);
+        let at_once = (SCAN_BYTES / self.layout.page_bytes()).max(1);
+        for first in numbers.clone().step_by(at_once as usize) {
+            let numbers = first..numbers.end.min(first + at_once);
+            for (number, page) in numbers.clone().zip(self.read(medium, numbers).await?) {
+                if self.report_entries(number, &page, &mut see) && give_up {
+                    self.check_medium_reads(medium, &self.offsets(number)).await?;
+                    self.mark_sectors_lost(number, page.unreadable());
                 }
             }
         }
@@ -313,17 +297,14 @@ impl BlockMap {
         // What could not be read before is asked for once more: it would be lost for good.
         self.retry(number);
         let page = self.page(medium, number).await?;
-        let deallocated = self.lost_sectors.borrow().get(&number).copied().unwrap_or(0);
         let patches = self.patches.taken(number);
         let place = self.offsets(number);
-        let image = page.image(&self.layout, self.seed, &place, &patches, sequence, deallocated);
+        let image = page.image(&self.layout, self.seed, &place, &patches, sequence, self.lost_sectors(number));
         if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
             self.check_medium_reads(medium, &place).await?;
         }
         let sector = self.layout.sector_bytes() as usize;
-        let mut buffer = medium.buffer(image.bytes.len());
-        buffer.copy_from_slice(&image.bytes);
-        let bytes = buffer.freeze();
+        let bytes = padded(medium, &image.bytes, image.bytes.len());
         let mut at = 0;
         while image.changed >> at != 0 {
             let run = (!(image.changed >> at)).trailing_zeros() as usize;
@@ -355,9 +336,8 @@ impl BlockMap {
         let page = self.page(medium, number).await?;
         page.set_raw(index, bytes);
         let (sector, bytes) = page.sector_of(index);
-        let mut buffer = medium.buffer(bytes.len());
-        buffer.copy_from_slice(&bytes);
-        medium.write(self.offsets(number).offset + sector * bytes.len() as u64, buffer.freeze()).await?;
+        let offset = self.offsets(number).offset + sector * bytes.len() as u64;
+        medium.write(offset, padded(medium, &bytes, bytes.len())).await?;
         medium.sync().await
     }
 }

@@ -149,7 +149,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             // Only a map entry that is beyond doubt frees its physical block: a stale one's may be another block's by now.
             if let MapLookup::Mapped(old) = old
                 && old.kind == MapEntryKind::Stored
-                && self.is_in_bounds(&old)
+                && self.layout.holds(&old)
             {
                 self.allocator.defer_free(self.layout.group_of(old.lba), old.pbn, entry.kind != MapEntryKind::Stored);
             }

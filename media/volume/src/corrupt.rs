@@ -98,7 +98,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     async fn stored(&self, lba: Lba) -> Result<MapEntry, CorruptionError> {
         match self.held(lba).await?.1 {
-            MapLookup::Mapped(entry) if entry.kind == MapEntryKind::Stored && self.is_in_bounds(&entry) => Ok(entry),
+            MapLookup::Mapped(entry) if entry.kind == MapEntryKind::Stored && self.layout.holds(&entry) => Ok(entry),
             MapLookup::Mapped(_) | MapLookup::Unwritten => Err(CorruptionError::Empty(lba)),
             MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable => {
                 Err(CorruptionError::Damaged(lba))

@@ -46,7 +46,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 BlockLocation::Stored { pbn, .. } => Some(*pbn),
                 BlockLocation::Damaged(raw) => {
                     let entry = MapEntry::decode_unchecked(raw);
-                    self.is_in_bounds(&MapEntry { lba, ..entry }).then_some(entry.pbn)
+                    self.layout.holds(&MapEntry { lba, ..entry }).then_some(entry.pbn)
                 }
                 BlockLocation::Zeroes | BlockLocation::Bad(_) => None,
             };

@@ -26,7 +26,6 @@ mod block_map;
 mod checkpoint;
 mod commit;
 mod corrupt;
-mod error;
 pub mod format;
 mod free_map;
 mod gather;
@@ -58,10 +57,9 @@ mod write;
 
 pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionError, CorruptionKind};
-pub use error::VolumeError;
 pub use idle::UpkeepCounts;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
-pub use options::{Mutation, OpenOptions};
+pub use options::{Mutation, OpenOptions, VolumeError};
 pub use profile::{Hints, ProfileError, VolumeProfile};
 pub use recognise::{Recognised, Trace, recognise};
 pub use remains::{Remains, RemainsError, open_remains};
@@ -70,5 +68,22 @@ pub use superblocks::SuperblockCopy;
 pub use volume::{Volume, VolumeInfo};
 pub use worker::Worker;
 
+/// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
 #[cfg(test)]
-mod tests;
+mod tests {
+    mod allocation;
+    mod beside;
+    mod block_map;
+    mod closing;
+    mod corrupt;
+    mod fairness;
+    mod log;
+    mod neighbours;
+    mod recognition;
+    mod recovery;
+    mod remains;
+    mod requests;
+    mod resize;
+    mod runs;
+    pub(crate) mod setup;
+}

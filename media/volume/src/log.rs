@@ -19,6 +19,7 @@ use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun, Seed, Superblock};
+use crate::medium::padded;
 use crate::options::Mutation;
 
 /// Map entries of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.
@@ -236,10 +237,9 @@ impl Log {
             return Ok(());
         };
         LogSector::set_durable_seq(&mut last.bytes, self.seed, last.sequence + 1);
-        let mut buffer = medium.buffer(last.bytes.len());
-        buffer.copy_from_slice(&last.bytes);
+        let bytes = padded(medium, &last.bytes, last.bytes.len());
         let place = self.layout.log_sector_offset(last.sequence, last.only_in.unwrap_or(last.sequence) + 1);
-        if let Err(error) = medium.write(place, buffer.freeze()).await {
+        if let Err(error) = medium.write(place, bytes).await {
             tracing::warn!(%error, "cannot write the second copy of the last log sector");
             self.last.borrow_mut().iter_mut().for_each(|last| last.has_no_second_copy = true);
             return Ok(());

@@ -105,7 +105,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn location_of_lookup(&self, lba: Lba, lookup: MapLookup) -> BlockLocation {
         match lookup {
             MapLookup::Unwritten => BlockLocation::Zeroes,
-            MapLookup::Mapped(entry) if !self.is_in_bounds(&entry) => BlockLocation::Bad(BadBlock::media(lba)),
+            MapLookup::Mapped(entry) if !self.layout.holds(&entry) => BlockLocation::Bad(BadBlock::media(lba)),
             MapLookup::Mapped(entry) => self.location_of(entry),
             MapLookup::Stale { entry, expected } => {
                 BlockLocation::Bad(bad_tag(lba, Field::StorageTag, u64::from(expected), u64::from(entry.generation)))

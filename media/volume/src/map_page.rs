@@ -34,17 +34,8 @@ pub(crate) enum MapLookup {
     Unreadable,
 }
 
-/// What was read of a page.
-pub(crate) struct MapPageParts {
-    /// Its map entries; those in sectors that cannot be read are zeroes.
-    pub entries: Vec<[u8; MAP_ENTRY_BYTES]>,
-    /// Bits of the sectors with map entries that cannot be read.
-    pub unreadable: u32,
-    /// Its two copies of the generations, where they check.
-    pub copies: [Option<Generations>; 2],
-}
-
-/// The map entries and generations of a run of blocks.
+/// The map entries and generations of a run of blocks; none of either where none of the blocks was ever written.
+#[derive(Default)]
 pub(crate) struct MapPage {
     /// None for a page that is not on the medium, because its block group is not initialized.
     entries: RefCell<Vec<[u8; MAP_ENTRY_BYTES]>>,
@@ -74,21 +65,13 @@ fn sector_bit(per_sector: usize, index: usize) -> u32 {
 }
 
 impl MapPage {
-    /// The page of blocks of which none was ever written.
-    pub fn unwritten() -> MapPage {
-        MapPage {
-            entries: RefCell::default(),
-            generations: RefCell::new(None),
-            unreadable: Cell::new(0),
-            lost_copies: Cell::new(0),
-            is_behind: Cell::new(false),
-            touched: Cell::new(true),
-        }
-    }
-
-    /// The page that was read. Of the copies of its generations the one with the higher sequence counts.
-    pub fn new(found: MapPageParts) -> MapPage {
-        let [first, second] = found.copies;
+    /// The page that was read: its map entries, with zeroes for those in the sectors that are `unreadable`, and its two copies of
+    /// the generations, where they check. The copy with the higher sequence counts.
+    pub fn new(
+        entries: Vec<[u8; MAP_ENTRY_BYTES]>,
+        unreadable: u32,
+        [first, second]: [Option<Generations>; 2],
+    ) -> MapPage {
         let (generations, lost_copies, is_behind) = match (first, second) {
             (Some(a), Some(b)) if a.sequence == b.sequence => (Some(a.of_blocks), 0, false),
             (Some(a), Some(b)) => (Some(if b.sequence > a.sequence { b.of_blocks } else { a.of_blocks }), 0, true),
@@ -96,9 +79,9 @@ impl MapPage {
             (None, None) => (None, 2, false),
         };
         MapPage {
-            entries: RefCell::new(found.entries),
+            entries: RefCell::new(entries),
             generations: RefCell::new(generations),
-            unreadable: Cell::new(found.unreadable),
+            unreadable: Cell::new(unreadable),
             lost_copies: Cell::new(lost_copies),
             is_behind: Cell::new(is_behind),
             touched: Cell::new(true),

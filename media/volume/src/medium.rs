@@ -106,6 +106,15 @@ impl<M: Medium> Medium for OneSync<M> {
     }
 }
 
+/// A buffer of the medium's with these bytes, and zeroes up to `len_bytes`.
+pub(crate) fn padded(medium: &impl Medium, bytes: &[u8], len_bytes: usize) -> Slice {
+    let mut buffer = medium.buffer(len_bytes);
+    let (head, rest) = buffer.split_at_mut(bytes.len());
+    head.copy_from_slice(bytes);
+    rest.fill(0);
+    buffer.freeze()
+}
+
 /// How often a sector is read before it counts as unreadable.
 const READ_ATTEMPTS: u32 = 3;
 

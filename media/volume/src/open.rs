@@ -1,9 +1,9 @@
 //! Creating a volume and opening it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Condition, Geometry, Limits, Medium};
+use sealblock_block::{Clock, Condition, Geometry, Limits, Medium, RangeLock};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
@@ -11,13 +11,12 @@ use sealblock_units::{BlockCount, BlockSize};
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
-use crate::error::VolumeError;
 use crate::format::{Layout, Seed, Superblock};
 use crate::idle::Upkeep;
 use crate::log::Log;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
-use crate::options::OpenOptions;
+use crate::options::{OpenOptions, VolumeError};
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
@@ -163,8 +162,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         checkpoints: Checkpoints::default(),
         reserved,
         superblock: Cell::new(superblock),
-        loading_groups: RefCell::default(),
-        group_loaded: Condition::default(),
+        loading_groups: RangeLock::default(),
         state: Cell::new(VolumeState::Open),
         keeps_free_space: Cell::new(false),
         changes: Cell::new(0),

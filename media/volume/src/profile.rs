@@ -277,9 +277,7 @@ async fn guard_of<M: Medium>(
 ) -> Option<(Option<PiFormat>, u64)> {
     let mut votes: BTreeMap<usize, u64> = BTreeMap::new();
     for entry in samples {
-        let group = layout.block_group(layout.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks);
-        let Some(group) = group else { continue };
-        let offset = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
+        let Some(offset) = layout.data_offset(entry) else { continue };
         let Some(data) = chunks.get(offset, layout.block_size().bytes()).await else { continue };
         for (number, format) in formats().enumerate() {
             *votes.entry(number).or_default() += u64::from(is_sealed_as(entry, format, data));

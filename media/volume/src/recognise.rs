@@ -12,11 +12,11 @@ use std::fmt;
 use sealblock_block::{Medium, MediumError, ReservedArea};
 use sealblock_units::{BlockSize, Lba};
 
-use crate::error::VolumeError;
 use crate::format::{
     Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
     Superblock, SuperblockError, reserved_offset,
 };
+use crate::options::VolumeError;
 use crate::superblocks;
 
 /// Bytes looked at in one place.

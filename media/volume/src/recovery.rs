@@ -14,12 +14,11 @@ use futures_util::future::join;
 use sealblock_block::Medium;
 use sealblock_units::Lba;
 
-use crate::error::VolumeError;
 use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock};
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
-use crate::options::{Mutation, OpenOptions};
+use crate::options::{Mutation, OpenOptions, VolumeError};
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -256,10 +255,7 @@ async fn read_log<'a, M: Medium>(
 
 /// Whether a map entry can be one of this volume.
 pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
-    let (layout, entry) = (&superblock.layout, &run.first);
-    let group =
-        (run.end() <= layout.capacity_blocks()).then(|| layout.block_group(layout.group_of(entry.lba))).flatten();
-    group.is_some_and(|group| entry.kind != MapEntryKind::Stored || entry.pbn < group.physical_blocks)
+    run.end() <= superblock.layout.capacity_blocks() && superblock.layout.holds(&run.first)
 }
 
 /// Whether the data of a map entry are on the medium.
@@ -281,10 +277,8 @@ pub(crate) async fn has_data<M: Medium>(
     if entry.kind != MapEntryKind::Stored || entry.guard_unverified {
         return Ok(DataPresence::Yes);
     }
-    let layout = &superblock.layout;
-    let group = layout.block_group(layout.group_of(entry.lba)).expect("the map entry was found to fit the volume");
-    let offset = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
-    let length = layout.block_size().bytes();
+    let offset = superblock.layout.data_offset(entry).expect("the map entry was found to fit the volume");
+    let length = superblock.layout.block_size().bytes();
     let (data, missing) = read_sectors(medium, offset, length, length).await?;
     Ok(match missing.is_empty() {
         true if data_match(entry, superblock.protection, &data) => DataPresence::Yes,

@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let entry = match self.memtable.get(lba) {
             Some(entry) => Some(entry),
             None => match self.lookup_cached(lba)? {
-                MapLookup::Mapped(entry) if self.is_in_bounds(&entry) => Some(entry),
+                MapLookup::Mapped(entry) if self.layout.holds(&entry) => Some(entry),
                 _ => None,
             },
         };

@@ -12,12 +12,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use sealblock_block::{Clock, Medium};
 
 use crate::block_groups::BlockGroups;
-use crate::error::VolumeError;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
 use crate::map_entries::MapEntries;
 use crate::map_page::MapLookup;
 use crate::open::{OpenVolume, assemble};
-use crate::options::OpenOptions;
+use crate::options::{OpenOptions, VolumeError};
 use crate::profile::{self, Hints, ProfileError, VolumeProfile};
 use crate::recovery::{DataPresence, Recovered, fits, has_data};
 use crate::superblocks::lost_copies;

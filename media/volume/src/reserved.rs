@@ -12,6 +12,7 @@ use sealblock_runtime_memory::Slice;
 
 use crate::block_groups::LostCopies;
 use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
+use crate::medium::padded;
 
 /// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.
 const ALL: RangeInclusive<u64> = 0..=0;
@@ -105,14 +106,12 @@ impl ReservedAreas {
         sync: impl AsyncFnOnce() -> Result<(), Error>,
     ) -> Result<(), Error> {
         if let ReservedArea::Bitmap { page } = area {
-            let mut buffer = medium.buffer(BITMAP_PAGE_BYTES as usize);
-            buffer.fill(0);
-            buffer[..bytes.len()].copy_from_slice(bytes);
+            let bytes = padded(medium, bytes, BITMAP_PAGE_BYTES as usize);
             {
                 let _in_order = self.turns.lock(ALL).await;
                 // As below: a dropped write is still in flight, and could land on this one.
                 medium.drain().await;
-                medium.write(self.bitmap_page(page)?, buffer.freeze()).await?;
+                medium.write(self.bitmap_page(page)?, bytes).await?;
             }
             return sync().await;
         }
@@ -126,10 +125,8 @@ impl ReservedAreas {
         let copy = ReservedCopy { write_seq, bytes: bytes.to_vec() };
         let encoded = copy.encode(area, self.seed);
         let sector = self.layout.sector_bytes() as usize;
-        let mut buffer = medium.buffer(encoded.len().next_multiple_of(sector));
-        buffer.fill(0);
-        buffer[..encoded.len()].copy_from_slice(&encoded);
-        let (bytes_written, [start, tail]) = (buffer.freeze(), self.layout.reserved_offsets(area, write_seq));
+        let bytes_written = padded(medium, &encoded, encoded.len().next_multiple_of(sector));
+        let [start, tail] = self.layout.reserved_offsets(area, write_seq);
         medium.write(start, bytes_written.clone()).await?;
         if let Err(error) = medium.write(tail, bytes_written).await {
             tracing::warn!(%error, "cannot write the second copy of the reserved area");

@@ -11,10 +11,9 @@ use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumError
 use sealblock_units::Extent;
 
 use crate::block_groups::BlockGroups;
-use crate::error::VolumeError;
 use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
 use crate::open::{OpenVolume, open};
-use crate::options::{Mutation, OpenOptions};
+use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::superblocks;
 use crate::volume::Volume;
 

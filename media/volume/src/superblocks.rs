@@ -5,10 +5,11 @@
 //! two were overwritten, or put back to what they were, opens from it as it is.
 
 use sealblock_block::{Medium, MediumError};
-use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_memory::Slice;
 
-use crate::error::VolumeError;
-use crate::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
+use crate::medium::padded;
+use crate::options::VolumeError;
 
 /// Copies of a superblock.
 pub(crate) const COPIES: usize = 3;
@@ -40,22 +41,18 @@ pub(crate) struct SuperblockProbe {
 }
 
 /// Why a copy cannot be used.
+#[derive(Debug, thiserror::Error)]
 enum CopyError {
+    #[error("{0}")]
     Medium(MediumError),
+    #[error("{0}")]
     Superblock(SuperblockError),
     /// It is this many writes older than the others.
+    #[error("it missed {0} writes of the others")]
     Behind(u64),
 }
 
 impl CopyError {
-    fn to_text(&self) -> String {
-        match self {
-            CopyError::Medium(error) => error.to_string(),
-            CopyError::Superblock(error) => error.to_string(),
-            CopyError::Behind(writes) => format!("it missed {writes} writes of the others"),
-        }
-    }
-
     /// Whether it is a superblock all the same: one that is not understood. No other copy may be used in its stead.
     fn is_foreign(&self) -> bool {
         use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
@@ -126,10 +123,10 @@ fn lost(copy: Result<Superblock, CopyError>, newest: &Superblock) -> Option<Stri
         // They take turns, and a crash may have come between a write of theirs and that of the third.
         Ok(copy) if copy.uuid == newest.uuid => {
             let missed = newest.write_seq.saturating_sub(copy.write_seq);
-            (missed > 2).then(|| CopyError::Behind(missed).to_text())
+            (missed > 2).then(|| CopyError::Behind(missed).to_string())
         }
         Ok(_) => Some("the superblock of another volume is there".to_owned()),
-        Err(loss) => Some(loss.to_text()),
+        Err(loss) => Some(loss.to_string()),
     }
 }
 
@@ -222,12 +219,13 @@ pub(crate) async fn write_at_start<M: Medium>(medium: &M, superblock: &Superbloc
     medium.write(SUPERBLOCK_OFFSETS[(superblock.write_seq % 2) as usize], image(medium, superblock)).await
 }
 
+/// Bytes that are written for one copy: a sector, of the volume or of the medium.
+fn copy_bytes<M: Medium>(medium: &M, layout: &Layout) -> usize {
+    layout.sector_bytes().max(medium.sector_bytes()) as usize
+}
+
 fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {
-    let sector = (superblock.layout.sector_bytes() as usize).max(medium.sector_bytes() as usize);
-    let mut buffer = medium.buffer(sector);
-    buffer.fill(0);
-    buffer[..SUPERBLOCK_BYTES].copy_from_slice(&superblock.encode());
-    buffer.freeze()
+    padded(medium, &superblock.encode(), copy_bytes(medium, &superblock.layout))
 }
 
 /// Makes the third copy of a layout unreadable: it must not be found where that layout is not the volume's any more.
@@ -235,8 +233,7 @@ fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {
 /// # Errors
 /// When the medium fails.
 pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
-    let sector = layout.sector_bytes().max(medium.sector_bytes()) as usize;
-    medium.write(layout.third_offset(), Buffer::zeroed(sector).freeze()).await
+    medium.write(layout.third_offset(), padded(medium, &[], copy_bytes(medium, layout))).await
 }
 
 /// Makes every copy that an earlier volume may have left on the medium unreadable, before a new one is laid out like this.
@@ -246,10 +243,10 @@ pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result
 pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
     let old = read(medium).await.ok().map(|found| found.superblock.layout.third_offset());
     let thirds = [old, tail_offset(medium), Some(layout.third_offset())];
-    let sector = u64::from(layout.sector_bytes().max(medium.sector_bytes()));
+    let sector = copy_bytes(medium, layout);
     for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds.into_iter().flatten()) {
-        if offset + sector <= medium.len_bytes() {
-            medium.write(offset, Buffer::zeroed(sector as usize).freeze()).await?;
+        if offset + sector as u64 <= medium.len_bytes() {
+            medium.write(offset, padded(medium, &[], sector)).await?;
         }
     }
     Ok(())

@@ -1,17 +1,17 @@
 //! The open volume: its parts, and its face as a device.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use sealblock_block::{
     Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumError, MediumErrorKind,
-    Outcome, Request, Response,
+    Outcome, RangeLock, Request, Response,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
-use crate::format::{Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
+use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
 use crate::idle::Upkeep;
 use crate::log::Log;
@@ -48,8 +48,8 @@ pub struct Volume<M, C> {
     pub(crate) checkpoints: Checkpoints,
     pub(crate) reserved: ReservedAreas,
     pub(crate) superblock: Cell<Superblock>,
-    pub(crate) loading_groups: RefCell<Vec<u64>>,
-    pub(crate) group_loaded: Condition,
+    /// Block groups that are being loaded, each by one at a time.
+    pub(crate) loading_groups: RangeLock,
     pub(crate) state: Cell<VolumeState>,
     /// When it is closed, the space of free physical blocks is not given back.
     pub(crate) keeps_free_space: Cell<bool>,
@@ -195,42 +195,30 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.state.get() == VolumeState::Failed
     }
 
-    /// Where a physical block of the block's group lies on the medium, and how many physical blocks the block group has.
-    pub(crate) fn pbn_offset(&self, group: u64, pbn: u32) -> u64 {
-        let group = self.layout.block_group(group).expect("block groups come from blocks of the volume");
-        group.data_offset + (u64::from(pbn) << self.geometry.block_size.shift())
+    pub(crate) fn block_group(&self, number: u64) -> BlockGroup {
+        self.layout.block_group(number).expect("block groups come from blocks of the volume")
     }
 
-    /// Whether a map entry can be about this block at all: its physical block is one of the block group.
-    pub(crate) fn is_in_bounds(&self, entry: &MapEntry) -> bool {
-        entry.kind != MapEntryKind::Stored
-            || (entry.lba.get() < self.layout.capacity_blocks()
-                && entry.pbn < self.layout.physical_blocks_at(entry.lba))
+    /// Where a physical block of the block's group lies on the medium, and how many physical blocks the block group has.
+    pub(crate) fn pbn_offset(&self, group: u64, pbn: u32) -> u64 {
+        self.block_group(group).data_offset + (u64::from(pbn) << self.geometry.block_size.shift())
     }
 
     /// Loads the map of free physical blocks of a block group by reading its map entries.
-    pub(crate) async fn load_group(&self, group: u64) -> Result<(), Error> {
-        while !self.allocator.is_loaded(group) {
-            if self.loading_groups.borrow().contains(&group) {
-                self.group_loaded.wait_until(|| !self.loading_groups.borrow().contains(&group)).await;
-                continue;
-            }
-            self.loading_groups.borrow_mut().push(group);
-            let _loading = GroupLoading { volume: self, group };
-            let place = self.layout.block_group(group).expect("block groups come from blocks of the volume");
-            // A block group is loaded to be written to. Its map pages take their space now, while nothing is lost if there is none.
-            match self.medium.reserve(place.pages_offset, place.data_offset - place.pages_offset).await {
-                Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
-                _ => {}
-            }
-            let map = self.read_free_map(group).await?;
-            self.allocator.load(group, map);
+    pub(crate) async fn load_group(&self, number: u64) -> Result<(), Error> {
+        if self.allocator.is_loaded(number) {
+            return Ok(());
         }
-        Ok(())
-    }
-
-    async fn read_free_map(&self, number: u64) -> Result<FreeMap, Error> {
-        let group = self.layout.block_group(number).expect("block groups come from blocks of the volume");
+        let _alone = self.loading_groups.lock(number..=number).await;
+        if self.allocator.is_loaded(number) {
+            return Ok(());
+        }
+        let group = self.block_group(number);
+        // A block group is loaded to be written to. Its map pages take their space now, while nothing is lost if there is none.
+        match self.medium.reserve(group.pages_offset, group.data_offset - group.pages_offset).await {
+            Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
+            _ => {}
+        }
         let map = FreeMap::new(group.blocks as u32, group.physical_blocks, self.geometry.block_size.bytes() as u32);
         let (mut loader, mut index) = (Loader::new(map), 0);
         // Which physical blocks a lost sector names is not known, so they may be used again: what it said must not come back.
@@ -239,7 +227,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             index += 1;
         };
         self.block_map.scan(&self.medium, number, !self.is_read_only, see).await?;
-        Ok(loader.finish())
+        self.allocator.load(number, loader.finish());
+        Ok(())
     }
 
     /// Whether nothing was ever written to a block group, without a look at its blocks.
@@ -277,18 +266,6 @@ impl Drop for ChangeGuard<'_> {
         if self.changes.get() == 0 && self.state.get() == VolumeState::Closing {
             self.ended.notify();
         }
-    }
-}
-
-struct GroupLoading<'a, M, C> {
-    volume: &'a Volume<M, C>,
-    group: u64,
-}
-
-impl<M, C> Drop for GroupLoading<'_, M, C> {
-    fn drop(&mut self) {
-        self.volume.loading_groups.borrow_mut().retain(|group| *group != self.group);
-        self.volume.group_loaded.notify();
     }
 }
 

@@ -166,8 +166,6 @@ fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
 
 /// Where the data of a map entry lie.
 fn data_range(specimen: &Specimen, entry: &MapEntry) -> Option<Range> {
-    let layout = &specimen.layout;
-    let group = layout.block_group(layout.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks)?;
-    let start = group.data_offset + (u64::from(entry.pbn) << layout.block_size().shift());
-    Some((start, start + layout.block_size().bytes() as u64))
+    let start = specimen.layout.data_offset(entry)?;
+    Some((start, start + specimen.layout.block_size().bytes() as u64))
 }

@@ -9,10 +9,10 @@
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::LogSector;
 use super::segments::{
     ALIGNMENT, BlockGroup, Grouping, LayoutError, MAX_CAPACITY_BLOCKS, PAGE_SECTORS, Segment, Segments,
 };
+use super::{LogSector, MapEntry, MapEntryKind};
 
 /// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
 /// cost in a row, so that no such fault reaches both places of a sector.
@@ -336,6 +336,18 @@ impl Layout {
         let (group, index) = self.place_in_group(lba);
         let page_blocks = self.page_blocks();
         (group * self.group_pages + index / page_blocks, (index % page_blocks) as usize)
+    }
+
+    /// Whether a map entry can be about its block: a block of the volume, and a physical block of its block group.
+    pub fn holds(&self, entry: &MapEntry) -> bool {
+        let is_in_group = || entry.pbn < self.physical_blocks_at(entry.lba);
+        entry.lba.get() < self.capacity_blocks && (entry.kind != MapEntryKind::Stored || is_in_group())
+    }
+
+    /// Where the data of a map entry that names a physical block of the volume lie.
+    pub fn data_offset(&self, entry: &MapEntry) -> Option<u64> {
+        let group = self.block_group(self.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks)?;
+        Some(group.data_offset + (u64::from(entry.pbn) << self.block_size().shift()))
     }
 
     /// Where a page lies, if there is one with this number.
