@@ -5,6 +5,7 @@
 //! copies are written one after the other, with a sync between, so that one of them is whole at any time.
 
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
@@ -36,7 +37,6 @@ pub(crate) struct BlockGroups {
     layout: Layout,
     seed: Seed,
     sectors: RefCell<Vec<GroupMapSector>>,
-    initialized_count: Cell<u64>,
     /// Sectors one of whose copies is lost or older than the other.
     to_repair: RefCell<Vec<u64>>,
     lost_copies: LostCopies,
@@ -54,7 +54,6 @@ impl BlockGroups {
             layout,
             seed,
             sectors: RefCell::new(sectors),
-            initialized_count: Cell::new(0),
             to_repair: RefCell::default(),
             lost_copies: LostCopies::default(),
             is_marked_resized: false,
@@ -102,12 +101,12 @@ impl BlockGroups {
         }
         groups.reconcile(medium, &disputed).await?;
         groups.guessed = doubtful.clone();
-        if groups.initialized_count.get() < superblock.initialized_groups {
+        if groups.initialized_count() < superblock.initialized_groups {
             doubtful = (0..layout.group_map_sectors()).collect();
             groups.to_repair = RefCell::new(doubtful.clone());
         }
         groups.find_by_generations(medium, &doubtful).await?;
-        if groups.initialized_count.get() < superblock.initialized_groups {
+        if groups.initialized_count() < superblock.initialized_groups {
             groups.mark_initialized(&doubtful);
         }
         Ok(groups)
@@ -139,14 +138,12 @@ impl BlockGroups {
     async fn find_by_generations<M: Medium>(&mut self, medium: &M, sectors: &[u64]) -> Result<(), MediumError> {
         for index in sectors {
             tracing::warn!(sector = index, "group map lost or old; finding its block groups by their map pages");
-            let first = index * self.layout.groups_per_map_sector();
-            for group in first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups()) {
+            for group in self.groups_of(*index) {
                 if !self.is_initialized(group) && self.has_generations(medium, group).await? {
                     self.set_bit(group);
                 }
             }
         }
-        self.count();
         Ok(())
     }
 
@@ -162,7 +159,6 @@ impl BlockGroups {
                 self.set_bit(group);
             }
         }
-        self.count();
         Ok(())
     }
 
@@ -190,15 +186,26 @@ impl BlockGroups {
 
     /// Whether a block group is initialized.
     pub fn is_initialized(&self, group: u64) -> bool {
+        let (sector, bit) = self.place(group);
+        self.sectors.borrow().get(sector).is_some_and(|sector| sector.has(bit))
+    }
+
+    /// The sector of a block group, and its bit there.
+    fn place(&self, group: u64) -> (usize, usize) {
         let per_sector = self.layout.groups_per_map_sector();
-        let sectors = self.sectors.borrow();
-        let bit = (group % per_sector) as usize;
-        sectors.get((group / per_sector) as usize).is_some_and(|sector| sector.bits[bit / 8] >> (bit % 8) & 1 == 1)
+        ((group / per_sector) as usize, (group % per_sector) as usize)
+    }
+
+    /// The block groups of a sector.
+    fn groups_of(&self, sector: u64) -> Range<u64> {
+        let first = sector * self.layout.groups_per_map_sector();
+        first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups())
     }
 
     /// How many block groups are initialized.
     pub fn initialized_count(&self) -> u64 {
-        self.initialized_count.get()
+        let ones = |sector: &GroupMapSector| sector.bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
+        self.sectors.borrow().iter().map(ones).sum()
     }
 
     /// Where lost copies are counted.
@@ -220,12 +227,7 @@ impl BlockGroups {
     /// Takes every block group of these sectors for one that is initialized: it is known that some have, and not which, so that
     /// none may read as never written.
     fn mark_initialized(&self, sectors: &[u64]) {
-        for index in sectors {
-            let first = index * self.layout.groups_per_map_sector();
-            let end = (first + self.layout.groups_per_map_sector()).min(self.layout.block_groups());
-            (first..end).for_each(|group| self.set_bit(group));
-        }
-        self.count();
+        sectors.iter().flat_map(|sector| self.groups_of(*sector)).for_each(|group| self.set_bit(group));
     }
 
     /// How many block groups below `end` are initialized.
@@ -234,15 +236,8 @@ impl BlockGroups {
     }
 
     fn set_bit(&self, group: u64) {
-        let per_sector = self.layout.groups_per_map_sector();
-        let bit = (group % per_sector) as usize;
-        self.sectors.borrow_mut()[(group / per_sector) as usize].bits[bit / 8] |= 1 << (bit % 8);
-    }
-
-    fn count(&self) {
-        let sectors = self.sectors.borrow();
-        let ones = |sector: &GroupMapSector| sector.bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
-        self.initialized_count.set(sectors.iter().map(ones).sum());
+        let (sector, bit) = self.place(group);
+        self.sectors.borrow_mut()[sector].set(bit);
     }
 
     /// Says of block groups, in order, that they are initialized, once their generations are durable; durable in the end.
@@ -267,27 +262,29 @@ impl BlockGroups {
 
     /// Writes sectors with the bits that they have and those of `groups`.
     async fn rewrite<M: Medium>(&self, medium: &M, sectors: &[u64], groups: &[u64]) -> Result<(), MediumError> {
-        let per_sector = self.layout.groups_per_map_sector();
         let image = |index: &u64| {
             let mut sector = self.sectors.borrow()[*index as usize].clone();
             sector.write_seq += 1;
-            for group in groups.iter().filter(|group| **group / per_sector == *index) {
-                let bit = (group % per_sector) as usize;
-                sector.bits[bit / 8] |= 1 << (bit % 8);
-            }
+            let places = groups.iter().map(|group| self.place(*group));
+            places.filter(|(of, _)| *of as u64 == *index).for_each(|(_, bit)| sector.set(bit));
             sector
         };
         let images: Vec<GroupMapSector> = sectors.iter().map(image).collect();
-        for copy in 0..COPIES {
-            self.write_copy(medium, copy, &images).await?;
-            medium.sync().await?;
-        }
+        self.write_copies(medium, &images).await?;
         for image in images {
             self.to_repair.borrow_mut().retain(|index| *index != image.index);
             let index = image.index as usize;
             self.sectors.borrow_mut()[index] = image;
         }
-        self.count();
+        Ok(())
+    }
+
+    /// Writes one copy of sectors and then the other; each is durable before the next step.
+    async fn write_copies<M: Medium>(&self, medium: &M, images: &[GroupMapSector]) -> Result<(), MediumError> {
+        for copy in 0..COPIES {
+            self.write_copy(medium, copy, images).await?;
+            medium.sync().await?;
+        }
         Ok(())
     }
 
@@ -327,11 +324,7 @@ impl BlockGroups {
                 }
             })
             .collect();
-        for copy in 0..COPIES {
-            self.write_copy(medium, copy, &images).await?;
-            medium.sync().await?;
-        }
-        Ok(())
+        self.write_copies(medium, &images).await
     }
 
     /// Writes both copies of every sector of the map of a new volume; durable after the next sync.

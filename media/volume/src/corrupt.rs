@@ -9,7 +9,7 @@ use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
-use crate::format::{MapEntry, MapEntryKind};
+use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind};
 use crate::map_page::{MapLookup, MapPage};
 use crate::volume::Volume;
 
@@ -139,12 +139,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut tuple = Tuple::read(format, &raw[..format.tuple_bytes()]);
         change(&mut tuple);
         tuple.write(format, &mut raw[..format.tuple_bytes()]);
-        Ok(self.block_map.write_raw(&self.medium, entry.lba, raw).await.map_err(Error::from)?)
+        self.put_entry(entry.lba, raw).await
     }
 
-    /// Puts a map entry in place of a block's that is whole and right in itself, under the block's present generation.
-    async fn put_entry(&self, lba: Lba, planted: &MapEntry) -> Result<(), CorruptionError> {
-        let bytes = planted.encode(self.seed);
+    /// Puts other bytes in place of a block's map entry, under the block's present generation.
+    async fn put_entry(&self, lba: Lba, bytes: [u8; MAP_ENTRY_BYTES]) -> Result<(), CorruptionError> {
         Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
@@ -153,9 +152,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         // What the block held before is gone, so the older block is one that differs from the present one.
         data.iter_mut().for_each(|byte| *byte = !*byte);
         let generation = if entry.generation > 1 { entry.generation - 1 } else { u16::MAX };
-        let older = self.sealed_entry(entry.lba, entry.lba, entry.pbn, generation, &data);
+        let older = self.sealed_entry(entry.lba, entry.pbn, generation, &data);
         self.put_stored_data(entry, data).await?;
-        self.put_entry(entry.lba, &older).await
+        self.put_entry(entry.lba, older.encode(self.seed)).await
     }
 
     async fn misdirect(&self, entry: &MapEntry) -> Result<(), CorruptionError> {
@@ -166,18 +165,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let mut data = self.stored_data(entry).await?;
         data.iter_mut().for_each(|byte| *byte = byte.rotate_left(1) ^ 0x5a);
-        let landed = self.sealed_entry(Lba::new(other), Lba::new(other), entry.pbn, entry.generation, &data);
+        let landed = self.sealed_entry(Lba::new(other), entry.pbn, entry.generation, &data);
         self.put_stored_data(entry, data).await?;
-        self.put_entry(lba, &landed).await
+        self.put_entry(lba, landed.encode(self.seed)).await
     }
 
     /// A map entry as a write of `data` to `lba` would have made it.
-    fn sealed_entry(&self, lba: Lba, reference: Lba, pbn: u32, generation: u16, data: &Buffer) -> MapEntry {
-        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: reference.get() };
+    fn sealed_entry(&self, lba: Lba, pbn: u32, generation: u16, data: &Buffer) -> MapEntry {
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: lba.get() };
         let data = Buffer::copy_from(data).freeze();
         let sealed = Sealed::seal(data, self.geometry.block_size, self.geometry.protection, &tags);
-        let mut entry =
-            MapEntry { lba, kind: MapEntryKind::Stored, pbn, generation, tuple: [0; 16], guard_unverified: false };
+        let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, generation, ..MapEntry::deallocated(lba) };
         self.fill_tuple(&mut entry, &sealed, 0);
         entry
     }

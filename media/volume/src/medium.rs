@@ -30,11 +30,6 @@ impl<M> OneSync<M> {
     pub fn get(&self) -> &M {
         &self.medium
     }
-
-    /// The medium itself, for good.
-    pub fn into_inner(self) -> M {
-        self.medium
-    }
 }
 
 impl<M: Medium> Medium for OneSync<M> {

@@ -19,9 +19,9 @@ pub(crate) struct Memtable {
 }
 
 impl Memtable {
-    /// An memtable with these map entries in its committing part: what recovery found, for a volume opened read-only.
-    pub fn recovered(entries: MapEntries) -> Memtable {
-        Memtable { active: RefCell::default(), immutable: RefCell::new(entries) }
+    /// Takes over what recovery found, for a volume opened read-only: it goes into the committing part.
+    pub fn recover(&self, entries: MapEntries) {
+        *self.immutable.borrow_mut() = entries;
     }
 
     /// The newest map entry of a block, if it is here.

@@ -83,7 +83,10 @@ pub async fn open<M: Medium, C: Clock>(
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
     let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
     let settled = are_all_usable && recovered.next == superblock.log_tail;
-    let volume = Rc::new(assemble(medium, clock, superblock, options, recovered, groups));
+    let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
+    if options.read_only {
+        volume.memtable.recover(recovered.entries);
+    }
     if !options.read_only && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         volume.checkpoint_recovered(&entries).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
@@ -91,7 +94,8 @@ pub async fn open<M: Medium, C: Clock>(
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
-fn describe(
+/// What was found when a volume was opened; `taken` blocks have map entries of the log.
+pub(crate) fn describe(
     superblock: &Superblock,
     recovered: &Recovered,
     taken: u64,
@@ -135,7 +139,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     clock: C,
     superblock: Superblock,
     options: &OpenOptions,
-    recovered: Recovered,
+    recovered: &Recovered,
     groups: BlockGroups,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
@@ -155,7 +159,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
-        memtable: if options.read_only { Memtable::recovered(recovered.entries) } else { Memtable::default() },
+        memtable: Memtable::default(),
         log: Log::new(&superblock, recovered.next, options.mutation),
         log_lost: recovered.lost,
         commits,
@@ -209,18 +213,9 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
+    let new = Superblock::new(options.uuid, layout, options.protection);
     for write_seq in [0, 1] {
-        let superblock = Superblock {
-            uuid: options.uuid,
-            write_seq,
-            layout,
-            protection: options.protection,
-            is_clean: true,
-            uncorrectable: false,
-            keeps_space: options.preallocate,
-            log_tail: 0,
-            initialized_groups: 0,
-        };
+        let superblock = Superblock { write_seq, keeps_space: options.preallocate, ..new };
         superblocks::write(medium, &superblock).await?;
     }
     medium.sync().await?;

@@ -1,6 +1,8 @@
 //! Read, Verify, Checksum and BlockStatus: requests that change nothing.
 
-use futures_util::stream::{self, StreamExt};
+use std::pin::pin;
+
+use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_block::{
     BadBlock, BadBlocks, BlockState, Checksum, Clock, Coverage, Error, Medium, Outcome, Response, StatusRuns, Tally,
     Unchecked, VerifyStats, WhyUnchecked,
@@ -15,20 +17,19 @@ use crate::volume::Volume;
 /// Bytes of the pieces that a Verify is done in, and pieces in flight at once: together they fit in a core's near cache, so
 /// that data are summed before they have left it.
 const VERIFY_BYTES: u32 = 256 << 10;
-pub(crate) const VERIFY_PIECES: usize = 2;
+const VERIFY_PIECES: usize = 2;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
-        self.fetch(extent, checks).await.map(Response::Data)
+        let (located, _reading) = self.locate(extent).await?;
+        self.fetch_located(extent, &located, checks).await.map(Response::Data)
     }
 
     /// Reads and checks without handing the data on. A bad block does not hide another.
     pub(crate) async fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let pieces = self.verify_pieces(extent, checks);
-        let pieces = pieces.map(|(piece, checks)| async move { self.verify_piece(piece, &checks).await });
-        let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
+        let mut outcomes = pin!(self.check_pieces(extent, checks, |_, _| ()));
         let (mut bytes_transferred, mut tally) = (0, self.tally(extent, checks));
-        while let Some((bytes, outcome)) = outcomes.next().await {
+        while let Some((_, bytes, outcome)) = outcomes.next().await {
             bytes_transferred += bytes;
             if let Err(error) = outcome {
                 tally.take(error)?;
@@ -37,9 +38,44 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
     }
 
+    /// Checks blocks and sums their data. A bad block does not hide another.
+    pub(crate) async fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let crc64 =
+            |bytes, read: Option<Sealed>| read.map_or_else(|| crc64_of_zeroes(bytes), |read| guard::crc64(read.data()));
+        let mut outcomes = pin!(self.check_pieces(extent, checks, crc64));
+        let (mut whole, mut tally) = (Checksum::default(), self.tally(extent, checks));
+        while let Some((piece_bytes, bytes, outcome)) = outcomes.next().await {
+            match outcome {
+                Ok(part) => {
+                    whole.crc64 = combine::crc64(whole.crc64, part, piece_bytes);
+                    whole.bytes_transferred += bytes;
+                }
+                Err(error) => tally.take(error)?,
+            }
+        }
+        whole.coverage = tally.finish()?;
+        Ok(Response::Checksum(whole))
+    }
+
+    /// Checks blocks piece by piece, in order: the bytes of each piece, those that were read for it, and what `see` makes of its
+    /// length and its data, which are nothing where all are zeroes.
+    fn check_pieces<T>(
+        &self,
+        extent: Extent,
+        checks: &Checks,
+        see: fn(u64, Option<Sealed>) -> T,
+    ) -> impl Stream<Item = (u64, u64, Result<T, Error>)> {
+        let pieces = self.verify_pieces(extent, checks).map(move |(piece, checks)| async move {
+            let piece_bytes = piece.bytes(self.geometry.block_size);
+            let (bytes, outcome) = self.check_piece(piece, &checks).await;
+            (piece_bytes, bytes, outcome.map(|read| see(piece_bytes, read)))
+        });
+        stream::iter(pieces).buffered(VERIFY_PIECES)
+    }
+
     /// Where a check begins: it goes as far as there are seals that it is to look at, and nothing tells of writes that were in
     /// lost sectors of the log.
-    pub(crate) fn tally(&self, extent: Extent, checks: &Checks) -> Tally {
+    fn tally(&self, extent: Extent, checks: &Checks) -> Tally {
         let mut coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
         if self.log_lost > 0 {
             coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
@@ -48,7 +84,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The pieces that a Verify is done in, each with its checks.
-    pub(crate) fn verify_pieces(&self, extent: Extent, checks: &Checks) -> impl Iterator<Item = (Extent, Checks)> {
+    fn verify_pieces(&self, extent: Extent, checks: &Checks) -> impl Iterator<Item = (Extent, Checks)> {
         let max = BlockCount::new(VERIFY_BYTES >> self.geometry.block_size.shift()).unwrap_or(BlockCount::ONE);
         extent.split_aligned(max).map(move |piece| {
             let first = piece.start().get() - extent.start().get();
@@ -57,41 +93,31 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Whether nothing was ever written to the block groups of these blocks, as far as that is known without looking.
-    pub(crate) fn is_unwritten(&self, extent: Extent) -> bool {
+    fn is_unwritten(&self, extent: Extent) -> bool {
         let mut groups = self.layout.group_of(extent.start())..=self.layout.group_of(extent.last());
-        groups.all(|group| self.is_group_unwritten(group))
+        let is_logged = !self.memtable.is_empty() || !self.block_map.patches.is_empty();
+        !is_logged && groups.all(|group| !self.block_map.groups.is_initialized(group))
     }
 
-    /// Checks blocks; also says how many bytes were read for that.
-    async fn verify_piece(&self, extent: Extent, checks: &Checks) -> (u64, Result<(), Error>) {
+    /// Checks blocks; also says how many bytes were read for that. Nothing is read, and nothing given, where all are zeroes: most of
+    /// a large volume may be like this.
+    async fn check_piece(&self, extent: Extent, checks: &Checks) -> (u64, Result<Option<Sealed>, Error>) {
         if self.is_unwritten(extent) {
-            return (0, Ok(()));
+            return (0, Ok(None));
         }
         self.retry_map_pages(extent);
         match self.locate(extent).await {
-            // Nothing is stored, so nothing has to be read: most of a large volume may be like this.
-            Ok((located, _)) if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) => (0, Ok(())),
+            Ok((located, _)) if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) => (0, Ok(None)),
             Ok((located, _reading)) => {
-                let bytes = extent.bytes(self.geometry.block_size);
-                (bytes, self.fetch_located(extent, &located, checks).await.map(drop))
+                let read = self.fetch_located(extent, &located, checks).await;
+                (extent.bytes(self.geometry.block_size), read.map(Some))
             }
             Err(error) => (0, Err(error)),
         }
     }
 
-    /// Reads blocks and checks them.
-    pub(crate) async fn fetch(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
-        let (located, _reading) = self.locate(extent).await?;
-        self.fetch_located(extent, &located, checks).await
-    }
-
     /// Reads and checks located blocks. The caller holds the read guard on their physical blocks.
-    pub(crate) async fn fetch_located(
-        &self,
-        extent: Extent,
-        located: &LocatedBlocks,
-        checks: &Checks,
-    ) -> Result<Sealed, Error> {
+    async fn fetch_located(&self, extent: Extent, located: &LocatedBlocks, checks: &Checks) -> Result<Sealed, Error> {
         let size = self.geometry.block_size;
         let buffer = self.medium.buffer(extent.bytes(size) as usize);
         let mut bad_blocks: Vec<BadBlock> = Vec::new();
@@ -135,14 +161,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         tags.freeze()
     }
-}
 
-impl<M: Medium, C: Clock> Volume<M, C> {
     /// Blocks that were never written, or were deallocated, are holes. One of which the block map cannot tell is none, so that who
     /// reads everything else meets its damage.
     pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
         let mut runs = StatusRuns::default();
-        for (piece, _) in self.verify_pieces(extent, &sealblock_integrity::Checks::NONE) {
+        for (piece, _) in self.verify_pieces(extent, &Checks::NONE) {
             if self.is_unwritten(piece) {
                 runs.push(piece.blocks(), BlockState::Hole);
                 continue;
@@ -162,42 +186,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
         }
         Ok(Response::BlockStatus(runs.into_vec()))
-    }
-}
-
-impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Checks blocks and sums their data. A bad block does not hide another.
-    pub(crate) async fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let pieces = self.verify_pieces(extent, checks);
-        let pieces = pieces.map(|(piece, checks)| async move { (piece, self.digest_piece(piece, &checks).await) });
-        let mut outcomes = stream::iter(pieces).buffered(VERIFY_PIECES);
-        let (mut whole, mut tally) = (Checksum::default(), self.tally(extent, checks));
-        while let Some((piece, outcome)) = outcomes.next().await {
-            match outcome {
-                Ok(part) => {
-                    whole.crc64 = combine::crc64(whole.crc64, part.crc64, piece.bytes(self.geometry.block_size));
-                    whole.bytes_transferred += part.bytes_transferred;
-                }
-                Err(error) => tally.take(error)?,
-            }
-        }
-        whole.coverage = tally.finish()?;
-        Ok(Response::Checksum(whole))
-    }
-
-    async fn digest_piece(&self, extent: Extent, checks: &Checks) -> Result<Checksum, Error> {
-        let bytes_transferred = extent.bytes(self.geometry.block_size);
-        let zeroes = || Checksum { crc64: crc64_of_zeroes(bytes_transferred), ..Checksum::default() };
-        if self.is_unwritten(extent) {
-            return Ok(zeroes());
-        }
-        self.retry_map_pages(extent);
-        let (located, _reading) = self.locate(extent).await?;
-        if located.iter().all(|block| matches!(block, BlockLocation::Zeroes)) {
-            return Ok(zeroes());
-        }
-        let read = self.fetch_located(extent, &located, checks).await?;
-        Ok(Checksum { crc64: guard::crc64(read.data()), bytes_transferred, ..Checksum::default() })
     }
 }
 

@@ -296,19 +296,7 @@ mod tests {
 
     fn superblock(log_tail: u64, clean: bool) -> Superblock {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
-        let (uuid, write_seq, protection) = ([7; 16], 1, None);
-        let (keeps_space, uncorrectable, initialized_groups) = (true, false, 0);
-        Superblock {
-            uuid,
-            write_seq,
-            layout,
-            protection,
-            is_clean: clean,
-            keeps_space,
-            uncorrectable,
-            log_tail,
-            initialized_groups,
-        }
+        Superblock { is_clean: clean, log_tail, ..Superblock::new([7; 16], layout, None) }
     }
 
     /// What is lost where these sectors were found, of which the second repeat all of the one before.

@@ -48,7 +48,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 match self.relocate(group, extent, idle_period).await {
                     Ok(RelocateStep::Done) => (from, waited) = (extent + 1, false),
                     Ok(RelocateStep::NoSpace) if !waited && !self.memtable.is_empty() => {
-                        self.wait_for_commit().await;
+                        // Whether it failed shows when the extent is tried again.
+                        let _ = self.wait_for_commit().await;
                         waited = true;
                     }
                     Ok(RelocateStep::NoSpace) => break,
@@ -66,7 +67,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Brings one extent of a block group together.
     async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
         let _change = self.begin_change()?;
-        let place = self.extent_of(group, extent)?;
+        let place = self.extent_of(group, extent);
         let (blocks, _reading) = loop {
             // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about
             // the same write until then.
@@ -113,12 +114,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The blocks of an extent of a block group.
-    fn extent_of(&self, group: u64, extent: u32) -> Result<Extent, Error> {
+    fn extent_of(&self, group: u64, extent: u32) -> Extent {
         let size = u64::from(self.allocator.with(group, |map| map.extent_blocks()).unwrap_or(1));
-        let place = self.layout.block_group(group).expect("block groups come from blocks of the volume");
+        let place = self.block_group(group);
         let first = u64::from(extent) * size;
         let blocks = size.min(place.blocks - first);
-        Ok(Extent::from_raw(place.first.get() + first, blocks).expect("extents lie in their block groups"))
+        Extent::from_raw(place.first.get() + first, blocks).expect("extents lie in their block groups")
     }
 
     /// The map entry of a block, if it is stored and its map entry is beyond doubt; nothing at all when its page is not in memory.
@@ -215,16 +216,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: entry.lba.get() };
         self.fill_tuple(entry, &Sealed::seal(Slice::copy_from(block), size, format, &tags), 0);
-    }
-
-    /// Asks for a commit and waits for its end.
-    async fn wait_for_commit(&self) {
-        let since = self.commits.completed.get();
-        self.commits.request_space();
-        self.allocator
-            .freed
-            .wait_until(|| self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
-            .await;
     }
 }
 

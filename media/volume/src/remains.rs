@@ -8,6 +8,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 
 use sealblock_block::{Clock, Medium};
 
@@ -15,12 +16,12 @@ use crate::block_groups::BlockGroups;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
 use crate::map_entries::MapEntries;
 use crate::map_page::MapLookup;
-use crate::open::{OpenVolume, assemble};
+use crate::open::{OpenVolume, assemble, describe};
 use crate::options::{OpenOptions, VolumeError};
 use crate::profile::{self, Hints, ProfileError, VolumeProfile};
 use crate::recovery::{DataPresence, Recovered, fits, has_data};
 use crate::superblocks::lost_copies;
-use crate::volume::{Volume, VolumeInfo};
+use crate::volume::Volume;
 use crate::worker::Worker;
 
 /// Generations count to this and begin anew.
@@ -76,44 +77,26 @@ pub async fn open_remains<M: Medium, C: Clock>(
         return Err(RemainsError::Resized);
     }
     groups.assume_initialized();
-    let base = assemble(medium, clock, superblock, &options, nothing, groups);
-    let entries = log.newer_entries(&base).await?;
-    let Volume { medium, clock, block_map: table, .. } = base;
+    let volume = assemble(medium, clock, superblock, &options, &nothing, groups);
+    let entries = log.newer_entries(&volume).await?;
+    let taken = entries.in_order().iter().map(|run| u64::from(run.blocks)).sum();
+    volume.memtable.recover(entries);
     let remains = Remains {
         profile: shape,
         log_sectors: log.sectors.len() as u64,
         log_sectors_missing: log.missing(),
         may_be_older: log.may_be_older(),
     };
-    let description = VolumeInfo {
-        uuid: superblock.uuid,
-        is_clean: false,
-        layout: superblock.layout,
-        recovered: entries.in_order().iter().map(|run| u64::from(run.blocks)).sum(),
-        dropped: 0,
-        unreadable: Vec::new(),
-        log_lost: 0,
-        lost_copies: table.groups.lost_copies(),
-        superblocks: lost_copies(&superblock.layout),
-    };
-    let recovered = Recovered { entries, next: log.next, ..Recovered::default() };
-    let volume = std::rc::Rc::new(assemble(medium.into_inner(), clock, superblock, &options, recovered, table.groups));
+    let lost = volume.block_map.groups.lost_copies();
+    let description = describe(&superblock, &Recovered::default(), taken, lost_copies(&superblock.layout), lost);
+    let volume = Rc::new(volume);
     Ok((OpenVolume { worker: Worker { volume: volume.clone() }, volume, description }, remains))
 }
 
 /// A superblock that says what is known.
 fn superblock(shape: &VolumeProfile) -> Superblock {
-    Superblock {
-        uuid: shape.seed.identity(),
-        write_seq: 0,
-        layout: shape.layout,
-        protection: shape.protection,
-        is_clean: false,
-        uncorrectable: true,
-        keeps_space: true,
-        log_tail: 0,
-        initialized_groups: 0,
-    }
+    let new = Superblock::new(shape.seed.identity(), shape.layout, shape.protection);
+    Superblock { is_clean: false, uncorrectable: true, keeps_space: true, ..new }
 }
 
 /// The newest sector of the log, which tells where the one behind it would be.

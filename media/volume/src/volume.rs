@@ -231,11 +231,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Whether nothing was ever written to a block group, without a look at its blocks.
-    pub(crate) fn is_group_unwritten(&self, group: u64) -> bool {
-        !self.block_map.groups.is_initialized(group) && self.memtable.is_empty() && self.block_map.patches.is_empty()
-    }
-
     /// Which block of its block group a block is.
     pub(crate) fn index_in_group(&self, lba: Lba) -> u32 {
         self.layout.index_in_group(lba) as u32

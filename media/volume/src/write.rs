@@ -19,6 +19,11 @@ const MAX_WAITS: u32 = 4;
 impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
         self.store(extent, data).await?;
+        self.written(durability).await
+    }
+
+    /// Answers a change that is in the memtable, once it is as durable as was asked for.
+    async fn written(&self, durability: Durability) -> Outcome {
         match durability {
             Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.flush().await,
@@ -99,10 +104,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     && self.allocator.free(group) >= count
                     && self.memtable.active_len() < self.commits.max_uncommitted
             };
-            self.allocator
-                .freed
-                .wait_until(|| room() || self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
-                .await;
+            self.allocator.freed.wait_until(|| room() || self.has_ended_since(since)).await;
             waits += 1;
             if let Some(error) = self.commits.error_since(since) {
                 return Err(error);
@@ -126,14 +128,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn entry(&self, group: u64, extent: Extent, data: &Sealed, runs: &[Run]) {
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
         for ((index, lba), pbn) in extent.iter().enumerate().zip(pbns) {
-            let mut entry = MapEntry {
-                lba,
-                kind: MapEntryKind::Stored,
-                pbn,
-                generation: 0,
-                tuple: [0; 16],
-                guard_unverified: false,
-            };
+            let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             self.fill_tuple(&mut entry, data, index);
             self.replace(group, entry, false);
         }
@@ -168,32 +163,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// An injected fault: the physical block of the durable map entry is deallocated before the new map entry is durable.
     fn free_durable_early(&self, group: u64, entry: &MapEntry) {
-        if let Some(old) = self.memtable.get(entry.lba).is_none().then(|| self.durable(entry.lba)).flatten()
+        if self.memtable.get(entry.lba).is_none()
+            && let Some(MapLookup::Mapped(old)) = self.lookup_cached(entry.lba)
             && old.kind == MapEntryKind::Stored
         {
             self.allocator.defer_free(group, old.pbn, false);
         }
     }
 
-    fn durable(&self, lba: sealblock_units::Lba) -> Option<MapEntry> {
-        match self.lookup_cached(lba)? {
-            crate::map_page::MapLookup::Mapped(entry) => Some(entry),
-            _ => None,
-        }
-    }
-}
-
-/// Whether a map entry of this format has a CRC-32C of the data besides its tuple: where the guard is short or missing.
-fn needs_data_crc(format: Option<PiFormat>) -> bool {
-    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
-}
-
-/// Whether a host's guard does not match the data, which it may do where it asked for no check.
-fn has_wrong_guard(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
-    !needs_data_crc(Some(format)) && Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
-}
-
-impl<M: Medium, C: Clock> Volume<M, C> {
     /// Deallocates blocks. They read as zeroes afterwards; their space goes back to the medium once the deallocation is durable.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
@@ -208,10 +185,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         } else {
             self.store_zeroes(extent).await?;
         }
-        match durability {
-            Durability::Volatile => Ok(Response::Done),
-            Durability::ForceUnitAccess => self.flush().await,
-        }
+        self.written(durability).await
     }
 
     /// Zeroes that keep their space are blocks like any other.
@@ -230,10 +204,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
         self.commits.uncorrectable.set(true);
         self.mark(extent, MapEntryKind::Uncorrectable).await?;
-        match durability {
-            Durability::Volatile => Ok(Response::Done),
-            Durability::ForceUnitAccess => self.flush().await,
-        }
+        self.written(durability).await
     }
 
     /// Gives every block of an extent a map entry without data, of this kind, where it has none yet.
@@ -271,15 +242,30 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if self.memtable.active_len() < self.commits.max_uncommitted {
                 return Ok(());
             }
-            let since = self.commits.completed.get();
-            self.commits.request_space();
-            self.allocator
-                .freed
-                .wait_until(|| self.commits.completed.get() != since || self.state.get() != VolumeState::Open)
-                .await;
-            if let Some(error) = self.commits.error_since(since) {
-                return Err(error);
-            }
+            self.wait_for_commit().await?;
         }
     }
+
+    /// Asks for a commit and waits for its end, or for that of the volume.
+    pub(crate) async fn wait_for_commit(&self) -> Result<(), Error> {
+        let since = self.commits.completed.get();
+        self.commits.request_space();
+        self.allocator.freed.wait_until(|| self.has_ended_since(since)).await;
+        self.commits.error_since(since).map_or(Ok(()), Err)
+    }
+
+    /// Whether a commit has ended since this count of them, or the volume takes no more changes.
+    fn has_ended_since(&self, since: u64) -> bool {
+        self.commits.completed.get() != since || self.state.get() != VolumeState::Open
+    }
+}
+
+/// Whether a map entry of this format has a CRC-32C of the data besides its tuple: where the guard is short or missing.
+fn needs_data_crc(format: Option<PiFormat>) -> bool {
+    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
+}
+
+/// Whether a host's guard does not match the data, which it may do where it asked for no check.
+fn has_wrong_guard(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
+    !needs_data_crc(Some(format)) && Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
 }

@@ -38,6 +38,16 @@ impl GroupMapSector {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
+    /// Whether a bit is set.
+    pub fn has(&self, bit: usize) -> bool {
+        self.bits[bit / 8] >> (bit % 8) & 1 == 1
+    }
+
+    /// Sets a bit.
+    pub fn set(&mut self, bit: usize) {
+        self.bits[bit / 8] |= 1 << (bit % 8);
+    }
+
     /// The sector that has the bits of both. Copies of one write sequence number are the same, so no fault but a forgery tells
     /// them apart; a block group that one of them denies would be made anew, over its map pages.
     pub fn united_with(mut self, other: &GroupMapSector) -> GroupMapSector {
@@ -48,7 +58,7 @@ impl GroupMapSector {
 
     /// The block groups of `older`, counted within the sector, that this one denies.
     pub fn groups_missing_of<'a>(&'a self, older: &'a GroupMapSector) -> impl Iterator<Item = u64> + 'a {
-        let is_denied = |bit: &usize| (older.bits[bit / 8] & !self.bits[bit / 8]) >> (bit % 8) & 1 == 1;
+        let is_denied = |bit: &usize| older.has(*bit) && !self.has(*bit);
         (0..self.bits.len() * 8).filter(is_denied).map(|bit| bit as u64)
     }
 

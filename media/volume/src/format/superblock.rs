@@ -101,6 +101,21 @@ pub enum SuperblockError {
 }
 
 impl Superblock {
+    /// The superblock of a volume that nothing was ever written to, closed.
+    pub fn new(uuid: [u8; 16], layout: Layout, protection: Option<PiFormat>) -> Superblock {
+        Superblock {
+            uuid,
+            write_seq: 0,
+            layout,
+            protection,
+            is_clean: true,
+            uncorrectable: false,
+            keeps_space: false,
+            log_tail: 0,
+            initialized_groups: 0,
+        }
+    }
+
     /// The salt of the volume's checksums.
     pub fn seed(&self) -> Seed {
         Seed::of(&self.uuid)
@@ -294,17 +309,10 @@ mod tests {
     use super::*;
 
     fn superblock(write_seq: u64) -> Superblock {
-        Superblock {
-            uuid: [7; 16],
-            write_seq,
-            layout: Layout::new(BlockSize::B4096, 512, 1000).unwrap(),
-            protection: Some(PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1)),
-            is_clean: true,
-            keeps_space: true,
-            uncorrectable: false,
-            log_tail: 12,
-            initialized_groups: 1,
-        }
+        let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
+        let protection = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
+        let new = Superblock::new([7; 16], layout, Some(protection));
+        Superblock { write_seq, keeps_space: true, log_tail: 12, initialized_groups: 1, ..new }
     }
 
     /// `bytes` with `value` at `at` and the checksum made right again.
