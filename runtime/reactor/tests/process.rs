@@ -1,11 +1,15 @@
-//! A low limit on locked memory costs the fixed buffers, not the ring. Alone in its process, whose limit it lowers.
+//! What concerns the whole process: its signals, and a low limit on locked memory, which costs the fixed buffers and not the ring.
 
 #![allow(unsafe_code)]
 
 mod common;
 
+use std::time::Duration;
+
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Backend, File, Options, Reactor, UringUnavailable, pool};
+use sealblock_runtime_reactor::{
+    Backend, File, Options, Reactor, Signal, UringUnavailable, pool, shutdown_signal, sleep, spawn, timeout,
+};
 
 const LIMIT_BYTES: u64 = 64 << 10;
 
@@ -46,5 +50,23 @@ fn without_locked_memory_the_ring_does_without_fixed_buffers() {
         assert_eq!(&buffer[..], b"through");
         let missing = File::open("/nonexistent", Options { read: true, ..Options::default() });
         assert!(missing.is_err());
+    });
+}
+
+#[test]
+fn a_signal_ends_every_waiting_future_and_later_ones() {
+    let reactor = Reactor::new(common::small()).expect("starts");
+    reactor.block_on(async {
+        let early = timeout(Duration::from_millis(5), shutdown_signal()).await;
+        assert!(early.is_err(), "no signal was sent");
+        let waiting: Vec<_> = (0..3).map(|_| spawn(shutdown_signal())).collect();
+        sleep(Duration::from_millis(1)).await;
+        // SAFETY: the handler is installed, since the future was polled above.
+        assert_eq!(unsafe { libc::kill(libc::getpid(), libc::SIGTERM) }, 0);
+        for task in waiting {
+            let signal = task.await.expect("not aborted").expect("the handlers are installed");
+            assert_eq!(signal, Signal::Terminate);
+        }
+        assert_eq!(shutdown_signal().await.expect("installed"), Signal::Terminate);
     });
 }
