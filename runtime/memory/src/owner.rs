@@ -138,7 +138,7 @@ pub(crate) struct Heap {
 }
 
 impl Heap {
-    /// `len` zeroed bytes aligned to [`ALIGNMENT`], and their owner. `len` is not zero.
+    /// `len` zeroed bytes aligned to [`crate::ALIGNMENT`], and their owner. `len` is not zero.
     pub(crate) fn zeroed(len: usize) -> (NonNull<u8>, Owner) {
         assert!(len > 0, "an empty buffer owns nothing");
         let is_small = len <= SMALL_BYTES;

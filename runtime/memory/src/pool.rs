@@ -106,7 +106,7 @@ impl Pool {
     /// Sets the io_uring buffer index under which the arena is registered; `None` if it is not registered any more.
     ///
     /// An index means something to one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`, so
-    /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`ArenaId`].
+    /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`crate::ArenaId`].
     pub fn set_registration(&self, index: Option<u16>) {
         self.0.set_registration(index);
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::net::sockopt;
 
 use super::{Stream, local_addr, peer_addr, tcp_socket};
@@ -89,8 +90,8 @@ impl Listener {
     /// skipped. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
     ///
     /// # Errors
-    /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or system: the connection still
-    /// waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
+    /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or
+    /// system: the connection still waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             let stream = self.accept_any().await?;
@@ -183,13 +184,20 @@ impl std::fmt::Debug for Listener {
 /// rule of the firewall (EPERM), or an error of one connection, which Linux returns in its place (`accept(2)`, "Error
 /// handling"). None of these may end the service for other clients.
 fn is_transient(error: &io::Error) -> bool {
-    const EPERM: i32 = 1;
-    const SHORTAGES: [i32; 4] = [12, 23, 24, 105];
-    /// ENONET, EPROTO, ENOPROTOOPT, EOPNOTSUPP, ENETDOWN, ENETUNREACH, ETIMEDOUT, EHOSTDOWN, EHOSTUNREACH.
-    const OF_A_CONNECTION: [i32; 9] = [64, 71, 92, 95, 100, 101, 110, 112, 113];
-    error
-        .raw_os_error()
-        .is_some_and(|code| code == EPERM || [&SHORTAGES[..], &OF_A_CONNECTION].concat().contains(&code))
+    const SHORTAGES: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    const OF_A_CONNECTION: [Errno; 9] = [
+        Errno::NONET,
+        Errno::PROTO,
+        Errno::NOPROTOOPT,
+        Errno::OPNOTSUPP,
+        Errno::NETDOWN,
+        Errno::NETUNREACH,
+        Errno::TIMEDOUT,
+        Errno::HOSTDOWN,
+        Errno::HOSTUNREACH,
+    ];
+    Errno::from_io_error(error)
+        .is_some_and(|errno| errno == Errno::PERM || SHORTAGES.contains(&errno) || OF_A_CONNECTION.contains(&errno))
 }
 
 #[cfg(test)]
