@@ -14,6 +14,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::handoff::SleepHandshake;
 use crate::scheduler::TaskId;
+use crate::sync::lock;
 
 /// Something to run on the reactor's thread.
 pub(crate) type Message = Box<dyn FnOnce() + Send>;
@@ -103,7 +104,7 @@ impl ReactorShared {
     }
 
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.inbox)
     }
 
     fn wake_task(&self, task: TaskId) {

@@ -5,9 +5,8 @@
 use std::io;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -80,13 +79,9 @@ impl Drop for ShutdownSignal {
 }
 
 fn install() -> io::Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT])?;
-    for signal in [SIGTERM, SIGINT] {
-        // The first signal sets the flag, under which the second one ends the process.
-        let is_second = Arc::new(AtomicBool::new(false));
-        flag::register_conditional_default(signal, Arc::clone(&is_second))?;
-        flag::register(signal, is_second)?;
-    }
+    // The thread comes first: without it, a signal would have no effect.
+    let mut signals = Signals::new([0; 0])?;
+    let handle = signals.handle();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         for signal in signals.forever() {
             let mut state = lock(&STATE);
@@ -96,6 +91,13 @@ fn install() -> io::Result<()> {
             waiting.for_each(Waker::wake);
         }
     })?;
+    for signal in [SIGTERM, SIGINT] {
+        // The first signal sets the flag, under which the second one ends the process.
+        let is_second = Arc::new(AtomicBool::new(false));
+        flag::register_conditional_default(signal, Arc::clone(&is_second))?;
+        flag::register(signal, is_second)?;
+        handle.add_signal(signal)?;
+    }
     Ok(())
 }
 
