@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happens_to_a_file_is_told_once_and_so_is_its_end() {
+    fn changes_of_a_file_are_reported_once_and_so_is_its_end() {
         let folder = tempfile::tempdir().unwrap();
         let (path, backing) = file(folder.path());
         let elsewhere = folder.path().join("w");

@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_that_nobody_holds_is_changed_where_it_lies() {
+    fn an_unshared_chunk_is_changed_in_place() {
         let mut sparse = Sparse::new(16, 0);
         sparse.write(0, &[1; 16]);
         let before = sparse.peek(0, 1).unwrap().as_ptr();

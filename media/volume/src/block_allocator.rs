@@ -265,9 +265,9 @@ impl BlockAllocator {
 
     /// Takes free physical blocks of a block group that may take space, in whole units: the first ones from a unit on, at most
     /// `max` units. Also gives the unit behind them. They are in use until they are given back.
-    pub fn take_stale(&self, group: u64, from: u32, max: u32) -> Option<(Allocation<'_>, u32)> {
+    pub fn take_unpunched(&self, group: u64, from: u32, max: u32) -> Option<(Allocation<'_>, u32)> {
         let (run, next) = self.with(group, |map| {
-            let run = map.take_stale(from, max)?;
+            let run = map.take_unpunched(from, max)?;
             Some((run, map.unit_of(run.0 + run.1 - 1) + 1))
         })??;
         Some((Allocation { allocator: self, group, runs: Runs::from_buf([run]) }, next))
@@ -286,7 +286,7 @@ impl BlockAllocator {
         let mut found: Vec<(u64, Allocation<'_>)> = Vec::new();
         let count = max.min(units.len());
         for (group, unit) in units.drain(..count) {
-            let Some(run) = self.with(group, |map| map.take_stale_unit(unit)).flatten() else { continue };
+            let Some(run) = self.with(group, |map| map.take_unpunched_unit(unit)).flatten() else { continue };
             let last = found.last_mut().filter(|(before, _)| *before == group);
             if !last.is_some_and(|(_, taken)| taken.extend(run)) {
                 found.push((group, Allocation { allocator: self, group, runs: Runs::from_buf([run]) }));

@@ -46,16 +46,16 @@ pub(crate) struct FreeMap {
     owner: Vec<u16>,
     /// The cluster that is an extent's home.
     home: Vec<u16>,
-    /// About how many pieces an extent is in, where that is more than the least.
-    pieces: Vec<u16>,
-    /// Groups that are wholly free and hold an extent.
-    whole: u32,
+    /// About how many fragments an extent is in, where that is more than the least.
+    fragments: Vec<u16>,
+    /// Clusters that are wholly free and hold an extent.
+    free_clusters: u32,
     /// Where the next wholly free cluster is looked for.
-    next_fresh: u32,
+    next_free: u32,
     /// The cluster that takes blocks for which there is no room at home.
-    spill: u32,
+    overflow: u32,
     /// Units of [`PUNCH_BYTES`] that may take space on the medium though free.
-    stale: Bits,
+    unpunched: Bits,
     unit_blocks: u32,
     /// Physical blocks that more than one map entry of the block map names. Such map pages were damaged or made on purpose; no
     /// map entry that goes gives the physical block up, because another may still mean it.
@@ -70,8 +70,8 @@ impl FreeMap {
         let cluster_blocks = extent_blocks + (pbns - blocks) / 2 / extents;
         let clusters = pbns.div_ceil(cluster_blocks);
         let unit_blocks = PUNCH_BYTES / block_bytes;
-        let mut stale = Bits::clear(pbns.div_ceil(unit_blocks));
-        (0..stale.len()).for_each(|unit| stale.set(unit));
+        let mut unpunched = Bits::clear(pbns.div_ceil(unit_blocks));
+        (0..unpunched.len()).for_each(|unit| unpunched.set(unit));
         let mut map = FreeMap {
             allocated: Bits::clear(pbns),
             free: pbns,
@@ -80,15 +80,15 @@ impl FreeMap {
             used: vec![0; clusters as usize],
             owner: vec![NONE; clusters as usize],
             home: vec![NONE; extents as usize],
-            pieces: vec![0; extents as usize],
-            whole: 0,
-            next_fresh: 0,
-            spill: 0,
-            stale,
+            fragments: vec![0; extents as usize],
+            free_clusters: 0,
+            next_free: 0,
+            overflow: 0,
+            unpunched,
             unit_blocks,
             shared: FxHashSet::default(),
         };
-        map.whole = (0..clusters).filter(|&cluster| map.holds_extent(cluster)).count() as u32;
+        map.free_clusters = (0..clusters).filter(|&cluster| map.holds_extent(cluster)).count() as u32;
         map
     }
 
@@ -104,7 +104,7 @@ impl FreeMap {
 
     /// Whether no cluster is wholly free for a write of so many blocks, though one may well be after a commit of so many map entries.
     pub fn is_tight(&self, count: u32, entries: usize) -> bool {
-        self.whole == 0 && count * 2 >= self.extent_blocks && entries >= 4 * self.extent_blocks as usize
+        self.free_clusters == 0 && count * 2 >= self.extent_blocks && entries >= 4 * self.extent_blocks as usize
     }
 
     /// Takes physical blocks for `count` blocks from the one with this index in the block group on, or none when there are too few.
@@ -124,8 +124,8 @@ impl FreeMap {
 
     /// Takes physical blocks for blocks of one extent.
     fn place(&mut self, extent: u32, offset: u32, count: u32, runs: &mut Runs) {
-        let natural = self.home_or_new(extent).map(|cluster| (cluster * self.cluster_blocks + offset, count));
-        if let Some(run) = natural.filter(|&run| self.allocated.is_clear(run)) {
+        let goal = self.home_or_new(extent).map(|cluster| (cluster * self.cluster_blocks + offset, count));
+        if let Some(run) = goal.filter(|&run| self.allocated.is_clear(run)) {
             return self.put(run, runs);
         }
         let is_long = count * LONG_PART >= self.extent_blocks;
@@ -133,29 +133,29 @@ impl FreeMap {
             // The beginning of an extent is written anew, and likely the rest of it follows.
             if let Some(cluster) = self.free_cluster() {
                 self.adopt(extent, cluster);
-                self.pieces[extent as usize] = u16::from(count != self.extent_blocks);
+                self.fragments[extent as usize] = u16::from(count != self.extent_blocks);
                 return self.put((cluster * self.cluster_blocks + offset, count), runs);
             }
         }
-        let together = self.run_at_home(extent, count).or_else(|| self.spill_run(count).filter(|_| is_long));
+        let together = self.run_at_home(extent, count).or_else(|| self.overflow_run(count).filter(|_| is_long));
         if let Some(run) = together {
-            self.note_pieces(extent, 1);
+            self.add_fragments(extent, 1);
             return self.put(run, runs);
         }
         match is_long {
-            true => self.put_pieces(extent, count, runs),
+            true => self.put_fragments(extent, count, runs),
             false => (0..count).for_each(|index| self.put_block(extent, offset + index, runs)),
         }
     }
 
     /// Takes a physical block for one block: as near to its place as may be.
     fn put_block(&mut self, extent: u32, offset: u32, runs: &mut Runs) {
-        let natural = self.home_of(extent).map(|cluster| cluster * self.cluster_blocks + offset);
-        let pbn = match natural.filter(|&pbn| self.allocated.is_clear((pbn, 1))) {
+        let goal = self.home_of(extent).map(|cluster| cluster * self.cluster_blocks + offset);
+        let pbn = match goal.filter(|&pbn| self.allocated.is_clear((pbn, 1))) {
             Some(pbn) => Some((pbn, 1)),
             None => {
-                self.note_pieces(extent, 1);
-                self.run_at_home(extent, 1).or_else(|| self.spill_run(1))
+                self.add_fragments(extent, 1);
+                self.run_at_home(extent, 1).or_else(|| self.overflow_run(1))
             }
         };
         let anywhere = || self.allocated.clear_run(0, self.allocated.len(), 1);
@@ -164,7 +164,7 @@ impl FreeMap {
 
     /// Takes physical blocks for a long write where no run has room for all of it: at home, then in clusters that are no home,
     /// those with most room first, and only then in other homes.
-    fn put_pieces(&mut self, extent: u32, count: u32, runs: &mut Runs) {
+    fn put_fragments(&mut self, extent: u32, count: u32, runs: &mut Runs) {
         let home = self.home_of(extent).map_or(0..0, |cluster| self.cluster_range(cluster));
         let mut mixed: Vec<u32> =
             (0..self.used.len() as u32).filter(|&cluster| self.owner[cluster as usize] == NONE).collect();
@@ -175,7 +175,7 @@ impl FreeMap {
             while missing > 0
                 && let Some(run) = self.allocated.clear_run(range.start, range.end, missing)
             {
-                self.note_pieces(extent, 1);
+                self.add_fragments(extent, 1);
                 self.put(run, runs);
                 missing -= run.1;
             }
@@ -195,16 +195,16 @@ impl FreeMap {
     }
 
     /// A run of free physical blocks away from home: where such blocks are already, so that they do not break up free clusters.
-    fn spill_run(&mut self, count: u32) -> Option<Run> {
+    fn overflow_run(&mut self, count: u32) -> Option<Run> {
         let within = |map: &FreeMap, cluster: u32| {
             let range = map.cluster_range(cluster);
             map.run_within(range.start, range.end, count)
         };
-        if let Some(run) = within(self, self.spill).filter(|_| self.takes_spills(self.spill)) {
+        if let Some(run) = within(self, self.overflow).filter(|_| self.takes_overflow(self.overflow)) {
             return Some(run);
         }
         let clusters = 0..self.used.len() as u32;
-        let mixed = clusters.filter(|&cluster| self.takes_spills(cluster));
+        let mixed = clusters.filter(|&cluster| self.takes_overflow(cluster));
         let found = mixed.filter_map(|cluster| Some((cluster, within(self, cluster)?))).next();
         let (cluster, run) = match found {
             Some(found) => found,
@@ -213,15 +213,15 @@ impl FreeMap {
                 (cluster, within(self, cluster)?)
             }
         };
-        self.spill = cluster;
+        self.overflow = cluster;
         Some(run)
     }
 
     /// Whether a cluster is no home, is in use in part, and is not about to be wholly free: one whose extent was just written anew
     /// is nearly full.
-    fn takes_spills(&self, cluster: u32) -> bool {
+    fn takes_overflow(&self, cluster: u32) -> bool {
         let (used, range) = (u32::from(self.used[cluster as usize]), self.cluster_range(cluster));
-        let is_new_home_elsewhere = used * 8 > (range.end - range.start) * 7 && cluster != self.spill;
+        let is_new_home_elsewhere = used * 8 > (range.end - range.start) * 7 && cluster != self.overflow;
         self.owner[cluster as usize] == NONE && used > 0 && !is_new_home_elsewhere
     }
 
@@ -249,9 +249,9 @@ impl FreeMap {
     /// A cluster that is wholly free, from where the last one was on: extents that are written one after the other lie so.
     fn free_cluster(&mut self) -> Option<u32> {
         let clusters = self.used.len() as u32;
-        let mut order = (self.next_fresh..clusters).chain(0..self.next_fresh).filter(|_| self.whole > 0);
+        let mut order = (self.next_free..clusters).chain(0..self.next_free).filter(|_| self.free_clusters > 0);
         let cluster = order.find(|&cluster| self.used[cluster as usize] == 0 && self.holds_extent(cluster))?;
-        self.next_fresh = (cluster + 1) % clusters;
+        self.next_free = (cluster + 1) % clusters;
         Some(cluster)
     }
 
@@ -273,9 +273,9 @@ impl FreeMap {
         self.cluster_range(cluster).len() as u32 >= self.extent_blocks
     }
 
-    fn note_pieces(&mut self, extent: u32, more: u16) {
-        let pieces = &mut self.pieces[extent as usize];
-        *pieces = pieces.saturating_add(more);
+    fn add_fragments(&mut self, extent: u32, more: u16) {
+        let fragments = &mut self.fragments[extent as usize];
+        *fragments = fragments.saturating_add(more);
     }
 
     /// Takes a run of free physical blocks.
@@ -292,14 +292,14 @@ impl FreeMap {
     fn occupy(&mut self, pbn: u32) {
         if pbn < self.allocated.len() && !self.allocated.get(pbn) {
             self.mark(pbn);
-            self.stale.set(pbn / self.unit_blocks);
+            self.unpunched.set(pbn / self.unit_blocks);
         }
     }
 
     fn mark(&mut self, pbn: u32) {
         let cluster = pbn / self.cluster_blocks;
         if self.used[cluster as usize] == 0 && self.holds_extent(cluster) {
-            self.whole -= 1;
+            self.free_clusters -= 1;
         }
         self.allocated.set(pbn);
         self.free -= 1;
@@ -323,7 +323,7 @@ impl FreeMap {
             return;
         }
         if self.holds_extent(cluster) {
-            self.whole += 1;
+            self.free_clusters += 1;
         }
         let owner = std::mem::replace(&mut self.owner[cluster as usize], NONE);
         if owner != NONE {

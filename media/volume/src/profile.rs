@@ -19,7 +19,7 @@ use crate::recognise::{PROFILES, first_of_length, read_probe};
 const SITES: u64 = 256;
 const SITE_BLOCKS: u64 = 256;
 /// Pieces of a volume that agree on a salt: one could be chance.
-const AGREEING: u64 = 2;
+const MIN_AGREEING: u64 = 2;
 /// Map entries whose data are looked at.
 const SAMPLES: usize = 64;
 /// Salts that are counted: noise has a new one in every ten thousandth place.
@@ -99,16 +99,16 @@ impl<M: Medium> Chunks<'_, M> {
 }
 
 /// Layouts that differ in nothing that can be seen: every block lies at the same place.
-struct Family {
+struct LayoutFamily {
     /// The one with the most blocks.
     layout: Layout,
     /// The capacities of all of them, in blocks.
     capacities: Vec<u64>,
 }
 
-/// What speaks for a family.
+/// Pieces of a volume that were found where a family has them.
 #[derive(Default)]
-struct Evidence {
+struct SaltCounts {
     /// Map entries and log sectors by salt.
     by_salt: BTreeMap<u32, (u64, Vec<MapEntry>)>,
 }
@@ -123,7 +123,7 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
     let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
     let mut entries = 0;
     for (number, family) in families.iter().enumerate() {
-        let Some((seed, agreeing, samples)) = survey(&mut chunks, &family.layout).await else { continue };
+        let Some((seed, agreeing, samples)) = find_salt(&mut chunks, &family.layout).await else { continue };
         entries = entries.max(agreeing);
         let Some((protection, matching)) = guard_of(&mut chunks, &family.layout, &samples).await else { continue };
         if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing)) {
@@ -134,13 +134,13 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
     let Some((.., shape, number)) = best else {
         return Err(if entries == 0 { ProfileError::Nothing } else { ProfileError::NoData { entries } });
     };
-    let layout = likely(&mut chunks, &families[number], shape.seed).await;
+    let layout = most_likely(&mut chunks, &families[number], shape.seed).await;
     Ok(VolumeProfile { layout, ..shape })
 }
 
 /// The layouts that are possible, in families.
-fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Family>, ProfileError> {
-    let mut families: Vec<(u64, [u64; 4], u32, Family)> = Vec::new();
+fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<LayoutFamily>, ProfileError> {
+    let mut families: Vec<(u64, [u64; 4], u32, LayoutFamily)> = Vec::new();
     for (block_size, sector) in PROFILES {
         if hints.block_size.is_some_and(|hint| hint != block_size) || sector < medium_sector {
             continue;
@@ -163,9 +163,12 @@ fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Fam
                     family.layout = layout;
                     family.capacities.push(blocks);
                 }
-                _ => {
-                    families.push((layout.block_groups(), places, sector, Family { layout, capacities: vec![blocks] }))
-                }
+                _ => families.push((
+                    layout.block_groups(),
+                    places,
+                    sector,
+                    LayoutFamily { layout, capacities: vec![blocks] },
+                )),
             }
         }
     }
@@ -188,21 +191,21 @@ fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints)
 }
 
 /// The salt that most of a layout's map entries and log sectors agree on, how many they are, and some of the map entries.
-async fn survey<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<MapEntry>)> {
-    let mut evidence = Evidence::default();
-    evidence.sample_log(chunks, layout).await;
+async fn find_salt<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<MapEntry>)> {
+    let mut counts = SaltCounts::default();
+    counts.sample_log(chunks, layout).await;
     let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
-    evidence.sample_map(chunks, layout, stride).await;
-    if evidence.by_salt.values().all(|(count, _)| *count < AGREEING) {
+    counts.sample_map(chunks, layout, stride).await;
+    if counts.by_salt.values().all(|(count, _)| *count < MIN_AGREEING) {
         // Few blocks of it are written, so all are looked at.
-        evidence.sample_map(chunks, layout, SITE_BLOCKS).await;
+        counts.sample_map(chunks, layout, SITE_BLOCKS).await;
     }
-    let (salt, (count, entries)) = evidence.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
-    (count >= AGREEING).then_some((Seed(salt), count, entries))
+    let (salt, (count, entries)) = counts.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
+    (count >= MIN_AGREEING).then_some((Seed(salt), count, entries))
 }
 
-impl Evidence {
-    fn note(&mut self, seed: Seed, entry: Option<MapEntry>) {
+impl SaltCounts {
+    fn count(&mut self, seed: Seed, entry: Option<MapEntry>) {
         if self.by_salt.len() >= MAX_SALTS && !self.by_salt.contains_key(&seed.0) {
             // What agrees with nothing so far is deallocated first.
             self.by_salt.retain(|_, (count, _)| *count > 1);
@@ -228,7 +231,7 @@ impl Evidence {
             let Some(bytes) = chunks.get(layout.map_entry_offset(lba), MAP_ENTRY_BYTES).await else { continue };
             let Some(bytes) = bytes.first_chunk::<MAP_ENTRY_BYTES>() else { continue };
             if let Some(salt) = MapEntry::trace(bytes, lba) {
-                self.note(Seed(salt), MapEntry::decode(bytes, Seed(salt)).ok());
+                self.count(Seed(salt), MapEntry::decode(bytes, Seed(salt)).ok());
             }
         }
     }
@@ -238,11 +241,11 @@ impl Evidence {
         for (.., bytes) in log_sectors(chunks, layout).await {
             let Some((_, seed)) = LogSector::trace_salt(&bytes) else { continue };
             let Ok(sector) = LogSector::decode(&bytes, seed) else { continue };
-            self.note(seed, None);
+            self.count(seed, None);
             sector.entries().iter().for_each(|bytes| {
                 let entry = MapEntryRun::decode(bytes, seed).ok().map(|run| run.first);
                 if entry.is_some_and(|entry| entry.lba.get() < layout.capacity_blocks()) {
-                    self.note(seed, entry);
+                    self.count(seed, entry);
                 }
             });
         }
@@ -308,7 +311,7 @@ fn is_sealed_as(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool
 
 /// The layout of a family with the most likely capacity: all have the same blocks at the same places, and differ in how many
 /// blocks at the end were never written. People ask for round sizes.
-async fn likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &Family, seed: Seed) -> Layout {
+async fn most_likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &LayoutFamily, seed: Seed) -> Layout {
     let min = family.capacities.iter().copied().min().unwrap_or(1);
     let mut written = min;
     for lba in (min..family.layout.capacity_blocks()).map(Lba::new) {

@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn a_superblock_that_is_far_behind_its_log_is_told_so_at_once() {
+    fn a_superblock_far_behind_its_log_is_counted_at_once() {
         let far = 1 << 60;
         assert_eq!(lost(&superblock(0, false), far, &[far - 1], &[far - 3], &[]), (far - 3, Some(0)));
     }

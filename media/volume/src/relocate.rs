@@ -41,7 +41,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn relocate_all(&self, idle_period: &IdlePeriod<'_>) -> bool {
         for group in self.allocator.groups() {
             let (mut from, mut waited) = (0, false);
-            while let Some(extent) = self.allocator.with(group, |map| map.scattered(from)).flatten() {
+            while let Some(extent) = self.allocator.with(group, |map| map.find_fragmented(from)).flatten() {
                 if !idle_period.lasts() || self.state.get() != VolumeState::Open {
                     return false;
                 }
@@ -56,7 +56,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     Ok(RelocateStep::Interrupted) => return false,
                     Err(error) => {
                         tracing::warn!(%error, "cannot move blocks");
-                        self.allocator.with(group, |map| map.set_pieces(extent, 0));
+                        self.allocator.with(group, |map| map.set_fragments(extent, 0));
                     }
                 }
             }
@@ -76,17 +76,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 break (blocks, reading);
             }
         };
-        let pieces = pieces_of(&blocks);
-        let (strays, allowed, has_new_home) = self
+        let fragments = fragments_of(&blocks);
+        let (misplaced, allowed, has_free_cluster) = self
             .allocator
-            .with(group, |map| (strays_of(map, extent, &blocks), map.pieces_allowed(), map.has_new_home()))
+            .with(group, |map| (misplaced_of(map, extent, &blocks), map.max_fragments(), map.has_free_cluster()))
             .unwrap_or_default();
-        let (chosen, anew) = match pieces > allowed && has_new_home {
+        let (chosen, anew) = match fragments > allowed && has_free_cluster {
             true => (blocks, true),
-            false => (strays, false),
+            false => (misplaced, false),
         };
         if chosen.is_empty() {
-            return Ok(if pieces > allowed { RelocateStep::NoSpace } else { self.done(group, extent) });
+            return Ok(if fragments > allowed { RelocateStep::NoSpace } else { self.done(group, extent) });
         }
         let (chosen, data) = self.read_checked(place, chosen).await;
         if !idle_period.lasts() {
@@ -95,7 +95,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let offsets: Vec<u32> = chosen.iter().map(|(offset, _)| *offset).collect();
         let taken = self.allocator.take_by(group, |map| match anew {
             _ if offsets.is_empty() => None,
-            true => map.take_new_home(extent, &offsets),
+            true => map.take_in_free_cluster(extent, &offsets),
             false => map.take_at_home(extent, &offsets),
         });
         let Some(taken) = taken else {
@@ -108,7 +108,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Notes that an extent needs no move.
     fn done(&self, group: u64, extent: u32) -> RelocateStep {
-        self.allocator.with(group, |map| map.set_pieces(extent, 0));
+        self.allocator.with(group, |map| map.set_fragments(extent, 0));
         self.request_early_commit(group);
         RelocateStep::Done
     }
@@ -219,13 +219,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// In how many pieces blocks lie.
-fn pieces_of(blocks: &[Block]) -> u32 {
+/// In how many fragments blocks lie.
+fn fragments_of(blocks: &[Block]) -> u32 {
     let follows = |a: &Block, b: &Block| a.0 + 1 == b.0 && a.1.pbn + 1 == b.1.pbn;
     blocks.chunk_by(follows).count() as u32
 }
 
 /// The blocks that do not lie at home.
-fn strays_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
+fn misplaced_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
     blocks.iter().filter(|(_, entry)| !map.is_home(extent, entry.pbn)).copied().collect()
 }

@@ -19,8 +19,8 @@ use crate::volume::Volume;
 
 /// Bytes at the end of the tail that no reserved area copy takes: the third superblock, and room that is not used.
 const RESERVED_FREE_BYTES: u64 = 8 << 10;
-/// Blocks that are looked at for data at once.
-const LOOK_BLOCKS: u64 = 1 << 20;
+/// Blocks whose status is read at once.
+const STATUS_BLOCKS: u64 = 1 << 20;
 
 /// What a volume is to become.
 #[derive(Clone, Copy, Debug)]
@@ -128,14 +128,14 @@ async fn close_in_order<M: Medium, C: Clock>(
 ) -> Result<Superblock, ResizeError> {
     let opening = OpenOptions { relocate: false, mutation: options.mutation, ..OpenOptions::default() };
     let OpenVolume { volume, worker, .. } = open(medium, clock, &opening).await?;
-    let looking = async {
+    let checking = async {
         let allowed = may_resize(&volume, options).await;
         let closed = volume.close().await.map_err(|error| VolumeError::Recovery(error.to_string()));
         allowed.and(closed.map_err(ResizeError::from))
     };
-    match select(pin!(worker.run()), pin!(looking)).await {
-        Either::Left(((), looking)) => looking.await?,
-        Either::Right((looked, _)) => looked?,
+    match select(pin!(worker.run()), pin!(checking)).await {
+        Either::Left(((), checking)) => checking.await?,
+        Either::Right((checked, _)) => checked?,
     }
     Ok(volume.superblock())
 }
@@ -154,7 +154,7 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
     let (mut blocks, mut first) = (0, None);
     let (mut at, end) = (options.capacity_blocks, volume.layout.capacity_blocks());
     while at < end {
-        let extent = Extent::from_raw(at, (end - at).min(LOOK_BLOCKS)).expect("blocks of the volume");
+        let extent = Extent::from_raw(at, (end - at).min(STATUS_BLOCKS)).expect("blocks of the volume");
         let Response::BlockStatus(runs) = volume.allocation(extent).await.map_err(failed)? else { break };
         for run in runs {
             if run.state == BlockState::Allocated {
@@ -189,9 +189,9 @@ impl<M: Medium> ResizeStep<'_, M> {
         }
         let groups = BlockGroups::read(self.medium, &self.old).await?;
         let (write_seq, initialized_groups) = (self.old.write_seq + 1, groups.initialized_below(to.block_groups()));
-        let renamed = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
+        let resized = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
         match self.mutation {
-            Mutation::NameEarly => self.write_first_superblock(&renamed).await?,
+            Mutation::NameEarly => self.write_first_superblock(&resized).await?,
             Mutation::TailEarlier if !self.grows() => self.copy_reserved(&self.layout).await?,
             _ => {}
         }
@@ -205,8 +205,8 @@ impl<M: Medium> ResizeStep<'_, M> {
         if self.mutation == Mutation::CutEarly {
             self.cut().await?;
         }
-        self.write_first_superblock(&renamed).await?;
-        self.finish(&renamed).await
+        self.write_first_superblock(&resized).await?;
+        self.finish(&resized).await
     }
 
     /// Whether the volume ends further behind than before.
@@ -226,7 +226,7 @@ impl<M: Medium> ResizeStep<'_, M> {
             groups.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
         }
         if self.grows() {
-            self.clear_tables(there).await?;
+            self.clear_block_map(there).await?;
         }
         if from.third_offset() != to.third_offset() {
             superblocks::wipe_third(self.medium, &from).await?;
@@ -235,21 +235,21 @@ impl<M: Medium> ResizeStep<'_, M> {
     }
 
     /// What is left to do once a superblock tells of the new size.
-    async fn finish(&self, renamed: &Superblock) -> Result<(), ResizeError> {
+    async fn finish(&self, resized: &Superblock) -> Result<(), ResizeError> {
         if !self.grows() {
             self.copy_reserved(&self.layout).await?;
         }
-        superblocks::write(self.medium, &Superblock { write_seq: renamed.write_seq + 1, ..*renamed }).await?;
+        superblocks::write(self.medium, &Superblock { write_seq: resized.write_seq + 1, ..*resized }).await?;
         self.medium.sync().await?;
-        if self.old.layout.is_resized() && !renamed.layout.is_resized() {
-            BlockGroups::read(self.medium, renamed).await?.rewrite_for(self.medium, renamed.layout, false).await?;
+        if self.old.layout.is_resized() && !resized.layout.is_resized() {
+            BlockGroups::read(self.medium, resized).await?.rewrite_for(self.medium, resized.layout, false).await?;
         }
         if self.grows() { Ok(()) } else { self.cut().await }
     }
 
     /// Writes the first superblock that tells of the new layout. From here on the volume has its new size.
-    async fn write_first_superblock(&self, renamed: &Superblock) -> Result<(), ResizeError> {
-        superblocks::write_at_start(self.medium, renamed).await?;
+    async fn write_first_superblock(&self, resized: &Superblock) -> Result<(), ResizeError> {
+        superblocks::write_at_start(self.medium, resized).await?;
         Ok(self.medium.sync().await?)
     }
 
@@ -258,7 +258,7 @@ impl<M: Medium> ResizeStep<'_, M> {
     /// the generations say, and its generations for a block group that is initialized. `there` is how long the medium was: what
     /// lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew
     /// should a crash have come before it was.
-    async fn clear_tables(&self, there: u64) -> Result<(), ResizeError> {
+    async fn clear_block_map(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
         self.copy_reserved(from).await?;
         for group in (from.block_groups()..to.block_groups()).map_while(|group| to.block_group(group)) {

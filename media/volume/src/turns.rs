@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn long_requests_wait_for_one_another_and_short_ones_for_nobody() {
+    fn long_requests_wait_for_one_another_and_short_ones_do_not_wait() {
         let turns = Turns::default();
         let mut held: Vec<_> = (0..8).map(|_| block_on(turns.take(read(256)))).collect();
         assert!(turns.take(read(33)).now_or_never().is_none(), "there is no room");

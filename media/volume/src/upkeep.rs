@@ -1,4 +1,4 @@
-//! What an idle volume does by itself: extents that lie in many pieces are brought together
+//! What an idle volume does by itself: extents that lie in many fragments are brought together
 //! (`relocate`), and the space of free physical blocks goes back to the medium.
 //!
 //! It runs beside commits and checkpoints and does nothing that a request could not do: physical blocks that it uses are taken,
@@ -80,7 +80,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         for group in self.allocator.groups() {
             let mut from = 0;
-            while let Some((taken, next)) = self.allocator.take_stale(group, from, PUNCH_UNITS) {
+            while let Some((taken, next)) = self.allocator.take_unpunched(group, from, PUNCH_UNITS) {
                 self.punch(group, taken).await;
                 if !goes_on() {
                     return false;

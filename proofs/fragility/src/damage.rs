@@ -122,6 +122,7 @@ pub struct Damage {
 
 impl Damage {
     /// Damage to nothing.
+    #[cfg(test)]
     pub fn none() -> Damage {
         Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0 }
     }

@@ -1,4 +1,22 @@
 //! `sealblock-fragility`: many trials, the table of what each region costs, and for a broken bound how to see it again.
+//!
+//! A [`specimen`] is a volume in a known state, with every content its blocks ever had. A [`trial`] damages one part of it
+//! ([`damage`]), opens it for reading and then for writing, reads every block, writes some, and opens it again. Allowed is the
+//! loss of the blocks whose every map entry, or whose data, lay in the damaged bytes ([`places`]); not a refusal, not bytes that
+//! no client wrote, and no older content but where the table of [`report`] names it.
+//!
+//! Nothing here knows where a volume keeps what: regions come from its own layout, map entries are found by a scan.
+
+mod damage;
+mod life;
+mod look;
+mod medium;
+mod model;
+mod places;
+mod report;
+mod scan;
+mod specimen;
+mod trial;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,12 +26,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
-use sealblock_fragility::damage::{Cell, Damage, Target};
-use sealblock_fragility::report::{Key, Report};
-use sealblock_fragility::specimen::{Specimen, State};
-use sealblock_fragility::trial::{self, Outcome};
 use sealblock_media_volume::format::RegionKind;
 use sealblock_simulator::random::{Random, mix};
+
+use crate::damage::{Cell, Damage, Target};
+use crate::report::{Key, Report};
+use crate::specimen::{Specimen, State};
+use crate::trial::Outcome;
 
 /// Trials that share a volume.
 const PER_VOLUME: u64 = 96;

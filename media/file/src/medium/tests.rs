@@ -186,7 +186,7 @@ fn punched_ranges_are_zeroes_and_give_their_space_back() {
 }
 
 #[test]
-fn holes_are_told_from_data_and_reserved_space_keeps_what_is_there() {
+fn holes_differ_from_data_and_reserved_space_keeps_what_is_there() {
     on_reactor(async |directory| {
         let medium = create(directory, 4 << 20);
         let data = Buffer::copy_from(&[7; 8192]).freeze();

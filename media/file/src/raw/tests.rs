@@ -224,7 +224,7 @@ fn runs(outcome: Outcome) -> Vec<(u32, bool)> {
 }
 
 #[test]
-fn holes_of_a_file_are_told_by_blocks() {
+fn holes_of_a_file_are_reported_in_blocks() {
     let directory = tempfile::tempdir().unwrap();
     Reactor::new(Config::default()).unwrap().block_on(async {
         let medium = FileMedium::open(directory.path().join("sparse"), Options::CREATE).unwrap();

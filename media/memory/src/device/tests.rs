@@ -129,7 +129,7 @@ fn damage_is_found_by_read_and_verify_wherever_it_is() {
 }
 
 #[test]
-fn tags_are_checked_against_what_is_asked() {
+fn tags_are_checked_as_requested() {
     let gate = gate(BlockSize::B512, Some(TYPE1));
     let at = extent(10, 200);
     write(&gate, at, 1);

@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn traces_are_told_from_other_formats() {
+    fn traces_are_distinguished_from_other_formats() {
         let good = superblock(1).encode();
         let (mut near, mut far, mut shapeless) = (good, good, [0; SUPERBLOCK_BYTES]);
         near[1..4].fill(b'X');

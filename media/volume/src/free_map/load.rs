@@ -32,7 +32,7 @@ impl Loader {
         }
         let follows = self.last.is_some_and(|(before, at)| before + 1 == index && at + 1 == pbn);
         if !follows || index.is_multiple_of(self.map.extent_blocks) {
-            self.map.note_pieces(extent, 1);
+            self.map.add_fragments(extent, 1);
         }
         self.last = Some((index, pbn));
         let cluster = pbn / self.map.cluster_blocks;

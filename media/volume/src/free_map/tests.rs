@@ -48,7 +48,7 @@ impl Blocks {
     }
 
     /// Blocks that do not lie in the home of their extent.
-    fn strays(&self) -> usize {
+    fn misplaced(&self) -> usize {
         let away = |(block, pbn): (usize, &Option<u32>)| {
             pbn.is_some_and(|pbn| !self.map.is_home(block as u32 / self.map.extent_blocks, pbn))
         };
@@ -65,11 +65,11 @@ impl Blocks {
 #[test]
 fn extents_of_a_new_block_group_lie_one_after_the_other_each_in_its_group() {
     let mut blocks = Blocks::new(full(), 1 << 18);
-    assert_eq!((blocks.map.cluster_blocks, blocks.map.used.len(), blocks.map.whole), (264, 1056, 1055));
+    assert_eq!((blocks.map.cluster_blocks, blocks.map.used.len(), blocks.map.free_clusters), (264, 1056, 1055));
     blocks.fill();
     assert!((0..1 << 18).all(|block| blocks.pbn[block as usize] == Some(block / 256 * 264 + block % 256)));
-    assert_eq!((blocks.map.whole, blocks.map.free()), (31, 1 << 14));
-    assert_eq!(blocks.map.scattered(0), None);
+    assert_eq!((blocks.map.free_clusters, blocks.map.free()), (31, 1 << 14));
+    assert_eq!(blocks.map.find_fragmented(0), None);
 }
 
 #[test]
@@ -84,11 +84,11 @@ fn random_overwrites_leave_extents_together() {
         }
     }
     blocks.commit();
-    assert!(blocks.strays() < 3000, "{} of 262144 blocks are not at home", blocks.strays());
-    assert!(blocks.map.whole >= 16, "{} clusters are free", blocks.map.whole);
+    assert!(blocks.misplaced() < 3000, "{} of 262144 blocks are not at home", blocks.misplaced());
+    assert!(blocks.map.free_clusters >= 16, "{} clusters are free", blocks.map.free_clusters);
     let spread = (0..1024).filter(|&extent| blocks.span(extent, 6) > 264).count();
     assert!(spread < 50, "{spread} of 1024 extents have more than six blocks away from home");
-    assert!(blocks.map.scattered(0).is_some());
+    assert!(blocks.map.find_fragmented(0).is_some());
     // Extents that are written as a whole are in one piece again, for as long as anybody likes.
     for extent in 0..4096 {
         blocks.write(extent % 1024 * 256, 256);
@@ -97,9 +97,9 @@ fn random_overwrites_leave_extents_together() {
         }
     }
     assert!((0..1024).all(|extent| blocks.span(extent, 0) == 256), "every extent is one run");
-    assert_eq!((blocks.strays(), blocks.map.scattered(0)), (0, None));
+    assert_eq!((blocks.misplaced(), blocks.map.find_fragmented(0)), (0, None));
     blocks.commit();
-    assert_eq!(blocks.map.whole, 31);
+    assert_eq!(blocks.map.free_clusters, 31);
 }
 
 #[test]
@@ -149,9 +149,9 @@ fn a_block_group_that_is_loaded_again_has_its_homes() {
     let found = blocks.pbn.iter().enumerate().filter_map(|(block, pbn)| Some((block as u32, (*pbn)?)));
     found.for_each(|(block, pbn)| loader.mark_used(block, pbn));
     let loaded = loader.finish();
-    assert_eq!((loaded.free, loaded.whole), (blocks.map.free, blocks.map.whole));
+    assert_eq!((loaded.free, loaded.free_clusters), (blocks.map.free, blocks.map.free_clusters));
     assert_eq!((&loaded.used, &loaded.home), (&blocks.map.used, &blocks.map.home));
-    assert_eq!(loaded.scattered(0), Some(0));
+    assert_eq!(loaded.find_fragmented(0), Some(0));
 }
 
 #[test]
@@ -170,7 +170,7 @@ fn an_extent_is_brought_to_a_new_home_or_its_strays_to_the_old_one() {
     let mut blocks = Blocks::new(full(), 1 << 18);
     blocks.fill();
     let offsets: Vec<u32> = (0..100).chain(120..256).collect();
-    let runs = blocks.map.take_new_home(7, &offsets).unwrap();
+    let runs = blocks.map.take_in_free_cluster(7, &offsets).unwrap();
     assert_eq!(runs.iter().map(|run| run.1).collect::<Vec<_>>(), [100, 136], "one run where blocks follow each other");
     assert!(runs.iter().all(|run| blocks.map.is_home(7, run.0)));
     assert_eq!(blocks.map.take_at_home(7, &[100, 255, 9]).unwrap().iter().map(|run| run.1).sum::<u32>(), 3);
@@ -181,12 +181,12 @@ fn an_extent_is_brought_to_a_new_home_or_its_strays_to_the_old_one() {
 fn free_units_are_punched_once_and_a_unit_in_use_never() {
     let mut map = FreeMap::new(256, 512, 4096);
     assert_eq!(map.take(0, 256).unwrap().as_slice(), [(0, 256)]);
-    assert_eq!(map.take_stale(0, 4), Some((256, 64)), "what an earlier life left there is not known");
-    assert_eq!(map.take_stale(20, 100), Some((320, 192)));
-    assert_eq!((map.take_stale(0, 100), map.free()), (None, 0));
+    assert_eq!(map.take_unpunched(0, 4), Some((256, 64)), "what an earlier life left there is not known");
+    assert_eq!(map.take_unpunched(20, 100), Some((320, 192)));
+    assert_eq!((map.take_unpunched(0, 100), map.free()), (None, 0));
     (256..512).for_each(|pbn| map.release(pbn));
-    assert_eq!(map.take_stale(0, 100), None, "it takes no space any more");
+    assert_eq!(map.take_unpunched(0, 100), None, "it takes no space any more");
     (17..48).for_each(|pbn| map.release(pbn));
-    assert_eq!(map.take_stale_unit(1), None, "one of its physical blocks is in use");
-    assert_eq!(map.take_stale(0, 100), Some((32, 16)));
+    assert_eq!(map.take_unpunched_unit(1), None, "one of its physical blocks is in use");
+    assert_eq!(map.take_unpunched(0, 100), Some((32, 16)));
 }

@@ -1,34 +1,37 @@
-//! What an idle volume does to the physical blocks of a block group: extents that lie in many pieces are brought
+//! What an idle volume does to the physical blocks of a block group: extents that lie in many fragments are brought
 //! together, and the space of free physical blocks goes back to the medium.
 
 use super::{FreeMap, Run, Runs};
 
-/// An extent in more pieces than one for so many blocks is brought together.
-const BLOCKS_PER_PIECE: u32 = 16;
+/// An extent in more fragments than one for so many blocks is brought together.
+const BLOCKS_PER_FRAGMENT: u32 = 16;
 
 impl FreeMap {
-    /// An extent that lies in many pieces, from this one on and round; where wholly free clusters get few, in any.
-    pub fn scattered(&self, from: u32) -> Option<u32> {
-        let max =
-            if self.whole * 4 > self.used.len() as u32 - self.home.len() as u32 { self.pieces_allowed() } else { 1 };
+    /// An extent that lies in many fragments, from this one on and round; where wholly free clusters get few, in any.
+    pub fn find_fragmented(&self, from: u32) -> Option<u32> {
+        let max = if self.free_clusters * 4 > self.used.len() as u32 - self.home.len() as u32 {
+            self.max_fragments()
+        } else {
+            1
+        };
         let extents = self.home.len() as u32;
         let from = from.min(extents);
-        (from..extents).chain(0..from).find(|&extent| u32::from(self.pieces[extent as usize]) > max)
+        (from..extents).chain(0..from).find(|&extent| u32::from(self.fragments[extent as usize]) > max)
     }
 
     /// Pieces that an extent may be in without being moved.
-    pub fn pieces_allowed(&self) -> u32 {
-        (self.extent_blocks / BLOCKS_PER_PIECE).max(1)
+    pub fn max_fragments(&self) -> u32 {
+        (self.extent_blocks / BLOCKS_PER_FRAGMENT).max(1)
     }
 
-    /// Notes in how many pieces an extent was found.
-    pub fn set_pieces(&mut self, extent: u32, pieces: u32) {
-        self.pieces[extent as usize] = pieces.min(u32::from(u16::MAX)) as u16;
+    /// Notes in how many fragments an extent was found.
+    pub fn set_fragments(&mut self, extent: u32, fragments: u32) {
+        self.fragments[extent as usize] = fragments.min(u32::from(u16::MAX)) as u16;
     }
 
     /// Whether there is a cluster to move an extent to.
-    pub fn has_new_home(&self) -> bool {
-        self.whole > 0
+    pub fn has_free_cluster(&self) -> bool {
+        self.free_clusters > 0
     }
 
     /// Whether a physical block lies in the home of an extent.
@@ -37,7 +40,7 @@ impl FreeMap {
     }
 
     /// Takes physical blocks in a wholly free cluster, which becomes the extent's home, for blocks at these offsets in the extent.
-    pub fn take_new_home(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
+    pub fn take_in_free_cluster(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
         let cluster = self.free_cluster()?;
         self.adopt(extent, cluster);
         let mut runs = Runs::new();
@@ -59,12 +62,12 @@ impl FreeMap {
 
     /// Takes the first run of whole units from this one on that are free and may take space, at most `max` units. They
     /// are in use until they are released, and may take no space any more.
-    pub fn take_stale(&mut self, from: u32, max: u32) -> Option<Run> {
-        let units = self.stale.len();
+    pub fn take_unpunched(&mut self, from: u32, max: u32) -> Option<Run> {
+        let units = self.unpunched.len();
         let mut at = from;
         loop {
-            let first = self.stale.next_set(at, units)?;
-            let count = (first..units.min(first + max)).take_while(|&unit| self.is_stale(unit)).count() as u32;
+            let first = self.unpunched.next_set(at, units)?;
+            let count = (first..units.min(first + max)).take_while(|&unit| self.is_unpunched(unit)).count() as u32;
             if count > 0 {
                 return Some(self.take_units(first, count));
             }
@@ -73,8 +76,8 @@ impl FreeMap {
     }
 
     /// The same of one unit, if it is wholly free.
-    pub fn take_stale_unit(&mut self, unit: u32) -> Option<Run> {
-        (unit < self.stale.len() && self.is_stale(unit)).then(|| self.take_units(unit, 1))
+    pub fn take_unpunched_unit(&mut self, unit: u32) -> Option<Run> {
+        (unit < self.unpunched.len() && self.is_unpunched(unit)).then(|| self.take_units(unit, 1))
     }
 
     /// The unit of a physical block.
@@ -82,9 +85,9 @@ impl FreeMap {
         pbn / self.unit_blocks
     }
 
-    fn is_stale(&self, unit: u32) -> bool {
+    fn is_unpunched(&self, unit: u32) -> bool {
         let run = self.unit_run(unit, 1);
-        self.stale.get(unit) && self.allocated.is_clear(run)
+        self.unpunched.get(unit) && self.allocated.is_clear(run)
     }
 
     fn unit_run(&self, first: u32, count: u32) -> Run {
@@ -95,7 +98,7 @@ impl FreeMap {
     fn take_units(&mut self, first: u32, count: u32) -> Run {
         let run = self.unit_run(first, count);
         (run.0..run.0 + run.1).for_each(|pbn| self.mark(pbn));
-        (first..first + count).for_each(|unit| self.stale.unset(unit));
+        (first..first + count).for_each(|unit| self.unpunched.unset(unit));
         run
     }
 }

@@ -92,24 +92,24 @@ fn is_closed(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("closed"))
 }
 
-/// What writers were told: the seed of each block's last acknowledged write, and of one that was refused after it.
+/// What writers were answered: the seed of each block's last acknowledged write, and of one that was refused after it.
 #[derive(Default)]
-struct Told {
+struct Answers {
     acknowledged: RefCell<BTreeMap<u64, u64>>,
     refused: RefCell<BTreeMap<u64, u64>>,
     is_closed: Cell<bool>,
 }
 
-async fn writer(volume: TestVolume, told: Rc<Told>, first: u64, start: u64) {
+async fn writer(volume: TestVolume, answers: Rc<Answers>, first: u64, start: u64) {
     turns(start).await;
     for seed in 1..4 {
         let lba = first + seed % 2;
         let durability = if seed == 2 { Durability::ForceUnitAccess } else { Durability::Volatile };
         match write(&volume, lba, seed, durability).await {
-            Ok(()) => drop(told.acknowledged.borrow_mut().insert(lba, seed)),
+            Ok(()) => drop(answers.acknowledged.borrow_mut().insert(lba, seed)),
             Err(error) => {
                 assert!(is_closed(&error), "{error}");
-                told.refused.borrow_mut().insert(lba, seed);
+                answers.refused.borrow_mut().insert(lba, seed);
             }
         }
     }
@@ -133,10 +133,10 @@ async fn flusher(volume: TestVolume, start: u64) {
     }
 }
 
-async fn closer(volume: TestVolume, told: Rc<Told>, start: u64) {
+async fn closer(volume: TestVolume, answers: Rc<Answers>, start: u64) {
     turns(start).await;
     volume.close().await.expect("nothing failed");
-    told.is_closed.set(true);
+    answers.is_closed.set(true);
     let error = write(&volume, 60, 1, Durability::Volatile).await.unwrap_err();
     assert!(is_closed(&error), "{error}");
     volume.execute(Request::Flush).await.expect("all of it is durable");
@@ -148,26 +148,29 @@ fn close_beside_others(bytes: &[u8], seed: u64) {
     medium.bytes = Rc::new(RefCell::new(bytes.to_vec()));
     let OpenVolume { volume, worker, .. } = open_now(&medium, false);
     medium.turns.set(dice.below(4) as u32);
-    let told = Rc::new(Told::default());
+    let answers = Rc::new(Answers::default());
     let mut tasks: Vec<(&'static str, Task)> = vec![
         ("worker", Box::pin(worker.run())),
-        ("closer", Box::pin(closer(Rc::clone(&volume), Rc::clone(&told), 1 + dice.below(40)))),
+        ("closer", Box::pin(closer(Rc::clone(&volume), Rc::clone(&answers), 1 + dice.below(40)))),
         ("others", Box::pin(others(Rc::clone(&volume), dice.below(40)))),
     ];
     for first in [0, 2, 4] {
-        tasks.push(("writer", Box::pin(writer(Rc::clone(&volume), Rc::clone(&told), first, dice.below(40)))));
+        tasks.push(("writer", Box::pin(writer(Rc::clone(&volume), Rc::clone(&answers), first, dice.below(40)))));
         tasks.push(("flusher", Box::pin(flusher(Rc::clone(&volume), dice.below(40)))));
     }
     assert_eq!(run_all(tasks, &mut dice), [""; 0], "seed {seed}: these are never woken");
-    assert!(told.is_closed.get());
+    assert!(answers.is_closed.get());
     drop(volume);
     medium.turns.set(0);
     assert!(open_now(&medium, true).description.is_clean, "seed {seed}");
     let again = Rig::open(&medium, true).unwrap();
-    for (lba, acknowledged) in told.acknowledged.borrow().iter() {
+    for (lba, acknowledged) in answers.acknowledged.borrow().iter() {
         let found = again.read(*lba, 1).unwrap();
         let fits = |of: &u64| found == pattern(*of, found.len());
-        assert!(fits(acknowledged) || told.refused.borrow().get(lba).is_some_and(fits), "seed {seed}: {lba} is lost");
+        assert!(
+            fits(acknowledged) || answers.refused.borrow().get(lba).is_some_and(fits),
+            "seed {seed}: {lba} is lost"
+        );
     }
 }
 

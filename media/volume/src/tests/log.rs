@@ -349,7 +349,7 @@ fn the_last_small_commit_gets_its_second_copy_when_no_other_follows() {
 }
 
 #[test]
-fn damage_to_the_data_of_the_last_commit_is_told_from_a_write_that_never_arrived_once_it_has_settled() {
+fn damage_to_the_data_of_the_last_commit_is_no_lost_write_once_the_commit_has_two_copies() {
     for (wait, is_damage) in [(Duration::ZERO, false), (SETTLED, true)] {
         let rig = with_two_commits();
         rig.wait(wait);
@@ -365,7 +365,7 @@ fn damage_to_the_data_of_the_last_commit_is_told_from_a_write_that_never_arrived
 }
 
 #[test]
-fn writes_that_nobody_flushes_do_not_keep_the_second_copy_waiting() {
+fn unflushed_writes_do_not_delay_the_second_copy() {
     let rig = Rig::new(BlockSize::B4096, BLOCKS, None);
     rig.write(5, &pattern(1, 4096)).unwrap();
     rig.flush().unwrap();

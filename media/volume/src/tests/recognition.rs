@@ -1,4 +1,4 @@
-//! What is told from its bytes: volumes, what is left of them, and everything else.
+//! What is recognised from its bytes: volumes, what is left of them, and everything else.
 
 use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -26,12 +26,12 @@ fn wipe(medium: &TestMedium, from: usize, to: usize) {
     medium.bytes.borrow_mut()[from..to].fill(0);
 }
 
-fn told(medium: &TestMedium) -> Recognised {
+fn recognised(medium: &TestMedium) -> Recognised {
     block_on(recognise(medium)).unwrap()
 }
 
 fn traces(medium: &TestMedium) -> Vec<Trace> {
-    match told(medium) {
+    match recognised(medium) {
         Recognised::Remains(traces) => traces,
         other => panic!("{other:?}"),
     }
@@ -52,7 +52,7 @@ fn a_volume_opens_from_any_copy_and_an_opening_for_writing_mends_the_others() {
         let medium = used();
         let gone: Vec<usize> = (0..3).filter(|at| mask >> at & 1 == 1).map(|at| places[at]).collect();
         gone.iter().for_each(|&at| wipe(&medium, at, at + 512));
-        assert_eq!((told(&medium), lost(&medium).len()), (Recognised::Volume, gone.len()), "{mask:03b}");
+        assert_eq!((recognised(&medium), lost(&medium).len()), (Recognised::Volume, gone.len()), "{mask:03b}");
         let rig = Rig::open(&medium, true).unwrap();
         assert_eq!(rig.read(0, 64).unwrap(), pattern(1, 64 * 4096), "{mask:03b}");
         drop(rig);
@@ -95,7 +95,7 @@ fn the_third_copy_is_never_older_than_the_log_it_needs() {
 }
 
 #[test]
-fn what_is_left_of_a_volume_is_told_by_any_part_of_it() {
+fn what_is_left_of_a_volume_is_recognised_by_any_part_of_it() {
     let medium = used();
     for at in SUPERBLOCK_OFFSETS {
         medium.bytes.borrow_mut()[at as usize + 2] ^= 0xff;
@@ -146,7 +146,7 @@ fn other_bytes_are_nothing_and_neither_is_what_holds_a_volume_further_in() {
     let other = |bytes: Vec<u8>| {
         let medium = TestMedium::new(0, 512);
         *medium.bytes.borrow_mut() = bytes;
-        told(&medium)
+        recognised(&medium)
     };
     for length in [0, 512, 4096, 64 << 10, 200 << 10, 3 << 20] {
         assert_eq!(other(vec![0; length]), Recognised::Nothing, "{length}");
@@ -170,13 +170,13 @@ fn what_cannot_be_read_is_not_called_nothing() {
     medium.unreadable.set((0, 512));
     assert!(block_on(recognise(&medium)).is_err());
     medium.unreadable.set((4096, 8192));
-    assert_eq!(told(&medium), Recognised::Nothing);
+    assert_eq!(recognised(&medium), Recognised::Nothing);
     let medium = used();
     wipe(&medium, 32 << 10, 33 << 10);
     medium.unreadable.set((0, 512));
-    assert_eq!(told(&medium), Recognised::Volume);
+    assert_eq!(recognised(&medium), Recognised::Volume);
     wipe(&medium, third(), third() + 512);
-    assert!(matches!(told(&medium), Recognised::Remains(_)));
+    assert!(matches!(recognised(&medium), Recognised::Remains(_)));
 }
 
 #[test]
@@ -195,5 +195,5 @@ fn a_new_volume_leaves_no_superblock_of_the_one_before() {
     assert!(medium.bytes.borrow()[third()..third() + 512] == [0; 512], "the old third copy is gone");
     wipe(&medium, 0, 64 << 10);
     medium.bytes.borrow_mut().truncate(length);
-    assert!(!matches!(told(&medium), Recognised::Volume));
+    assert!(!matches!(recognised(&medium), Recognised::Volume));
 }

@@ -213,7 +213,7 @@ fn what_is_no_volume_is_refused_and_says_why() {
 }
 
 #[test]
-fn a_longer_medium_needs_to_be_told_the_capacity() {
+fn a_longer_medium_needs_the_capacity_as_a_hint() {
     let format = protection(GuardKind::Crc64, ProtectionType::Type1);
     let made = Layout::new(BlockSize::B4096, 512, 600).unwrap();
     let medium = TestMedium::new(made.medium_bytes() + (64 << 10) - 4096, 512);

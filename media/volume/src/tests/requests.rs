@@ -245,7 +245,7 @@ fn a_crash_leaves_blocks_unreadable_if_that_was_durable() {
 }
 
 #[test]
-fn writers_that_wait_for_physical_blocks_in_use_keep_nobody_busy_and_are_served() {
+fn writers_that_wait_for_physical_blocks_in_use_keep_no_task_busy_and_are_served() {
     let rig = Rig::new(BlockSize::B4096, 16, None);
     let commits = || rig.gate.device().commits.completed.get();
     // A write takes a while, and there are physical blocks for a few at once.
