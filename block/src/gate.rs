@@ -10,13 +10,13 @@
 use std::cell::Cell;
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, combine, guard};
+use sealblock_integrity::{Checks, Sealed, Tags, combine, guard};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::{
     Abilities, Ability, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    Outcome, Request, RequestKind, Response, StatusRun, Tally, Unchecked, VerifyStats, WhyUnchecked,
+    Operation, Outcome, Request, RequestKind, Response, StatusRun, Tally, Unchecked, VerifyStats, WhyUnchecked,
 };
 
 /// A device behind its gate. See the module's header.
@@ -50,24 +50,21 @@ impl<D: Device> Gate<D> {
     /// Rejects a request that does not fit the device's geometry.
     fn check(&self, request: &Request) -> Result<(), Error> {
         let geometry = self.device.geometry();
-        if let Some(extent) = request.extent() {
-            geometry.check(extent)?;
-        }
-        match request {
-            Request::Write { extent, data, .. } => {
-                check_shape(geometry, *extent, data)?;
+        request.extents.iter().try_for_each(|extent| geometry.check(*extent))?;
+        match &request.operation {
+            Operation::Write(data) => {
+                check_shape(geometry, request.extents.one(), data)?;
                 // Later reads return the stored tags, so they must be of the device's own format.
                 if data.format() != geometry.protection {
                     return Err(shape("protection information of another format", 1, 0));
                 }
                 Ok(())
             }
-            Request::Compare { extent, data } => check_shape(geometry, *extent, data),
-            Request::Discard { extents } => extents.iter().try_for_each(|extent| geometry.check(*extent)),
-            Request::WriteReserved { area, bytes } if bytes.len() > area.max_bytes() => {
+            Operation::Compare(data) => check_shape(geometry, request.extents.one(), data),
+            Operation::WriteReserved(area, bytes) if bytes.len() > area.max_bytes() => {
                 Err(shape("bytes for the reserved area", area.max_bytes() as u64, bytes.len() as u64))
             }
-            Request::ReadReserved { area } | Request::WriteReserved { area, .. } => {
+            Operation::ReadReserved(area) | Operation::WriteReserved(area, _) => {
                 let (pages, wanted) = (self.device.abilities().bitmap_pages, area.pages());
                 if wanted > pages {
                     Err(shape("bitmap pages of the reserved area", u64::from(pages), u64::from(wanted)))
@@ -75,50 +72,48 @@ impl<D: Device> Gate<D> {
                     Ok(())
                 }
             }
-            Request::Read { .. }
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::BlockStatus { .. }
-            | Request::Flush
-            | Request::WriteZeroes { .. }
-            | Request::WriteUncorrectable { .. } => Ok(()),
+            _ => Ok(()),
         }
     }
 
     /// Executes the request on the device, or emulates it.
     async fn route(&self, request: Request) -> Outcome {
-        let kind = request.kind();
-        match self.device.abilities().of(kind) {
-            Ability::Native => self.native(request).await,
-            Ability::Emulated | Ability::Absent => match request {
-                Request::Verify { extent, checks } => self.verify_by_read(extent, checks).await,
-                Request::Checksum { extent, checks } => self.checksum_by_read(extent, checks).await,
-                Request::BlockStatus { extent } => Ok(all_allocated(extent)),
-                Request::Compare { extent, data } => self.compare_by_read(extent, data).await,
-                Request::WriteZeroes { extent, durability, .. } if self.device.abilities().writable => {
-                    self.zeroes_by_write(extent, durability).await
-                }
-                Request::Write { .. }
-                | Request::WriteZeroes { .. }
-                | Request::Discard { .. }
-                | Request::WriteUncorrectable { .. }
-                | Request::WriteReserved { .. }
-                    if !self.device.abilities().writable =>
-                {
-                    Err(ErrorKind::ReadOnly.into())
-                }
-                _ => Err(ErrorKind::Absent(kind).into()),
-            },
+        let (kind, abilities) = (request.kind(), self.device.abilities());
+        if abilities.of(kind) == Ability::Native {
+            return self.native(request).await;
+        }
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Verify(checks) => self.verify_by_read(extents.one(), checks).await,
+            Operation::Checksum(checks) => self.checksum_by_read(extents.one(), checks).await,
+            Operation::BlockStatus => Ok(all_allocated(extents.one())),
+            Operation::Compare(data) => self.compare_by_read(extents.one(), data).await,
+            Operation::WriteZeroes { .. } if abilities.writable => {
+                self.zeroes_by_write(extents.one(), durability).await
+            }
+            Operation::Repair(_) => Err(ErrorKind::Absent(kind).into()),
+            _ if !abilities.writable && (kind.changes_blocks() || kind == RequestKind::WriteReserved) => {
+                Err(ErrorKind::ReadOnly.into())
+            }
+            _ => Err(ErrorKind::Absent(kind).into()),
         }
     }
 
-    /// Executes a request on the device: whole, or in pieces if it exceeds the device's limits.
-    async fn native(&self, request: Request) -> Outcome {
-        match piece_limit(&self.device.geometry().limits, &request) {
+    /// Executes a request on the device: whole, or in pieces if it exceeds the device's limits. A Discard or Repair that must be
+    /// durable is one with a Flush behind it.
+    async fn native(&self, mut request: Request) -> Outcome {
+        let needs_flush = lacks_fua(&request);
+        if needs_flush {
+            request.durability = Durability::Volatile;
+        }
+        let outcome = match piece_limit(&self.device.geometry().limits, &request) {
             Some(max_blocks) => self.in_pieces(request, max_blocks).await,
             None => self.device.execute(request).await,
+        };
+        if needs_flush && outcome.is_ok() {
+            self.device.execute(Request::flush()).await?;
         }
+        outcome
     }
 }
 
@@ -146,7 +141,8 @@ impl<D: Device> Device for Gate<D> {
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         let (kind, geometry) = (request.kind(), self.device.geometry());
         let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
-        if !is_native || piece_limit(&geometry.limits, request).is_some() || self.check(request).is_err() {
+        let is_whole = piece_limit(&geometry.limits, request).is_none() && !lacks_fua(request);
+        if !is_native || !is_whole || self.check(request).is_err() {
             return None;
         }
         let outcome = self.device.try_execute(request)?;
@@ -162,7 +158,7 @@ impl<D: Device> Gate<D> {
     /// Those of a Verify.
     pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
         let _in_flight = self.counters.request_started();
-        let outcome = match self.check(&Request::Verify { extent, checks }) {
+        let outcome = match self.check(&Request::verify(extent, checks)) {
             Ok(()) => self.verify_by_read(extent, checks).await,
             Err(rejected) => Err(rejected),
         };
@@ -225,7 +221,7 @@ impl<D: Device> Gate<D> {
                 Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
                 None => checks,
             };
-            match self.device.execute(Request::Read { extent: piece, checks }).await {
+            match self.device.execute(Request::read(piece, checks)).await {
                 Ok(Response::Data(part)) => each(&part),
                 Ok(_) => return Err(unexpected_response()),
                 Err(error) => tally.take(error)?,
@@ -251,7 +247,7 @@ impl<D: Device> Gate<D> {
         for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let first = (piece.start().get() - extent.start().get()) as usize;
             let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
-            let response = self.device.execute(Request::Read { extent: piece, checks }).await?;
+            let response = self.device.execute(Request::read(piece, checks)).await?;
             let Response::Data(stored) = response else { return Err(unexpected_response()) };
             let wanted = data.slice(first, piece.len() as usize);
             if stored.data()[..] != wanted.data()[..] {
@@ -275,7 +271,7 @@ impl<D: Device> Gate<D> {
             let data = zeroes.slice(..piece.bytes(geometry.block_size) as usize);
             let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
             let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-            self.device.execute(Request::Write { extent: piece, data, durability }).await?;
+            self.device.execute(Request::write(piece, data, durability)).await?;
         }
         Ok(Response::Done)
     }
@@ -296,85 +292,38 @@ const PIECES_IN_FLIGHT: usize = 8;
 
 /// The maximum blocks of a piece, if the request exceeds it.
 fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
-    let max_blocks = match request {
-        Request::Read { .. } | Request::Write { .. } | Request::Compare { .. } => limits.max_transfer_blocks,
-        Request::Verify { .. } | Request::Checksum { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
+    let max_blocks = match request.kind() {
+        RequestKind::Read | RequestKind::Write | RequestKind::Compare => limits.max_transfer_blocks,
+        RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair | RequestKind::BlockStatus => {
             limits.max_verify_blocks
         }
-        Request::WriteZeroes { .. } | Request::WriteUncorrectable { .. } => limits.max_zero_blocks,
-        Request::Discard { extents } => {
-            return extents
-                .iter()
-                .any(|extent| extent.blocks() > limits.max_zero_blocks)
-                .then_some(limits.max_zero_blocks);
-        }
-        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => return None,
+        RequestKind::WriteZeroes | RequestKind::WriteUncorrectable | RequestKind::Discard => limits.max_zero_blocks,
+        RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };
-    request.extent().filter(|extent| extent.blocks() > max_blocks).map(|_| max_blocks)
+    request.extents.iter().any(|extent| extent.blocks() > max_blocks).then_some(max_blocks)
+}
+
+/// True if the request must be durable and is of a kind that devices execute only as volatile.
+fn lacks_fua(request: &Request) -> bool {
+    matches!(request.operation, Operation::Discard | Operation::Repair(_))
+        && request.durability == Durability::ForceUnitAccess
 }
 
 impl<D: Device> Gate<D> {
     /// Executes a request in pieces of at most `max_blocks` blocks.
     async fn in_pieces(&self, request: Request, max_blocks: BlockCount) -> Outcome {
-        let (is_read, checksum_extent) = (matches!(request, Request::Read { .. }), checksum_extent(&request));
-        let pieces = pieces(request, max_blocks, self.device.geometry().protection);
+        let (kind, extents) = (request.kind(), request.extents.clone());
+        let geometry = self.device.geometry();
+        let pieces = extents.iter().flat_map(|whole| whole.split_aligned(max_blocks).map(|piece| (*whole, piece)));
+        let pieces = pieces.map(|(whole, piece)| request.part(whole, piece, geometry.protection));
         let outcomes: Vec<Outcome> =
             stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
-        match checksum_extent {
-            Some(extent) => {
-                join_checksums(extent.split_aligned(max_blocks), outcomes, self.device.geometry().block_size)
+        match kind {
+            RequestKind::Checksum => {
+                join_checksums(extents.one().split_aligned(max_blocks), outcomes, geometry.block_size)
             }
-            None => join(outcomes, is_read),
+            kind => join(outcomes, kind == RequestKind::Read),
         }
-    }
-}
-
-/// The blocks of a Checksum request.
-fn checksum_extent(request: &Request) -> Option<Extent> {
-    match request {
-        Request::Checksum { extent, .. } => Some(*extent),
-        _ => None,
-    }
-}
-
-/// The requests for the pieces, in order.
-fn pieces(request: Request, max_blocks: BlockCount, format: Option<PiFormat>) -> Box<dyn Iterator<Item = Request>> {
-    match (request.extent(), request) {
-        (Some(whole), request) => {
-            Box::new(whole.split_aligned(max_blocks).map(move |piece| part(&request, whole, piece, format)))
-        }
-        (None, Request::Discard { extents }) => Box::new(
-            extents
-                .into_iter()
-                .flat_map(move |extent| extent.split_aligned(max_blocks))
-                .map(|extent| Request::Discard { extents: vec![extent] }),
-        ),
-        (None, request) => Box::new(std::iter::once(request)),
-    }
-}
-
-/// The request for one piece of its blocks.
-fn part(request: &Request, whole: Extent, extent: Extent, format: Option<PiFormat>) -> Request {
-    let first = extent.start().get() - whole.start().get();
-    // Reference tags continue from piece to piece.
-    let advanced = |checks: &Checks| format.map_or(*checks, |format| checks.advance(first, format));
-    let cut = |data: &Sealed| data.slice(first as usize, extent.len() as usize);
-    match request {
-        Request::Read { checks, .. } => Request::Read { extent, checks: advanced(checks) },
-        Request::Verify { checks, .. } => Request::Verify { extent, checks: advanced(checks) },
-        Request::Checksum { checks, .. } => Request::Checksum { extent, checks: advanced(checks) },
-        Request::Repair { checks, .. } => Request::Repair { extent, checks: advanced(checks) },
-        Request::BlockStatus { .. } => Request::BlockStatus { extent },
-        Request::Write { data, durability, .. } => Request::Write { extent, data: cut(data), durability: *durability },
-        Request::Compare { data, .. } => Request::Compare { extent, data: cut(data) },
-        Request::WriteZeroes { may_unmap, durability, .. } => {
-            Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
-        }
-        Request::WriteUncorrectable { durability, .. } => {
-            Request::WriteUncorrectable { extent, durability: *durability }
-        }
-        Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => request.clone(),
-        Request::Discard { .. } => Request::Discard { extents: vec![extent] },
     }
 }
 

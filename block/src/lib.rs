@@ -28,8 +28,8 @@ pub use gate::{Counters, Gate};
 pub use geometry::{Abilities, Ability, Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
 pub use request::{
-    BlockState, Checksum, Durability, Outcome, Request, RequestKind, ReservedArea, Response, StatusRun, StatusRuns,
-    VerifyStats,
+    BlockState, Checksum, Durability, Extents, Operation, Outcome, Request, RequestKind, ReservedArea, Response,
+    StatusRun, StatusRuns, VerifyStats,
 };
 pub use sync::{Clock, Condition, RangeGuard, RangeLock};
 pub use unwritten::is_unwritten;

@@ -1,10 +1,11 @@
 //! Requests to a device, and its responses.
 
-use std::ops::RangeInclusive;
+use std::ops::{Deref, RangeInclusive};
 
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, Extent};
+use smallvec::SmallVec;
 
 use crate::{Coverage, Error};
 
@@ -18,96 +19,106 @@ pub enum Durability {
     ForceUnitAccess,
 }
 
-/// One request. The set is closed: no protocol's own command passes through.
+/// One request: an operation, the blocks that it concerns, and when it is durable. Layers that only carry a request, cut it or move
+/// its addresses change its extents, checks and data ([`Request::map_checks`], [`Request::map_data`]), whatever the operation.
+///
+/// Made by the functions named after the operations, so that each has the extents it needs.
 #[derive(Clone, Debug)]
-pub enum Request {
-    /// Read blocks, checked where they are stored.
-    Read {
-        /// The blocks.
-        extent: Extent,
-        /// Which tags are checked, and against what.
-        checks: Checks,
-    },
-    /// Write blocks with their tags.
-    Write {
-        /// The blocks.
-        extent: Extent,
-        /// Their data and tags, in the device's protection format.
-        data: Sealed,
-        /// When the write is durable.
-        durability: Durability,
-    },
+pub struct Request {
+    /// What is done.
+    pub operation: Operation,
+    /// The blocks.
+    pub extents: Extents,
+    /// When a change is durable.
+    pub durability: Durability,
+}
+
+/// What a [`Request`] does. The set is closed: no protocol's own command passes through.
+#[derive(Clone, Debug)]
+pub enum Operation {
+    /// Read blocks, checked where they are stored: whatever the device has to check, and what the client demands of the tags.
+    Read(Checks),
+    /// Write blocks with their tags, in the device's protection format.
+    Write(Sealed),
     /// Make every write completed so far durable.
     Flush,
     /// Deallocate blocks. What they read as afterwards is undefined.
-    Discard {
-        /// The runs of blocks.
-        extents: Vec<Extent>,
-    },
+    Discard,
     /// Make blocks read as zeroes.
     WriteZeroes {
-        /// The blocks.
-        extent: Extent,
         /// True if the space may be deallocated.
         may_unmap: bool,
-        /// When the change is durable.
-        durability: Durability,
-    },
-    /// Read and check blocks where they are stored, without returning data.
-    Verify {
-        /// The blocks.
-        extent: Extent,
-        /// Which tags are checked, and against what.
-        checks: Checks,
-    },
-    /// Verify, and return the CRC-64/NVME of the data, so that two devices can be compared without moving their data.
-    Checksum {
-        /// The blocks.
-        extent: Extent,
-        /// Which tags are checked, and against what.
-        checks: Checks,
-    },
-    /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error say which of them were repaired.
-    Repair {
-        /// The blocks.
-        extent: Extent,
-        /// Which tags are checked, and against what.
-        checks: Checks,
-    },
-    /// Return which blocks take space.
-    BlockStatus {
-        /// The blocks.
-        extent: Extent,
-    },
-    /// Compare stored blocks with the given data.
-    Compare {
-        /// The blocks.
-        extent: Extent,
-        /// The expected data.
-        data: Sealed,
-    },
-    /// Read a part of the reserved area.
-    ReadReserved {
-        /// The part.
-        area: ReservedArea,
-    },
-    /// Replace a part of the reserved area: all of it or nothing, durable when the request completes.
-    WriteReserved {
-        /// The part.
-        area: ReservedArea,
-        /// The new content; at most [`ReservedArea::max_bytes`].
-        bytes: Slice,
     },
     /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::BadBlockCause::Media`].
-    WriteUncorrectable {
-        /// The blocks.
-        extent: Extent,
-        /// When the change is durable.
-        durability: Durability,
-    },
+    WriteUncorrectable,
+    /// Read and check blocks where they are stored, as Read does, without returning data.
+    Verify(Checks),
+    /// Verify, and return the CRC-64/NVME of the data, so that two devices can be compared without moving their data.
+    Checksum(Checks),
+    /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error say which of them were repaired.
+    Repair(Checks),
+    /// Return which blocks take space.
+    BlockStatus,
+    /// Compare stored blocks with this data, whose tags do not count.
+    Compare(Sealed),
+    /// Read a part of the reserved area.
+    ReadReserved(ReservedArea),
+    /// Replace a part of the reserved area: all of it or nothing, durable when the request completes. At most
+    /// [`ReservedArea::max_bytes`].
+    WriteReserved(ReservedArea, Slice),
 }
 
-/// The kind of a [`Request`], without its arguments.
+/// The extents of a request: any number for a Discard, none for a Flush and for the reserved area, one for everything else.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Extents(SmallVec<[Extent; 1]>);
+
+impl Extents {
+    /// The extent of an operation that has one.
+    ///
+    /// # Panics
+    /// For a Discard, a Flush and the reserved area: a bug of the caller, who knows the operation.
+    pub fn one(&self) -> Extent {
+        match self.0[..] {
+            [extent] => extent,
+            _ => panic!("an operation with one extent, not {}", self.0.len()),
+        }
+    }
+
+    /// The same number of extents, each as `change` returns it.
+    #[must_use]
+    pub fn map(mut self, mut change: impl FnMut(Extent) -> Extent) -> Extents {
+        self.0.iter_mut().for_each(|extent| *extent = change(*extent));
+        self
+    }
+
+    /// The blocks from the first to the last, those between the extents included; none if there is no extent.
+    fn first_to_last(&self) -> Option<RangeInclusive<u64>> {
+        let first = self.iter().map(|extent| extent.start().get()).min()?;
+        Some(first..=self.iter().map(|extent| extent.last().get()).max()?)
+    }
+}
+
+impl Deref for Extents {
+    type Target = [Extent];
+
+    fn deref(&self) -> &[Extent] {
+        &self.0
+    }
+}
+
+impl From<Extent> for Extents {
+    fn from(extent: Extent) -> Extents {
+        Extents(SmallVec::from_buf([extent]))
+    }
+}
+
+impl FromIterator<Extent> for Extents {
+    fn from_iter<I: IntoIterator<Item = Extent>>(extents: I) -> Extents {
+        Extents(extents.into_iter().collect())
+    }
+}
+
+/// The kind of an [`Operation`], without its arguments.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RequestKind {
     /// Read blocks.
@@ -179,115 +190,198 @@ impl RequestKind {
             RequestKind::WriteReserved => "write reserved area",
         }
     }
+
+    /// True if requests of this kind change blocks. Repair does: it writes to a copy what it read from another one.
+    pub const fn changes_blocks(self) -> bool {
+        match self {
+            RequestKind::Write
+            | RequestKind::WriteZeroes
+            | RequestKind::WriteUncorrectable
+            | RequestKind::Discard
+            | RequestKind::Repair => true,
+            RequestKind::Read
+            | RequestKind::Flush
+            | RequestKind::Verify
+            | RequestKind::Checksum
+            | RequestKind::BlockStatus
+            | RequestKind::Compare
+            | RequestKind::ReadReserved
+            | RequestKind::WriteReserved => false,
+        }
+    }
 }
 
 impl Request {
+    fn on(operation: Operation, extent: Extent) -> Request {
+        Request { operation, extents: extent.into(), durability: Durability::Volatile }
+    }
+
+    fn without_extent(operation: Operation) -> Request {
+        Request { operation, extents: Extents::default(), durability: Durability::Volatile }
+    }
+
+    /// See [`Operation::Read`].
+    pub fn read(extent: Extent, checks: Checks) -> Request {
+        Request::on(Operation::Read(checks), extent)
+    }
+
+    /// See [`Operation::Write`].
+    pub fn write(extent: Extent, data: Sealed, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::Write(data), extent) }
+    }
+
+    /// See [`Operation::Flush`].
+    pub fn flush() -> Request {
+        Request::without_extent(Operation::Flush)
+    }
+
+    /// See [`Operation::Discard`].
+    pub fn discard(extents: impl IntoIterator<Item = Extent>) -> Request {
+        Request { extents: extents.into_iter().collect(), ..Request::without_extent(Operation::Discard) }
+    }
+
+    /// See [`Operation::WriteZeroes`].
+    pub fn write_zeroes(extent: Extent, may_unmap: bool, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::WriteZeroes { may_unmap }, extent) }
+    }
+
+    /// See [`Operation::WriteUncorrectable`].
+    pub fn write_uncorrectable(extent: Extent, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::WriteUncorrectable, extent) }
+    }
+
+    /// See [`Operation::Verify`].
+    pub fn verify(extent: Extent, checks: Checks) -> Request {
+        Request::on(Operation::Verify(checks), extent)
+    }
+
+    /// See [`Operation::Checksum`].
+    pub fn checksum(extent: Extent, checks: Checks) -> Request {
+        Request::on(Operation::Checksum(checks), extent)
+    }
+
+    /// See [`Operation::Repair`].
+    pub fn repair(extent: Extent, checks: Checks) -> Request {
+        Request::on(Operation::Repair(checks), extent)
+    }
+
+    /// See [`Operation::BlockStatus`].
+    pub fn block_status(extent: Extent) -> Request {
+        Request::on(Operation::BlockStatus, extent)
+    }
+
+    /// See [`Operation::Compare`].
+    pub fn compare(extent: Extent, data: Sealed) -> Request {
+        Request::on(Operation::Compare(data), extent)
+    }
+
+    /// See [`Operation::ReadReserved`].
+    pub fn read_reserved(area: ReservedArea) -> Request {
+        Request::without_extent(Operation::ReadReserved(area))
+    }
+
+    /// See [`Operation::WriteReserved`].
+    pub fn write_reserved(area: ReservedArea, bytes: Slice) -> Request {
+        let operation = Operation::WriteReserved(area, bytes);
+        Request { durability: Durability::ForceUnitAccess, ..Request::without_extent(operation) }
+    }
+
     /// The kind of the request.
     pub const fn kind(&self) -> RequestKind {
-        match self {
-            Request::Read { .. } => RequestKind::Read,
-            Request::Write { .. } => RequestKind::Write,
-            Request::Flush => RequestKind::Flush,
-            Request::Discard { .. } => RequestKind::Discard,
-            Request::WriteZeroes { .. } => RequestKind::WriteZeroes,
-            Request::Verify { .. } => RequestKind::Verify,
-            Request::Compare { .. } => RequestKind::Compare,
-            Request::WriteUncorrectable { .. } => RequestKind::WriteUncorrectable,
-            Request::Checksum { .. } => RequestKind::Checksum,
-            Request::Repair { .. } => RequestKind::Repair,
-            Request::BlockStatus { .. } => RequestKind::BlockStatus,
-            Request::ReadReserved { .. } => RequestKind::ReadReserved,
-            Request::WriteReserved { .. } => RequestKind::WriteReserved,
+        match self.operation {
+            Operation::Read(_) => RequestKind::Read,
+            Operation::Write(_) => RequestKind::Write,
+            Operation::Flush => RequestKind::Flush,
+            Operation::Discard => RequestKind::Discard,
+            Operation::WriteZeroes { .. } => RequestKind::WriteZeroes,
+            Operation::Verify(_) => RequestKind::Verify,
+            Operation::Compare(_) => RequestKind::Compare,
+            Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
+            Operation::Checksum(_) => RequestKind::Checksum,
+            Operation::Repair(_) => RequestKind::Repair,
+            Operation::BlockStatus => RequestKind::BlockStatus,
+            Operation::ReadReserved(_) => RequestKind::ReadReserved,
+            Operation::WriteReserved(..) => RequestKind::WriteReserved,
         }
     }
 
-    /// The extent of the request; none for Flush, Discard, ReadReserved and WriteReserved.
-    pub const fn extent(&self) -> Option<Extent> {
-        match self {
-            Request::Read { extent, .. }
-            | Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::Verify { extent, .. }
-            | Request::Checksum { extent, .. }
-            | Request::Repair { extent, .. }
-            | Request::BlockStatus { extent }
-            | Request::Compare { extent, .. }
-            | Request::WriteUncorrectable { extent, .. } => Some(*extent),
-            Request::Flush | Request::Discard { .. } | Request::ReadReserved { .. } | Request::WriteReserved { .. } => {
-                None
-            }
-        }
-    }
-
-    /// The blocks that the request changes, from the first to the last; none if it changes no blocks. Repair counts, because it
-    /// writes to a copy what it read from another one.
-    pub fn changed(&self) -> Option<RangeInclusive<u64>> {
-        let first_to_last = |extents: &[Extent]| {
-            let first = extents.iter().map(|extent| extent.start().get()).min()?;
-            Some(first..=extents.iter().map(|extent| extent.last().get()).max()?)
+    /// The same request with its data, if it has any, as `change` returns them.
+    #[must_use]
+    pub fn map_data(mut self, change: impl FnOnce(Sealed) -> Sealed) -> Request {
+        self.operation = match self.operation {
+            Operation::Write(data) => Operation::Write(change(data)),
+            Operation::Compare(data) => Operation::Compare(change(data)),
+            operation => operation,
         };
-        match self {
-            Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. }
-            | Request::Repair { extent, .. } => first_to_last(&[*extent]),
-            Request::Discard { extents } => first_to_last(extents),
-            Request::Read { .. }
-            | Request::Flush
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::BlockStatus { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => None,
+        self
+    }
+
+    /// What the client demands of the tags; nothing for operations that check none.
+    pub const fn checks(&self) -> Checks {
+        match self.operation {
+            Operation::Read(checks)
+            | Operation::Verify(checks)
+            | Operation::Checksum(checks)
+            | Operation::Repair(checks) => checks,
+            _ => Checks::NONE,
         }
+    }
+
+    /// The same request with its checks, if it has any, as `change` returns them.
+    #[must_use]
+    pub fn map_checks(mut self, change: impl FnOnce(Checks) -> Checks) -> Request {
+        if let Operation::Read(checks)
+        | Operation::Verify(checks)
+        | Operation::Checksum(checks)
+        | Operation::Repair(checks) = &mut self.operation
+        {
+            *checks = change(*checks);
+        }
+        self
+    }
+
+    /// The same request for `part` of its extent `whole`, on a device of this format: with its part of the data, and with the first
+    /// reference tag that is checked moved as far as the first block.
+    #[must_use]
+    pub fn part(&self, whole: Extent, part: Extent, format: Option<PiFormat>) -> Request {
+        let first = part.start().get() - whole.start().get();
+        Request { extents: part.into(), ..self.clone() }
+            .map_checks(|checks| format.map_or(checks, |format| checks.advance(first, format)))
+            .map_data(|data| data.slice(first as usize, part.len() as usize))
+    }
+
+    /// The extent of the request, if it has one and no other.
+    pub fn extent(&self) -> Option<Extent> {
+        match self.extents[..] {
+            [extent] => Some(extent),
+            _ => None,
+        }
+    }
+
+    /// The extents of the blocks that the request changes; none if it changes no blocks.
+    pub fn changed_extents(&self) -> &[Extent] {
+        if self.kind().changes_blocks() { &self.extents } else { &[] }
+    }
+
+    /// The blocks that the request changes, from the first to the last; none if it changes no blocks.
+    pub fn changed(&self) -> Option<RangeInclusive<u64>> {
+        if self.kind().changes_blocks() { self.extents.first_to_last() } else { None }
     }
 
     /// True if a crash can lose what the request changes until a later Flush.
-    pub const fn is_volatile(&self) -> bool {
-        match self {
-            Request::Write { durability, .. }
-            | Request::WriteZeroes { durability, .. }
-            | Request::WriteUncorrectable { durability, .. } => matches!(durability, Durability::Volatile),
-            Request::Discard { .. } | Request::Repair { .. } => true,
-            Request::Read { .. }
-            | Request::Flush
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::BlockStatus { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => false,
-        }
+    pub fn is_volatile(&self) -> bool {
+        self.kind().changes_blocks() && self.durability == Durability::Volatile
     }
 
     /// True if success makes something durable. Its failure may then be a failed flush, after which the durability of every other
     /// write is unknown too.
-    pub const fn is_durable(&self) -> bool {
-        match self {
-            Request::Write { durability, .. }
-            | Request::WriteZeroes { durability, .. }
-            | Request::WriteUncorrectable { durability, .. } => matches!(durability, Durability::ForceUnitAccess),
-            Request::Flush | Request::WriteReserved { .. } => true,
-            Request::Discard { .. }
-            | Request::Repair { .. }
-            | Request::Read { .. }
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::BlockStatus { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. } => false,
-        }
+    pub fn is_durable(&self) -> bool {
+        matches!(self.operation, Operation::Flush) || self.durability == Durability::ForceUnitAccess
     }
 
     /// The number of blocks of the request, over all its extents.
     pub fn blocks(&self) -> u64 {
-        match self {
-            Request::Discard { extents } => {
-                extents.iter().fold(0, |blocks: u64, extent| blocks.saturating_add(extent.len()))
-            }
-            other => other.extent().map_or(0, Extent::len),
-        }
+        self.extents.iter().fold(0, |blocks: u64, extent| blocks.saturating_add(extent.len()))
     }
 }
 

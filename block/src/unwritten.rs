@@ -43,7 +43,7 @@ pub async fn is_unwritten(device: &impl Device) -> Result<bool, Error> {
 }
 
 async fn is_all_holes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
-    match device.execute(Request::BlockStatus { extent }).await? {
+    match device.execute(Request::block_status(extent)).await? {
         Response::BlockStatus(runs) => Ok(runs.iter().all(|run| run.state == BlockState::Hole)),
         _ => Err(unexpected_response()),
     }
@@ -52,7 +52,7 @@ async fn is_all_holes(device: &impl Device, extent: Extent) -> Result<bool, Erro
 async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let is_blank =
         |data: &Sealed| data.tags().iter().all(|byte| *byte == 0xFF) && data.data().iter().all(|byte| *byte == 0);
-    match device.execute(Request::Read { extent, checks: Checks::NONE }).await? {
+    match device.execute(Request::read(extent, Checks::NONE)).await? {
         Response::Data(data) => Ok(is_blank(&data)),
         _ => Err(unexpected_response()),
     }
@@ -60,7 +60,7 @@ async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bo
 
 async fn matches_crc_of_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let size = device.geometry().block_size;
-    match device.execute(Request::Checksum { extent, checks: Checks::NONE }).await? {
+    match device.execute(Request::checksum(extent, Checks::NONE)).await? {
         Response::Checksum(checksum) => {
             let block = vec![0; size.bytes()];
             let zeroes = (0..extent.len()).fold(guard::crc64(&[]), |crc, _| guard::crc64_append(crc, &block));

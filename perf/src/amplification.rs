@@ -128,10 +128,10 @@ async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()
     let blocks = (bytes.min(MAX_ZEROED_BYTES)) >> BlockSize::B4096.shift();
     let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
     load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;
-    gate.execute(Request::Flush).await?;
+    gate.execute(Request::flush()).await?;
     let (log, tables) = (counts.written(Part::Log), counts.written(Part::Tables));
     let extent = Extent::from_raw(0, blocks)?;
-    gate.execute(Request::WriteZeroes { extent, may_unmap: true, durability: Durability::ForceUnitAccess }).await?;
+    gate.execute(Request::write_zeroes(extent, true, Durability::ForceUnitAccess)).await?;
     let log = counts.written(Part::Log) - log;
     gate.device().close().await?;
     worker.await?;

@@ -145,7 +145,7 @@ async fn neighbour_waits<D: Device>(device: &D, neighbour: Neighbour, time: Dura
             Neighbour::Write => _ = device.execute(write(device, extent)).await?,
             Neighbour::Flush => {
                 device.execute(write(device, extent)).await?;
-                device.execute(Request::Flush).await?;
+                device.execute(Request::flush()).await?;
             }
         }
         waits.push(asked.elapsed());
@@ -171,17 +171,17 @@ async fn flooder<D: Device>(device: Rc<D>, flood: Flood, number: u64, over: Rc<C
 }
 
 fn operations<D: Device>(device: &D, flood: Flood, extent: Extent, durability: Durability) -> Vec<Request> {
-    let zeroes = |may_unmap| Request::WriteZeroes { extent, may_unmap, durability };
+    let zeroes = |may_unmap| Request::write_zeroes(extent, may_unmap, durability);
     match flood {
         Flood::Nothing => Vec::new(),
         Flood::Zero => vec![zeroes(true), write(device, extent)],
         Flood::ZeroKept => vec![zeroes(false)],
-        Flood::Discard => vec![Request::Discard { extents: [extent].into() }, write(device, extent)],
+        Flood::Discard => vec![Request::discard([extent]), write(device, extent)],
         Flood::Write => vec![write(device, extent)],
         Flood::Read => vec![read(device, extent)],
-        Flood::Verify => vec![Request::Verify { extent, checks: checks(device, extent) }],
+        Flood::Verify => vec![Request::verify(extent, checks(device, extent))],
         Flood::Flush => {
-            vec![write(device, Extent::from_raw(extent.start().get(), 1).unwrap_or(extent)), Request::Flush]
+            vec![write(device, Extent::from_raw(extent.start().get(), 1).unwrap_or(extent)), Request::flush()]
         }
     }
 }
@@ -191,7 +191,7 @@ fn checks<D: Device>(device: &D, extent: Extent) -> Checks {
 }
 
 fn read<D: Device>(device: &D, extent: Extent) -> Request {
-    Request::Read { extent, checks: checks(device, extent) }
+    Request::read(extent, checks(device, extent))
 }
 
 fn write<D: Device>(device: &D, extent: Extent) -> Request {
@@ -202,5 +202,5 @@ fn write<D: Device>(device: &D, extent: Extent) -> Request {
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let data = PAYLOAD.with(|payload| payload.slice(..extent.bytes(geometry.block_size) as usize));
     let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-    Request::Write { extent, data, durability: Durability::Volatile }
+    Request::write(extent, data, Durability::Volatile)
 }

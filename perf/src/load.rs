@@ -169,7 +169,7 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
         return Err(failure);
     }
     if load.write {
-        device.execute(Request::Flush).await?;
+        device.execute(Request::flush()).await?;
     }
     let turn = watch.stop(shared.answered.get(), load.blocks << size.shift());
     let latency_us = shared.latencies.borrow().summary_us();
@@ -195,16 +195,16 @@ async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyh
         let data = shared.payload.slice(..extent.bytes(geometry.block_size) as usize);
         // Making the tags is part of what is measured.
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-        Request::Write { extent, data, durability: Durability::Volatile }
+        Request::write(extent, data, Durability::Volatile)
     } else {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        Request::Read { extent, checks }
+        Request::read(extent, checks)
     };
     device.execute(operation).await?;
     let answered = shared.answered.get() + 1;
     shared.answered.set(answered);
     if shared.load.flush_every > 0 && answered.is_multiple_of(shared.load.flush_every) {
-        device.execute(Request::Flush).await?;
+        device.execute(Request::flush()).await?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@
 use std::rc::Rc;
 
 use futures_util::future::try_join;
-use sealblock_block::{Abilities, Clock, Device, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Clock, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
 use sealblock_integrity::Checks;
 use sealblock_layers_fault::FaultLayer;
 use sealblock_layers_mirror::{Mirror, OpenOptions, ReplicaSource};
@@ -162,7 +162,7 @@ async fn verify(device: &impl Device, blocks: u64, piece: BlockCount) -> anyhow:
     for start in (0..blocks).step_by(piece.get() as usize) {
         let extent = Extent::from_raw(start, (blocks - start).min(u64::from(piece.get())))?;
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        device.execute(Request::Verify { extent, checks }).await?;
+        device.execute(Request::verify(extent, checks)).await?;
     }
     Ok(())
 }
@@ -190,7 +190,7 @@ impl Device for InStep {
 
     async fn execute(&self, operation: Request) -> Outcome {
         let [a, b] = &self.0;
-        if matches!(operation, Request::Read { .. }) {
+        if operation.kind() == RequestKind::Read {
             return a.execute(operation).await;
         }
         try_join(a.execute(operation.clone()), b.execute(operation)).await.map(|(answer, _)| answer)
@@ -238,7 +238,7 @@ async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold
     // Replicas that were written to by themselves differ, so all is written once more.
     let blocks = setup.mirror.geometry().capacity_blocks;
     drive(Rc::clone(&setup.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
-    setup.mirror.execute(Request::Flush).await?;
+    setup.mirror.execute(Request::flush()).await?;
     if "verify".contains(&options.only) {
         verifies(options, &setup).await?;
     }

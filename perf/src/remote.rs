@@ -150,7 +150,7 @@ async fn fill(device: &MemoryDevice) -> anyhow::Result<()> {
         let tags = Tags { initial_ref_tag: start, ..Tags::default() };
         let data = payload.slice(..extent.bytes(geometry.block_size) as usize);
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
-        device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await?;
+        device.execute(Request::write(extent, data, Durability::Volatile)).await?;
     }
     Ok(())
 }

@@ -115,7 +115,7 @@ async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64) -> anyhow
             let start = next.replace(next.get() + piece);
             let extent = Extent::from_raw(start, piece.min(capacity - start))?;
             let checks = Checks::full(format, extent.start());
-            gate.execute(Request::Verify { extent, checks }).await?;
+            gate.execute(Request::verify(extent, checks)).await?;
         }
         anyhow::Ok(())
     }))

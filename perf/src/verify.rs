@@ -133,7 +133,7 @@ async fn verify_part(path: PathBuf, first: u64, blocks: u64) -> anyhow::Result<(
     for start in (first..first + blocks).step_by(piece.get() as usize) {
         let extent = Extent::from_raw(start, u64::from(piece.get()).min(first + blocks - start))?;
         let checks = gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        gate.execute(Request::Verify { extent, checks }).await?;
+        gate.execute(Request::verify(extent, checks)).await?;
     }
     Ok(())
 }

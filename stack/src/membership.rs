@@ -8,8 +8,8 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request, ReservedArea,
-    Response,
+    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Gate, Geometry, Operation, Outcome, Request,
+    RequestKind, ReservedArea, Response,
 };
 use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
 use sealblock_layers_mirror::mark_written_alone;
@@ -126,7 +126,7 @@ fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice)
 }
 
 async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackError> {
-    match opened.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
+    match opened.gate.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
         // A mirror uses the label area itself: it cannot be a labelled member of another group.
@@ -168,24 +168,14 @@ impl Device for MemberOnly {
         self.inner.abilities()
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match operation {
-            Request::Write { .. }
-            | Request::WriteZeroes { .. }
-            | Request::Discard { .. }
-            | Request::WriteUncorrectable { .. }
-            | Request::Repair { .. }
-                if !self.is_claimed.get() =>
-            {
-                self.refuse()
-            }
-            Request::WriteReserved { area: ReservedArea::GroupLabel, .. } => {
-                let outcome = self.inner.execute(operation).await;
-                self.is_claimed.set(self.is_claimed.get() || outcome.is_ok());
-                outcome
-            }
-            _ => self.inner.execute(operation).await,
+    async fn execute(&self, request: Request) -> Outcome {
+        if request.kind().changes_blocks() && !self.is_claimed.get() {
+            return self.refuse();
         }
+        let claims = matches!(request.operation, Operation::WriteReserved(ReservedArea::GroupLabel, _));
+        let outcome = self.inner.execute(request).await;
+        self.is_claimed.set(self.is_claimed.get() || claims && outcome.is_ok());
+        outcome
     }
 }
 
@@ -208,21 +198,11 @@ impl<D: Device> Device for ReadOnly<D> {
         Abilities { writable: false, ..self.0.abilities() }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
-        match operation {
-            Request::Write { .. }
-            | Request::WriteZeroes { .. }
-            | Request::Discard { .. }
-            | Request::WriteUncorrectable { .. }
-            | Request::Repair { .. }
-            | Request::WriteReserved { .. } => Err(BlockFailure::ReadOnly.into()),
-            Request::Read { .. }
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::BlockStatus { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. }
-            | Request::Flush => self.0.execute(operation).await,
+    async fn execute(&self, request: Request) -> Outcome {
+        let kind = request.kind();
+        match kind.changes_blocks() || kind == RequestKind::WriteReserved {
+            true => Err(BlockFailure::ReadOnly.into()),
+            false => self.0.execute(request).await,
         }
     }
 }
@@ -241,13 +221,13 @@ mod tests {
         let device = MemberOnly::new(DynDevice::new(MemoryDevice::new(BlockSize::B512, 8, None)));
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
-        let zero = || Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
-        let annex = |slot| Request::WriteReserved { area: slot, bytes: Slice::copy_from(b"label") };
+        let zero = || Request::write_zeroes(extent, true, Durability::Volatile);
+        let annex = |slot| Request::write_reserved(slot, Slice::copy_from(b"label"));
         let is_refused = |outcome: Outcome| outcome.is_err_and(|error| *error.kind() == BlockFailure::ReadOnly);
-        for operation in [zero(), Request::Discard { extents: vec![extent] }] {
+        for operation in [zero(), Request::discard(vec![extent])] {
             assert!(is_refused(run(operation)));
         }
-        assert!(run(Request::Flush).is_ok());
+        assert!(run(Request::flush()).is_ok());
         run(annex(ReservedArea::ScrubState)).unwrap();
         assert!(is_refused(run(zero())), "the notes of a scrub are no label");
         run(annex(ReservedArea::GroupLabel)).unwrap();

@@ -90,12 +90,12 @@ impl OpenTarget {
 
     /// Reads blocks, fully checked.
     pub async fn read(&self, extent: Extent) -> Outcome {
-        self.gate.execute(Request::Read { extent, checks: self.checks(extent) }).await
+        self.gate.execute(Request::read(extent, self.checks(extent))).await
     }
 
     /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), StackError> {
-        self.gate.execute(Request::Flush).await.map(drop).map_err(|error| of_block("flushing", &error))
+        self.gate.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flushing", &error))
     }
 }
 

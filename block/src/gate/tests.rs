@@ -33,19 +33,19 @@ fn failure(outcome: Outcome) -> ErrorKind {
 }
 
 fn read(start: u64, blocks: u64) -> Request {
-    Request::Read { extent: extent(start, blocks), checks: full(start) }
+    Request::read(extent(start, blocks), full(start))
 }
 
 fn verify(start: u64, blocks: u64) -> Request {
-    Request::Verify { extent: extent(start, blocks), checks: full(start) }
+    Request::verify(extent(start, blocks), full(start))
 }
 
 fn zero(start: u64, blocks: u64) -> Request {
-    Request::WriteZeroes { extent: extent(start, blocks), may_unmap: true, durability: Durability::Volatile }
+    Request::write_zeroes(extent(start, blocks), true, Durability::Volatile)
 }
 
 fn compare(start: u64, data: Sealed) -> Request {
-    Request::Compare { extent: extent(start, data.blocks() as u64), data }
+    Request::compare(extent(start, data.blocks() as u64), data)
 }
 
 fn damaged(error: &Error) -> Vec<u64> {
@@ -61,7 +61,7 @@ fn the_last_block_is_in_range_and_the_one_behind_it_is_not() {
     let last = Lba::new(CAPACITY - 1);
     assert_eq!(rejected, ErrorKind::Range { extent: extent(CAPACITY - 1, 2), last });
     let extents = vec![extent(0, 1), extent(CAPACITY, 1)];
-    let rejected = failure(run(gate.execute(Request::Discard { extents })));
+    let rejected = failure(run(gate.execute(Request::discard(extents))));
     assert_eq!(rejected, ErrorKind::Range { extent: extent(CAPACITY, 1), last });
     assert_eq!(gate.device().take_seen(), [], "a rejected request does not reach the device");
 }
@@ -69,7 +69,7 @@ fn the_last_block_is_in_range_and_the_one_behind_it_is_not() {
 #[test]
 fn data_must_be_as_long_as_the_extent() {
     let gate = FakeDevice::new(None).gate();
-    let of = |blocks, data| Request::Write { extent: extent(0, blocks), data, durability: Durability::Volatile };
+    let of = |blocks, data| Request::write(extent(0, blocks), data, Durability::Volatile);
     done(run(gate.execute(of(2, numbered(0, 2, None)))));
     let rejected = failure(run(gate.execute(of(3, numbered(0, 2, None)))));
     assert_eq!(rejected, ErrorKind::Limit { what: "blocks of data", limit: 3, actual: 2 });
@@ -117,7 +117,7 @@ fn a_wrong_first_reference_tag_is_wrong_in_every_piece() {
     let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));
     let checks = Checks { initial_ref_tag: Some(1), ..full(0) };
-    let error = run(gate.execute(Request::Read { extent: extent(0, 16), checks })).unwrap_err();
+    let error = run(gate.execute(Request::read(extent(0, 16), checks))).unwrap_err();
     assert_eq!(damaged(&error), (0..16).collect::<Vec<_>>());
     let bad_block = error.bad_blocks().unwrap().as_slice()[9];
     assert_eq!(
@@ -219,8 +219,7 @@ fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_address() {
     assert!(zeroes.data().iter().all(|&byte| byte == 0));
     assert_eq!((gate.device().block(2), gate.device().block(17)), (vec![3; 512], vec![18; 512]), "neighbours stay");
     assert_eq!(gate.device().durable.get(), 0);
-    let durable =
-        Request::WriteZeroes { extent: extent(0, 9), may_unmap: false, durability: Durability::ForceUnitAccess };
+    let durable = Request::write_zeroes(extent(0, 9), false, Durability::ForceUnitAccess);
     done(run(gate.execute(durable)));
     assert_eq!(gate.device().durable.get(), 2, "both pieces wait for the medium");
 }
@@ -230,20 +229,20 @@ fn a_read_only_device_rejects_every_change_and_still_reads() {
     let mut device = FakeDevice::new(None);
     device.abilities.writable = false;
     let gate = device.gate();
-    let discard = Request::Discard { extents: vec![extent(0, 1)] };
+    let discard = Request::discard([extent(0, 1)]);
     for change in [write(0, 1, None), zero(0, 1), discard] {
         let kind = change.kind();
         assert_eq!(gate.abilities().of(kind), Ability::Absent);
         assert_eq!(failure(run(gate.execute(change))), ErrorKind::ReadOnly, "{}", kind.name());
     }
     assert_eq!(gate.device().take_seen(), []);
-    done(run(gate.execute(Request::Flush)));
-    data(run(gate.execute(Request::Read { extent: extent(0, 1), checks: Checks::NONE })));
+    done(run(gate.execute(Request::flush())));
+    data(run(gate.execute(Request::read(extent(0, 1), Checks::NONE))));
 }
 
 #[test]
 fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
-    let discard = || Request::Discard { extents: vec![extent(0, 2), extent(4, 12)] };
+    let discard = || Request::discard([extent(0, 2), extent(4, 12)]);
     let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(failure(run(gate.execute(discard()))), ErrorKind::Absent(RequestKind::Discard));
     let mut device = FakeDevice::limited(None, 8);
@@ -253,6 +252,22 @@ fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(0, 2), (4, 4), (8, 8)]);
     assert_eq!(gate.counters().bytes(RequestKind::Discard), 14 * 512);
+}
+
+#[test]
+fn a_durable_discard_is_flushed_and_a_volatile_one_is_not() {
+    let mut device = FakeDevice::limited(None, 8);
+    device.abilities.discard = Ability::Native;
+    let gate = device.gate();
+    let kinds = || gate.device().take_seen().iter().map(|seen| seen.0).collect::<Vec<_>>();
+    done(run(gate.execute(Request::discard([extent(4, 8)]))));
+    assert_eq!(kinds(), [RequestKind::Discard; 2]);
+    let durable =
+        Request { durability: Durability::ForceUnitAccess, ..Request::discard([extent(4, 8), extent(20, 1)]) };
+    assert!(durable.is_durable() && !durable.is_volatile());
+    assert!(gate.try_execute(&durable).is_none(), "two requests are not one");
+    done(run(gate.execute(durable)));
+    assert_eq!(kinds(), [RequestKind::Discard, RequestKind::Discard, RequestKind::Discard, RequestKind::Flush]);
 }
 
 #[test]
@@ -297,7 +312,7 @@ fn requests_bytes_errors_and_bad_blocks_are_counted_apart() {
     assert!(run(gate.execute(read(0, 16))).is_err());
     data(run(gate.execute(read(2, 6))));
     assert!(run(gate.execute(read(CAPACITY, 1))).is_err());
-    done(run(gate.execute(Request::Flush)));
+    done(run(gate.execute(Request::flush())));
     let counters = gate.counters();
     assert_eq!((counters.requests(Write), counters.bytes(Write), counters.errors(Write)), (1, 16 * 512, 0));
     assert_eq!((counters.requests(Read), counters.bytes(Read), counters.errors(Read)), (3, 6 * 512, 2));
@@ -319,7 +334,7 @@ fn errors_keep_the_name_of_the_deepest_device() {
 
 #[test]
 fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
-    let request = || Request::WriteUncorrectable { extent: extent(4, 12), durability: Durability::Volatile };
+    let request = || Request::write_uncorrectable(extent(4, 12), Durability::Volatile);
     let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(gate.abilities().write_uncorrectable, Ability::Absent);
     assert_eq!(failure(run(gate.execute(request()))), ErrorKind::Absent(RequestKind::WriteUncorrectable));
@@ -329,7 +344,7 @@ fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
     done(run(gate.execute(request())));
     let starts: Vec<_> = gate.device().take_seen().iter().map(|seen| (seen.1, seen.2)).collect();
     assert_eq!(starts, [(4, 4), (8, 8)]);
-    let past = Request::WriteUncorrectable { extent: extent(CAPACITY, 1), durability: Durability::Volatile };
+    let past = Request::write_uncorrectable(extent(CAPACITY, 1), Durability::Volatile);
     assert!(matches!(failure(run(gate.execute(past))), ErrorKind::Range { .. }));
 }
 

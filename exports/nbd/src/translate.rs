@@ -67,7 +67,7 @@ impl OpenExport {
         match self.device.try_execute(&request) {
             None => Err(RemainingWork::Request(request)),
             // The data before the bad block is read again, which may wait.
-            Some(Err(_)) if self.can_return_partial && matches!(request, Request::Read { .. }) => {
+            Some(Err(_)) if self.can_return_partial && request.kind() == RequestKind::Read => {
                 Err(RemainingWork::Request(request))
             }
             Some(outcome) => Ok(self.reply(request.kind(), outcome)),
@@ -78,7 +78,7 @@ impl OpenExport {
     fn translate(&self, command: Command) -> Result<Request, Command> {
         let extent = |offset, length| self.extent(offset, length).ok();
         Ok(match command {
-            Command::Flush => Request::Flush,
+            Command::Flush => Request::flush(),
             Command::Read { offset, length } => match extent(offset, length.into()) {
                 Some(extent) => self.read_of(extent),
                 None => return Err(command),
@@ -104,11 +104,10 @@ impl OpenExport {
     /// Executes what is left of a request. A long one ends early once `is_gone`.
     pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match work {
-            RemainingWork::Request(Request::Read { extent, .. }) => self.read(extent).await,
-            RemainingWork::Request(request) => {
-                let kind = request.kind();
-                self.reply(kind, self.device.execute(request).await)
-            }
+            RemainingWork::Request(request) => match request.kind() {
+                RequestKind::Read => self.read(request.extents.one()).await,
+                kind => self.reply(kind, self.device.execute(request).await),
+            },
             RemainingWork::Command(command) => self.execute_steps(command, is_gone).await,
         }
     }
@@ -117,12 +116,10 @@ impl OpenExport {
         match command {
             // Only an invalid extent leads here.
             Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
-            Command::Flush => self.run_request(Request::Flush).await.map(|_| Reply::Done),
+            Command::Flush => self.run_request(Request::flush()).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
-                let discard = |extent| Request::Discard { extents: vec![extent] };
-                self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
-                // Discards have no durability of their own.
-                if fua { self.run_request(Request::Flush).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
+                let discard = |extent| Request { durability: durability(fua), ..Request::discard([extent]) };
+                self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await
             }
             Command::Cache { offset, length } => {
                 let read = |extent| self.read_of(extent);
@@ -133,7 +130,7 @@ impl OpenExport {
             }
             Command::WriteZeroes { offset, length, fua, no_hole, .. } => {
                 let (may_unmap, durability) = (!no_hole, durability(fua));
-                let zero = |extent| Request::WriteZeroes { extent, may_unmap, durability };
+                let zero = |extent| Request::write_zeroes(extent, may_unmap, durability);
                 self.in_pieces(offset, length, PIECE_BYTES, is_gone, zero).await
             }
             Command::BlockStatus { offset, length, one } => self.status(offset, length, one, is_gone).await,
@@ -166,7 +163,7 @@ impl OpenExport {
     /// Returns a read with all checks.
     fn read_of(&self, extent: Extent) -> Request {
         let format = self.device.geometry().protection;
-        Request::Read { extent, checks: format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())) }
+        Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
     }
 
     async fn read(&self, extent: Extent) -> Result<Reply, FailedRequest> {
@@ -199,7 +196,7 @@ impl OpenExport {
         let geometry = self.device.geometry();
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let data = Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags);
-        Request::Write { extent, data, durability: durability(fua) }
+        Request::write(extent, data, durability(fua))
     }
 
     async fn in_pieces(
@@ -263,7 +260,7 @@ impl OpenExport {
     /// Appends the runs of a window.
     async fn window(&self, offset: u64, length: u64, runs: &mut Vec<StatusDescriptor>) -> Result<(), FailedRequest> {
         let extent = self.extent(offset, length)?;
-        let Response::BlockStatus(found) = self.run_request(Request::BlockStatus { extent }).await? else {
+        let Response::BlockStatus(found) = self.run_request(Request::block_status(extent)).await? else {
             return Err(ErrorCode::Io.into());
         };
         let shift = self.block_shift();

@@ -39,7 +39,7 @@ async fn fill(device: &MemoryDevice, format: Option<PiFormat>, blocks: u64) -> R
         data.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u64 ^ at) as u8);
         let tags = Tags { initial_ref_tag: at, ..Tags::default() };
         let data = Sealed::seal(data.freeze(), BlockSize::B4096, format, &tags);
-        device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await?;
+        device.execute(Request::write(extent, data, Durability::Volatile)).await?;
         at += FILL_BLOCKS;
     }
     Ok(())

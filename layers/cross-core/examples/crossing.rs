@@ -18,7 +18,7 @@ use sealblock_runtime_reactor::{Config, CoreGone, CoreHandle, Cores, Placement};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 fn read() -> Request {
-    Request::Read { extent: Extent::one(Lba::ZERO), checks: Checks::NONE }
+    Request::read(Extent::one(Lba::ZERO), Checks::NONE)
 }
 
 /// Reads at this depth until the time is up; returns the number of reads.

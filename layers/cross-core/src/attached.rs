@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request};
+use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request, RequestKind};
 use sealblock_units::Extent;
 
 use crate::channel::Link;
@@ -111,7 +111,7 @@ impl Attached {
     }
 
     async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
-        if matches!(request, Request::Flush) {
+        if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();
             return flush.complete(self.dispatch(request, is_locked).await);
         }
@@ -129,7 +129,7 @@ impl Attached {
     fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
         let Route::Local(slot) = &self.route else { return None };
         let dispatch = || self.device.try_execute(slot, request);
-        if matches!(request, Request::Flush) {
+        if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();
             return dispatch().map(|outcome| flush.complete(outcome));
         }

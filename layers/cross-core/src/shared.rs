@@ -39,11 +39,7 @@ pub struct RequestInfo {
 
 impl RequestInfo {
     pub(crate) fn of(request: &Request) -> RequestInfo {
-        let discarded = match request {
-            Request::Discard { extents } if extents.len() == 1 => extents.first().copied(),
-            _ => None,
-        };
-        RequestInfo { kind: request.kind(), extent: request.extent().or(discarded) }
+        RequestInfo { kind: request.kind(), extent: request.extent() }
     }
 }
 
@@ -131,7 +127,7 @@ impl SharedDevice {
         if !request.is_durable() {
             return gate.execute(request).await;
         }
-        let is_flush = matches!(request, Request::Flush);
+        let is_flush = request.kind() == RequestKind::Flush;
         let guard = slot.durable.start(&self.0.device.flush_errors);
         let outcome = gate.execute(request).await;
         guard.complete(&outcome);

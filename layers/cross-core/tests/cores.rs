@@ -53,11 +53,11 @@ fn write(start: u64, byte: u8) -> Request {
     let data = Slice::copy_from(&[byte; 512]);
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
     let data = Sealed::seal(data, BlockSize::B512, None, &tags);
-    Request::Write { extent: extent(start, 1), data, durability: Durability::Volatile }
+    Request::write(extent(start, 1), data, Durability::Volatile)
 }
 
 fn read(start: u64) -> Request {
-    Request::Read { extent: extent(start, 1), checks: Checks::NONE }
+    Request::read(extent(start, 1), Checks::NONE)
 }
 
 fn byte(outcome: Outcome) -> u8 {
@@ -227,7 +227,7 @@ fn a_dropped_future_neither_loses_nor_repeats_its_request() {
             drop(device.execute(write(60, 3)));
             // A new request in a reused slot gets its own reply.
             assert_eq!(byte(device.execute(read(60)).await), 0, "a future that was never polled never starts");
-            device.execute(Request::Flush).await.unwrap();
+            device.execute(Request::flush()).await.unwrap();
         });
         let done = move || async {
             let device = ORDERED_DEVICE.with_borrow(|device| Rc::clone(device.as_ref().unwrap()));

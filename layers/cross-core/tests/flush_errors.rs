@@ -72,11 +72,11 @@ fn fail_next(plans: &Plans) {
 async fn write(device: &Attached, durability: Durability) -> Outcome {
     let extent = Extent::from_raw(3, 1).unwrap();
     let data = Sealed::seal(Slice::copy_from(&[7; 4096]), BlockSize::B4096, None, &Tags::default());
-    device.execute(Request::Write { extent, data, durability }).await
+    device.execute(Request::write(extent, data, durability)).await
 }
 
 async fn flushes(device: &Attached) -> bool {
-    device.execute(Request::Flush).await.is_ok()
+    device.execute(Request::flush()).await.is_ok()
 }
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
@@ -34,7 +34,7 @@ impl Device for PartDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        while matches!(request, Request::Write { .. }) && !self.may_write.get() {
+        while request.kind() == RequestKind::Write && !self.may_write.get() {
             yield_now().await;
         }
         self.inner.execute(request).await
@@ -71,11 +71,11 @@ fn extent(start: u64, blocks: u64) -> Extent {
 fn write(start: u64, byte: u8, durability: Durability) -> Request {
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
     let data = Sealed::seal(Slice::copy_from(&[byte; 512]), BlockSize::B512, None, &tags);
-    Request::Write { extent: extent(start, 1), data, durability }
+    Request::write(extent(start, 1), data, durability)
 }
 
 async fn byte(device: &Attached, start: u64) -> u8 {
-    let read = Request::Read { extent: extent(start, 1), checks: Checks::NONE };
+    let read = Request::read(extent(start, 1), Checks::NONE);
     let Ok(Response::Data(data)) = device.execute(read).await else { panic!("block {start} is read") };
     data.data()[0]
 }
@@ -103,7 +103,7 @@ fn waiting_requests_go_to_the_device_that_replaced_the_first() {
         let quiesced = shared.quiesce().expect("it is not quiesced yet");
         assert!(shared.quiesce().is_none(), "one at a time");
         let waiting = [begin(2, 2), begin(12, 3)];
-        let read = Request::Read { extent: extent(1, 1), checks: Checks::NONE };
+        let read = Request::read(extent(1, 1), Checks::NONE);
         assert!(device.try_execute(&read).is_none(), "not in place either");
         run_until_idle().await;
         assert_eq!(quiesced.in_flight(), 1);
@@ -139,8 +139,8 @@ fn blocks_past_the_end_of_a_smaller_device_are_refused_for_all() {
         for device in [before, smaller.attach()] {
             for request in [
                 write(12, 2, Durability::Volatile),
-                Request::Read { extent: extent(7, 2), checks: Checks::NONE },
-                Request::Discard { extents: vec![extent(8, 1)] },
+                Request::read(extent(7, 2), Checks::NONE),
+                Request::discard([extent(8, 1)]),
             ] {
                 let failure = device.execute(request).await.unwrap_err().into_kind();
                 assert!(matches!(failure, ErrorKind::Range { .. }), "{failure}");
@@ -159,7 +159,7 @@ fn requests_to_an_unavailable_device_fail_with_the_reason() {
         let quiesced = shared.quiesce().unwrap();
         let waiting = {
             let device = device.clone();
-            spawn(async move { device.execute(Request::Flush).await })
+            spawn(async move { device.execute(Request::flush()).await })
         };
         run_until_idle().await;
         quiesced.set_unavailable("it could not be opened again".to_owned());
@@ -169,7 +169,7 @@ fn requests_to_an_unavailable_device_fail_with_the_reason() {
             assert!(error.to_string().contains("could not be opened again"), "{error}");
             assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }));
         }
-        let read = Request::Read { extent: extent(0, 1), checks: Checks::NONE };
+        let read = Request::read(extent(0, 1), Checks::NONE);
         assert!(device.try_execute(&read).is_none());
         assert_eq!(device.geometry().capacity_blocks, 8);
     });
@@ -207,10 +207,10 @@ fn a_started_flush_completes_although_another_waits_to_start() {
         };
         let durable = begin(write(0, 1, Durability::ForceUnitAccess));
         run_until_idle().await;
-        let flush = begin(Request::Flush);
+        let flush = begin(Request::flush());
         run_until_idle().await;
         let quiesced = shared.quiesce().unwrap();
-        let late = begin(Request::Flush);
+        let late = begin(Request::flush());
         run_until_idle().await;
         assert_eq!(quiesced.in_flight(), 2, "the late one has not started");
         harness.may_write.set(true);
@@ -234,11 +234,11 @@ fn clients_that_wrote_before_a_replacement_learn_of_lost_writes() {
         let larger = quiesced.replace(harness.device(16));
         drop(quiesced);
         assert!(larger.has_cursor(&writer_cursor), "the same cursor, whichever handle made it");
-        let error = larger.attach_as(&writer_cursor).execute(Request::Flush).await.unwrap_err();
+        let error = larger.attach_as(&writer_cursor).execute(Request::flush()).await.unwrap_err();
         assert!(error.to_string().contains("the log could not be written"), "{error}");
-        assert!(writer.execute(Request::Flush).await.is_ok(), "reported once");
+        assert!(writer.execute(Request::flush()).await.is_ok(), "reported once");
         assert!(
-            larger.attach_as(&reader).execute(Request::Flush).await.is_ok(),
+            larger.attach_as(&reader).execute(Request::flush()).await.is_ok(),
             "a client that wrote nothing gets no error"
         );
     });

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Durability, Error, ErrorKind, Geometry, Outcome, Request,
+    Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request,
     Response,
 };
 use sealblock_integrity::{Checks, Sealed, Unverified};
@@ -69,7 +69,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         let flipped = self.rng.counted_hits(Fault::Flip, span(extent));
         let mut bad_blocks: Vec<BadBlock> =
             unreadable.into_iter().map(|block| BadBlock::media(Lba::new(block))).collect();
-        let outcome = self.inner.execute(Request::Read { extent, checks }).await;
+        let outcome = self.inner.execute(Request::read(extent, checks)).await;
         let mut response = None;
         match outcome {
             Ok(Response::Data(data)) => match self.flip_up(extent, data, &flipped, &checks) {
@@ -99,7 +99,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             None => *checks,
         };
         let alone = Extent::one(lba);
-        match self.inner.execute(Request::Read { extent: alone, checks }).await {
+        match self.inner.execute(Request::read(alone, checks)).await {
             Ok(Response::Data(data)) => self.flip_up(alone, data, &[lba.get()], &checks).err().unwrap_or_default(),
             // The inner device has reported this block already.
             Ok(_) | Err(_) => Vec::new(),
@@ -128,45 +128,26 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         Unverified::new(bytes.freeze(), data.tags().clone(), data.size(), data.format()).expect("the shape it had")
     }
 
-    async fn write(&self, extent: Extent, data: Sealed, durability: Durability) -> Outcome {
+    /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be
+    /// misdirected.
+    async fn change(&self, mut request: Request) -> Outcome {
+        let (extent, format) = (request.extents.one(), self.geometry.protection);
         self.refuse(extent)?;
-        let flipped = self.rng.counted_hits(Fault::FlipWrite, span(extent));
-        let data = match flipped.as_slice() {
-            [] => data,
-            blocks => self.flip(extent, &data, blocks).verify(&Checks::NONE).expect("nothing is asked to be checked"),
-        };
-        let Some(fate) = self.fate(extent, true) else {
-            return self.inner.execute(Request::Write { extent, data, durability }).await;
-        };
-        let index = |lba: Lba| (lba.get() - extent.start().get()) as usize;
+        let has_payload = matches!(request.operation, Operation::Write(_));
+        if has_payload {
+            let flipped = self.rng.counted_hits(Fault::FlipWrite, span(extent));
+            if !flipped.is_empty() {
+                let flip = |data| self.flip(extent, &data, &flipped).verify(&Checks::NONE).expect("nothing is checked");
+                request = request.map_data(flip);
+            }
+        }
+        let Some(fate) = self.fate(extent, has_payload) else { return self.inner.execute(request).await };
         for run in fate.stored {
-            let data = data.slice(index(run.start()), run.len() as usize);
-            self.inner.execute(Request::Write { extent: run, data, durability }).await?;
+            self.inner.execute(request.part(extent, run, format)).await?;
         }
         for (from, to) in fate.misdirected {
-            let data = data.slice(index(from), 1);
-            self.inner.execute(Request::Write { extent: Extent::one(to), data, durability }).await?;
-        }
-        Ok(Response::Done)
-    }
-
-    async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
-        self.refuse(extent)?;
-        let Some(fate) = self.fate(extent, false) else {
-            return self.inner.execute(Request::WriteZeroes { extent, may_unmap, durability }).await;
-        };
-        for extent in fate.stored {
-            self.inner.execute(Request::WriteZeroes { extent, may_unmap, durability }).await?;
-        }
-        Ok(Response::Done)
-    }
-
-    /// Treats it as a write without payload: it can fail, be torn and be lost.
-    async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
-        self.refuse(extent)?;
-        let stored = self.fate(extent, false).map_or_else(|| vec![extent], |fate| fate.stored);
-        for extent in stored {
-            self.inner.execute(Request::WriteUncorrectable { extent, durability }).await?;
+            let misdirected = request.part(extent, Extent::one(from), format);
+            self.inner.execute(Request { extents: Extent::one(to).into(), ..misdirected }).await?;
         }
         Ok(Response::Done)
     }
@@ -178,7 +159,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         if self.rng.hits_flush(Fault::LostFlush) {
             return Ok(Response::Done);
         }
-        self.inner.execute(Request::Flush).await
+        self.inner.execute(Request::flush()).await
     }
 
     /// Fails a write that a rule makes fail.
@@ -254,23 +235,21 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
 
     async fn execute(&self, request: Request) -> Outcome {
         self.wait(request.extent().map(span)).await;
-        match request {
-            Request::Read { extent, checks } => self.read(extent, checks).await,
-            Request::Write { extent, data, durability } => self.write(extent, data, durability).await,
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                self.write_zeroes(extent, may_unmap, durability).await
+        match request.operation {
+            Operation::Read(checks) => self.read(request.extents.one(), checks).await,
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+                self.change(request).await
             }
-            Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
-            Request::Flush => self.flush().await,
+            Operation::Flush => self.flush().await,
             // A discard guarantees nothing that a fault could break.
-            Request::Discard { .. }
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::BlockStatus { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. }
-            | Request::Compare { .. } => self.inner.execute(request).await,
+            Operation::Discard
+            | Operation::Verify(_)
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::BlockStatus
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..)
+            | Operation::Compare(_) => self.inner.execute(request).await,
         }
     }
 }

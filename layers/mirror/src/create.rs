@@ -166,10 +166,7 @@ fn uuid_to_text(uuid: &[u8; 16]) -> String {
 }
 
 async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
-    device
-        .execute(Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) })
-        .await
-        .map(drop)
+    device.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(bytes))).await.map(drop)
 }
 
 /// Marks a device in its own label, durably, as written alone: the other replicas of its mirror take it for out of
@@ -190,8 +187,7 @@ pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks)
     if !has_reserved_area(device) {
         return Ok(());
     }
-    let Response::Reserved(bytes) = device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await?
-    else {
+    let Response::Reserved(bytes) = device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await? else {
         return Err(crate::replica::unexpected_response());
     };
     let Ok(Some(mut label)) = Label::decode(&bytes) else { return Ok(()) };

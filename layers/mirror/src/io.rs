@@ -238,10 +238,8 @@ impl<C: Clock> Mirror<C> {
                 }
                 return false;
             }
-            let is_good = matches!(
-                replica.execute(format, Request::Verify { extent: one, checks }).await,
-                Ok(Response::Verified(_))
-            );
+            let is_good =
+                matches!(replica.execute(format, Request::verify(one, checks)).await, Ok(Response::Verified(_)));
             if is_good {
                 replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
                 tracing::warn!(replica = %replica.name(), %bad, "bad block repaired");
@@ -348,7 +346,7 @@ impl<C: Clock> Mirror<C> {
     /// Zeroes blocks: they must read the same on every replica after a Discard.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for &extent in extents {
-            let zero = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+            let zero = Request::write_zeroes(extent, true, Durability::Volatile);
             self.change(extent, zero).await?;
         }
         Ok(Response::Done)
@@ -412,7 +410,7 @@ impl<C: Clock> Mirror<C> {
         let replicas = self.in_sync();
         let compares = replicas
             .iter()
-            .map(|replica| replica.execute(self.geometry.protection, Request::Compare { extent, data: data.clone() }));
+            .map(|replica| replica.execute(self.geometry.protection, Request::compare(extent, data.clone())));
         let outcomes = join_all(compares).await;
         let (mut differs, mut is_executed, mut failed): (Option<Lba>, bool, Option<Error>) = (None, false, None);
         for (replica, outcome) in replicas.iter().zip(outcomes) {

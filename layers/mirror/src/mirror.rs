@@ -4,7 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Outcome, Request, ReservedArea, Response,
+    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, RequestKind,
+    ReservedArea, Response,
 };
 use smallvec::SmallVec;
 
@@ -296,11 +297,11 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let kind = Request::ReadReserved { area: slot }.kind();
+        let kind = RequestKind::ReadReserved;
         for replica in
             self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
         {
-            if let Ok(answer) = replica.execute(self.geometry.protection, Request::ReadReserved { area: slot }).await {
+            if let Ok(answer) = replica.execute(self.geometry.protection, Request::read_reserved(slot)).await {
                 return Ok(answer);
             }
         }
@@ -310,7 +311,7 @@ impl<C: Clock> Mirror<C> {
     /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
     /// the level above.
     async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
-        let request = Request::WriteReserved { area: slot, bytes };
+        let request = Request::write_reserved(slot, bytes);
         let mut replicas = self.write_targets();
         replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
         if replicas.is_empty() {
@@ -331,20 +332,21 @@ impl<C: Clock> Device for Mirror<C> {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match request {
-            Request::Read { extent, checks } => self.read(extent, checks).await.map(Response::Data),
-            Request::Flush => self.flush().await.map(|()| Response::Done),
-            Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. } => self.change(extent, request).await,
-            Request::Discard { extents } => self.discard(&extents).await,
-            Request::Verify { extent, checks } => self.verify(extent, checks).await,
-            Request::Checksum { extent, checks } => self.checksum(extent, checks).await,
-            Request::Repair { extent, checks } => self.repair(extent, checks).await,
-            Request::Compare { extent, data } => self.compare(extent, data).await,
-            Request::ReadReserved { area: slot } => self.read_reserved(slot).await,
-            Request::WriteReserved { area: slot, bytes } => self.write_reserved(slot, bytes).await,
-            Request::BlockStatus { .. } => Err(ErrorKind::Absent(request.kind()).into()),
+        let extents = request.extents.clone();
+        match request.operation {
+            Operation::Read(checks) => self.read(extents.one(), checks).await.map(Response::Data),
+            Operation::Flush => self.flush().await.map(|()| Response::Done),
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+                self.change(extents.one(), request).await
+            }
+            Operation::Discard => self.discard(&extents).await,
+            Operation::Verify(checks) => self.verify(extents.one(), checks).await,
+            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
+            Operation::Repair(checks) => self.repair(extents.one(), checks).await,
+            Operation::Compare(data) => self.compare(extents.one(), data).await,
+            Operation::ReadReserved(area) => self.read_reserved(area).await,
+            Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
+            Operation::BlockStatus => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
 }

@@ -242,7 +242,7 @@ pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Resu
     if !has_reserved_area(device) {
         return Ok(ReplicaProbe::Unlabelled { has_room: false });
     }
-    match device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
+    match device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(bytes)) => match decode_label(device, &bytes, mutation).await {
             Ok(Some(label)) => Ok(ReplicaProbe::Labelled(Box::new(label))),
             Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
@@ -264,7 +264,7 @@ async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> R
     };
     let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation == Mutation::TrustPages };
     for id in wanted.0 {
-        if let Ok(Response::Reserved(page)) = device.execute(Request::ReadReserved { area: id.area(regions) }).await {
+        if let Ok(Response::Reserved(page)) = device.execute(Request::read_reserved(id.area(regions))).await {
             pages.pages.insert(id, page);
         }
     }

@@ -192,10 +192,7 @@ impl<C: Clock> Mirror<C> {
                 let slot = id.area(self.map.count());
                 async move {
                     let Some(bytes) = bytes else { return Ok(()) };
-                    replica
-                        .execute(self.geometry.protection, Request::WriteReserved { area: slot, bytes })
-                        .await
-                        .map(drop)
+                    replica.execute(self.geometry.protection, Request::write_reserved(slot, bytes)).await.map(drop)
                 }
             };
             let written: Result<Vec<()>, Error> = join_all(pages.iter().map(write)).await.into_iter().collect();

@@ -234,11 +234,11 @@ impl Replica {
         if self.stale.borrow().is_empty() {
             return self.execute_raw(format, request).await;
         }
-        match request {
-            Request::Read { extent, .. }
-            | Request::Verify { extent, .. }
-            | Request::Checksum { extent, .. }
-            | Request::Compare { extent, .. } => {
+        let (kind, extent) = (request.kind(), request.extent());
+        let reads =
+            matches!(kind, RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Compare);
+        match extent {
+            Some(extent) if reads => {
                 let withheld = self.stale.borrow().within(extent);
                 match withheld.is_empty() {
                     true => self.execute_raw(format, request).await,
@@ -246,9 +246,8 @@ impl Replica {
                 }
             }
             _ => {
-                let extent = request.extent();
                 let outcome = self.execute_raw(format, request).await;
-                if let (Ok(_), Some(extent)) = (&outcome, extent) {
+                if let (Ok(_), Some(extent), true) = (&outcome, extent, kind.changes_blocks()) {
                     self.stale.borrow_mut().mark_rewritten(extent);
                 }
                 outcome
@@ -278,7 +277,7 @@ impl Replica {
 
     /// Reads blocks.
     pub async fn read(&self, format: Option<PiFormat>, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        match self.execute(format, Request::Read { extent, checks }).await? {
+        match self.execute(format, Request::read(extent, checks)).await? {
             Response::Data(data) => Ok(data),
             _ => Err(unexpected_response()),
         }
@@ -291,7 +290,7 @@ impl Replica {
         extent: Extent,
         checks: Checks,
     ) -> Result<sealblock_block::Checksum, Error> {
-        match self.execute(format, Request::Checksum { extent, checks }).await? {
+        match self.execute(format, Request::checksum(extent, checks)).await? {
             Response::Checksum(checksum) => Ok(checksum),
             _ => Err(unexpected_response()),
         }
@@ -325,8 +324,8 @@ pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Request> {
             .expect("a run of an extent's blocks is an extent");
         // A copy of the tags of an unwritten block would disable all checks of the copy.
         let request = match run.state {
-            BlockState::Hole => Request::WriteZeroes { extent, may_unmap: true, durability },
-            BlockState::Allocated => Request::Write { extent, data: data.slice(first, blocks), durability },
+            BlockState::Hole => Request::write_zeroes(extent, true, durability),
+            BlockState::Allocated => Request::write(extent, data.slice(first, blocks), durability),
         };
         first += blocks;
         request

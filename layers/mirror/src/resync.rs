@@ -398,7 +398,7 @@ impl<C: Clock> Mirror<C> {
     async fn record_progress(&self, replica: &Rc<Replica>) -> Result<(), Error> {
         let (mut lacking, rewritten, attach_count) =
             (replica.to_resync.borrow().clone(), RewrittenBlocks::of(replica), replica.attach_count());
-        let flushed = replica.execute(self.geometry.protection, Request::Flush).await;
+        let flushed = replica.execute(self.geometry.protection, Request::flush()).await;
         self.fail_resync_on_error(replica, attach_count, flushed.map(drop)).await?;
         if replica.state.get() == ReplicaState::Resyncing {
             // Stale blocks that the resync rewrote.

@@ -12,7 +12,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use sealblock_block::{
-    BadBlock, BadBlockCause, Checksum, Clock, Durability, Error, Outcome, Request, Response, Tally, VerifyStats,
+    BadBlock, BadBlockCause, Checksum, Clock, Durability, Error, Outcome, Request, RequestKind, Response, Tally,
+    VerifyStats,
 };
 use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple};
 use sealblock_units::{Extent, Lba};
@@ -113,23 +114,18 @@ impl Replica {
         for &lba in withheld {
             let one = Extent::one(lba);
             let checks = full(format, one);
-            match self.execute_raw(format, Request::Verify { extent: one, checks }).await {
+            match self.execute_raw(format, Request::verify(one, checks)).await {
                 Ok(_) => found.bad_blocks.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
                 Err(error) => found.take(error)?,
             }
         }
         let without = withheld.iter().copied().collect();
         for run in crate::verify::runs_between(extent, &without) {
-            let blocks = run.start().get() - extent.start().get();
-            let on = |checks: &Checks| format.map_or(*checks, |format| checks.advance(blocks, format));
-            let part = match &request {
-                Request::Read { checks, .. } => Request::Read { extent: run, checks: on(checks) },
-                Request::Checksum { checks, .. } => Request::Checksum { extent: run, checks: on(checks) },
-                Request::Verify { checks, .. } => Request::Verify { extent: run, checks: on(checks) },
+            if request.kind() == RequestKind::Compare {
                 // The other replicas tell whether they are equal.
-                _ => continue,
-            };
-            match self.execute_raw(format, part).await {
+                break;
+            }
+            match self.execute_raw(format, request.part(extent, run, format)).await {
                 Ok(
                     Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }),
                 ) => {
@@ -196,10 +192,10 @@ impl<C: Clock> Mirror<C> {
         let (one, format) = (Extent::one(lba), self.geometry.protection);
         if replica.is_new.get() || self.mutation == Mutation::PoisonLastCopy {
             // Its content never was the mirror's.
-            let poison = Request::WriteUncorrectable { extent: one, durability: Durability::Volatile };
+            let poison = Request::write_uncorrectable(one, Durability::Volatile);
             return replica.execute(format, poison).await.map(|_| LastCopy::Kept);
         }
-        let read = Request::Read { extent: one, checks: self.full(one) };
+        let read = Request::read(one, self.full(one));
         let is_good = match replica.execute_raw(format, read).await.map_err(Error::into_bad_blocks) {
             Ok(Response::Data(copy)) => {
                 if self.is_proven_current(sources, one, &copy).await {
@@ -269,7 +265,7 @@ impl<C: Clock> Mirror<C> {
             // It has the block after all, or failed: that proves nothing.
             return Evidence::Against;
         };
-        let unchecked = Request::Read { extent: one, checks: Checks::NONE };
+        let unchecked = Request::read(one, Checks::NONE);
         if let Ok(Response::Data(lost)) = replica.execute_raw(Some(format), unchecked).await {
             return if lost.tags()[..] == copy.tags()[..] { Evidence::For } else { Evidence::Against };
         }
@@ -289,7 +285,7 @@ impl<C: Clock> Mirror<C> {
         if replica.stale.borrow().within(one).is_empty() {
             return false;
         }
-        let (format, read) = (self.geometry.protection, Request::Read { extent: one, checks: self.full(one) });
+        let (format, read) = (self.geometry.protection, Request::read(one, self.full(one)));
         let Ok(Response::Data(copy)) = replica.execute_raw(format, read).await else { return false };
         if !self.is_proven_current(others, one, &copy).await {
             return false;
@@ -312,7 +308,7 @@ impl<C: Clock> Mirror<C> {
                 self.fail_if_unreachable(replica, &error);
                 continue;
             }
-            if replica.execute(format, Request::Verify { extent: one, checks }).await.is_ok() {
+            if replica.execute(format, Request::verify(one, checks)).await.is_ok() {
                 replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
                 tracing::warn!(replica = %replica.name(), block = %one.start(), "bad block repaired from a replica that was offline: its copy is current");
             }
@@ -382,11 +378,7 @@ impl<C: Clock> Mirror<C> {
                 Err(Err(error)) => self.fail_if_unreachable(other, &error),
             }
         }
-        let copy = match replica
-            .execute_raw(format, Request::Read { extent: one, checks })
-            .await
-            .map_err(Error::into_bad_blocks)
-        {
+        let copy = match replica.execute_raw(format, Request::read(one, checks)).await.map_err(Error::into_bad_blocks) {
             Ok(Response::Data(copy)) => copy,
             Ok(_) => return Err(crate::replica::unexpected_response()),
             Err(Ok(_)) => return Ok(false),

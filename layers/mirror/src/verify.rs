@@ -188,7 +188,7 @@ impl<C: Clock> Mirror<C> {
             if replicas.len() > 1 {
                 return replica.checksum(format, extent, checks).await;
             }
-            match replica.execute(format, Request::Verify { extent, checks }).await? {
+            match replica.execute(format, Request::verify(extent, checks)).await? {
                 Response::Verified(VerifyStats { bytes_transferred, coverage }) => {
                     Ok(Checksum { crc64: 0, bytes_transferred, coverage })
                 }

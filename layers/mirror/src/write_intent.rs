@@ -339,7 +339,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn flush_replicas(&self) -> Result<(), Error> {
         let (changes, is_idle, rewritten) =
             (self.write_intent.changes.get(), self.range_lock.is_idle(), self.rewritten());
-        let asked = self.execute_on(&self.write_targets(), &Request::Flush).await;
+        let asked = self.execute_on(&self.write_targets(), &Request::flush()).await;
         let flushed = self.complete_write(asked, None).await;
         if flushed.is_err() {
             // Each replica may have lost other writes, also a resyncing one.
@@ -481,7 +481,7 @@ impl<C: Clock> Mirror<C> {
         let is_there =
             |labels: &&NewLabel| labels.replica.takes_labels() && labels.replica.attach_count() == labels.attach_count;
         let writes = labels.iter().filter(is_there).map(|labels| {
-            let write = Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: labels.bytes.clone() };
+            let write = Request::write_reserved(ReservedArea::GroupLabel, labels.bytes.clone());
             async move { (labels, labels.replica.execute(self.geometry.protection, write).await) }
         });
         let outcomes = join_all(writes).await;
@@ -517,9 +517,8 @@ impl<C: Clock> Mirror<C> {
         let own = label.own_index;
         label.replicas[own] = ReplicaRecord { state: ReplicaState::Removed, is_new: false, ..replica.record() };
         let bytes = Slice::copy_from(&label.encode_alone());
-        let written = replica
-            .execute(self.geometry.protection, Request::WriteReserved { area: ReservedArea::GroupLabel, bytes })
-            .await;
+        let written =
+            replica.execute(self.geometry.protection, Request::write_reserved(ReservedArea::GroupLabel, bytes)).await;
         if let Err(error) = written {
             tracing::warn!(replica = %replica.name(), %error, "cannot write the label of a removed replica");
         }

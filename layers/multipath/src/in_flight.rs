@@ -9,48 +9,23 @@ use std::task::Waker;
 use sealblock_block::Request;
 use sealblock_units::Extent;
 use slab::Slab;
+use smallvec::SmallVec;
 
 /// The blocks that a request changes.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum WriteSet {
-    Empty,
-    One(Extent),
-    Many(Vec<Extent>),
-}
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct WriteSet(SmallVec<[Extent; 1]>);
 
 impl WriteSet {
     pub(crate) fn of(request: &Request) -> WriteSet {
-        match request {
-            Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. }
-            | Request::Repair { extent, .. } => WriteSet::One(*extent),
-            Request::Discard { extents } => WriteSet::Many(extents.clone()),
-            Request::Read { .. }
-            | Request::Flush
-            | Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::BlockStatus { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => WriteSet::Empty,
-        }
-    }
-
-    fn extents(&self) -> &[Extent] {
-        match self {
-            WriteSet::Empty => &[],
-            WriteSet::One(extent) => std::slice::from_ref(extent),
-            WriteSet::Many(extents) => extents,
-        }
+        WriteSet(request.changed_extents().into())
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.extents().is_empty()
+        self.0.is_empty()
     }
 
     fn overlaps(&self, other: &WriteSet) -> bool {
-        self.extents().iter().any(|a| other.extents().iter().any(|b| a.overlaps(*b)))
+        self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(*b)))
     }
 }
 
@@ -183,14 +158,15 @@ pub(crate) struct PathLost;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use smallvec::smallvec;
 
     #[test]
     fn a_lost_path_reports_the_writes_in_flight() {
         let mut in_flight = InFlightRequests::default();
-        let write_set = WriteSet::One(Extent::from_raw(3, 1).unwrap());
+        let write_set = write_set(3, 1);
         let answered = in_flight.add(0, 1, 10, write_set.clone());
         let unanswered = in_flight.add(0, 1, 11, write_set.clone());
-        let read = in_flight.add(0, 1, 12, WriteSet::Empty);
+        let read = in_flight.add(0, 1, 12, WriteSet::default());
         let other = in_flight.add(1, 2, 13, write_set.clone());
         drop(in_flight.remove(answered));
         assert!(in_flight.is_lost(unanswered, Waker::noop()).is_ok());
@@ -206,17 +182,17 @@ mod tests {
     #[test]
     fn a_path_with_late_requests_is_reported_once() {
         let mut in_flight = InFlightRequests::default();
-        in_flight.add(0, 1, 10, WriteSet::Empty);
-        in_flight.add(0, 1, 11, WriteSet::Empty);
+        in_flight.add(0, 1, 10, WriteSet::default());
+        in_flight.add(0, 1, 11, WriteSet::default());
         assert!(in_flight.tick(1).is_empty());
-        in_flight.add(1, 2, 12, WriteSet::Empty);
+        in_flight.add(1, 2, 12, WriteSet::default());
         assert_eq!(in_flight.tick(1), [(0, 1)]);
         in_flight.path_lost(1);
         assert_eq!(in_flight.tick(1), [(1, 2)]);
     }
 
     fn write_set(start: u64, blocks: u64) -> WriteSet {
-        WriteSet::One(Extent::from_raw(start, blocks).unwrap())
+        WriteSet(smallvec![Extent::from_raw(start, blocks).unwrap()])
     }
 
     #[test]
@@ -226,14 +202,14 @@ mod tests {
         assert!(!late_writes.permits(8, &write_set(14, 1)));
         assert!(
             !late_writes
-                .permits(8, &WriteSet::Many(vec![Extent::from_raw(0, 2).unwrap(), Extent::from_raw(9, 2).unwrap()]))
+                .permits(8, &WriteSet(smallvec![Extent::from_raw(0, 2).unwrap(), Extent::from_raw(9, 2).unwrap()]))
         );
         assert!(
             late_writes.permits(8, &write_set(15, 9)) && late_writes.permits(8, &write_set(0, 10)),
             "its neighbours"
         );
         assert!(late_writes.permits(7, &write_set(10, 5)), "its own repetition");
-        assert!(late_writes.permits(8, &WriteSet::Empty), "reads");
+        assert!(late_writes.permits(8, &WriteSet::default()), "reads");
     }
 
     #[test]

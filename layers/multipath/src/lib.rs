@@ -28,7 +28,7 @@ use std::task::Waker;
 use futures_util::future::join_all;
 use sealblock_block::{
     Abilities, Ability, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Limits, Outcome, Request,
-    Response,
+    RequestKind, Response,
 };
 
 use in_flight::WriteSet;
@@ -174,11 +174,11 @@ impl<C: Clock + 'static> MultipathLayer<C> {
             let flush_plan = started.map_err(|doubt| Error::from(ErrorKind::Media { reason: doubt.to_string() }))?;
             let mark = *mark.get_or_insert(flush_plan.mark);
             let paths = match flush_plan.paths.is_empty() {
-                true => vec![self.0.admit(self.0.next_request_id(), &WriteSet::Empty).await?],
+                true => vec![self.0.admit(self.0.next_request_id(), &WriteSet::default()).await?],
                 false => flush_plan.paths,
             };
             let flushes = paths.into_iter().map(|path| async move {
-                (path, self.0.execute_on(path, self.0.next_request_id(), &WriteSet::Empty, Request::Flush).await)
+                (path, self.0.execute_on(path, self.0.next_request_id(), &WriteSet::default(), Request::flush()).await)
             });
             let mut is_lost = false;
             for (path, outcome) in join_all(flushes).await {
@@ -230,9 +230,9 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match request {
-            Request::Flush => self.flush().await,
-            request => self.execute_blocks(request).await,
+        match request.kind() {
+            RequestKind::Flush => self.flush().await,
+            _ => self.execute_blocks(request).await,
         }
     }
 }

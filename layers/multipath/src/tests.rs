@@ -72,7 +72,7 @@ fn the_loss_of_an_idle_path_is_noticed() {
 fn a_probe_of_a_bad_block_neither_fails_the_path_nor_is_repeated() {
     let harness = Harness::new(1, POLICY);
     let extent = Extent::from_raw(0, 1).unwrap();
-    let spoil = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let spoil = Request::write_uncorrectable(extent, Durability::Volatile);
     assert!(harness.run(harness.layer.execute(spoil)).0.is_ok());
     harness.pass(seconds(500));
     assert_eq!((harness.live(), harness.links[0].failed.get()), (vec![true], 1));
@@ -82,7 +82,7 @@ fn a_probe_of_a_bad_block_neither_fails_the_path_nor_is_repeated() {
 fn failures_of_the_data_are_final() {
     let harness = Harness::new(2, POLICY);
     let extent = Extent::from_raw(3, 1).unwrap();
-    let spoil = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let spoil = Request::write_uncorrectable(extent, Durability::Volatile);
     assert!(harness.run(harness.layer.execute(spoil)).0.is_ok());
     let failed = harness.run(harness.layer.execute(read(3))).0.unwrap_err();
     assert!(matches!(failed.kind(), ErrorKind::Integrity(_)));
@@ -192,10 +192,10 @@ fn a_flush_is_sent_on_every_path_with_completed_writes() {
     for at in 0..2 {
         assert!(harness.run(harness.layer.execute(write(at, 1, 7))).0.is_ok());
     }
-    assert!(is_done(harness.run(harness.layer.execute(Request::Flush)).0));
+    assert!(is_done(harness.run(harness.layer.execute(Request::flush())).0));
     let flushes = || harness.links.iter().map(|link| link.flushes.get()).collect::<Vec<_>>();
     assert_eq!(flushes(), [1, 1, 0]);
-    assert!(is_done(harness.run(harness.layer.execute(Request::Flush)).0));
+    assert!(is_done(harness.run(harness.layer.execute(Request::flush())).0));
     assert_eq!(flushes(), [1, 1, 1], "with nothing to flush, any path");
 }
 
@@ -204,7 +204,7 @@ fn a_flush_on_a_continuous_path_makes_writes_of_a_failed_one_durable() {
     let harness = Harness::new(2, POLICY);
     assert!(harness.run(harness.layer.execute(write(0, 1, 7))).0.is_ok());
     harness.links[0].mode.set(Mode::Gone);
-    assert!(is_done(harness.run(harness.layer.execute(Request::Flush)).0));
+    assert!(is_done(harness.run(harness.layer.execute(Request::flush())).0));
     assert_eq!(harness.links[1].flushes.get(), 1);
 }
 
@@ -217,10 +217,10 @@ fn unflushed_writes_without_a_continuous_path_fail_one_flush() {
         harness.time.sleep(seconds(5)).await;
         harness.links.iter().for_each(|link| link.mode.set(Mode::Works));
     };
-    let (outcome, ()) = harness.run(join(harness.layer.execute(Request::Flush), back)).0;
+    let (outcome, ()) = harness.run(join(harness.layer.execute(Request::flush()), back)).0;
     let failure = outcome.unwrap_err().into_kind();
     assert!(matches!(&failure, ErrorKind::Media { reason } if reason.contains("may be lost")), "{failure}");
-    assert!(is_done(harness.run(harness.layer.execute(Request::Flush)).0));
+    assert!(is_done(harness.run(harness.layer.execute(Request::flush())).0));
 }
 
 #[test]

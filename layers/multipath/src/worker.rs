@@ -113,9 +113,9 @@ async fn probe_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
         let live = shared.state.borrow().round_robin.live(path);
         let (Some(incarnation), true) = (live, before == shared.paths[path].requests.get()) else { continue };
         let Ok(extent) = Extent::from_raw(block % shared.geometry.capacity_blocks.max(1), 1) else { continue };
-        let read = Request::Read { extent, checks: Checks::NONE };
+        let read = Request::read(extent, Checks::NONE);
         if let Ok(Err(_damaged)) =
-            shared.send((path, incarnation), shared.next_request_id(), &WriteSet::Empty, read).await
+            shared.send((path, incarnation), shared.next_request_id(), &WriteSet::default(), read).await
         {
             // Another block next time: the storage may log each read of a bad block.
             block = block.wrapping_add(1);

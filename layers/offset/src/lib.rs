@@ -104,37 +104,9 @@ impl<D: Device> OffsetLayer<D> {
     }
 
     fn request_down(&self, request: Request) -> Request {
-        match request {
-            Request::Read { extent, checks } => {
-                Request::Read { extent: self.down(extent), checks: self.checks_down(checks) }
-            }
-            Request::Verify { extent, checks } => {
-                Request::Verify { extent: self.down(extent), checks: self.checks_down(checks) }
-            }
-            Request::Checksum { extent, checks } => {
-                Request::Checksum { extent: self.down(extent), checks: self.checks_down(checks) }
-            }
-            Request::Repair { extent, checks } => {
-                Request::Repair { extent: self.down(extent), checks: self.checks_down(checks) }
-            }
-            Request::BlockStatus { extent } => Request::BlockStatus { extent: self.down(extent) },
-            Request::Write { extent, data, durability } => {
-                Request::Write { extent: self.down(extent), data: self.data_down(data), durability }
-            }
-            Request::Compare { extent, data } => {
-                Request::Compare { extent: self.down(extent), data: self.data_down(data) }
-            }
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                Request::WriteZeroes { extent: self.down(extent), may_unmap, durability }
-            }
-            Request::WriteUncorrectable { extent, durability } => {
-                Request::WriteUncorrectable { extent: self.down(extent), durability }
-            }
-            Request::Discard { extents } => {
-                Request::Discard { extents: extents.into_iter().map(|extent| self.down(extent)).collect() }
-            }
-            Request::Flush | Request::ReadReserved { .. } | Request::WriteReserved { .. } => request,
-        }
+        let mut request = request.map_checks(|checks| self.checks_down(checks)).map_data(|data| self.data_down(data));
+        request.extents = request.extents.map(|extent| self.down(extent));
+        request
     }
 
     fn response_up(&self, response: Response) -> Response {

@@ -46,13 +46,13 @@ fn sealed(format: Option<PiFormat>, at: Extent, byte: u8, first_ref: u64) -> Sea
 
 fn write(device: &impl Device, at: Extent, byte: u8) {
     let data = sealed(device.geometry().protection, at, byte, at.start().get());
-    let outcome = run(device, Request::Write { extent: at, data, durability: Durability::Volatile });
+    let outcome = run(device, Request::write(at, data, Durability::Volatile));
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
     let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-    run(device, Request::Read { extent: at, checks })
+    run(device, Request::read(at, checks))
 }
 
 fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
@@ -86,8 +86,8 @@ fn both_devices_verify_what_either_wrote() {
         write(&inner, extent(FIRST + 3, 2), 9);
         assert_reads(&gate, extent(3, 2), 9);
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, Lba::ZERO));
-        assert!(run(&gate, Request::Verify { extent: extent(0, BLOCKS), checks }).is_ok());
-        assert!(run(&inner, Request::Verify { extent: extent(0, 200), checks }).is_ok());
+        assert!(run(&gate, Request::verify(extent(0, BLOCKS), checks)).is_ok());
+        assert!(run(&inner, Request::verify(extent(0, 200), checks)).is_ok());
     }
 }
 
@@ -113,11 +113,11 @@ fn tags_of_the_commands_choice_come_back_as_chosen() {
     // Near the end of the tag's range, so that the shift wraps.
     let (at, first) = (extent(0, 4), u64::from(u32::MAX) - 20);
     let data = sealed(Some(type2), at, 1, first);
-    let write = Request::Write { extent: at, data, durability: Durability::Volatile };
+    let write = Request::write(at, data, Durability::Volatile);
     assert!(matches!(run(&gate, write), Ok(Response::Done)));
     let with = |first| Checks { initial_ref_tag: Some(first), ..Checks::full(type2, Lba::new(0)) };
-    assert!(run(&gate, Request::Read { extent: at, checks: with(first) }).is_ok());
-    assert!(run(&gate, Request::Read { extent: at, checks: with(first + 1) }).is_err());
+    assert!(run(&gate, Request::read(at, with(first))).is_ok());
+    assert!(run(&gate, Request::read(at, with(first + 1))).is_err());
 }
 
 #[test]
@@ -147,20 +147,20 @@ fn compare_zero_and_discard_stay_within_the_run() {
         write(&inner, extent(0, 200), 7);
         let compare = |byte| {
             let data = sealed(format, extent(5, 10), byte, 5);
-            run(&gate, Request::Compare { extent: extent(5, 10), data })
+            run(&gate, Request::compare(extent(5, 10), data))
         };
         assert!(matches!(compare(7), Ok(Response::Done)));
         write(&gate, extent(6, 1), 8);
         assert_eq!(compare(7).unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(6) });
         for may_unmap in [false, true] {
             let at = extent(0, 20);
-            let zero = Request::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+            let zero = Request::write_zeroes(at, may_unmap, Durability::Volatile);
             assert!(matches!(run(&gate, zero), Ok(Response::Done)));
             assert_reads(&gate, at, 0);
         }
-        let discard = Request::Discard { extents: vec![extent(20, 1), extent(BLOCKS - 1, 1)] };
+        let discard = Request::discard([extent(20, 1), extent(BLOCKS - 1, 1)]);
         assert!(matches!(run(&gate, discard), Ok(Response::Done)));
-        assert!(matches!(run(&gate, Request::Flush), Ok(Response::Done)));
+        assert!(matches!(run(&gate, Request::flush()), Ok(Response::Done)));
         assert_reads(&inner, extent(0, FIRST), 7);
         assert_reads(&inner, extent(FIRST + 21, BLOCKS - 22), 7);
         assert_reads(&inner, extent(FIRST + BLOCKS, 50), 7);
@@ -171,7 +171,7 @@ fn compare_zero_and_discard_stay_within_the_run() {
 fn blocks_made_unreadable_are_those_of_the_run() {
     let (gate, inner) = run_of(Some(TYPE1));
     write(&inner, extent(0, 200), 7);
-    let spoil = Request::WriteUncorrectable { extent: extent(3, 2), durability: Durability::Volatile };
+    let spoil = Request::write_uncorrectable(extent(3, 2), Durability::Volatile);
     assert!(matches!(run(&gate, spoil), Ok(Response::Done)));
     let lbas = |device: &dyn Fn() -> Outcome| -> Vec<u64> {
         let error = device().unwrap_err();

@@ -23,7 +23,8 @@ use std::cell::RefCell;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Device, Durability, Error, Geometry, Limits, Outcome, Request, ReservedArea, Response,
+    Abilities, Device, Durability, Error, Geometry, Limits, Operation, Outcome, Request, RequestKind, ReservedArea,
+    Response,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::{Pool, Slice};
@@ -139,8 +140,8 @@ impl<D: Device> StripeLayer<D> {
     /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one.
     async fn group_label_request(&self, request: Request) -> Outcome {
         let Some(label) = &self.label else { return self.members[0].execute(request).await };
-        match request {
-            Request::WriteReserved { bytes, .. } => {
+        match request.operation {
+            Operation::WriteReserved(_, bytes) => {
                 let new = Label { group_label: bytes.to_vec(), ..label.borrow().clone() };
                 members::write(&self.members[0], &new).await?;
                 label.replace(new);
@@ -175,32 +176,10 @@ impl<D: Device> StripeLayer<D> {
     /// member's first block, the same tag minus the request's address plus the member's.
     fn part_down(&self, request: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
         let extent = part.below;
-        let down = |checks: &Checks| self.checks_down(*checks, whole.start().get(), extent.start().get());
-        match request {
-            Request::Read { checks, .. } => Request::Read { extent, checks: down(checks) },
-            Request::Verify { checks, .. } => Request::Verify { extent, checks: down(checks) },
-            Request::Repair { checks, .. } => Request::Repair { extent, checks: down(checks) },
-            Request::Checksum { checks, .. } => Request::Checksum { extent, checks: down(checks) },
-            Request::BlockStatus { .. } => Request::BlockStatus { extent },
-            Request::Write { data, durability, .. } => Request::Write {
-                extent,
-                data: gather(data, runs, part.member, self.merger.format, &self.merger.pool),
-                durability: *durability,
-            },
-            Request::Compare { data, .. } => Request::Compare {
-                extent,
-                data: gather(data, runs, part.member, self.merger.format, &self.merger.pool),
-            },
-            Request::WriteZeroes { may_unmap, durability, .. } => {
-                Request::WriteZeroes { extent, may_unmap: *may_unmap, durability: *durability }
-            }
-            Request::WriteUncorrectable { durability, .. } => {
-                Request::WriteUncorrectable { extent, durability: *durability }
-            }
-            Request::Flush | Request::Discard { .. } | Request::ReadReserved { .. } | Request::WriteReserved { .. } => {
-                request.clone()
-            }
-        }
+        let gathered = |data: Sealed| gather(&data, runs, part.member, self.merger.format, &self.merger.pool);
+        Request { extents: extent.into(), ..request.clone() }
+            .map_checks(|checks| self.checks_down(checks, whole.start().get(), extent.start().get()))
+            .map_data(gathered)
     }
 
     /// Executes a request for blocks of one chunk, which needs no splitting.
@@ -216,7 +195,7 @@ impl<D: Device> StripeLayer<D> {
     /// Executes a request for blocks of several chunks.
     async fn blocks(&self, request: Request, whole: Extent) -> Outcome {
         let stripe_map = self.merger.stripe_map;
-        let needs_runs = matches!(request, Request::Write { .. } | Request::Compare { .. });
+        let needs_runs = matches!(request.kind(), RequestKind::Write | RequestKind::Compare);
         let runs: Vec<ChunkRun> = if needs_runs { stripe_map.runs(whole).collect() } else { Vec::new() };
         let requests: Vec<(MemberPart, Request)> =
             stripe_map.parts(whole).map(|part| (part, self.part_down(&request, whole, &runs, part))).collect();
@@ -230,7 +209,7 @@ impl<D: Device> StripeLayer<D> {
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
             let data = gather(data, &[run], run.member, self.merger.format, &self.merger.pool);
-            (run.member, run.member, Request::Write { extent: run.below, data, durability })
+            (run.member, run.member, Request::write(run.below, data, durability))
         });
         self.succeeded(self.ask(requests).await, |member| *member).map(|_| Response::Done)
     }
@@ -270,7 +249,7 @@ impl<D: Device> StripeLayer<D> {
     async fn checksum(&self, whole: Extent, checks: Checks) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
             let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
-            (run, Request::Checksum { extent: run.below, checks })
+            (run, Request::checksum(run.below, checks))
         });
         let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(requests)
             .map(|(run, request)| async move { (run, self.members[run.member].execute(request).await) })
@@ -286,13 +265,13 @@ impl<D: Device> StripeLayer<D> {
         Ok(Response::Checksum(self.merger.checksums(checksums)))
     }
 
-    async fn discard(&self, extents: Vec<Extent>) -> Outcome {
+    async fn discard(&self, extents: &[Extent]) -> Outcome {
         let mut by_member: Vec<Vec<Extent>> = vec![Vec::new(); self.members.len()];
-        for part in extents.into_iter().flat_map(|extent| self.merger.stripe_map.parts(extent)) {
+        for part in extents.iter().flat_map(|extent| self.merger.stripe_map.parts(*extent)) {
             by_member[part.member].push(part.below);
         }
         let requests = by_member.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
-        self.done(requests.map(|(member, extents)| (member, Request::Discard { extents }))).await
+        self.done(requests.map(|(member, extents)| (member, Request::discard(extents)))).await
     }
 
     /// Executes requests whose only response is [`Response::Done`].
@@ -346,30 +325,31 @@ impl<D: Device> Device for StripeLayer<D> {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match request {
-            Request::Flush => self.done((0..self.members.len()).map(|member| (member, Request::Flush))).await,
-            Request::Discard { extents } => self.discard(extents).await,
-            Request::Checksum { extent, checks } => self.checksum(extent, checks).await,
-            Request::ReadReserved { area: slot } | Request::WriteReserved { area: slot, .. }
-                if slot == ReservedArea::GroupLabel =>
-            {
-                self.group_label_request(request).await
-            }
-            Request::ReadReserved { .. } | Request::WriteReserved { .. } => self.members[0].execute(request).await,
-            Request::Read { extent, .. }
-            | Request::Write { extent, .. }
-            | Request::Verify { extent, .. }
-            | Request::Repair { extent, .. }
-            | Request::BlockStatus { extent }
-            | Request::Compare { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. } => match (self.merger.stripe_map.only_run(extent), request) {
-                (Some(run), request) => self.one_run(request, extent, run).await,
-                (None, Request::Write { data, durability, .. }) if self.writes_chunks() => {
-                    self.write_chunks(extent, &data, durability).await
+        let extents = request.extents.clone();
+        match request.operation {
+            Operation::Flush => self.done((0..self.members.len()).map(|member| (member, Request::flush()))).await,
+            Operation::Discard => self.discard(&extents).await,
+            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
+            Operation::ReadReserved(ReservedArea::GroupLabel)
+            | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
+            Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,
+            Operation::Read(_)
+            | Operation::Write(_)
+            | Operation::Verify(_)
+            | Operation::Repair(_)
+            | Operation::BlockStatus
+            | Operation::Compare(_)
+            | Operation::WriteZeroes { .. }
+            | Operation::WriteUncorrectable => {
+                let extent = extents.one();
+                match (self.merger.stripe_map.only_run(extent), &request.operation) {
+                    (Some(run), _) => self.one_run(request, extent, run).await,
+                    (None, Operation::Write(data)) if self.writes_chunks() => {
+                        self.write_chunks(extent, data, request.durability).await
+                    }
+                    (None, _) => self.blocks(request, extent).await,
                 }
-                (None, request) => self.blocks(request, extent).await,
-            },
+            }
         }
     }
 }

@@ -160,7 +160,7 @@ async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, Ass
 
 /// Reads the bytes of the group label.
 pub(crate) async fn read_label_bytes<D: Device>(device: &D) -> Result<Slice, Error> {
-    match device.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await? {
+    match device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await? {
         Response::Reserved(bytes) => Ok(bytes),
         _ => Err(unexpected_response()),
     }
@@ -169,7 +169,7 @@ pub(crate) async fn read_label_bytes<D: Device>(device: &D) -> Result<Slice, Err
 /// Writes a label, durable once this returns.
 pub(crate) async fn write<D: Device>(device: &D, label: &Label) -> Result<(), Error> {
     let bytes = Slice::copy_from(&label.encode());
-    device.execute(Request::WriteReserved { area: ReservedArea::GroupLabel, bytes }).await.map(drop)
+    device.execute(Request::write_reserved(ReservedArea::GroupLabel, bytes)).await.map(drop)
 }
 
 /// Checks the labels against each other, the order of the devices, and `assembly`.

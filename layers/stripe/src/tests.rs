@@ -51,7 +51,7 @@ fn sealed(format: Option<PiFormat>, at: Extent, seed: u8, initial_ref_tag: u64) 
 
 fn write(device: &impl Device, at: Extent, seed: u8) {
     let data = sealed(device.geometry().protection, at, seed, at.start().get());
-    let outcome = run(device, Request::Write { extent: at, data, durability: Durability::Volatile });
+    let outcome = run(device, Request::write(at, data, Durability::Volatile));
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
@@ -60,7 +60,7 @@ fn full(device: &impl Device, at: Extent) -> Checks {
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::Read { extent: at, checks: full(device, at) })
+    run(device, Request::read(at, full(device, at)))
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn each_member_verifies_by_itself() {
         for member in &members {
             assert!(read(member, extent(0, 64)).is_ok());
             let checks = full(member, extent(5, 50));
-            assert!(run(member, Request::Verify { extent: extent(5, 50), checks }).is_ok());
+            assert!(run(member, Request::verify(extent(5, 50), checks)).is_ok());
         }
         write(&members[1], extent(4, 4), 9);
         assert!(read(&gate, extent(0, 192)).is_ok(), "blocks written to a member verify on the stripe");
@@ -135,7 +135,7 @@ fn bad_blocks_of_all_members_are_reported_in_order_with_their_members() {
     assert!(members[0].device().damage(Lba::new(6), Corruption::Tag { at: 7, mask: 0x80 }));
     assert!(members[0].device().damage(Lba::new(0), Corruption::Data { at: 3, mask: 1 }));
     let (checks, at) = (full(&gate, extent(0, 128)), extent(0, 128));
-    for request in [Request::Read { extent: at, checks }, Request::Verify { extent: at, checks }] {
+    for request in [Request::read(at, checks), Request::verify(at, checks)] {
         let error = run(&gate, request).unwrap_err();
         assert_eq!(error.device_name(), Some("stripe"), "the device whose blocks it names");
         let bad_blocks = error.bad_blocks().unwrap().as_slice();
@@ -155,7 +155,7 @@ fn a_compare_names_the_first_block_that_differs() {
     write(&gate, extent(0, 192), 7);
     let compare = || {
         let data = sealed(Some(TYPE1), extent(0, 192), 7, 0);
-        run(&gate, Request::Compare { extent: extent(0, 192), data })
+        run(&gate, Request::compare(extent(0, 192), data))
     };
     assert!(matches!(compare(), Ok(Response::Done)));
     write(&gate, extent(100, 1), 8);
@@ -230,9 +230,9 @@ impl Device for Scripted {
 #[test]
 fn all_members_get_their_request_before_any_responds() {
     for request in [
-        Request::Flush,
-        Request::WriteZeroes { extent: extent(3, 40), may_unmap: true, durability: Durability::Volatile },
-        Request::Discard { extents: vec![extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)] },
+        Request::flush(),
+        Request::write_zeroes(extent(3, 40), true, Durability::Volatile),
+        Request::discard([extent(0, 1), extent(8, 1), extent(16, 1), extent(24, 1)]),
     ] {
         let requested = Rc::new(Cell::new(0));
         let members = (0..4).map(|_| Scripted::with(&requested, 4, None)).collect();
@@ -252,7 +252,7 @@ fn errors_of_a_device_outweigh_bad_blocks() {
     let of = |first: Option<ErrorKind>, second: Option<ErrorKind>| {
         let members = vec![Scripted::with(&requested, 0, first), Scripted::with(&requested, 0, second)];
         let layer = StripeLayer::new(members, ByteCount::new(8 * 512)).unwrap();
-        let verify = Request::Verify { extent: extent(0, 100), checks: Checks::NONE };
+        let verify = Request::verify(extent(0, 100), Checks::NONE);
         run(&layer, verify).map(drop).map_err(Error::into_kind)
     };
     assert_eq!(of(None, None), Ok(()));
@@ -328,7 +328,7 @@ fn unexpected_responses_are_refused() {
         let stripe = StripeLayer::new(members, ByteCount::new(4 * 512)).unwrap();
         // Within a chunk, and over two.
         for extent in [extent(1, 2), extent(0, 8)] {
-            let requested = [Request::Read { extent, checks: Checks::NONE }, Request::BlockStatus { extent }];
+            let requested = [Request::read(extent, Checks::NONE), Request::block_status(extent)];
             for (request, is_true) in requested.into_iter().zip(is_true) {
                 let outcome = run(&stripe, request);
                 assert_eq!(outcome.is_ok(), is_true, "{extent}: {outcome:?}");
@@ -369,10 +369,10 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     let due = Unchecked { first: Lba::new(5), last: Lba::new(12), member: MemberPath::NONE.within(1), ..BELOW };
     for at in [extent(0, 32), extent(4, 4)] {
         let checks = Checks::full(TYPE1, at.start());
-        assert_eq!(told(Request::Verify { extent: at, checks }).unchecked(), [due], "{at}");
-        assert_eq!(told(Request::Checksum { extent: at, checks }).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::verify(at, checks)).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::checksum(at, checks)).unchecked(), [due], "{at}");
     }
     let within = extent(0, 4);
     let checks = Checks::full(TYPE1, within.start());
-    assert!(told(Request::Verify { extent: within, checks }).is_complete(), "the first member checked every block");
+    assert!(told(Request::verify(within, checks)).is_complete(), "the first member checked every block");
 }

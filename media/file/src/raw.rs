@@ -2,7 +2,7 @@
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    Medium, MediumError, MediumErrorKind, Outcome, Request, Response, StatusRuns,
+    Medium, MediumError, MediumErrorKind, Operation, Outcome, Request, Response, StatusRuns,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_units::{BlockCount, BlockSize, Extent};
@@ -109,8 +109,8 @@ impl<M: Medium> RawDevice<M> {
         }
     }
 
-    async fn discard(&self, extents: Vec<Extent>) -> Result<(), Error> {
-        for extent in extents {
+    async fn discard(&self, extents: &[Extent]) -> Result<(), Error> {
+        for &extent in extents {
             self.medium.punch(self.offset_bytes(extent), self.length_bytes(extent)).await?;
         }
         Ok(())
@@ -162,29 +162,29 @@ impl<M: Medium> Device for RawDevice<M> {
         }
     }
 
-    async fn execute(&self, operation: Request) -> Outcome {
+    async fn execute(&self, request: Request) -> Outcome {
+        let kind = request.kind();
+        let Request { operation, extents, durability, .. } = request;
         match operation {
-            Request::Read { extent, .. } => return self.read(extent).await,
-            Request::BlockStatus { extent } => return Ok(self.allocation(extent)),
-            Request::Write { extent, data, durability } => {
-                self.medium.write(self.offset_bytes(extent), data.data().clone()).await?;
+            Operation::Read(_) => return self.read(extents.one()).await,
+            Operation::BlockStatus => return Ok(self.allocation(extents.one())),
+            Operation::Write(data) => {
+                self.medium.write(self.offset_bytes(extents.one()), data.data().clone()).await?;
                 self.settle(durability).await?;
             }
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                self.write_zeroes(extent, may_unmap).await?;
+            Operation::WriteZeroes { may_unmap } => {
+                self.write_zeroes(extents.one(), may_unmap).await?;
                 self.settle(durability).await?;
             }
-            Request::Discard { extents } => self.discard(extents).await?,
-            Request::Flush => self.medium.sync().await?,
-            Request::Verify { .. }
-            | Request::Compare { .. }
-            | Request::WriteUncorrectable { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => {
-                return Err(ErrorKind::Absent(operation.kind()).into());
-            }
+            Operation::Discard => self.discard(&extents).await?,
+            Operation::Flush => self.medium.sync().await?,
+            Operation::Verify(_)
+            | Operation::Compare(_)
+            | Operation::WriteUncorrectable
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..) => return Err(ErrorKind::Absent(kind).into()),
         }
         Ok(Response::Done)
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
-    Limits, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats,
+    Limits, Operation, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -294,27 +294,28 @@ impl MemoryDevice {
         Ok(Response::BlockStatus(runs.into_vec()))
     }
 
-    fn carry_out(&self, operation: &Request) -> Outcome {
+    fn carry_out(&self, request: &Request) -> Outcome {
+        let Request { operation, extents, .. } = request;
         match operation {
-            Request::Read { extent, checks } => return self.read(*extent, checks),
-            Request::Verify { extent, checks } => return self.verify(*extent, checks),
-            Request::Checksum { extent, checks } => return self.digest(*extent, checks),
-            Request::Compare { extent, data } => return self.compare(*extent, data),
-            Request::ReadReserved { area: slot } => {
-                let held = self.stored.borrow().reserved.get(slot).cloned();
+            Operation::Read(checks) => return self.read(extents.one(), checks),
+            Operation::Verify(checks) => return self.verify(extents.one(), checks),
+            Operation::Checksum(checks) => return self.digest(extents.one(), checks),
+            Operation::Compare(data) => return self.compare(extents.one(), data),
+            Operation::ReadReserved(area) => {
+                let held = self.stored.borrow().reserved.get(area).cloned();
                 return Ok(Response::Reserved(held.unwrap_or_else(Slice::empty)));
             }
-            Request::WriteReserved { area: slot, bytes } => {
-                self.stored.borrow_mut().reserved.insert(*slot, Slice::copy_from(bytes));
+            Operation::WriteReserved(area, bytes) => {
+                self.stored.borrow_mut().reserved.insert(*area, Slice::copy_from(bytes));
             }
-            Request::BlockStatus { extent } => return self.allocation(*extent),
-            Request::Repair { .. } => return Err(ErrorKind::Absent(operation.kind()).into()),
-            Request::Write { extent, data, .. } => self.write(*extent, data),
-            Request::WriteZeroes { extent, may_unmap: true, .. } => self.unmap(*extent),
-            Request::WriteZeroes { extent, may_unmap: false, .. } => self.write_zeroes(*extent),
-            Request::Discard { extents } => extents.iter().for_each(|extent| self.unmap(*extent)),
-            Request::WriteUncorrectable { extent, .. } => self.write_uncorrectable(*extent),
-            Request::Flush => {}
+            Operation::BlockStatus => return self.allocation(extents.one()),
+            Operation::Repair(_) => return Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::Write(data) => self.write(extents.one(), data),
+            Operation::WriteZeroes { may_unmap: true } => self.unmap(extents.one()),
+            Operation::WriteZeroes { may_unmap: false } => self.write_zeroes(extents.one()),
+            Operation::Discard => extents.iter().for_each(|extent| self.unmap(*extent)),
+            Operation::WriteUncorrectable => self.write_uncorrectable(extents.one()),
+            Operation::Flush => {}
         }
         Ok(Response::Done)
     }

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_protocols_nbd::client::{Event, Goal};
 
 use crate::io::Io;
@@ -68,23 +68,22 @@ impl Device for NbdDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let io = &self.0.io;
-        match request {
-            Request::Read { extent, .. } => io.read(extent).await,
-            Request::Write { extent, data, durability } => io.write(extent, data, durability).await,
-            Request::Flush => io.flush().await,
-            Request::Discard { extents } => io.discard(&extents).await,
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                io.write_zeroes(extent, may_unmap, durability).await
-            }
-            Request::BlockStatus { extent } => io.block_status(extent).await,
-            Request::Verify { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::Compare { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. }
-            | Request::WriteUncorrectable { .. } => Err(ErrorKind::Absent(request.kind()).into()),
+        let (io, kind) = (&self.0.io, request.kind());
+        let Request { operation, extents, durability, .. } = request;
+        match operation {
+            Operation::Read(_) => io.read(extents.one()).await,
+            Operation::Write(data) => io.write(extents.one(), data, durability).await,
+            Operation::Flush => io.flush().await,
+            Operation::Discard => io.discard(&extents).await,
+            Operation::WriteZeroes { may_unmap } => io.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::BlockStatus => io.block_status(extents.one()).await,
+            Operation::Verify(_)
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::Compare(_)
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..)
+            | Operation::WriteUncorrectable => Err(ErrorKind::Absent(kind).into()),
         }
     }
 }

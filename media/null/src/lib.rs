@@ -8,8 +8,8 @@
 use std::cell::RefCell;
 
 use sealblock_block::{
-    Abilities, Ability, BlockState, Coverage, Device, ErrorKind, Geometry, Limits, Outcome, Request, Response,
-    StatusRun, VerifyStats,
+    Abilities, Ability, BlockState, Coverage, Device, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
+    Response, StatusRun, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -48,25 +48,27 @@ impl NullDevice {
         read.verify(&Checks::NONE).expect("nothing was asked to be checked")
     }
 
-    fn carry_out(&self, operation: &Request) -> Outcome {
-        match operation {
-            Request::Read { extent, .. } => Ok(Response::Data(self.read(*extent))),
+    fn carry_out(&self, request: &Request) -> Outcome {
+        let extents = &request.extents;
+        match &request.operation {
+            Operation::Read(_) => Ok(Response::Data(self.read(extents.one()))),
             // Nothing is stored, so there is no seal.
-            Request::Verify { .. } => {
+            Operation::Verify(_) => {
                 Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: Coverage::of(false) }))
             }
-            Request::Compare { extent, data } => self.compare(*extent, data),
-            Request::BlockStatus { extent } => {
-                Ok(Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Hole }]))
+            Operation::Compare(data) => self.compare(extents.one(), data),
+            Operation::BlockStatus => {
+                let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
+                Ok(Response::BlockStatus(vec![run]))
             }
-            Request::Write { .. } | Request::Flush | Request::Discard { .. } | Request::WriteZeroes { .. } => {
+            Operation::Write(_) | Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } => {
                 Ok(Response::Done)
             }
-            Request::WriteUncorrectable { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(operation.kind()).into()),
+            Operation::WriteUncorrectable
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..) => Err(ErrorKind::Absent(request.kind()).into()),
         }
     }
 
@@ -143,8 +145,7 @@ mod tests {
 
     #[test]
     fn everything_is_one_hole() {
-        let Ok(Response::BlockStatus(runs)) = run(&gate(None), Request::BlockStatus { extent: extent(7, 1 << 20) })
-        else {
+        let Ok(Response::BlockStatus(runs)) = run(&gate(None), Request::block_status(extent(7, 1 << 20))) else {
             panic!("no runs")
         };
         let told: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
@@ -158,12 +159,10 @@ mod tests {
             for format in [None, Some(format)] {
                 let (gate, at) = (gate(format), extent((1 << 40) - 3, 3));
                 let data = sealed(format, at, 7);
-                let write = Request::Write { extent: at, data, durability: Durability::ForceUnitAccess };
+                let write = Request::write(at, data, Durability::ForceUnitAccess);
                 assert!(matches!(run(&gate, write), Ok(Response::Done)));
                 let checks = format.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-                let Ok(Response::Data(data)) = run(&gate, Request::Read { extent: at, checks }) else {
-                    panic!("reads")
-                };
+                let Ok(Response::Data(data)) = run(&gate, Request::read(at, checks)) else { panic!("reads") };
                 assert!(data.blocks() == 3 && data.data().iter().all(|&byte| byte == 0));
                 // A second check, as by an export, must succeed.
                 let (size, again) = (data.size(), data.format());
@@ -176,7 +175,7 @@ mod tests {
     #[test]
     fn only_zeroes_compare_equal() {
         let (gate, at) = (gate(None), extent(5, 4));
-        let compare = |data| run(&gate, Request::Compare { extent: at, data });
+        let compare = |data| run(&gate, Request::compare(at, data));
         assert!(matches!(compare(sealed(None, at, 0)), Ok(Response::Done)));
         let mut bytes = vec![0; 4 * 4096];
         bytes[2 * 4096 + 9] = 1;
@@ -188,12 +187,12 @@ mod tests {
     fn operations_without_payload_take_the_longest_extent() {
         let gate = gate(None);
         let at = extent(0, u64::from(u32::MAX));
-        assert!(matches!(run(&gate, Request::Verify { extent: at, checks: Checks::NONE }), Ok(Response::Verified(_))));
-        let zero = Request::WriteZeroes { extent: at, may_unmap: true, durability: Durability::Volatile };
-        for operation in [zero, Request::Discard { extents: vec![at] }, Request::Flush] {
+        assert!(matches!(run(&gate, Request::verify(at, Checks::NONE)), Ok(Response::Verified(_))));
+        let zero = Request::write_zeroes(at, true, Durability::Volatile);
+        for operation in [zero, Request::discard([at]), Request::flush()] {
             assert!(matches!(run(&gate, operation), Ok(Response::Done)));
         }
-        let past = Request::Verify { extent: extent(1 << 40, 1), checks: Checks::NONE };
+        let past = Request::verify(extent(1 << 40, 1), Checks::NONE);
         assert!(matches!(run(&gate, past).unwrap_err().into_kind(), ErrorKind::Range { .. }));
     }
 }

@@ -56,8 +56,8 @@ async fn one(device: NvmeTcpDevice, seed: u64, writes: Option<Sealed>, until: In
         state ^= state << 17;
         let extent = Extent::from_raw(state % BLOCKS, 1).expect("one block");
         let operation = match &writes {
-            None => Request::Read { extent, checks: Checks::NONE },
-            Some(data) => Request::Write { extent, data: data.clone(), durability: Durability::Volatile },
+            None => Request::read(extent, Checks::NONE),
+            Some(data) => Request::write(extent, data.clone(), Durability::Volatile),
         };
         device.execute(operation).await.expect("requests succeed");
         done.set(done.get() + 1);

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -125,22 +125,21 @@ impl Device for NvmeTcpDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let io = &self.0.io;
-        match request {
-            Request::Read { extent, checks } => io.read(extent, checks).await,
-            Request::Write { extent, data, durability } => io.write(extent, &data, durability).await,
-            Request::Flush => io.flush().await,
-            Request::Discard { extents } => io.discard(&extents).await,
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                io.write_zeroes(extent, may_unmap, durability).await
-            }
-            Request::Verify { extent, checks } => io.verify(extent, checks).await,
-            Request::Compare { extent, data } => io.compare(extent, &data).await,
-            Request::Checksum { extent, checks } => io.checksum(extent, checks).await,
-            Request::ReadReserved { area } => io.read_reserved(area).await,
-            Request::WriteReserved { area, bytes } => io.write_reserved(area, &bytes).await,
-            Request::WriteUncorrectable { .. } | Request::Repair { .. } | Request::BlockStatus { .. } => {
-                Err(ErrorKind::Absent(request.kind()).into())
+        let (io, kind) = (&self.0.io, request.kind());
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Read(checks) => io.read(extents.one(), checks).await,
+            Operation::Write(data) => io.write(extents.one(), &data, durability).await,
+            Operation::Flush => io.flush().await,
+            Operation::Discard => io.discard(&extents).await,
+            Operation::WriteZeroes { may_unmap } => io.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::Verify(checks) => io.verify(extents.one(), checks).await,
+            Operation::Compare(data) => io.compare(extents.one(), &data).await,
+            Operation::Checksum(checks) => io.checksum(extents.one(), checks).await,
+            Operation::ReadReserved(area) => io.read_reserved(area).await,
+            Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
+            Operation::WriteUncorrectable | Operation::Repair(_) | Operation::BlockStatus => {
+                Err(ErrorKind::Absent(kind).into())
             }
         }
     }

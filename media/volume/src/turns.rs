@@ -7,7 +7,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 
-use sealblock_block::{Condition, Request};
+use sealblock_block::{Condition, Request, RequestKind};
 use sealblock_units::BlockSize;
 
 /// Requests of at most this many bytes go on at once.
@@ -111,20 +111,20 @@ impl Drop for Turn<'_> {
 
 /// What an operation holds of the medium at a time, in bytes; 0 for a short one.
 pub(crate) fn weight(request: &Request, size: BlockSize) -> u64 {
-    let bytes = match request {
-        Request::Read { extent, .. }
-        | Request::Verify { extent, .. }
-        | Request::Write { extent, .. }
-        | Request::WriteZeroes { extent, .. }
-        | Request::WriteUncorrectable { extent, .. }
-        | Request::Compare { extent, .. }
-        | Request::Checksum { extent, .. } => extent.bytes(size),
-        Request::Discard { extents } => extents.iter().map(|extent| extent.bytes(size)).sum(),
-        Request::Flush
-        | Request::BlockStatus { .. }
-        | Request::ReadReserved { .. }
-        | Request::WriteReserved { .. }
-        | Request::Repair { .. } => 0,
+    let bytes = match request.kind() {
+        RequestKind::Read
+        | RequestKind::Verify
+        | RequestKind::Write
+        | RequestKind::WriteZeroes
+        | RequestKind::WriteUncorrectable
+        | RequestKind::Compare
+        | RequestKind::Checksum
+        | RequestKind::Discard => request.blocks() << size.shift(),
+        RequestKind::Flush
+        | RequestKind::BlockStatus
+        | RequestKind::ReadReserved
+        | RequestKind::WriteReserved
+        | RequestKind::Repair => 0,
     };
     if bytes <= SHORT_BYTES { 0 } else { bytes.min(PIECE_BYTES) }
 }
@@ -140,7 +140,7 @@ mod tests {
     /// The weight of a read of so many blocks.
     fn read(blocks: u64) -> u64 {
         let extent = Extent::from_raw(0, blocks).unwrap();
-        weight(&Request::Read { extent, checks: Checks::NONE }, BlockSize::B4096)
+        weight(&Request::read(extent, Checks::NONE), BlockSize::B4096)
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use sealblock_block::{
     Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumError, MediumErrorKind,
-    Outcome, RangeLock, Request, Response,
+    Operation, Outcome, RangeLock, Request, Response,
 };
 use sealblock_units::{BlockCount, Lba};
 
@@ -292,27 +292,25 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
     async fn execute(&self, request: Request) -> Outcome {
         self.upkeep.note_request();
         let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
-        match request {
-            Request::Read { extent, checks } => self.read(extent, &checks).await,
-            Request::Verify { extent, checks } => self.verify(extent, &checks).await,
-            Request::Write { extent, data, durability } => self.write(extent, &data, durability).await,
-            Request::Flush => self.flush().await,
-            Request::Discard { extents } => self.discard(&extents).await,
-            Request::WriteZeroes { extent, may_unmap, durability } => {
-                self.write_zeroes(extent, may_unmap, durability).await
-            }
-            Request::WriteUncorrectable { extent, durability } => self.write_uncorrectable(extent, durability).await,
-            Request::Checksum { extent, checks } => self.digest(extent, &checks).await,
-            Request::ReadReserved { area: slot } => {
-                Ok(Response::Reserved(self.reserved.read(&self.medium, slot).await?))
-            }
-            Request::WriteReserved { area: slot, bytes } => {
+        let kind = request.kind();
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Read(checks) => self.read(extents.one(), &checks).await,
+            Operation::Verify(checks) => self.verify(extents.one(), &checks).await,
+            Operation::Write(data) => self.write(extents.one(), &data, durability).await,
+            Operation::Flush => self.flush().await,
+            Operation::Discard => self.discard(&extents).await,
+            Operation::WriteZeroes { may_unmap } => self.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::WriteUncorrectable => self.write_uncorrectable(extents.one(), durability).await,
+            Operation::Checksum(checks) => self.digest(extents.one(), &checks).await,
+            Operation::ReadReserved(area) => Ok(Response::Reserved(self.reserved.read(&self.medium, area).await?)),
+            Operation::WriteReserved(area, bytes) => {
                 let _change = self.begin_change()?;
-                let written = self.reserved.write(&self.medium, slot, &bytes, || self.sync_or_fail()).await;
+                let written = self.reserved.write(&self.medium, area, &bytes, || self.sync_or_fail()).await;
                 written.map(|()| Response::Done)
             }
-            Request::BlockStatus { extent } => self.allocation(extent).await,
-            Request::Compare { .. } | Request::Repair { .. } => Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::BlockStatus => self.allocation(extents.one()).await,
+            Operation::Compare(_) | Operation::Repair(_) => Err(ErrorKind::Absent(kind).into()),
         }
     }
 }

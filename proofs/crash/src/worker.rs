@@ -91,7 +91,7 @@ impl Worker {
     async fn flush(&self) -> Result<(), StackError> {
         let request_id = self.next_request_id();
         self.report(Event::FlushBegin { request_id });
-        self.gate.execute(Request::Flush).await.map_err(|error| of_block("flushing", &error))?;
+        self.gate.execute(Request::flush()).await.map_err(|error| of_block("flushing", &error))?;
         self.report(Event::FlushDone { request_id });
         Ok(())
     }
@@ -99,20 +99,20 @@ impl Worker {
     async fn zero(&self, draw: &mut Draw) -> Result<(), StackError> {
         let extent = self.extent(draw);
         let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
-        let request = Request::WriteZeroes { extent, may_unmap: draw.once_in(2), durability };
+        let request = Request::write_zeroes(extent, draw.once_in(2), durability);
         self.change(extent, Change::Zero, durability, request).await
     }
 
     async fn discard(&self, draw: &mut Draw) -> Result<(), StackError> {
         let extent = self.extent(draw);
-        self.change(extent, Change::Zero, Durability::Volatile, Request::Discard { extents: vec![extent] }).await
+        self.change(extent, Change::Zero, Durability::Volatile, Request::discard([extent])).await
     }
 
     async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), StackError> {
         let extent = self.extent(draw);
         let version = self.round << 32 | (self.requests.get() + 1);
         let data = sealed(self.gate.geometry(), extent, version);
-        let request = Request::Write { extent, data, durability };
+        let request = Request::write(extent, data, durability);
         self.change(extent, Change::Write(version), durability, request).await
     }
 

@@ -41,9 +41,9 @@ async fn change(history: Shared, request_id: u64, extent: Extent, change: Change
     let open_volume = volume();
     let request = match change {
         Change::Write(version) => {
-            Request::Write { extent, data: sealed(open_volume.gate.geometry(), extent, version), durability }
+            Request::write(extent, sealed(open_volume.gate.geometry(), extent, version), durability)
         }
-        Change::Zero => Request::WriteZeroes { extent, may_unmap: request_id.is_multiple_of(2), durability },
+        Change::Zero => Request::write_zeroes(extent, request_id.is_multiple_of(2), durability),
     };
     let begin = Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess };
     history.lock().unwrap().record(begin);
@@ -66,11 +66,7 @@ async fn read(history: Shared, extent: Extent) {
 async fn verify(extent: Extent) {
     let open_volume = volume();
     let checks = open_volume.checks(extent);
-    open_volume
-        .gate
-        .execute(Request::Verify { extent, checks })
-        .await
-        .expect("verifies of what others write are clean");
+    open_volume.gate.execute(Request::verify(extent, checks)).await.expect("verifies of what others write are clean");
 }
 
 async fn flush() {

@@ -270,7 +270,7 @@ impl Host {
                     self.change(&stack).await?;
                 }
                 let flushed = stack.clone();
-                drop(executor.spawn("flush", async move { flushed.execute(Request::Flush).await }));
+                drop(executor.spawn("flush", async move { flushed.execute(Request::flush()).await }));
                 executor.delay(Duration::from_micros(self.random.below(600))).await;
             }
         }
@@ -315,13 +315,13 @@ impl Host {
         let extent = extent(self.random.below(near - length), length)?;
         match self.random.below(20) {
             0 => {
-                let operation = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+                let operation = Request::write_zeroes(extent, true, Durability::Volatile);
                 stack.execute(operation).await.map_err(|error| error.to_string())?;
                 self.model.borrow_mut().change(extent, Content::Zero);
             }
             1 if self.random.chance(20) => {
                 let extent = Extent::one(extent.start());
-                let operation = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+                let operation = Request::write_uncorrectable(extent, Durability::Volatile);
                 stack.execute(operation).await.map_err(|error| error.to_string())?;
                 self.model.borrow_mut().change(extent, Content::Unreadable);
             }
@@ -335,12 +335,12 @@ impl Host {
         let data = self.patterns.sealed(extent, self.version);
         // What was asked for may be there even if no response arrived.
         self.model.borrow_mut().change(extent, Content::Version(self.version));
-        let operation = Request::Write { extent, data, durability: Durability::Volatile };
+        let operation = Request::write(extent, data, Durability::Volatile);
         stack.execute(operation).await.map(drop).map_err(|error| error.to_string())
     }
 
     async fn flush(&self, stack: &DynDevice) -> Result<(), String> {
-        stack.execute(Request::Flush).await.map_err(|error| error.to_string())?;
+        stack.execute(Request::flush()).await.map_err(|error| error.to_string())?;
         self.model.borrow_mut().flushed();
         Ok(())
     }

@@ -109,7 +109,7 @@ impl BlockChecker {
         for extent in watched {
             blocks.extend(self.see(stack, *extent).await);
             let checks = checks(stack, extent.start());
-            if let Err(error) = stack.execute(Request::Verify { extent: *extent, checks }).await
+            if let Err(error) = stack.execute(Request::verify(*extent, checks)).await
                 && let Ok(bad_blocks) = error.into_bad_blocks()
             {
                 named.extend(bad_blocks.iter().map(|bad_block| bad_block.lba));
@@ -158,7 +158,7 @@ fn checks(stack: &DynDevice, start: Lba) -> Checks {
 /// What the volume says.
 pub async fn read(stack: &DynDevice, extent: Extent) -> Result<Sealed, String> {
     let checks = checks(stack, extent.start());
-    match stack.execute(Request::Read { extent, checks }).await {
+    match stack.execute(Request::read(extent, checks)).await {
         Ok(Response::Data(data)) => Ok(data),
         Ok(other) => Err(format!("a read was answered {other:?}")),
         Err(error) => Err(error.to_string()),

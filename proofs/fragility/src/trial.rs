@@ -274,11 +274,11 @@ impl Host {
         let Open { stack, close } = session;
         for (extent, version) in &self.writes {
             let data = self.patterns.sealed(*extent, *version);
-            let operation = Request::Write { extent: *extent, data, durability: Durability::Volatile };
+            let operation = Request::write(*extent, data, Durability::Volatile);
             stack.execute(operation).await.map_err(|error| format!("write: {error}"))?;
             self.check(&stack, checker, *extent, *version).await?;
         }
-        stack.execute(Request::Flush).await.map_err(|error| format!("flush: {error}"))?;
+        stack.execute(Request::flush()).await.map_err(|error| format!("flush: {error}"))?;
         match self.ends {
             0 => close.await.map_err(|error| format!("close: {error}"))?,
             1 => executor.delay(IDLE).await,

@@ -101,7 +101,7 @@ async fn use_twice(disk: SimDisk, executor: Executor) {
             let lba = Lba::new(lba + if close { 0 } else { BLOCKS / 4 });
             write(&session.stack, lba).await.expect("there is room");
         }
-        session.stack.execute(Request::Flush).await.expect("the disk works");
+        session.stack.execute(Request::flush()).await.expect("the disk works");
         if close {
             session.close.await.expect("the disk works");
         }
@@ -116,7 +116,7 @@ async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     let extent = Extent::one(lba);
     let data = patterns().sealed(extent, 1);
     let durability = Durability::Volatile;
-    stack.execute(Request::Write { extent, data, durability }).await.map(|_| ())
+    stack.execute(Request::write(extent, data, durability)).await.map(|_| ())
 }
 
 /// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the block group map gets past
@@ -169,8 +169,8 @@ async fn see(stack: &DynDevice) -> Seen {
     for lba in 0..stack.geometry().capacity_blocks.min(BLOCKS) {
         let extent = Extent::one(Lba::new(lba));
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let read = stack.execute(Request::Read { extent, checks }).await;
-        let verify = stack.execute(Request::Verify { extent, checks }).await;
+        let read = stack.execute(Request::read(extent, checks)).await;
+        let verify = stack.execute(Request::verify(extent, checks)).await;
         assert_eq!(read.is_ok(), verify.is_ok(), "Read and Verify of block {lba} disagree");
         seen.push(match read {
             Ok(Response::Data(data)) => Some(data.data().to_vec()),
@@ -191,12 +191,12 @@ async fn use_it(stack: &DynDevice, round: u64) {
         write(stack, lba).await.expect("the disk works and has room");
         let extent = Extent::one(lba);
         let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-        match stack.execute(Request::Read { extent, checks }).await.expect("what was written can be read") {
+        match stack.execute(Request::read(extent, checks)).await.expect("what was written can be read") {
             Response::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
             other => panic!("a read returned {other:?}"),
         }
     }
-    stack.execute(Request::Flush).await.expect("the disk works");
+    stack.execute(Request::flush()).await.expect("the disk works");
 }
 
 /// Takes the superblocks from an image made from `input` and opens what is left: no panic, no hang and no write, and Read and

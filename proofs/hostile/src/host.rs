@@ -155,13 +155,13 @@ fn random_request(device: &NvmeTcpDevice, random: &mut Random) -> Result<Request
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let durability = Durability::Volatile;
     Ok(match random.below(6) {
-        0 | 1 => Request::Read { extent, checks },
+        0 | 1 => Request::read(extent, checks),
         2 => {
             let data = Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags);
-            Request::Write { extent, data, durability }
+            Request::write(extent, data, durability)
         }
-        3 => Request::Verify { extent, checks },
-        4 => Request::WriteZeroes { extent, may_unmap: true, durability },
-        _ => Request::Flush,
+        3 => Request::verify(extent, checks),
+        4 => Request::write_zeroes(extent, true, durability),
+        _ => Request::flush(),
     })
 }

@@ -182,7 +182,7 @@ async fn run_host(config: &RestartConfig, address: SocketAddr, signals: &Arc<Run
     host.check_blocks(0..TASKS * BLOCKS).await.context("in the end")?;
     let checks = Checks { guard: true, ..Checks::NONE };
     let all = Extent::from_raw(0, (TASKS * BLOCKS) as u64)?;
-    host.device.execute(Request::Verify { extent: all, checks }).await.context("Verify in the end")?;
+    host.device.execute(Request::verify(all, checks)).await.context("Verify in the end")?;
     host.device.close().await;
     Ok(Summary { reconnects: host.device.counters().reconnects, ..host.summary.get() })
 }
@@ -210,7 +210,7 @@ impl Host {
     /// Flushes; false if the Flush failed because writes may be lost.
     async fn flush(&self) -> Result<bool> {
         let mark = self.oracle.borrow().flush_started();
-        match self.device.execute(Request::Flush).await {
+        match self.device.execute(Request::flush()).await {
             Ok(_) => {
                 self.oracle.borrow_mut().flush_completed(mark);
                 self.count(|summary| summary.flushes += 1);
@@ -251,7 +251,7 @@ impl Host {
         let durability = if durable { Durability::ForceUnitAccess } else { Durability::Volatile };
         let data = sealed(&self.device, &self.kind, extent, version);
         self.oracle.borrow_mut().write_started(blocks.clone(), version);
-        let written = self.device.execute(Request::Write { extent, data, durability }).await;
+        let written = self.device.execute(Request::write(extent, data, durability)).await;
         written.with_context(|| format!("Write of {extent}"))?;
         self.oracle.borrow_mut().write_completed(blocks, version, durable);
         self.signals.completed_writes.fetch_add(1, Ordering::SeqCst);
@@ -287,7 +287,7 @@ pub fn sealed(device: &NvmeTcpDevice, kind: &FormattedNamespace, extent: Extent,
 /// Reads blocks with all checks.
 pub async fn read(device: &NvmeTcpDevice, extent: Extent) -> Result<Sealed> {
     let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match device.execute(Request::Read { extent, checks }).await.with_context(|| format!("Read of {extent}"))? {
+    match device.execute(Request::read(extent, checks)).await.with_context(|| format!("Read of {extent}"))? {
         Response::Data(sealed) => Ok(sealed),
         other => bail!("a Read is answered by {other:?}"),
     }

@@ -147,7 +147,7 @@ fn a_server_that_forgets_what_was_flushed_is_noticed() {
 async fn write(device: &NvmeTcpDevice, kind: &FormattedNamespace, lba: u64, version: u64, durability: Durability) {
     let extent = Extent::from_raw(lba, 1).unwrap();
     let data = sealed(device, kind, extent, version);
-    device.execute(Request::Write { extent, data, durability }).await.unwrap();
+    device.execute(Request::write(extent, data, durability)).await.unwrap();
 }
 
 async fn has(device: &NvmeTcpDevice, kind: &FormattedNamespace, lba: u64, versions: &[u64]) -> bool {
@@ -169,7 +169,7 @@ fn a_flush_after_a_kill_fails_once_where_writes_were_not_flushed() {
     reactor.block_on(async {
         let server = config.start().unwrap();
         let device = config.open(server.address).await.unwrap();
-        let flush = async || device.execute(Request::Flush).await;
+        let flush = async || device.execute(Request::flush()).await;
         // Good: flushed, or durable by themselves.
         write(&device, &kind, 0, 1, Durability::Volatile).await;
         flush().await.unwrap();

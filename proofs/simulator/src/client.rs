@@ -119,7 +119,7 @@ impl Client {
             (checker.begin_change(vec![extent], Content::Version(version), false, force_unit_access), data)
         };
         let durability = durability(force_unit_access);
-        self.change(change, Request::Write { extent, data, durability }, &format!("write of {extent}")).await
+        self.change(change, Request::write(extent, data, durability), &format!("write of {extent}")).await
     }
 
     /// Makes blocks read as zeroes.
@@ -127,7 +127,7 @@ impl Client {
         let change =
             self.context.checker.borrow_mut().begin_change(vec![extent], Content::Zero, false, force_unit_access);
         let durability = durability(force_unit_access);
-        let request = Request::WriteZeroes { extent, may_unmap, durability };
+        let request = Request::write_zeroes(extent, may_unmap, durability);
         self.change(change, request, &format!("zeroing of {extent}")).await
     }
 
@@ -138,7 +138,7 @@ impl Client {
         }
         let change =
             self.context.checker.borrow_mut().begin_change(vec![extent], Content::Unreadable, false, force_unit_access);
-        let request = Request::WriteUncorrectable { extent, durability: durability(force_unit_access) };
+        let request = Request::write_uncorrectable(extent, durability(force_unit_access));
         self.change(change, request, &format!("spoiling of {extent}")).await
     }
 
@@ -168,7 +168,7 @@ impl Client {
     /// Deallocates blocks.
     pub async fn discard(&self, extents: Vec<Extent>) -> Result<(), Stop> {
         let change = self.context.checker.borrow_mut().begin_change(extents.clone(), Content::Zero, true, false);
-        self.change(change, Request::Discard { extents }, "discard").await
+        self.change(change, Request::discard(extents), "discard").await
     }
 
     async fn change(&self, change: Change, request: Request, what: &str) -> Result<(), Stop> {
@@ -185,7 +185,7 @@ impl Client {
     /// Makes completed changes durable.
     pub async fn flush(&self) -> Result<(), Stop> {
         let flush = self.context.checker.borrow_mut().begin_flush();
-        let outcome = self.stack.execute(Request::Flush).await;
+        let outcome = self.stack.execute(Request::flush()).await;
         self.context.checker.borrow_mut().end_flush(flush, outcome.is_ok());
         outcome.map(|_| self.completed()).map_err(|error| self.failed("flush", &error))
     }
@@ -196,7 +196,7 @@ impl Client {
         let read = self.context.checker.borrow_mut().begin_read(extent);
         let checks = self.checks(extent.start());
         let what = format!("read of {extent}");
-        match self.stack.execute(Request::Read { extent, checks }).await {
+        match self.stack.execute(Request::read(extent, checks)).await {
             Ok(Response::Data(found)) => {
                 self.completed();
                 let checked = self.context.checker.borrow_mut().end_read(read, &found);
@@ -227,7 +227,7 @@ impl Client {
             let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| checker.certain(*lba) == Some(Content::Unreadable)).collect()
         };
-        match self.stack.execute(Request::Verify { extent, checks }).await {
+        match self.stack.execute(Request::verify(extent, checks)).await {
             Ok(_) => {
                 self.completed();
                 let checker = self.context.checker.borrow();
@@ -249,7 +249,7 @@ impl Client {
     /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
         let (unreadable, checks) = (self.unreadable(extent), self.checks(extent.start()));
-        match self.stack.execute(Request::Repair { extent, checks }).await {
+        match self.stack.execute(Request::repair(extent, checks)).await {
             Ok(_) => self.completed(),
             Err(error) if self.is_made_unreadable(&error, &unreadable) => self.completed(),
             Err(error) => return Err(self.failed(&format!("repair of {extent}"), &error)),
@@ -282,14 +282,14 @@ impl Client {
     }
 
     async fn compare_with(&self, extent: Extent, data: Sealed) -> Result<(), Error> {
-        self.stack.execute(Request::Compare { extent, data }).await.map(|_| ())
+        self.stack.execute(Request::compare(extent, data)).await.map(|_| ())
     }
 
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
     pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         let checks = self.checks(extent.start());
-        match self.stack.execute(Request::Read { extent, checks }).await {
+        match self.stack.execute(Request::read(extent, checks)).await {
             Ok(Response::Data(found)) => {
                 let checked = self.context.checker.borrow_mut().audit(extent, &found, settled);
                 checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
@@ -313,7 +313,7 @@ impl Client {
     pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            let content = match self.stack.execute(Request::Read { extent, checks }).await {
+            let content = match self.stack.execute(Request::read(extent, checks)).await {
                 Ok(Response::Data(found)) => {
                     let contents = self.context.checker.borrow().patterns().contents(extent, &found);
                     contents.map_err(|violation| self.context.find(violation))?[0]
@@ -344,7 +344,7 @@ impl Client {
             return Ok(false);
         }
         let (one, checks) = (Extent::one(lost), self.checks(lost));
-        match self.stack.execute(Request::Read { extent: one, checks }).await {
+        match self.stack.execute(Request::read(one, checks)).await {
             Err(error)
                 if error.bad_blocks().is_some_and(|bad_blocks| bad_blocks.as_slice().iter().all(|f| f.lba == lost)) =>
             {
@@ -361,7 +361,7 @@ impl Client {
             let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| *lba == damaged || checker.is_unreadable(*lba)).collect()
         };
-        let operations = [Request::Verify { extent, checks }, Request::Read { extent, checks }];
+        let operations = [Request::verify(extent, checks), Request::read(extent, checks)];
         for request in operations {
             let kind = request.kind();
             let found = match self.stack.execute(request).await {
@@ -384,7 +384,7 @@ impl Client {
     pub async fn check_decayed(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            match self.stack.execute(Request::Read { extent, checks }).await {
+            match self.stack.execute(Request::read(extent, checks)).await {
                 Ok(Response::Data(found)) => {
                     let checked = self.context.checker.borrow_mut().audit(extent, &found, false);
                     checked.map_err(|violation| self.context.find(format!("on a decayed disk, {violation}")))?;

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Limits,
-    Medium, Outcome, Request, Response,
+    Medium, Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Buffer;
@@ -190,25 +190,27 @@ impl Device for ReferenceDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match request {
-            Request::Read { extent, checks } => self.read(extent, checks).await,
-            Request::Write { extent, data, durability } => self.append(extent, Some(&data), durability).await,
-            Request::Flush => self.flush().await,
-            Request::WriteZeroes { extent, durability, .. } => self.append(extent, None, durability).await,
-            Request::Discard { extents } => {
-                for extent in extents {
-                    self.append(extent, None, Durability::Volatile).await?;
+        let kind = request.kind();
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Read(checks) => self.read(extents.one(), checks).await,
+            Operation::Write(data) => self.append(extents.one(), Some(&data), durability).await,
+            Operation::Flush => self.flush().await,
+            Operation::WriteZeroes { .. } => self.append(extents.one(), None, durability).await,
+            Operation::Discard => {
+                for extent in extents.iter() {
+                    self.append(*extent, None, Durability::Volatile).await?;
                 }
                 Ok(Response::Done)
             }
-            Request::Verify { .. }
-            | Request::Compare { .. }
-            | Request::WriteUncorrectable { .. }
-            | Request::Checksum { .. }
-            | Request::Repair { .. }
-            | Request::BlockStatus { .. }
-            | Request::ReadReserved { .. }
-            | Request::WriteReserved { .. } => Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::Verify(_)
+            | Operation::Compare(_)
+            | Operation::WriteUncorrectable
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::BlockStatus
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..) => Err(ErrorKind::Absent(kind).into()),
         }
     }
 }

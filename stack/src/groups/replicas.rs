@@ -239,9 +239,9 @@ impl OpenReplica {
             return Ok(());
         }
         let slot = ReservedArea::GroupLabel;
-        match stack.execute(Request::ReadReserved { area: slot }).await? {
+        match stack.execute(Request::read_reserved(slot)).await? {
             Response::Reserved(bytes) if !bytes.is_empty() => {
-                stack.execute(Request::WriteReserved { area: slot, bytes }).await.map(drop)
+                stack.execute(Request::write_reserved(slot, bytes)).await.map(drop)
             }
             _ => Ok(()),
         }

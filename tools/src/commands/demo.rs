@@ -135,7 +135,7 @@ async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), Sta
         .map_err(|error| StackError::new(Cause::Usage, "writing", error))?;
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
-    let write = Request::Write { extent, data, durability: Durability::Volatile };
+    let write = Request::write(extent, data, Durability::Volatile);
     opened.gate.execute(write).await.map_err(|error| of_block("writing", &error))?;
     opened.flush().await
 }
@@ -146,7 +146,7 @@ async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
     let geometry = opened.gate.geometry();
     let mut found = Vec::new();
     for extent in geometry.whole(geometry.limits.max_verify_blocks) {
-        let verify = Request::Verify { extent, checks: opened.checks(extent) };
+        let verify = Request::verify(extent, opened.checks(extent));
         if let Err(error) = opened.gate.execute(verify).await {
             match error.bad_blocks() {
                 Some(faults) => found.extend_from_slice(faults.as_slice()),

@@ -168,7 +168,7 @@ async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStat
         return Err(StackError::new(Cause::Absent, "asking for the scrub", why).on(target));
     }
     let doing = "reading what is kept of the scrub";
-    let answer = opened.gate.execute(Request::ReadReserved { area: ReservedArea::ScrubState }).await;
+    let answer = opened.gate.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
     let record = match answer.map_err(|error| of_block(doing, &error))? {
         Response::Reserved(bytes) if bytes.is_empty() => ScrubRecord::default(),
         Response::Reserved(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {

@@ -55,14 +55,14 @@ pub fn zero(arguments: &Zero) -> Result<Exit, StackError> {
     let may_unmap = !arguments.no_unmap;
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = UnmapJob { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
-    work.run(move |extent| Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile })
+    work.run(move |extent| Request::write_zeroes(extent, may_unmap, Durability::Volatile))
 }
 
 /// Deallocates blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, StackError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
     let work = UnmapJob { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
-    work.run(|extent| Request::Discard { extents: vec![extent] })
+    work.run(|extent| Request::discard([extent]))
 }
 
 impl UnmapJob<'_> {

@@ -293,7 +293,7 @@ mod tests {
                 let tags = Tags { initial_ref_tag: if kind == "1" { 8 } else { 0x7777 }, ..Tags::default() };
                 let data = Sealed::seal(Slice::copy_from(&[7; 4 * 4096]), size, format, &tags);
                 let durability = Durability::ForceUnitAccess;
-                opened.gate.execute(Request::Write { extent, data, durability }).await.unwrap();
+                opened.gate.execute(Request::write(extent, data, durability)).await.unwrap();
                 opened.close(Ok(())).await
             })
             .unwrap();

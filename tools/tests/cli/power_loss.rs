@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -38,7 +38,7 @@ impl Cached {
 
     async fn content(&self, at: u64) -> Sealed {
         let extent = Extent::from_raw(at, 1).unwrap();
-        match self.memory.execute(Request::Read { extent, checks: Checks::NONE }).await.unwrap() {
+        match self.memory.execute(Request::read(extent, Checks::NONE)).await.unwrap() {
             Response::Data(data) => data,
             other => panic!("{other:?} for data"),
         }
@@ -47,7 +47,7 @@ impl Cached {
     async fn lose_power(&self) {
         for (at, data) in self.unflushed.take() {
             let extent = Extent::from_raw(at, 1).unwrap();
-            self.memory.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+            self.memory.execute(Request::write(extent, data, Durability::Volatile)).await.unwrap();
         }
         self.has_lost_writes.set(true);
     }
@@ -63,17 +63,18 @@ impl Device for Cached {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match &request {
-            Request::Write { extent, durability: Durability::Volatile, .. } => {
+        match request.kind() {
+            RequestKind::Write if request.is_volatile() => {
+                let extent = request.extents.one();
                 for at in extent.start().get()..=extent.last().get() {
                     let before = self.content(at).await;
                     self.unflushed.borrow_mut().entry(at).or_insert(before);
                 }
             }
-            Request::Flush if self.has_lost_writes.take() => {
+            RequestKind::Flush if self.has_lost_writes.take() => {
                 return Err(ErrorKind::Media { reason: "the power was lost".to_owned() }.into());
             }
-            Request::Flush => self.unflushed.borrow_mut().clear(),
+            RequestKind::Flush => self.unflushed.borrow_mut().clear(),
             _ => {}
         }
         self.memory.execute(request).await
@@ -104,11 +105,11 @@ impl Device for Witness {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let is_flush = matches!(request, Request::Flush);
+        let is_flush = request.kind() == RequestKind::Flush;
         if is_flush && self.seen.has_written.get() && !self.seen.has_cut_power.replace(true) {
             self.backend.lose_power().await;
         }
-        self.seen.has_written.set(self.seen.has_written.get() || matches!(request, Request::Write { .. }));
+        self.seen.has_written.set(self.seen.has_written.get() || request.kind() == RequestKind::Write);
         let outcome = self.replica.execute(request).await;
         if is_flush && outcome.is_err() {
             self.seen.failed_flushes.set(self.seen.failed_flushes.get() + 1);
@@ -122,7 +123,7 @@ async fn filled_memory() -> DynDevice {
     let extent = Extent::from_raw(0, BLOCKS).unwrap();
     let bytes = vec![9; BLOCKS as usize * 4096];
     let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, None, &Tags::default());
-    memory.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+    memory.execute(Request::write(extent, data, Durability::Volatile)).await.unwrap();
     DynDevice::new(Gate::new("memory", memory))
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use sealblock_block::{
     Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request,
+    RequestKind,
 };
 use sealblock_exports_nbd::{Export, Limits as NbdLimits, Server};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
@@ -40,7 +41,7 @@ impl Device for Flaky {
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
-        if matches!(operation, Request::Flush) && self.1.take() {
+        if operation.kind() == RequestKind::Flush && self.1.take() {
             return Err(ErrorKind::Media { reason: "a flush failed".to_owned() }.into());
         }
         self.0.execute(operation).await
@@ -50,11 +51,11 @@ impl Device for Flaky {
 pub async fn write(device: &impl Device, at: u64) {
     let extent = Extent::from_raw(at, 1).unwrap();
     let data = Sealed::seal(Slice::copy_from(&[7; 4096]), BlockSize::B4096, None, &Tags::default());
-    device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+    device.execute(Request::write(extent, data, Durability::Volatile)).await.unwrap();
 }
 
 pub async fn flushes(device: &impl Device) -> bool {
-    device.execute(Request::Flush).await.is_ok()
+    device.execute(Request::flush()).await.is_ok()
 }
 
 fn listen(at: SocketAddr) -> (Listener, SocketAddr) {

@@ -10,7 +10,7 @@ use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::{
     Abilities, BadBlock, BadBlocks, BlockState, Checksum, Device, Durability, Error, ErrorKind, Gate, Geometry, Limits,
-    Outcome, Request, RequestKind, Response, StatusRun, VerifyStats,
+    Operation, Outcome, Request, RequestKind, Response, StatusRun, VerifyStats,
 };
 
 /// A recorded request: kind, first block, number of blocks, first reference tag checked.
@@ -118,45 +118,38 @@ impl FakeDevice {
     }
 
     fn record(&self, request: &Request) {
-        let initial_ref_tag = match request {
-            Request::Read { checks, .. } | Request::Verify { checks, .. } | Request::Checksum { checks, .. } => {
-                checks.initial_ref_tag
-            }
-            _ => None,
-        };
-        let extent = match request {
-            Request::Discard { extents } => Some(extents[0]),
-            other => other.extent(),
-        };
-        let (start, blocks) = extent.map_or((0, 0), |extent| (extent.start().get(), extent.len()));
-        self.seen.borrow_mut().push((request.kind(), start, blocks, initial_ref_tag));
+        let (start, blocks) = request.extents.first().map_or((0, 0), |extent| (extent.start().get(), extent.len()));
+        self.seen.borrow_mut().push((request.kind(), start, blocks, request.checks().initial_ref_tag));
     }
 
     fn respond(&self, request: Request) -> Outcome {
         self.record(&request);
-        match request {
-            Request::Read { extent, checks } => self.load(extent, &checks).map(Response::Data),
-            Request::Write { extent, data, durability } => {
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Read(checks) => self.load(extents.one(), &checks).map(Response::Data),
+            Operation::Write(data) => {
                 if let Some(error) = &self.write_error {
                     return Err(error.clone().into());
                 }
                 self.durable.set(self.durable.get() + u32::from(durability == Durability::ForceUnitAccess));
-                self.store(extent.start().get(), &data);
+                self.store(extents.one().start().get(), &data);
                 Ok(Response::Done)
             }
-            Request::Verify { extent, checks } => {
-                self.load(extent, &checks).map(|_| Response::Verified(VerifyStats::default()))
+            Operation::Verify(checks) => {
+                self.load(extents.one(), &checks).map(|_| Response::Verified(VerifyStats::default()))
             }
-            Request::Checksum { extent, checks } => self
-                .load(extent, &checks)
+            Operation::Checksum(checks) => self
+                .load(extents.one(), &checks)
                 .map(|data| Response::Checksum(Checksum { crc64: guard::crc64(data.data()), ..Checksum::default() })),
-            Request::BlockStatus { extent } => {
-                Ok(Response::BlockStatus(vec![StatusRun { blocks: extent.blocks(), state: BlockState::Hole }]))
+            Operation::BlockStatus => {
+                let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
+                Ok(Response::BlockStatus(vec![run]))
             }
-            Request::ReadReserved { .. } => Ok(Response::Reserved(Slice::copy_from(b"label"))),
-            Request::Flush | Request::Discard { .. } | Request::WriteReserved { .. } => Ok(Response::Done),
-            Request::WriteUncorrectable { .. } => Ok(Response::Done),
-            Request::WriteZeroes { .. } | Request::Compare { .. } | Request::Repair { .. } => {
+            Operation::ReadReserved(_) => Ok(Response::Reserved(Slice::copy_from(b"label"))),
+            Operation::Flush | Operation::Discard | Operation::WriteReserved(..) | Operation::WriteUncorrectable => {
+                Ok(Response::Done)
+            }
+            Operation::WriteZeroes { .. } | Operation::Compare(_) | Operation::Repair(_) => {
                 panic!("not native on this device")
             }
         }
@@ -210,7 +203,7 @@ pub fn full(start: u64) -> Checks {
 /// A write of numbered blocks.
 pub fn write(start: u64, blocks: u64, protection: Option<PiFormat>) -> Request {
     let data = numbered(start, blocks, protection);
-    Request::Write { extent: extent(start, blocks), data, durability: Durability::Volatile }
+    Request::write(extent(start, blocks), data, Durability::Volatile)
 }
 
 /// Runs a future that never waits for anything outside.

@@ -11,7 +11,7 @@ use crate::{
 };
 
 fn checksum(start: u64, blocks: u64) -> Request {
-    Request::Checksum { extent: extent(start, blocks), checks: full(start) }
+    Request::checksum(extent(start, blocks), full(start))
 }
 
 fn checksum_of(gate: &Gate<FakeDevice>, start: u64, blocks: u64) -> Result<Checksum, Error> {
@@ -66,7 +66,7 @@ fn without_a_block_status_all_blocks_are_allocated() {
     for (ability, state) in [(Ability::Absent, BlockState::Allocated), (Ability::Native, BlockState::Hole)] {
         let mut device = FakeDevice::new(None);
         device.abilities.block_status = ability;
-        let response = run(device.gate().execute(Request::BlockStatus { extent: extent(2, 9) })).unwrap();
+        let response = run(device.gate().execute(Request::block_status(extent(2, 9)))).unwrap();
         let Response::BlockStatus(runs) = response else { panic!("no runs but {response:?}") };
         assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 9);
         assert!(runs.iter().all(|run| run.state == state), "{runs:?}");
@@ -76,8 +76,8 @@ fn without_a_block_status_all_blocks_are_allocated() {
 #[test]
 fn repair_and_the_reserved_area_are_not_emulated() {
     let gate = FakeDevice::new(Some(TYPE1)).gate();
-    let repair = Request::Repair { extent: extent(0, CAPACITY), checks: Checks::NONE };
-    let read = Request::ReadReserved { area: ReservedArea::GroupLabel };
+    let repair = Request::repair(extent(0, CAPACITY), Checks::NONE);
+    let read = Request::read_reserved(ReservedArea::GroupLabel);
     for request in [repair, read, reserved(ReservedArea::GroupLabel, 1)] {
         let kind = request.kind();
         assert_eq!(run(gate.execute(request)).unwrap_err().into_kind(), ErrorKind::Absent(kind));
@@ -85,7 +85,7 @@ fn repair_and_the_reserved_area_are_not_emulated() {
 }
 
 fn reserved(area: ReservedArea, bytes: usize) -> Request {
-    Request::WriteReserved { area, bytes: Slice::copy_from(&vec![7; bytes]) }
+    Request::write_reserved(area, Slice::copy_from(&vec![7; bytes]))
 }
 
 #[test]
@@ -104,10 +104,7 @@ fn a_reserved_area_takes_at_most_the_maximum_length_of_each_part() {
     let reader = reader.gate();
     let rejected = run(reader.execute(reserved(ReservedArea::ScrubState, 1))).unwrap_err().into_kind();
     assert_eq!(rejected, ErrorKind::ReadOnly);
-    assert!(matches!(
-        run(reader.execute(Request::ReadReserved { area: ReservedArea::ScrubState })),
-        Ok(Response::Reserved(_))
-    ));
+    assert!(matches!(run(reader.execute(Request::read_reserved(ReservedArea::ScrubState))), Ok(Response::Reserved(_))));
     assert_eq!(reader.counters().requests(RequestKind::ReadReserved), 1);
 }
 

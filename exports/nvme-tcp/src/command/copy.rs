@@ -74,12 +74,12 @@ async fn copy_range(
     for piece in source.split_aligned(piece_blocks) {
         let first = piece.start().get() - source.start().get();
         let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
-        let Response::Data(read) = execute(namespace, Request::Read { extent: piece, checks }).await? else {
+        let Response::Data(read) = execute(namespace, Request::read(piece, checks)).await? else {
             return Err(StatusCode::INTERNAL_ERROR.into());
         };
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
         let data = resealed(namespace, args, &read, at, done + first, checks.guard)?;
-        execute(namespace, Request::Write { extent: at, data, durability }).await?;
+        execute(namespace, Request::write(at, data, durability)).await?;
     }
     Ok(())
 }

@@ -171,25 +171,21 @@ impl IoRequest {
         Ok(RemainingWork::Request(match self.io {
             IoCommand::Read(blocks) => {
                 checksums.stored_bytes_checked.add(namespace.checked_bytes(&blocks));
-                Request::Read { extent: blocks.extent, checks: namespace.checks(&blocks) }
+                Request::read(blocks.extent, namespace.checks(&blocks))
             }
             IoCommand::Write(blocks) => {
                 let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.crcs.as_ref())?);
                 checksums.guard_bytes_summed.add(namespace.guard_bytes(&blocks, self.crcs.as_ref()));
-                Request::Write { extent, data, durability: self.durability(blocks.force_unit_access) }
+                Request::write(extent, data, self.durability(blocks.force_unit_access))
             }
-            IoCommand::WriteZeroes(zeroes) => Request::WriteZeroes {
-                extent: zeroes.blocks.extent,
-                may_unmap: zeroes.deallocate,
-                durability: self.durability(zeroes.blocks.force_unit_access),
-            },
-            IoCommand::Verify(blocks) => Request::Verify { extent: blocks.extent, checks: namespace.checks(&blocks) },
-            IoCommand::Checksum(blocks) => {
-                Request::Checksum { extent: blocks.extent, checks: namespace.checks(&blocks) }
-            }
-            IoCommand::WriteUncorrectable(extent) => {
-                Request::WriteUncorrectable { extent, durability: self.durability(false) }
-            }
+            IoCommand::WriteZeroes(zeroes) => Request::write_zeroes(
+                zeroes.blocks.extent,
+                zeroes.deallocate,
+                self.durability(zeroes.blocks.force_unit_access),
+            ),
+            IoCommand::Verify(blocks) => Request::verify(blocks.extent, namespace.checks(&blocks)),
+            IoCommand::Checksum(blocks) => Request::checksum(blocks.extent, namespace.checks(&blocks)),
+            IoCommand::WriteUncorrectable(extent) => Request::write_uncorrectable(extent, self.durability(false)),
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
                 return Ok(RemainingWork::All(data));
             }
@@ -235,7 +231,7 @@ impl IoRequest {
 
     async fn flush(&self) -> Result<Reply, CommandError> {
         for namespace in &self.namespaces {
-            execute(namespace, Request::Flush).await?;
+            execute(namespace, Request::flush()).await?;
         }
         Ok(Reply::Done(0))
     }
@@ -291,7 +287,7 @@ async fn compare(
     let size = namespace.device.geometry().block_size;
     let Some(format) = namespace.format() else {
         let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
-        return execute(namespace, Request::Compare { extent, data }).await.map(|_| Reply::Done(0));
+        return execute(namespace, Request::compare(extent, data)).await.map(|_| Reply::Done(0));
     };
     let checks = namespace.checks(&blocks);
     // With PRACT the data has no tags, and tags are not compared.
@@ -299,7 +295,7 @@ async fn compare(
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
         false => namespace.verify_wire(&blocks, &data, crcs, &checks)?,
     };
-    let Response::Data(stored) = execute(namespace, Request::Read { extent, checks }).await? else {
+    let Response::Data(stored) = execute(namespace, Request::read(extent, checks)).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
     };
     let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
@@ -329,7 +325,7 @@ async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
     if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        execute(namespace, Request::Discard { extents: extents.clone() }).await?;
+        execute(namespace, Request::discard(extents.iter().copied())).await?;
         extents.into_iter().for_each(|extent| namespace.state.damage_list.clear(extent));
     }
     Ok(Reply::Done(0))

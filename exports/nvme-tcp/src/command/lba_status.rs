@@ -59,7 +59,7 @@ async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), Command
     let mut parts = vec![extent];
     while let Some(extent) = parts.pop() {
         let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match execute(namespace, Request::Verify { extent, checks }).await {
+        match execute(namespace, Request::verify(extent, checks)).await {
             Ok(_) => {}
             Err(error) if !error.is_damage() => return Err(error),
             Err(error) if error.lba.is_some() => {}

@@ -69,10 +69,10 @@ pub(crate) fn begin(
         true => {
             let bytes = Slice::copy_from(frame.decode(data).map_err(Invalid::from)?);
             let change = controller.begin_device_change().ok_or(StatusCode::COMMAND_SEQUENCE_ERROR)?;
-            (Request::WriteReserved { area: slot, bytes }, Some(change))
+            (Request::write_reserved(slot, bytes), Some(change))
         }
         false if host_buffer_bytes < frame.frame_bytes() => return Err(StatusCode::DATA_SGL_LENGTH_INVALID.into()),
-        false => (Request::ReadReserved { area: slot }, None),
+        false => (Request::read_reserved(slot), None),
     };
     Ok(ReservedAccess { namespace, frame, request, host_buffer_bytes, _change: change })
 }

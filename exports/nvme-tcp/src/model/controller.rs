@@ -288,7 +288,7 @@ impl Controller {
             for namespace in namespaces.values() {
                 // The flush has no cursor: its outcome reaches no host, and the host's next Flush must still report a
                 // failure.
-                if let Err(error) = namespace.device.attach().execute(Request::Flush).await {
+                if let Err(error) = namespace.device.attach().execute(Request::flush()).await {
                     tracing::warn!(%error, "flush on shutdown failed");
                 }
             }

@@ -78,25 +78,20 @@ pub(crate) struct DamageListSummary {
 impl RequestSummary {
     /// Describes a request on a device with this geometry.
     pub(crate) fn of(request: &Request, geometry: &Geometry) -> RequestSummary {
-        let checks = match request {
-            Request::Read { checks, .. }
-            | Request::Verify { checks, .. }
-            | Request::Checksum { checks, .. }
-            | Request::Repair { checks, .. } => *checks,
-            _ => Checks::NONE,
-        };
-        let own = match (geometry.protection, request.extent()) {
+        let (kind, checks) = (request.kind(), request.checks());
+        // What a discarded block reads as is undefined, so a Discard says nothing about it.
+        let extent = request.extent().filter(|_| kind != RequestKind::Discard);
+        let own = match (geometry.protection, extent) {
             (Some(format), Some(extent)) => Checks::full(format, extent.start()),
             _ => Checks::NONE,
         };
-        let (kind, extent) = (request.kind(), request.extent());
         RequestSummary { kind, extent, checks, own, capacity_blocks: geometry.capacity_blocks }
     }
 
     /// Returns the device's own check of these blocks, and its description.
     pub(crate) fn of_check(extent: Extent, geometry: &Geometry) -> (RequestSummary, Request) {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let verify = Request::Verify { extent, checks };
+        let verify = Request::verify(extent, checks);
         (RequestSummary::of(&verify, geometry), verify)
     }
 

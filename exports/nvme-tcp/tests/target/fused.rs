@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Operation, Outcome, Request};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -104,9 +104,9 @@ impl Device for Held {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        match &request {
-            Request::Write { data, .. } => self.written.borrow_mut().push(data.data()[0]),
-            Request::Read { .. } | Request::Compare { .. } => {
+        match &request.operation {
+            Operation::Write(data) => self.written.borrow_mut().push(data.data()[0]),
+            Operation::Read(_) | Operation::Compare(_) => {
                 self.reads.set(self.reads.get() + 1);
                 while self.is_held.get() {
                     sleep(Duration::from_millis(1)).await;
@@ -142,7 +142,7 @@ fn no_other_write_executes_between_a_compare_and_its_write() {
             let data = Sealed::seal(Slice::copy_from(&[byte; 4096]), BlockSize::B4096, None, &Tags::default());
             let extent = Extent::from_raw(at, 1).unwrap();
             spawn(async move {
-                device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await.unwrap();
+                device.execute(Request::write(extent, data, Durability::Volatile)).await.unwrap();
             })
         };
         let (over, beside) = (write(3, 2), write(4, 3));

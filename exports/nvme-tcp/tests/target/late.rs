@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem, Target};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -29,7 +29,7 @@ impl Device for FirstLate {
         self.0.abilities()
     }
     async fn execute(&self, request: Request) -> Outcome {
-        let writes = matches!(request, Request::Write { .. } | Request::WriteReserved { .. });
+        let writes = matches!(request.kind(), RequestKind::Write | RequestKind::WriteReserved);
         if writes && self.1.0.fetch_add(1, Ordering::SeqCst) == 0 {
             while !self.1.1.load(Ordering::SeqCst) {
                 sleep(Duration::from_millis(1)).await;

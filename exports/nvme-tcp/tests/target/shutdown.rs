@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -39,7 +39,7 @@ impl Device for SlowFlush {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        if matches!(request, Request::Flush) {
+        if request.kind() == RequestKind::Flush {
             let number = self.1.begun.fetch_add(1, Ordering::SeqCst);
             while self.1.allowed.load(Ordering::SeqCst) <= number {
                 sleep(Duration::from_millis(1)).await;

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use sealblock_block::{BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
+use sealblock_block::{
+    BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Operation, Outcome, Request, Response,
+};
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
@@ -51,7 +53,7 @@ fn write_request(device: &impl Device, at: Extent, byte: u8) -> Request {
     let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B512) as usize]);
     let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
     let data = Sealed::seal(data, BlockSize::B512, device.geometry().protection, &tags);
-    Request::Write { extent: at, data, durability: Durability::Volatile }
+    Request::write(at, data, Durability::Volatile)
 }
 
 fn write(device: &impl Device, at: Extent, byte: u8) -> Outcome {
@@ -68,16 +70,16 @@ fn checks(device: &impl Device, at: Extent) -> Checks {
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::Read { extent: at, checks: checks(device, at) })
+    run(device, Request::read(at, checks(device, at)))
 }
 
 fn verify(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::Verify { extent: at, checks: checks(device, at) })
+    run(device, Request::verify(at, checks(device, at)))
 }
 
 /// The first byte of every block, read without checks.
 fn bytes(device: &impl Device) -> Vec<u8> {
-    match run(device, Request::Read { extent: extent(0, BLOCKS), checks: Checks::NONE }) {
+    match run(device, Request::read(extent(0, BLOCKS), Checks::NONE)) {
         Ok(Response::Data(data)) => data.data().chunks(512).map(|block| block[0]).collect(),
         other => panic!("no data but {other:?}"),
     }
@@ -127,8 +129,8 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
     assert_eq!(bad_blocks(verify(&gate, extent(0, 8))), [(5, GUARD)]);
     assert!(read(&gate, extent(0, 5)).is_ok());
     let data = write_request(&gate, extent(5, 1), 0);
-    let Request::Write { data, .. } = data else { unreachable!() };
-    assert_eq!(bad_blocks(run(&gate, Request::Compare { extent: extent(5, 1), data })), [(5, GUARD)]);
+    let Operation::Write(data) = data.operation else { unreachable!() };
+    assert_eq!(bad_blocks(run(&gate, Request::compare(extent(5, 1), data))), [(5, GUARD)]);
 
     let (gate, _) = faulty(None, "flip@5");
     assert_done(write(&gate, extent(0, BLOCKS), 0));
@@ -163,7 +165,7 @@ fn lost_writes_leave_old_blocks_that_verify() {
     assert_done(write(&gate, extent(0, 16), 2));
     assert!(verify(&inner, extent(0, 16)).is_ok());
     assert_eq!(bytes(&inner)[..16], [2, 2, 2, 2, 2, 1, 1, 2, 2, 1, 2, 2, 2, 2, 2, 2]);
-    let zero = Request::WriteZeroes { extent: extent(4, 4), may_unmap: true, durability: Durability::Volatile };
+    let zero = Request::write_zeroes(extent(4, 4), true, Durability::Volatile);
     assert_done(run(&gate, zero));
     assert_eq!(bytes(&inner)[3..9], [2, 0, 1, 1, 0, 2]);
     assert_eq!(gate.device().counts().of(Fault::LostWrite), 3 + 2);
@@ -199,7 +201,7 @@ fn failed_writes_change_nothing() {
     let failure = |outcome: Outcome| outcome.expect_err("a failure").into_kind();
     assert!(matches!(failure(write(&gate, extent(0, 8), 2)), ErrorKind::Media { .. }));
     assert!(matches!(failure(write(&gate, extent(20, 1), 2)), ErrorKind::NoSpace { .. }));
-    let zero = Request::WriteZeroes { extent: extent(5, 1), may_unmap: true, durability: Durability::Volatile };
+    let zero = Request::write_zeroes(extent(5, 1), true, Durability::Volatile);
     assert!(matches!(failure(run(&gate, zero)), ErrorKind::Media { .. }));
     assert!(bytes(&inner).iter().all(|&byte| byte == 0));
     assert_done(write(&gate, extent(6, 14), 2));
@@ -209,7 +211,7 @@ fn failed_writes_change_nothing() {
 fn flushes_fail_or_get_lost() {
     let flush = |rules| {
         let (gate, inner) = faulty(None, rules);
-        let outcome = run(&gate, Request::Flush);
+        let outcome = run(&gate, Request::flush());
         (outcome.is_ok(), inner.counters().requests(sealblock_block::RequestKind::Flush))
     };
     assert_eq!(flush("flip@3"), (true, 1));
@@ -226,7 +228,7 @@ fn requests_wait_as_long_as_the_rules_say() {
     for at in [extent(0, 1), extent(9, 1), extent(10, 1), extent(11, 1)] {
         assert!(read(&gate, at).is_ok());
     }
-    assert_done(run(&gate, Request::Flush));
+    assert_done(run(&gate, Request::flush()));
     assert_eq!(*clock.0.borrow(), [10, 11, 1].map(Duration::from_millis));
 }
 
@@ -249,7 +251,7 @@ fn the_same_seed_meets_the_same_faults() {
 fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
     let spoil = |device: &Faulty| {
         let extent = extent(2, 4);
-        run(device, Request::WriteUncorrectable { extent, durability: Durability::Volatile })
+        run(device, Request::write_uncorrectable(extent, Durability::Volatile))
     };
     let media = |lba| (lba, BadBlockCause::Media);
     let (device, inner) = faulty(Some(TYPE1), "lost-write@3");

@@ -24,8 +24,8 @@ fn coverage_of(
 }
 
 fn verified(device: &impl Device) -> Coverage {
-    let coverage = coverage_of(device, |extent, checks| Request::Verify { extent, checks });
-    let checksum = coverage_of(device, |extent, checks| Request::Checksum { extent, checks });
+    let coverage = coverage_of(device, Request::verify);
+    let checksum = coverage_of(device, Request::checksum);
     assert_eq!(coverage, checksum, "a checksum goes as far as a verify");
     coverage
 }
@@ -145,7 +145,7 @@ fn a_member_that_fails_without_naming_blocks_is_not_taken_for_clean() {
         } else {
             b.hides_bad_blocks.set(true)
         }
-        let coverage = coverage_of(&mirror, |extent, checks| Request::Verify { extent, checks });
+        let coverage = coverage_of(&mirror, Request::verify);
         assert_eq!(unchecked_runs(&coverage), [(replica(1), 0, BLOCKS - 1, WhyUnchecked::Failed)]);
         assert!(matches!(repair(&mirror), Ok(Response::Verified(of)) if of.coverage.blocks() == BLOCKS));
     }

@@ -54,7 +54,7 @@ fn reads_repair_bad_blocks_on_either_replica_from_the_other() {
 fn tags_come_from_the_good_replica_as_they_were() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(7, 1), 1).unwrap();
-    let read = || match run(&*a.memory, Request::Read { extent: extent(7, 1), checks: checks(&mirror, extent(7, 1)) }) {
+    let read = || match run(&*a.memory, Request::read(extent(7, 1), checks(&mirror, extent(7, 1)))) {
         Ok(sealblock_block::Response::Data(data)) => data.tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
@@ -162,7 +162,7 @@ fn a_wrong_tag_in_the_checks_of_a_request_is_no_bad_block_of_a_replica() {
     write(&mirror, extent(0, 8), 1).unwrap();
     let demand = |app_tag| sealblock_integrity::Checks { app_tag, ..checks(&mirror, extent(0, 8)) };
     let wrong = sealblock_integrity::Masked { expected: 6, mask: 0xFFFF };
-    let read = Request::Read { extent: extent(0, 8), checks: demand(Some(wrong)) };
+    let read = Request::read(extent(0, 8), demand(Some(wrong)));
     let error = run(&mirror, read).unwrap_err();
     assert!(error.bad_blocks().unwrap().as_slice().iter().all(|bad| bad.cause == BadBlockCause::Tag(Field::AppTag)));
     assert_eq!(mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum::<u64>(), 0);
@@ -175,7 +175,7 @@ fn a_wrong_tag_in_the_checks_of_a_request_is_no_bad_block_of_a_replica() {
 fn a_reader_answers_from_the_good_replica_and_changes_nothing() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 64), 1).unwrap();
-    run(&mirror, Request::Flush).unwrap();
+    run(&mirror, Request::flush()).unwrap();
     sweep(&mirror);
     damage(&a, [1].into_iter());
     let reader = try_open(&[&a, &b], true).unwrap();

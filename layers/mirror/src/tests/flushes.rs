@@ -7,7 +7,7 @@ use super::harness::*;
 use crate::label::ReplicaState;
 
 fn flush(mirror: &TestMirror) -> bool {
-    run(&**mirror, Request::Flush).is_ok()
+    run(&**mirror, Request::flush()).is_ok()
 }
 
 fn sweeps(mirror: &TestMirror) -> bool {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::pending;
 use sealblock_block::{
-    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request, ReservedArea,
-    Response,
+    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Operation, Outcome, Request,
+    RequestKind, ReservedArea, Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -115,8 +115,7 @@ impl TestReplica {
             labels_left: self.labels_left.clone(),
             ..TestReplica::new(self.name, self.memory.geometry().protection)
         };
-        let Ok(Response::BlockStatus(runs)) = run(&*self.memory, Request::BlockStatus { extent: extent(0, BLOCKS) })
-        else {
+        let Ok(Response::BlockStatus(runs)) = run(&*self.memory, Request::block_status(extent(0, BLOCKS))) else {
             panic!("a device in RAM tells which blocks it holds")
         };
         let mut next = 0;
@@ -124,19 +123,18 @@ impl TestReplica {
             let blocks = u64::from(found.blocks.get());
             if found.state == sealblock_block::BlockState::Allocated {
                 let at = extent(next, blocks);
-                let Ok(Response::Data(data)) = run(&*self.memory, Request::Read { extent: at, checks: Checks::NONE })
-                else {
+                let Ok(Response::Data(data)) = run(&*self.memory, Request::read(at, Checks::NONE)) else {
                     panic!("no data")
                 };
-                run(&*image.memory, Request::Write { extent: at, data, durability: Durability::Volatile }).unwrap();
+                run(&*image.memory, Request::write(at, data, Durability::Volatile)).unwrap();
             }
             next += blocks;
         }
         let slot = sealblock_block::ReservedArea::GroupLabel;
-        let Ok(Response::Reserved(bytes)) = run(&*self.memory, Request::ReadReserved { area: slot }) else {
+        let Ok(Response::Reserved(bytes)) = run(&*self.memory, Request::read_reserved(slot)) else {
             panic!("no label")
         };
-        run(&*image.memory, Request::WriteReserved { area: slot, bytes }).unwrap();
+        run(&*image.memory, Request::write_reserved(slot, bytes)).unwrap();
         image
     }
 
@@ -155,7 +153,7 @@ impl TestReplica {
             if slot != ReservedArea::GroupLabel {
                 // Pages are written in place.
                 let torn = [&bytes[..bytes.len() / 2], &vec![0; bytes.len() - bytes.len() / 2]].concat();
-                let write = Request::WriteReserved { area: slot, bytes: Slice::copy_from(&torn) };
+                let write = Request::write_reserved(slot, Slice::copy_from(&torn));
                 self.memory.execute(write).await.unwrap();
             }
             pending().await
@@ -170,24 +168,21 @@ impl TestReplica {
             let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
             Sealed::seal(data.data().clone(), BlockSize::B4096, format, &tags)
         };
-        match request {
-            Request::Read { extent, .. } => {
-                match self.memory.execute(Request::Read { extent, checks: full(extent) }).await? {
-                    Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
-                    other => Ok(other),
-                }
-            }
-            Request::Write { extent, data, durability } => {
+        let extent = request.extent();
+        match (extent, request.operation) {
+            (Some(extent), Operation::Read(_)) => match self.memory.execute(Request::read(extent, full(extent))).await?
+            {
+                Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
+                other => Ok(other),
+            },
+            (Some(extent), Operation::Write(data)) => {
                 let data = seal(&data, own, extent);
-                self.memory.execute(Request::Write { extent, data, durability }).await
+                self.memory.execute(Request::write(extent, data, request.durability)).await
             }
-            Request::Checksum { extent, .. } => {
-                self.memory.execute(Request::Checksum { extent, checks: full(extent) }).await
+            (_, operation) => {
+                let request = Request { operation, ..request };
+                self.memory.execute(request.map_checks(|checks| extent.map_or(checks, full))).await
             }
-            Request::Verify { extent, .. } => {
-                self.memory.execute(Request::Verify { extent, checks: full(extent) }).await
-            }
-            other => self.memory.execute(other).await,
         }
     }
 
@@ -212,13 +207,13 @@ impl Device for TestReplica {
         if self.is_hung.get() {
             return pending().await;
         }
-        let is_flush = matches!(request, Request::Flush);
-        let is_label = matches!(request, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
+        let is_flush = request.kind() == RequestKind::Flush;
+        let is_label = matches!(request.operation, Operation::WriteReserved(ReservedArea::GroupLabel, _));
         let waits = || {
             self.holds_requests.get() || (is_flush && self.holds_flushes.get()) || (is_label && self.holds_labels.get())
         };
         poll_fn(|_| if waits() { Poll::Pending } else { Poll::Ready(()) }).await;
-        if let Request::WriteReserved { area: slot, bytes } = &request {
+        if let Operation::WriteReserved(slot, bytes) = &request.operation {
             self.count_reserved(*slot, bytes).await;
         }
         self.is_offline.set(self.is_offline.get() || self.requests_left.get() == 0);
@@ -226,7 +221,7 @@ impl Device for TestReplica {
         if self.is_offline.get() {
             return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
-        if let (Request::WriteReserved { .. }, Some(left)) = (&request, self.labels_left.get()) {
+        if let (RequestKind::WriteReserved, Some(left)) = (request.kind(), self.labels_left.get()) {
             if left == 0 && self.labels_fail {
                 return Err(ErrorKind::Media { reason: "no label gets here".to_owned() }.into());
             }
@@ -235,17 +230,17 @@ impl Device for TestReplica {
             }
             self.labels_left.set(Some(left - 1));
         }
-        if matches!(request, Request::Flush) && self.fails_flush.take() {
+        if request.kind() == RequestKind::Flush && self.fails_flush.take() {
             return Err(ErrorKind::Media { reason: "these writes may be lost".to_owned() }.into());
         }
-        if self.hides_bad_blocks.get() && matches!(request, Request::Verify { .. } | Request::Checksum { .. }) {
+        if self.hides_bad_blocks.get() && matches!(request.kind(), RequestKind::Verify | RequestKind::Checksum) {
             return Err(ErrorKind::Media { reason: "it says no more".to_owned() }.into());
         }
-        if let Request::Write { extent, .. } = &request {
+        if request.kind() == RequestKind::Write {
             if self.is_full.get() {
                 return Err(ErrorKind::NoSpace { reason: "full".to_owned() }.into());
             }
-            self.written_blocks.set(self.written_blocks.get() + extent.len());
+            self.written_blocks.set(self.written_blocks.get() + request.blocks());
         }
         if self.hides_pi { self.execute_plain(request).await } else { self.memory.execute(request).await }
     }
@@ -306,7 +301,7 @@ pub fn write_of(device: &impl Device, at: Extent, seed: u8) -> Request {
     let tags = Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: at.start().get() };
     let data = Slice::copy_from(&content(at, seed));
     let data = Sealed::seal(data, BlockSize::B4096, device.geometry().protection, &tags);
-    Request::Write { extent: at, data, durability: Durability::Volatile }
+    Request::write(at, data, Durability::Volatile)
 }
 
 pub fn write(device: &impl Device, at: Extent, seed: u8) -> Result<(), Error> {
@@ -318,7 +313,7 @@ pub fn checks(device: &impl Device, at: Extent) -> Checks {
 }
 
 pub fn read(device: &impl Device, at: Extent) -> Result<Vec<u8>, Error> {
-    match run(device, Request::Read { extent: at, checks: checks(device, at) })? {
+    match run(device, Request::read(at, checks(device, at)))? {
         Response::Data(data) => Ok(data.data().to_vec()),
         other => panic!("no data but {other:?}"),
     }
@@ -330,12 +325,12 @@ pub fn assert_reads(device: &impl Device, at: Extent, seed: u8) {
 
 pub fn verify(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Request::Verify { extent: at, checks: checks(device, at) })
+    run(device, Request::verify(at, checks(device, at)))
 }
 
 pub fn repair(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Request::Repair { extent: at, checks: checks(device, at) })
+    run(device, Request::repair(at, checks(device, at)))
 }
 
 /// Two sweeps of the worker: clean regions leave the labels.

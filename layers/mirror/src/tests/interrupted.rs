@@ -34,9 +34,9 @@ fn in_sync_just_as_the_other_fails() -> (TestReplica, TestReplica, TestMirror) {
 fn a_resynced_replica_takes_over_from_the_last_one_that_has_failed() {
     let (a, b, mirror) = in_sync_just_as_the_other_fails();
     assert_eq!(states(&mirror), [ReplicaState::OutOfSync, ReplicaState::InSync]);
-    assert!(run(&mirror, Request::Flush).is_ok(), "nothing that was written is lost");
+    assert!(run(&mirror, Request::flush()).is_ok(), "nothing that was written is lost");
     write(&mirror, extent(0, 1), 3).unwrap();
-    run(&mirror, Request::Flush).unwrap();
+    run(&mirror, Request::flush()).unwrap();
     sweep(&mirror);
     let mirrors = [mirror, opened(&[&b, &a])];
     a.is_offline.set(false);

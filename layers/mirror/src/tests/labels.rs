@@ -54,8 +54,8 @@ fn what_the_last_replica_lost_is_said_to_a_host_and_not_to_the_worker() {
     assert!(mirror.is_nosync(extent(0, 1)), "what it lost others may have");
     mirror.reconcile_all().now_or_never().unwrap().unwrap();
     sweep(&mirror);
-    assert!(run(&mirror, Request::Flush).is_err());
-    assert!(run(&mirror, Request::Flush).is_ok());
+    assert!(run(&mirror, Request::flush()).is_err());
+    assert!(run(&mirror, Request::flush()).is_ok());
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn what_a_replica_lacks_since_the_last_one_was_lost_it_still_lacks_when_it_leave
     a.is_offline.set(false);
     reattach(&mirror, &a).unwrap();
     mirror.reconcile_all().now_or_never().unwrap().unwrap();
-    run(&mirror, Request::Flush).unwrap_err();
+    run(&mirror, Request::flush()).unwrap_err();
     sweep(&mirror);
     b.is_offline.set(true);
     write(&mirror, extent(1300, 1), 4).unwrap();
@@ -164,7 +164,7 @@ fn a_change_that_only_a_device_has_that_is_gone_since_has_failed() {
 
 /// The label of a replica.
 fn label_bytes(replica: &TestReplica) -> Slice {
-    match run(&*replica.memory, Request::ReadReserved { area: ReservedArea::GroupLabel }).unwrap() {
+    match run(&*replica.memory, Request::read_reserved(ReservedArea::GroupLabel)).unwrap() {
         Response::Reserved(bytes) => bytes,
         other => panic!("no label but {other:?}"),
     }
@@ -177,12 +177,12 @@ fn where_replicas_differ_the_one_with_the_later_label_is_right() {
     sweep(&mirror);
     let older = [label_bytes(&a), label_bytes(&b)];
     write(&mirror, extent(600, 1), 2).unwrap();
-    run(&mirror, Request::Flush).unwrap();
+    run(&mirror, Request::flush()).unwrap();
     drop(mirror);
     // The first replica as it was one label before: no label records yet that it acknowledged that one.
     let restore = |replica: &TestReplica, label: &Slice| {
         write(&*replica.memory, extent(600, 1), 1).unwrap();
-        run(&*replica.memory, Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: label.clone() }).unwrap();
+        run(&*replica.memory, Request::write_reserved(ReservedArea::GroupLabel, label.clone())).unwrap();
     };
     restore(&a, &older[0]);
     let mirror = opened(&[&a, &b]);
@@ -201,13 +201,13 @@ fn unwritten_blocks_stay_unwritten_on_a_resynced_replica() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
     b.is_offline.set(true);
-    let zeroes = Request::WriteZeroes { extent: extent(256, 768), may_unmap: true, durability: Durability::Volatile };
+    let zeroes = Request::write_zeroes(extent(256, 768), true, Durability::Volatile);
     run(&mirror, zeroes).unwrap();
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     resync(&mirror);
     let runs = |replica: &TestReplica| {
-        format!("{:?}", run(&*replica.memory, Request::BlockStatus { extent: extent(0, BLOCKS) }).unwrap())
+        format!("{:?}", run(&*replica.memory, Request::block_status(extent(0, BLOCKS))).unwrap())
     };
     assert_eq!(runs(&b), runs(&a), "with a copy of their tags nothing would check them");
     assert_reads(&*b.memory, extent(1024, 3), 1);
@@ -221,12 +221,9 @@ fn the_same_data_with_other_tags_is_resynced() {
         let data = Slice::copy_from(&content(extent(9, 1), 1));
         let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: 9 };
         let data = Sealed::seal(data, BlockSize::B4096, Some(TYPE1), &tags);
-        Request::Write { extent: extent(9, 1), data, durability: Durability::Volatile }
+        Request::write(extent(9, 1), data, Durability::Volatile)
     };
-    let tags_on = |replica: &TestReplica| match run(
-        &*replica.memory,
-        Request::Read { extent: extent(9, 1), checks: Checks::NONE },
-    ) {
+    let tags_on = |replica: &TestReplica| match run(&*replica.memory, Request::read(extent(9, 1), Checks::NONE)) {
         Ok(Response::Data(data)) => data.tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };

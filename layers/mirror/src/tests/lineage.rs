@@ -14,7 +14,7 @@ fn close(mirror: &TestMirror) {
 }
 
 fn flush(mirror: &TestMirror) {
-    run(mirror, Request::Flush).unwrap();
+    run(mirror, Request::flush()).unwrap();
 }
 
 fn refusal(replicas: &[&TestReplica]) -> Option<AssembleError> {
@@ -382,7 +382,7 @@ fn a_resyncing_replica_gets_no_label_of_a_change_that_the_in_sync_replica_did_no
         drop(elsewhere);
         // Nor does this mirror take the replica for an older image.
         reattach(&mirror, &source).unwrap();
-        run(&mirror, Request::Flush).unwrap_err();
+        run(&mirror, Request::flush()).unwrap_err();
         write(&mirror, extent(256, 1), 5).unwrap();
         close(&mirror);
         drop(mirror);

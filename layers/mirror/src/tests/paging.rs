@@ -68,13 +68,13 @@ fn with_a_damaged_page() -> (TestReplica, TestReplica, Vec<u32>) {
     b.is_offline.set(false);
     // What `b` lacks is the second set, whose first page is the fourth of all.
     let slot = ReservedArea::Bitmap { page: 2 * 3 };
-    let Ok(Response::Reserved(page)) = run(&*a.memory, Request::ReadReserved { area: slot }) else {
+    let Ok(Response::Reserved(page)) = run(&*a.memory, Request::read_reserved(slot)) else {
         panic!("there is no page")
     };
     // A sector of an older write, as a torn write leaves it.
     let mut torn = page.to_vec();
     torn[1024..1536].fill(0);
-    run(&*a.memory, Request::WriteReserved { area: slot, bytes: Slice::copy_from(&torn) }).unwrap();
+    run(&*a.memory, Request::write_reserved(slot, Slice::copy_from(&torn))).unwrap();
     (a, b, lacking)
 }
 

@@ -23,7 +23,7 @@ fn refusal(replicas: &[&TestReplica]) -> AssembleError {
 fn a_replica_that_fails_is_out_of_sync_and_gets_only_the_regions_that_it_lacks() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, BLOCKS), 1).unwrap();
-    run(&mirror, Request::Flush).unwrap();
+    run(&mirror, Request::flush()).unwrap();
     sweep(&mirror);
     b.is_offline.set(true);
     // One region of 64 KiB each, though labels mark whole groups of 1 MiB.
@@ -164,9 +164,9 @@ fn the_last_replica_fails_requests_and_stays_in_sync() {
     assert!(read(&mirror, extent(0, 1)).is_err());
     reattach(&mirror, &a).unwrap();
     assert_reads(&mirror, extent(0, 1), 2);
-    let flushed = run(&mirror, Request::Flush);
+    let flushed = run(&mirror, Request::flush());
     assert!(flushed.is_err(), "what the last replica had not flushed may be lost");
-    assert!(run(&mirror, Request::Flush).is_ok(), "which is said once");
+    assert!(run(&mirror, Request::flush()).is_ok(), "which is said once");
     resync(&mirror);
     verify(&mirror).unwrap();
     assert_reads(&*b.memory, extent(0, 1), 2);
@@ -204,7 +204,7 @@ fn what_a_lost_device_says_late_is_no_reason_to_leave_the_one_that_is_back() {
     b.is_offline.set(true);
     write(&mirror, extent(0, 1), 2).unwrap();
     a.holds_requests.set(true);
-    let read_first = Request::Read { extent: extent(0, 1), checks: checks(&mirror, extent(0, 1)) };
+    let read_first = Request::read(extent(0, 1), checks(&mirror, extent(0, 1)));
     let mut late = Box::pin(sealblock_block::Device::execute(&*mirror, read_first));
     assert!(late.as_mut().now_or_never().is_none());
     a.holds_requests.set(false);

@@ -1,7 +1,7 @@
 //! Requests of all kinds, and mirrors of unlike replicas.
 
 use futures_util::FutureExt;
-use sealblock_block::{Device, Durability, ErrorKind, Request, ReservedArea, Response};
+use sealblock_block::{Device, Durability, ErrorKind, Operation, Request, ReservedArea, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
@@ -15,10 +15,10 @@ fn every_change_is_on_every_replica() {
         let (a, b, mirror) = pair(format);
         write(&mirror, extent(0, 600), 1).unwrap();
         let durability = Durability::ForceUnitAccess;
-        run(&mirror, Request::WriteZeroes { extent: extent(3, 5), may_unmap: false, durability }).unwrap();
-        run(&mirror, Request::Discard { extents: vec![extent(100, 2), extent(400, 1)] }).unwrap();
-        run(&mirror, Request::WriteUncorrectable { extent: extent(50, 1), durability }).unwrap();
-        run(&mirror, Request::Flush).unwrap();
+        run(&mirror, Request::write_zeroes(extent(3, 5), false, durability)).unwrap();
+        run(&mirror, Request::discard([extent(100, 2), extent(400, 1)])).unwrap();
+        run(&mirror, Request::write_uncorrectable(extent(50, 1), durability)).unwrap();
+        run(&mirror, Request::flush()).unwrap();
         for device in [&*a.memory, &*b.memory] {
             assert_reads(device, extent(8, 42), 1);
             for zero in [extent(3, 5), extent(100, 2), extent(400, 1)] {
@@ -35,10 +35,10 @@ fn compares_and_checksums_cover_all_replicas() {
     let (_, b, mirror) = pair(Some(TYPE1));
     let at = extent(0, 64);
     write(&mirror, at, 1).unwrap();
-    let Request::Write { data, .. } = write_of(&mirror, at, 1) else { unreachable!("a write") };
-    let compare = || run(&mirror, Request::Compare { extent: at, data: data.clone() });
+    let Operation::Write(data) = write_of(&mirror, at, 1).operation else { unreachable!("a write") };
+    let compare = || run(&mirror, Request::compare(at, data.clone()));
     assert!(matches!(compare(), Ok(Response::Done)));
-    let checksum = || run(&mirror, Request::Checksum { extent: at, checks: checks(&mirror, at) });
+    let checksum = || run(&mirror, Request::checksum(at, checks(&mirror, at)));
     let Ok(Response::Checksum(crc)) = checksum() else { panic!("a checksum") };
     assert_eq!(crc.crc64, guard::crc64(&content(at, 1)));
     write(&*b.memory, extent(9, 2), 2).unwrap();
@@ -89,16 +89,13 @@ fn replicas_must_fit() {
 #[test]
 fn the_scrubs_slot_is_on_every_replica_and_the_label_out_of_reach() {
     let (a, b, mirror) = pair(None);
-    let note = |slot| run(&mirror, Request::WriteReserved { area: slot, bytes: Slice::copy_from(b"here") });
+    let note = |slot| run(&mirror, Request::write_reserved(slot, Slice::copy_from(b"here")));
     note(ReservedArea::ScrubState).unwrap();
     for device in [&*a.memory, &*b.memory] {
-        let held = run(device, Request::ReadReserved { area: ReservedArea::ScrubState });
+        let held = run(device, Request::read_reserved(ReservedArea::ScrubState));
         assert!(matches!(held, Ok(Response::Reserved(bytes)) if bytes[..] == *b"here"));
     }
-    assert!(matches!(
-        run(&mirror, Request::ReadReserved { area: ReservedArea::ScrubState }),
-        Ok(Response::Reserved(_))
-    ));
+    assert!(matches!(run(&mirror, Request::read_reserved(ReservedArea::ScrubState)), Ok(Response::Reserved(_))));
     assert!(matches!(note(ReservedArea::GroupLabel).unwrap_err().into_kind(), ErrorKind::Absent(_)));
 }
 
@@ -114,7 +111,7 @@ fn overlapping_writes_reach_all_replicas_in_one_order() {
     assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
     // No reader sees content of one replica while the other one may still fail to get it.
     let at = extent(0, 3);
-    let mut reader = Box::pin(mirror.execute(Request::Read { extent: at, checks: checks(&mirror, at) }));
+    let mut reader = Box::pin(mirror.execute(Request::read(at, checks(&mirror, at))));
     assert!(reader.as_mut().now_or_never().is_none());
     drop((first, second, reader));
     assert!(mirror.describe().dirty_bytes > 0);
@@ -169,10 +166,10 @@ fn mirrors_nest() {
         replicas[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 })
     );
     let at = extent(0, BLOCKS);
-    let error = run(&outer, Request::Repair { extent: at, checks: checks(&outer, at) }).unwrap_err();
+    let error = run(&outer, Request::repair(at, checks(&outer, at))).unwrap_err();
     let bad = error.bad_blocks().unwrap().as_slice()[0];
     let (outermost, within) = bad.member.outermost().unwrap();
     assert_eq!((outermost, within.outermost().unwrap().0, bad.repaired), (0, 1, true));
     verify(&outer).unwrap();
-    assert!(matches!(run(&outer, Request::Verify { extent: at, checks: Checks::NONE }), Ok(Response::Verified(_))));
+    assert!(matches!(run(&outer, Request::verify(at, Checks::NONE)), Ok(Response::Verified(_))));
 }

@@ -74,8 +74,7 @@ fn an_older_copy_is_kept_withheld_and_reported_with_its_place() {
     assert_eq!(stale_blocks(&mirror), [0, 1]);
     assert_reads(&*b.memory, extent(5, 1), 1);
     for _ in 0..4 {
-        let lost =
-            bad_blocks(run(&mirror, Request::Read { extent: extent(0, 64), checks: checks(&mirror, extent(0, 64)) }));
+        let lost = bad_blocks(run(&mirror, Request::read(extent(0, 64), checks(&mirror, extent(0, 64)))));
         assert_eq!(lost.iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [5]);
         assert_ne!(lost[0].cause, BadBlockCause::Stale, "a read says what became of the current copy");
         assert_reads(&mirror, extent(6, 58), 1);
@@ -102,10 +101,7 @@ fn an_older_copy_is_withheld_after_a_restart_too_and_when_its_member_is_alone() 
     close(&again);
     a.is_offline.set(true);
     let alone = opened(&[&a, &b]);
-    assert_eq!(
-        bad_blocks(run(&alone, Request::Verify { extent: extent(0, 64), checks: checks(&alone, extent(0, 64)) })).len(),
-        1
-    );
+    assert_eq!(bad_blocks(run(&alone, Request::verify(extent(0, 64), checks(&alone, extent(0, 64))))).len(), 1);
     assert!(read(&alone, extent(5, 1)).is_err());
     assert_reads(&alone, extent(6, 8), 1);
 }
@@ -165,7 +161,7 @@ fn what_a_resync_copies_of_it_is_not_withheld_again() {
     resync(&mirror);
     // It fails and is back before a flush: what the resync copied is durable.
     b.is_offline.set(true);
-    assert!(run(&*mirror, Request::Flush).is_ok());
+    assert!(run(&*mirror, Request::flush()).is_ok());
     b.is_offline.set(false);
     reattach(&mirror, &b).unwrap();
     resync(&mirror);
@@ -179,10 +175,7 @@ fn what_a_resync_copies_of_it_is_not_withheld_again() {
 #[test]
 fn zeroes_and_discards_end_it_too() {
     let all = extent(0, 64);
-    for request in [
-        Request::WriteZeroes { extent: all, may_unmap: true, durability: Default::default() },
-        Request::Discard { extents: vec![all] },
-    ] {
+    for request in [Request::write_zeroes(all, true, Default::default()), Request::discard([all])] {
         let (_a, _b, mirror) = beside_damage(CRC16);
         run(&mirror, request).unwrap();
         assert_eq!(stale_blocks(&mirror), [0, 0]);
@@ -272,7 +265,7 @@ fn the_same_data_with_other_tags_is_no_current_copy() {
     let with_tag = |app_tag| {
         let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: 5 };
         let data = Sealed::seal(Slice::copy_from(&content(extent(5, 1), 1)), BlockSize::B4096, Some(TYPE1), &tags);
-        Request::Write { extent: extent(5, 1), data, durability: Default::default() }
+        Request::write(extent(5, 1), data, Default::default())
     };
     run(&mirror, with_tag(5)).unwrap();
     sweep(&mirror);
@@ -290,7 +283,7 @@ fn the_same_data_with_other_tags_is_no_current_copy() {
 /// Makes a block unreadable on one replica.
 fn lose(replica: &TestReplica, lba: u64) {
     let extent = extent(lba, 1);
-    run(&*replica.memory, Request::WriteUncorrectable { extent, durability: Default::default() }).unwrap();
+    run(&*replica.memory, Request::write_uncorrectable(extent, Default::default())).unwrap();
 }
 
 #[test]

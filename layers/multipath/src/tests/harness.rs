@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use sealblock_block::{
     Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request,
-    Response,
+    RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -136,7 +136,7 @@ impl Device for TestLink {
     async fn execute(&self, request: Request) -> Outcome {
         match self.mode.get() {
             Mode::Works => {
-                if matches!(request, Request::Flush) {
+                if request.kind() == RequestKind::Flush {
                     self.flushes.set(self.flushes.get() + 1);
                 }
                 let outcome = self.memory.execute(request).await;
@@ -239,11 +239,11 @@ pub(super) fn write(start: u64, blocks: u64, byte: u8) -> Request {
     let extent = Extent::from_raw(start, blocks).unwrap();
     let data = Slice::copy_from(&vec![byte; extent.bytes(BlockSize::B512) as usize]);
     let data = Sealed::seal(data, BlockSize::B512, None, &Tags::default());
-    Request::Write { extent, data, durability: Durability::Volatile }
+    Request::write(extent, data, Durability::Volatile)
 }
 
 pub(super) fn read(start: u64) -> Request {
-    Request::Read { extent: Extent::from_raw(start, 1).unwrap(), checks: Checks::NONE }
+    Request::read(Extent::from_raw(start, 1).unwrap(), Checks::NONE)
 }
 
 pub(super) fn byte(outcome: Outcome) -> u8 {

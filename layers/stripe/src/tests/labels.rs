@@ -1,6 +1,6 @@
 //! Stripes are assembled as they were made, or refused.
 
-use sealblock_block::ReservedArea;
+use sealblock_block::{Request, ReservedArea};
 
 use super::*;
 use crate::AssembleError;
@@ -33,14 +33,14 @@ fn refusal(members: &[&Member], chunk_blocks: u64) -> AssembleError {
 }
 
 fn group_label(device: &impl Device) -> Slice {
-    match run(device, Request::ReadReserved { area: ReservedArea::GroupLabel }) {
+    match run(device, Request::read_reserved(ReservedArea::GroupLabel)) {
         Ok(Response::Reserved(bytes)) => bytes,
         other => panic!("{other:?}"),
     }
 }
 
 fn put_group_label(device: &impl Device, bytes: &[u8]) {
-    let write = Request::WriteReserved { area: ReservedArea::GroupLabel, bytes: Slice::copy_from(bytes) };
+    let write = Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(bytes));
     assert!(matches!(run(device, write), Ok(Response::Done)));
 }
 

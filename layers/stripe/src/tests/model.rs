@@ -82,31 +82,29 @@ impl Pair {
                 let extent = self.extent(at, blocks);
                 let format = self.flat.geometry().protection;
                 let data = sealed(format, extent, seed, self.tag(extent, initial_ref_tag));
-                Request::Write { extent, data, durability: Durability::Volatile }
+                Request::write(extent, data, Durability::Volatile)
             }
             Step::Read { at, blocks, initial_ref_tag } => {
                 let extent = self.extent(at, blocks);
                 let initial_ref_tag = Some(self.tag(extent, initial_ref_tag));
-                Request::Read { extent, checks: Checks { guard: true, initial_ref_tag, ..Checks::NONE } }
+                Request::read(extent, Checks { guard: true, initial_ref_tag, ..Checks::NONE })
             }
             Step::Verify { at, blocks } => {
                 let extent = self.extent(at, blocks);
-                Request::Verify { extent, checks: full(&self.flat, extent) }
+                Request::verify(extent, full(&self.flat, extent))
             }
             Step::Checksum { at, blocks } => {
                 let extent = self.extent(at, blocks);
-                Request::Checksum { extent, checks: full(&self.flat, extent) }
+                Request::checksum(extent, full(&self.flat, extent))
             }
             Step::Compare { at, blocks, seed, poisoned } => self.compare(self.extent(at, blocks), seed, poisoned),
             Step::Zero { at, blocks, may_unmap } => self.zero(self.extent(at, blocks), may_unmap),
-            Step::Discard { at } => {
-                Request::Discard { extents: at.iter().map(|(at, blocks)| self.extent(*at, *blocks)).collect() }
-            }
+            Step::Discard { at } => Request::discard(at.iter().map(|(at, blocks)| self.extent(*at, *blocks))),
             Step::WriteUncorrectable { at, blocks } => {
-                Request::WriteUncorrectable { extent: self.extent(at, blocks), durability: Durability::Volatile }
+                Request::write_uncorrectable(self.extent(at, blocks), Durability::Volatile)
             }
-            Step::BlockStatus { at, blocks } => Request::BlockStatus { extent: self.extent(at, blocks) },
-            Step::Flush => Request::Flush,
+            Step::BlockStatus { at, blocks } => Request::block_status(self.extent(at, blocks)),
+            Step::Flush => Request::flush(),
             Step::Damage { at, tag } => {
                 self.damage(Lba::new(at % self.flat.geometry().capacity_blocks), tag);
                 return None;
@@ -118,17 +116,17 @@ impl Pair {
         // In Type 3 a device chooses the tags of zeroes that it writes, and the members have addresses of their own.
         let format = self.flat.geometry().protection;
         let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
-        Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile }
+        Request::write_zeroes(extent, may_unmap, Durability::Volatile)
     }
 
     fn compare(&self, extent: Extent, seed: u8, poisoned: Option<u64>) -> Request {
         let data = sealed(self.flat.geometry().protection, extent, seed, extent.start().get());
-        let Some(poisoned) = poisoned else { return Request::Compare { extent, data } };
+        let Some(poisoned) = poisoned else { return Request::compare(extent, data) };
         let mut bytes = data.data().to_vec();
         let at = poisoned as usize % bytes.len();
         bytes[at] ^= 1;
         let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
-        Request::Compare { extent, data }
+        Request::compare(extent, data)
     }
 
     fn place(&self, lba: Lba) -> (usize, Lba) {
@@ -142,8 +140,7 @@ impl Pair {
         let (member, below) = self.place(lba);
         // A device in RAM cannot damage what it has never stored, and both store in pieces of their own.
         let both = sealed(self.flat.geometry().protection, Extent::one(lba), 1, lba.get());
-        let write =
-            || Request::Write { extent: Extent::one(lba), data: both.clone(), durability: Durability::Volatile };
+        let write = || Request::write(Extent::one(lba), both.clone(), Durability::Volatile);
         assert!(run(&self.flat, write()).is_ok() && run(&self.stripe, write()).is_ok());
         assert_eq!(self.flat.device().damage(lba, what), self.members[member].device().damage(below, what));
     }
@@ -201,6 +198,6 @@ proptest! {
             }
         }
         let whole = pair.extent(0, u64::from(u32::MAX));
-        pair.check(Request::Read { extent: whole, checks: Checks { guard: true, ..Checks::NONE } });
+        pair.check(Request::read(whole, Checks { guard: true, ..Checks::NONE }));
     }
 }

@@ -108,11 +108,11 @@ fn extent(start: u64, blocks: u64) -> Extent {
 fn write(at: Extent, byte: u8, durability: Durability) -> Request {
     let data = Slice::copy_from(&vec![byte; at.bytes(BlockSize::B4096) as usize]);
     let data = Sealed::seal(data, BlockSize::B4096, None, &Tags::default());
-    Request::Write { extent: at, data, durability }
+    Request::write(at, data, durability)
 }
 
 fn read(at: Extent) -> Request {
-    Request::Read { extent: at, checks: Checks::NONE }
+    Request::read(at, Checks::NONE)
 }
 
 fn done(outcome: Outcome) {
@@ -151,7 +151,7 @@ fn unreadable_blocks_are_named_one_by_one() {
     medium.bad = vec![5 * 4096 + 9, 8 * 4096];
     let gate = gate(medium);
     assert!(run(&gate, read(extent(6, 2))).is_ok());
-    for operation in [read(extent(0, 16)), Request::Verify { extent: extent(0, 16), checks: Checks::NONE }] {
+    for operation in [read(extent(0, 16)), Request::verify(extent(0, 16), Checks::NONE)] {
         let error = run(&gate, operation).unwrap_err();
         let faults: Vec<_> = error.bad_blocks().unwrap().as_slice().iter().map(|f| (f.lba.get(), f.cause)).collect();
         assert_eq!(faults, [(5, BadBlockCause::Media), (8, BadBlockCause::Media)]);
@@ -170,21 +170,21 @@ fn a_passing_failure_costs_only_time() {
 #[test]
 fn what_must_last_is_synced_and_nothing_else() {
     let gate = gate(Flaky::new());
-    let zero = |durability| Request::WriteZeroes { extent: extent(0, 1), may_unmap: true, durability };
+    let zero = |durability| Request::write_zeroes(extent(0, 1), true, durability);
     let syncs = || gate.device().medium().syncs.get();
     done(run(&gate, write(extent(0, 1), 1, Durability::Volatile)));
     done(run(&gate, zero(Durability::Volatile)));
     assert_eq!(syncs(), 0);
     done(run(&gate, write(extent(0, 1), 1, Durability::ForceUnitAccess)));
     done(run(&gate, zero(Durability::ForceUnitAccess)));
-    done(run(&gate, Request::Flush));
+    done(run(&gate, Request::flush()));
     assert_eq!(syncs(), 3);
 }
 
 #[test]
 fn abilities_follow_the_medium() {
-    let zero = |may_unmap| Request::WriteZeroes { extent: extent(0, 2), may_unmap, durability: Durability::Volatile };
-    let discard = || Request::Discard { extents: vec![extent(0, 1), extent(1, 1)] };
+    let zero = |may_unmap| Request::write_zeroes(extent(0, 2), may_unmap, Durability::Volatile);
+    let discard = || Request::discard([extent(0, 1), extent(1, 1)]);
     for punches in [true, false] {
         let gate = gate(Flaky { punches, ..Flaky::new() });
         assert_eq!(gate.abilities().unmap_zeroes, punches);
@@ -231,7 +231,7 @@ fn holes_of_a_file_are_reported_in_blocks() {
         medium.set_len_bytes(16 << 20).unwrap();
         let device = RawDevice::new(medium, BlockSize::B4096).unwrap();
         assert_eq!(device.abilities().block_status, Ability::Native);
-        let ask = |start, blocks| device.execute(Request::BlockStatus { extent: extent(start, blocks) });
+        let ask = |start, blocks| device.execute(Request::block_status(extent(start, blocks)));
         assert_eq!(runs(ask(0, 256).await), [(256, true)]);
         for start in [16, 128] {
             done(device.execute(write(extent(start, 16), 7, Durability::ForceUnitAccess)).await);
@@ -240,7 +240,7 @@ fn holes_of_a_file_are_reported_in_blocks() {
         assert_eq!(told, [(16, true), (16, false), (96, true), (16, false), (112, true)]);
         assert_eq!(runs(ask(20, 4).await), [(4, false)]);
         let durability = Durability::ForceUnitAccess;
-        let zero = Request::WriteZeroes { extent: extent(16, 16), may_unmap: true, durability };
+        let zero = Request::write_zeroes(extent(16, 16), true, durability);
         done(device.execute(zero).await);
         if device.medium().can_punch() {
             assert_eq!(runs(ask(0, 64).await), [(64, true)]);
@@ -307,7 +307,7 @@ fn a_block_is_a_hole_only_if_all_of_it_is() {
     let ask = |size| {
         let device = RawDevice::new(Odd(Flaky::new()), size).unwrap();
         let blocks = (16384 >> size.shift()) as u64;
-        runs(run(&device, Request::BlockStatus { extent: extent(0, blocks) }))
+        runs(run(&device, Request::block_status(extent(0, blocks))))
     };
     assert_eq!(ask(BlockSize::B512), [(2, false), (18, true), (12, false)]);
     assert_eq!(ask(BlockSize::B4096), [(1, false), (1, true), (2, false)]);

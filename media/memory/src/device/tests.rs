@@ -40,7 +40,7 @@ fn blocks(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) -> Sealed {
 
 fn write(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
     let data = blocks(gate, at, byte);
-    let outcome = run(gate, Request::Write { extent: at, data, durability: Durability::Volatile });
+    let outcome = run(gate, Request::write(at, data, Durability::Volatile));
     assert!(matches!(outcome, Ok(Response::Done)));
 }
 
@@ -49,11 +49,11 @@ fn full(gate: &Gate<MemoryDevice>, at: Extent) -> Checks {
 }
 
 fn read(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Request::Read { extent: at, checks: full(gate, at) })
+    run(gate, Request::read(at, full(gate, at)))
 }
 
 fn verify(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Request::Verify { extent: at, checks: full(gate, at) })
+    run(gate, Request::verify(at, full(gate, at)))
 }
 
 fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
@@ -62,7 +62,7 @@ fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
 }
 
 fn zero(gate: &Gate<MemoryDevice>, extent: Extent, may_unmap: bool) {
-    let outcome = run(gate, Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile });
+    let outcome = run(gate, Request::write_zeroes(extent, may_unmap, Durability::Volatile));
     assert!(matches!(outcome, Ok(Response::Done)));
 }
 
@@ -123,7 +123,7 @@ fn damage_is_found_by_read_and_verify_wherever_it_is() {
             assert_eq!(faults(verify(&gate, at)), [(3, guard), (399, guard)]);
             assert!(read(&gate, extent(4, 395)).is_ok(), "the blocks between are good");
             let checks = Checks { guard: false, ..full(&gate, at) };
-            assert!(run(&gate, Request::Read { extent: at, checks }).is_ok(), "only what is asked is checked");
+            assert!(run(&gate, Request::read(at, checks)).is_ok(), "only what is asked is checked");
         }
     }
 }
@@ -133,7 +133,7 @@ fn tags_are_checked_as_requested() {
     let gate = gate(BlockSize::B512, Some(TYPE1));
     let at = extent(10, 200);
     write(&gate, at, 1);
-    let with = |checks: Checks| run(&gate, Request::Verify { extent: at, checks });
+    let with = |checks: Checks| run(&gate, Request::verify(at, checks));
     let app = |expected| Checks { app_tag: Some(Masked { expected, mask: 0xFFFF }), ..Checks::NONE };
     assert!(with(app(0x0A0B)).is_ok());
     assert_eq!(faults(with(app(0x0A0C))).len(), 200);
@@ -157,7 +157,7 @@ fn unmapping_gives_memory_back_and_reads_as_zeroes() {
         assert_reads(&gate, extent(5, 1000), 0);
         assert_reads(&gate, extent(4, 1), 3);
         assert_reads(&gate, extent(1005, 19), 3);
-        let outcome = run(&gate, Request::Discard { extents: vec![extent(0, 5), extent(1005, 19)] });
+        let outcome = run(&gate, Request::discard([extent(0, 5), extent(1005, 19)]));
         assert!(matches!(outcome, Ok(Response::Done)));
         assert_eq!(gate.device().allocated_bytes(), 0);
         assert!(verify(&gate, extent(0, 4096)).is_ok());
@@ -181,7 +181,7 @@ fn compare_finds_the_first_difference_and_tells_damage_from_it() {
         let gate = gate(BlockSize::B512, format);
         let at = extent(100, 200);
         write(&gate, at, 7);
-        let compare = |byte| run(&gate, Request::Compare { extent: at, data: blocks(&gate, at, byte) });
+        let compare = |byte| run(&gate, Request::compare(at, blocks(&gate, at, byte)));
         assert!(matches!(compare(7), Ok(Response::Done)));
         assert!(gate.device().damage(Lba::new(170), Corruption::Data { at: 511, mask: 0x80 }));
         match format {
@@ -231,13 +231,13 @@ fn answers_keep_their_bytes_and_tags_whatever_is_changed_later() {
             let gate = gate(size, format);
             let at = extent(0, (128 << 10) >> size.shift());
             let first = extent(0, 1);
-            let uncorrectable = Request::WriteUncorrectable { extent: at, durability: Durability::Volatile };
+            let uncorrectable = Request::write_uncorrectable(at, Durability::Volatile);
             let changes: [&dyn Fn(); 6] = [
                 &|| write(&gate, first, 2),
                 &|| write(&gate, at, 3),
                 &|| zero(&gate, first, true),
                 &|| zero(&gate, at, false),
-                &|| drop(run(&gate, Request::Discard { extents: vec![at] })),
+                &|| drop(run(&gate, Request::discard([at]))),
                 &|| assert!(run(&gate, uncorrectable.clone()).is_ok()),
             ];
             for change in changes {
@@ -248,7 +248,7 @@ fn answers_keep_their_bytes_and_tags_whatever_is_changed_later() {
                 assert_eq!((&answer.data()[..], &answer.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
                 drop(answer);
             }
-            drop(run(&gate, Request::Discard { extents: vec![at] }));
+            drop(run(&gate, Request::discard([at])));
             drop(read(&gate, at));
             drop(read(&gate, at));
             assert_eq!(gate.device().allocated_bytes(), 0, "memory comes back");
@@ -262,25 +262,25 @@ fn unreadable_blocks_fail_until_they_are_written_zeroed_or_discarded() {
         let gate = gate(BlockSize::B4096, format);
         let all = extent(10, 8);
         write(&gate, all, 5);
-        let spoil = || Request::WriteUncorrectable { extent: extent(12, 3), durability: Durability::Volatile };
+        let spoil = || Request::write_uncorrectable(extent(12, 3), Durability::Volatile);
         let media = |outcome: Outcome| -> Vec<u64> {
             let error = outcome.expect_err("the blocks are unreadable");
             let faults = error.bad_blocks().expect("damage is named").as_slice();
             assert!(faults.iter().all(|fault| fault.cause == BadBlockCause::Media && fault.expected.is_none()));
             faults.iter().map(|fault| fault.lba.get()).collect()
         };
-        let zero = |at, may_unmap| Request::WriteZeroes { extent: at, may_unmap, durability: Durability::Volatile };
+        let zero = |at, may_unmap| Request::write_zeroes(at, may_unmap, Durability::Volatile);
         assert!(matches!(run(&gate, spoil()), Ok(Response::Done)));
         assert_eq!(media(read(&gate, all)), [12, 13, 14]);
         assert_eq!(media(verify(&gate, all)), [12, 13, 14]);
-        let compare = Request::Compare { extent: all, data: blocks(&gate, all, 5) };
+        let compare = Request::compare(all, blocks(&gate, all, 5));
         assert_eq!(media(run(&gate, compare)), [12, 13, 14]);
         assert_reads(&gate, extent(10, 2), 5);
         assert_reads(&gate, extent(15, 3), 5);
         write(&gate, extent(12, 1), 6);
         assert!(matches!(run(&gate, zero(extent(13, 1), false)), Ok(Response::Done)));
         assert_eq!(media(verify(&gate, all)), [14]);
-        assert!(matches!(run(&gate, Request::Discard { extents: vec![extent(14, 1)] }), Ok(Response::Done)));
+        assert!(matches!(run(&gate, Request::discard([extent(14, 1)])), Ok(Response::Done)));
         assert!(matches!(verify(&gate, all), Ok(Response::Verified(_))));
         assert_reads(&gate, extent(12, 1), 6);
         assert!(matches!(run(&gate, spoil()), Ok(Response::Done)));
@@ -290,7 +290,7 @@ fn unreadable_blocks_fail_until_they_are_written_zeroed_or_discarded() {
 }
 
 fn runs(gate: &Gate<MemoryDevice>, at: Extent) -> Vec<(u32, BlockState)> {
-    let Ok(Response::BlockStatus(runs)) = run(gate, Request::BlockStatus { extent: at }) else { panic!("no runs") };
+    let Ok(Response::BlockStatus(runs)) = run(gate, Request::block_status(at)) else { panic!("no runs") };
     runs.iter().map(|run| (run.blocks.get(), run.state)).collect()
 }
 
@@ -304,7 +304,7 @@ fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
         write(&gate, extent(40, 1), 7);
         assert_eq!(runs(&gate, extent(0, 128)), [(32, Hole), (32, Allocated), (64, Hole)]);
         let durability = Durability::Volatile;
-        let unreadable = Request::WriteUncorrectable { extent: extent(100, 1), durability };
+        let unreadable = Request::write_uncorrectable(extent(100, 1), durability);
         assert!(run(&gate, unreadable).is_ok());
         assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Allocated)]);
     }

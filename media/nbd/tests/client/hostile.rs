@@ -295,7 +295,7 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
             _ => None,
         });
         let device = open(fake.address, "disk", options()).await;
-        let answer = device.execute(Request::BlockStatus { extent: extent(2, 16) }).await.unwrap();
+        let answer = device.execute(Request::block_status(extent(2, 16))).await.unwrap();
         let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         let reported: Vec<_> = runs.iter().map(|run| (run.blocks.get(), run.state)).collect();
         use BlockState::{Allocated, Hole};
@@ -305,7 +305,7 @@ fn holes_are_asked_for_until_all_is_known_and_a_server_that_dawdles_is_cut_short
             _ => None,
         });
         let device = open(slow.address, "disk", options()).await;
-        let answer = device.execute(Request::BlockStatus { extent: extent(0, 4096) }).await.unwrap();
+        let answer = device.execute(Request::block_status(extent(0, 4096))).await.unwrap();
         let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
         assert_eq!(runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>(), 4096);
         assert!(runs.iter().all(|run| run.state == Allocated), "{runs:?}");

@@ -82,11 +82,11 @@ fn zeroes_and_discards_are_carried_out_by_the_server() {
         write(&device, extent(0, 64), 7).await.unwrap();
         for (start, may_unmap) in [(0, true), (8, false)] {
             let durability = Durability::ForceUnitAccess;
-            let zero = Request::WriteZeroes { extent: extent(start, 8), may_unmap, durability };
+            let zero = Request::write_zeroes(extent(start, 8), may_unmap, durability);
             device.execute(zero).await.unwrap();
         }
         assert!(read(&device, extent(0, 16)).await.unwrap().data().iter().all(|byte| *byte == 0));
-        device.execute(Request::Discard { extents: vec![extent(16, 8), extent(40, 2)] }).await.unwrap();
+        device.execute(Request::discard([extent(16, 8), extent(40, 2)])).await.unwrap();
         assert_eq!(read(&device, extent(24, 16)).await.unwrap().data().len(), 16 << 12);
         let expected = sealed(&device, extent(0, 64), 7).slice(24, 16);
         assert!(read(&device, extent(24, 16)).await.unwrap().data()[..] == expected.data()[..]);
@@ -106,7 +106,7 @@ fn every_damaged_block_is_named_and_none_hides_another() {
         }
         let error = read(&device, extent(0, 64)).await.unwrap_err();
         assert_eq!(bad(&error), [7, 8]);
-        let verify = Request::Verify { extent: extent(0, 1024), checks: Checks::NONE };
+        let verify = Request::verify(extent(0, 1024), Checks::NONE);
         assert_eq!(bad(&device.execute(verify.clone()).await.unwrap_err()), [7, 8, 300, 1023]);
         read(&device, extent(301, 100)).await.unwrap();
         for lba in [7, 8, 300, 1023] {

@@ -75,7 +75,7 @@ impl Drop for Scratch {
 }
 
 async fn runs(device: &impl Device, start: u64, blocks: u64) -> Vec<(u32, bool)> {
-    let answer = device.execute(Request::BlockStatus { extent: extent(start, blocks) }).await.unwrap();
+    let answer = device.execute(Request::block_status(extent(start, blocks))).await.unwrap();
     let Response::BlockStatus(runs) = answer else { panic!("{answer:?}") };
     let mut joined: Vec<(u32, bool)> = Vec::new();
     for (blocks, is_hole) in runs.iter().map(|run| (run.blocks.get(), run.state == BlockState::Hole)) {
@@ -100,12 +100,12 @@ async fn use_it(address: SocketAddr, export: &str, connections: u16) {
     }
     for may_unmap in [true, false] {
         write(&device, extent(1000, 64), 5).await.unwrap();
-        let zero = Request::WriteZeroes { extent: extent(1000, 64), may_unmap, durability: Durability::Volatile };
+        let zero = Request::write_zeroes(extent(1000, 64), may_unmap, Durability::Volatile);
         device.execute(zero).await.unwrap();
         assert!(read(&device, extent(1000, 64)).await.unwrap().data().iter().all(|byte| *byte == 0));
     }
-    device.execute(Request::Discard { extents: vec![extent(2000, 8)] }).await.unwrap();
-    device.execute(Request::Verify { extent: extent(0, 4096), checks: Checks::NONE }).await.unwrap();
+    device.execute(Request::discard([extent(2000, 8)])).await.unwrap();
+    device.execute(Request::verify(extent(0, 4096), Checks::NONE)).await.unwrap();
     device.device().close().await;
 }
 

@@ -157,17 +157,17 @@ fn a_flush_does_not_vouch_for_writes_from_before_a_loss() {
         let device = open(&served, 1, options()).await;
         // Good: what was flushed before the loss is safe.
         write(&device, extent(0, 1), 1).await.unwrap();
-        device.execute(Request::Flush).await.unwrap();
+        device.execute(Request::flush()).await.unwrap();
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();
-        device.execute(Request::Flush).await.unwrap();
+        device.execute(Request::flush()).await.unwrap();
         // Bad: an acknowledged write was not flushed. The next Flush says so, once.
         write(&device, extent(1, 1), 2).await.unwrap();
         let served = restart(served, &devices).await;
         read(&device, extent(0, 1)).await.unwrap();
-        let error = device.execute(Request::Flush).await.unwrap_err();
+        let error = device.execute(Request::flush()).await.unwrap_err();
         assert!(error.to_string().contains("may be lost"), "{error}");
-        device.execute(Request::Flush).await.unwrap();
+        device.execute(Request::flush()).await.unwrap();
         served.target.stop();
     });
 }

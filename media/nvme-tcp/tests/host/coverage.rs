@@ -64,7 +64,7 @@ impl Device for Copies {
 async fn reach(device: &impl Device, extent: Extent) -> Coverage {
     let mut coverages = Vec::new();
     let checks = full(device, extent);
-    for operation in [Request::Verify { extent, checks }, Request::Checksum { extent, checks }] {
+    for operation in [Request::verify(extent, checks), Request::checksum(extent, checks)] {
         coverages.push(match device.execute(operation).await.map_err(Error::into_damage) {
             Ok(Response::Verified(of)) => of.coverage,
             Ok(Response::Checksum(of)) => of.coverage,

@@ -26,14 +26,14 @@ const BOTH: Extensions = Extensions::CHECKSUM.with(Extensions::RESERVED);
 
 async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
     let checks = full(device, extent);
-    match device.execute(Request::Checksum { extent, checks }).await? {
+    match device.execute(Request::checksum(extent, checks)).await? {
         Response::Checksum(digested) => Ok((digested.crc64, digested.bytes_transferred)),
         other => panic!("a digest is answered with one, not {other:?}"),
     }
 }
 
 async fn read_slot(device: &impl Device, slot: ReservedArea) -> Result<Vec<u8>, Error> {
-    match device.execute(Request::ReadReserved { area: slot }).await? {
+    match device.execute(Request::read_reserved(slot)).await? {
         Response::Reserved(bytes) => Ok(bytes.to_vec()),
         other => panic!("a slot is answered with bytes, not {other:?}"),
     }
@@ -41,7 +41,7 @@ async fn read_slot(device: &impl Device, slot: ReservedArea) -> Result<Vec<u8>, 
 
 async fn write_slot(device: &impl Device, slot: ReservedArea, bytes: &[u8]) -> Result<(), Error> {
     let bytes = Slice::copy_from(bytes);
-    device.execute(Request::WriteReserved { area: slot, bytes }).await.map(drop)
+    device.execute(Request::write_reserved(slot, bytes)).await.map(drop)
 }
 
 async fn connect(fake: &Fake) -> Gate<NvmeTcpDevice> {

@@ -28,19 +28,19 @@ async fn exercise(size: BlockSize, format: Option<PiFormat>, options: Options) {
         assert_eq!(back.tags()[..], wrote.tags()[..], "{what}");
         let verified = verify(&device, extent).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(matches!(verified, Response::Verified(VerifyStats { bytes_transferred: 0, .. })), "{what}");
-        let same = Request::Compare { extent, data: wrote.clone() };
+        let same = Request::compare(extent, wrote.clone());
         device.execute(same).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut other = wrote.data().to_vec();
         let at = (blocks - 1) as usize * size.bytes() + 9;
         other[at] ^= 1;
         let tags = sealblock_integrity::Tags { initial_ref_tag: start, ..Default::default() };
         let other = Sealed::seal(sealblock_runtime_memory::Slice::copy_from(&other), size, wrote.format(), &tags);
-        let error = device.execute(Request::Compare { extent, data: other }).await.unwrap_err();
+        let error = device.execute(Request::compare(extent, other)).await.unwrap_err();
         let lba = Lba::new(start + blocks - 1);
         assert_eq!(*error.kind(), ErrorKind::Miscompare { lba }, "{what}");
     }
     zeroes(&device, &what).await;
-    device.execute(Request::Flush).await.unwrap();
+    device.execute(Request::flush()).await.unwrap();
     device.device().close().await;
     served.target.stop();
 }
@@ -50,12 +50,12 @@ async fn zeroes(device: &impl Device, what: &str) {
     let durability = Durability::ForceUnitAccess;
     for may_unmap in [false, true] {
         write(device, cleared, 7).await.unwrap();
-        device.execute(Request::WriteZeroes { extent: cleared, may_unmap, durability }).await.unwrap();
+        device.execute(Request::write_zeroes(cleared, may_unmap, durability)).await.unwrap();
         let back = read(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(back.data().iter().all(|&byte| byte == 0), "{what}");
         verify(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
     }
-    device.execute(Request::Discard { extents: vec![extent(0, 3), extent(70, 9)] }).await.unwrap();
+    device.execute(Request::discard([extent(0, 3), extent(70, 9)])).await.unwrap();
 }
 
 fn formats(size: BlockSize) {
@@ -99,7 +99,7 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             write(&device, place, 1).await.unwrap();
             // Sealed for another address: a misdirected write.
             let data = sealed_with(&device, place, 2, Lba::new(80), 0);
-            let misdirected = Request::Write { extent: place, data, durability: Durability::Volatile };
+            let misdirected = Request::write(place, data, Durability::Volatile);
             let error = device.execute(misdirected).await.unwrap_err();
             let bad_blocks = error.bad_blocks().expect("an integrity error").as_slice().to_vec();
             assert_eq!(bad_blocks[0].lba, Lba::new(8));
@@ -108,7 +108,7 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             assert_eq!(back.data()[..], sealed(&device, place, 1).data()[..]);
             // Any application tag of the writer's is good.
             let data = sealed_with(&device, place, 3, place.start(), 0x1234);
-            let tagged = Request::Write { extent: place, data: data.clone(), durability: Durability::Volatile };
+            let tagged = Request::write(place, data.clone(), Durability::Volatile);
             device.execute(tagged).await.unwrap();
             assert_eq!(read(&device, place).await.unwrap().tags()[..], data.tags()[..]);
             served.target.stop();

@@ -269,7 +269,7 @@ fn the_first_block_that_differs_is_found_by_reading() {
         let data = sealblock_runtime_memory::Slice::copy_from(&bytes);
         let size = sealblock_units::BlockSize::B4096;
         let data = sealblock_integrity::Sealed::seal(data, size, None, &Default::default());
-        let error = device.execute(Request::Compare { extent: extent(10, 4), data }).await.unwrap_err();
+        let error = device.execute(Request::compare(extent(10, 4), data)).await.unwrap_err();
         assert_eq!(*error.kind(), ErrorKind::Miscompare { lba: Lba::new(12) });
     });
 }

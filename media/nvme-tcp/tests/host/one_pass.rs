@@ -121,7 +121,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         let escaped = Unverified::new(data.clone(), Slice::copy_from(&[0xFF; 48]), SIZE, Some(format)).unwrap();
         let escaped: Sealed = escaped.verify(&Checks::full(format, place.start())).unwrap();
         let meter = Meter::start(&device);
-        let write = Request::Write { extent: place, data: escaped, durability: Durability::Volatile };
+        let write = Request::write(place, escaped, Durability::Volatile);
         device.execute(write).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: all, summed: all });
         let meter = Meter::start(&device);
@@ -130,7 +130,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         // Nobody has checked these either, and they are sent on.
         assert!(back.block_crcs().is_none());
         let meter = Meter::start(&device);
-        let again = Request::Write { extent: place, data: back, durability: Durability::Volatile };
+        let again = Request::write(place, back, Durability::Volatile);
         device.execute(again).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: all, summed: all });
         served.target.stop();
@@ -148,7 +148,7 @@ fn data_that_was_read_is_sent_on_without_a_pass() {
         write(&device, place, 3).await.unwrap();
         let back = read(&device, place).await.unwrap();
         let meter = Meter::start(&device);
-        let again = Request::Write { extent: place, data: back, durability: Durability::Volatile };
+        let again = Request::write(place, back, Durability::Volatile);
         device.execute(again).await.unwrap();
         assert_eq!(meter.cost(), Cost { moved: 20 * (4096 + 16), summed: 20 * 16 });
         served.target.stop();
@@ -244,7 +244,7 @@ fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
             *tags.last_chunk_mut::<16>().unwrap().first_mut().unwrap() ^= 1;
             let wrong = Unverified::new(good.data().clone(), Slice::copy_from(&tags), SIZE, Some(format)).unwrap();
             let wrong = wrong.verify(&Checks::NONE).unwrap();
-            let attempt = Request::Write { extent: place, data: wrong, durability: Durability::Volatile };
+            let attempt = Request::write(place, wrong, Durability::Volatile);
             let (refused, cost) = at_target(&served, device.execute(attempt)).await;
             let bad_blocks = refused.unwrap_err().bad_blocks().expect("an integrity error").as_slice().to_vec();
             assert_eq!(

@@ -61,7 +61,7 @@ fn marked(extent: sealblock_units::Extent) -> Request {
     let tags = Tags { app_tag: u16::from_be_bytes(MARK), storage_tag: 0, initial_ref_tag: extent.start().get() };
     let data = Slice::copy_from(&vec![FILL; extent.bytes(size) as usize]);
     let data = Sealed::seal(data, size, Some(crc16()), &tags);
-    Request::Write { extent, data, durability: Durability::Volatile }
+    Request::write(extent, data, Durability::Volatile)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::CorruptionKind;
 /// The runs of blocks: how many, and whether they are holes. Neighbours that pieces have cut are one.
 fn runs(rig: &Rig, start: u64, blocks: u64) -> Vec<(u64, bool)> {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let answer = rig.run(rig.gate.execute(Request::BlockStatus { extent })).unwrap();
+    let answer = rig.run(rig.gate.execute(Request::block_status(extent))).unwrap();
     let Response::BlockStatus(found) = answer else { panic!("no runs but {answer:?}") };
     let mut joined: Vec<(u64, bool)> = Vec::new();
     for (blocks, is_hole) in found.iter().map(|run| (u64::from(run.blocks.get()), run.state == BlockState::Hole)) {
@@ -24,7 +24,7 @@ fn runs(rig: &Rig, start: u64, blocks: u64) -> Vec<(u64, bool)> {
 
 fn zero(rig: &Rig, start: u64, blocks: u64, may_unmap: bool) {
     let (extent, durability) = (Extent::from_raw(start, blocks).unwrap(), Durability::Volatile);
-    rig.run(rig.gate.execute(Request::WriteZeroes { extent, may_unmap, durability })).unwrap();
+    rig.run(rig.gate.execute(Request::write_zeroes(extent, may_unmap, durability))).unwrap();
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn what_was_given_up_is_a_hole_and_reads_as_zeroes() {
     rig.flush().unwrap();
     zero(&rig, 10, 5, true);
     let extents = vec![Extent::from_raw(600, 100).unwrap()];
-    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
     assert_eq!(runs(&rig, 0, 700), [(10, false), (5, true), (585, false), (100, true)]);
     for (start, blocks) in [(10, 5), (600, 100)] {
         assert!(rig.read(start, blocks).unwrap().iter().all(|byte| *byte == 0));
@@ -61,7 +61,7 @@ fn bad_blocks_are_no_holes() {
     let rig = Rig::new(BlockSize::B4096, 700, protection(GuardKind::Crc16, ProtectionType::Type1));
     rig.write(3, &pattern(1, 4096)).unwrap();
     let (extent, durability) = (Extent::from_raw(9, 1).unwrap(), Durability::Volatile);
-    rig.run(rig.gate.execute(Request::WriteUncorrectable { extent, durability })).unwrap();
+    rig.run(rig.gate.execute(Request::write_uncorrectable(extent, durability))).unwrap();
     rig.flush().unwrap();
     rig.run(rig.gate.device().damage(Lba::new(3), CorruptionKind::Data)).unwrap();
     assert_eq!(runs(&rig, 0, 12), [(3, true), (1, false), (5, true), (1, false), (2, true)]);

@@ -11,7 +11,7 @@ use crate::format::{Layout, RESERVED_HEAD_BYTES};
 
 fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    match rig.run(rig.gate.execute(Request::Checksum { extent, checks: rig.checks(extent) }))? {
+    match rig.run(rig.gate.execute(Request::checksum(extent, rig.checks(extent))))? {
         Response::Checksum(digested) => Ok(digested),
         other => panic!("no digest but {other:?}"),
     }
@@ -47,11 +47,11 @@ fn damage_fails_a_digest_at_its_block() {
 }
 
 fn note(rig: &Rig, area: ReservedArea, text: &[u8]) -> Result<(), Error> {
-    rig.run(rig.gate.execute(Request::WriteReserved { area, bytes: Slice::copy_from(text) })).map(drop)
+    rig.run(rig.gate.execute(Request::write_reserved(area, Slice::copy_from(text)))).map(drop)
 }
 
 fn noted(rig: &Rig, area: ReservedArea) -> Vec<u8> {
-    match rig.run(rig.gate.execute(Request::ReadReserved { area })) {
+    match rig.run(rig.gate.execute(Request::read_reserved(area))) {
         Ok(Response::Reserved(bytes)) => bytes.to_vec(),
         other => panic!("no reserved area but {other:?}"),
     }
@@ -143,7 +143,7 @@ fn a_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     drop(rig);
     let rig = Rig::open(&medium, true).unwrap();
     medium.unreadable.set((4096, u64::MAX));
-    let why = rig.run(rig.gate.execute(Request::ReadReserved { area: ReservedArea::GroupLabel })).unwrap_err();
+    let why = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap_err();
     assert!(why.to_string().contains("cannot read either copy"), "{why}");
     medium.unreadable.set((4096, 64 << 10));
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"new");

@@ -58,7 +58,7 @@ fn old(sector_bytes: u32) -> Old {
 fn discard(rig: &Rig, start: u64, blocks: u64) {
     use sealblock_block::{Device, Request};
     let extents = vec![sealblock_units::Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
 }
 
 impl Old {

@@ -85,7 +85,7 @@ async fn write(volume: &TestVolume, lba: u64, seed: u64, durability: Durability)
     let bytes = Slice::copy_from(&pattern(seed, geometry.block_size.bytes()));
     let data = Sealed::seal(bytes, geometry.block_size, geometry.protection, &tags);
     let extent = Extent::from_raw(lba, 1).unwrap();
-    volume.execute(Request::Write { extent, data, durability }).await.map(drop)
+    volume.execute(Request::write(extent, data, durability)).await.map(drop)
 }
 
 fn is_closed(error: &Error) -> bool {
@@ -118,8 +118,8 @@ async fn writer(volume: TestVolume, answers: Rc<Answers>, first: u64, start: u64
 async fn others(volume: TestVolume, start: u64) {
     turns(start).await;
     let bytes = Slice::copy_from(b"noted");
-    let noted = volume.execute(Request::WriteReserved { area: ReservedArea::ScrubState, bytes }).await;
-    let discarded = volume.execute(Request::Discard { extents: vec![Extent::from_raw(40, 8).unwrap()] }).await;
+    let noted = volume.execute(Request::write_reserved(ReservedArea::ScrubState, bytes)).await;
+    let discarded = volume.execute(Request::discard([Extent::from_raw(40, 8).unwrap()])).await;
     for outcome in [noted, discarded] {
         assert!(outcome.as_ref().err().is_none_or(is_closed), "{outcome:?}");
     }
@@ -128,7 +128,7 @@ async fn others(volume: TestVolume, start: u64) {
 async fn flusher(volume: TestVolume, start: u64) {
     turns(start).await;
     for _ in 0..4 {
-        volume.execute(Request::Flush).await.expect("nothing failed");
+        volume.execute(Request::flush()).await.expect("nothing failed");
         turns(2).await;
     }
 }
@@ -139,7 +139,7 @@ async fn closer(volume: TestVolume, answers: Rc<Answers>, start: u64) {
     answers.is_closed.set(true);
     let error = write(&volume, 60, 1, Durability::Volatile).await.unwrap_err();
     assert!(is_closed(&error), "{error}");
-    volume.execute(Request::Flush).await.expect("all of it is durable");
+    volume.execute(Request::flush()).await.expect("all of it is durable");
 }
 
 fn close_beside_others(bytes: &[u8], seed: u64) {
@@ -188,7 +188,7 @@ fn a_volume_whose_last_commit_failed_is_not_called_clean() {
     rig.write(0, &pattern(1, 4096)).unwrap();
     medium.syncs_left.set(0);
     let flushed = rig.run(async {
-        let (closed, flushed) = join(rig.gate.device().close(), rig.gate.execute(Request::Flush)).await;
+        let (closed, flushed) = join(rig.gate.device().close(), rig.gate.execute(Request::flush())).await;
         assert!(closed.is_err());
         flushed
     });
@@ -229,7 +229,7 @@ fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
         let bytes = Slice::copy_from(&pattern(5, extent.bytes(size) as usize));
         let data = Sealed::seal(bytes, size, rig.gate.geometry().protection, &tags);
         let durability = Durability::ForceUnitAccess;
-        let mut write = pin!(rig.gate.execute(Request::Write { extent, data, durability }));
+        let mut write = pin!(rig.gate.execute(Request::write(extent, data, durability)));
         poll_times(&rig, write.as_mut(), polls)
     };
     rig.idle();

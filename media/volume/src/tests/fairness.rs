@@ -21,7 +21,7 @@ fn write(rig: &Rig, start: u64, data: &Slice) -> Request {
     let extent = Extent::from_raw(start, (data.len() >> SIZE.shift()) as u64).unwrap();
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: start };
     let data = Sealed::seal(data.clone(), SIZE, rig.gate.geometry().protection, &tags);
-    Request::Write { extent, data, durability: Durability::Volatile }
+    Request::write(extent, data, Durability::Volatile)
 }
 
 /// The most large requests that were answered while one small write waited.
@@ -63,10 +63,8 @@ fn a_small_write_is_served_in_its_turn_beside_large_ones() {
 
 #[test]
 fn a_small_write_is_served_in_its_turn_beside_zeroes_that_keep_their_space() {
-    let overtaken = overtaken(|_, start| Request::WriteZeroes {
-        extent: Extent::from_raw(start, LARGE_BLOCKS).unwrap(),
-        may_unmap: false,
-        durability: Durability::Volatile,
+    let overtaken = overtaken(|_, start| {
+        Request::write_zeroes(Extent::from_raw(start, LARGE_BLOCKS).unwrap(), false, Durability::Volatile)
     });
     assert!(overtaken <= 16, "{overtaken} large requests were answered first");
 }

@@ -280,7 +280,7 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         assert!(description.log_lost > 0 && !description.is_clean);
         let rig = Rig::open(&medium, true).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
-        let verify = Request::Verify { extent, checks: rig.checks(extent) };
+        let verify = Request::verify(extent, rig.checks(extent));
         // A block whose write is lost is as it was before, or bad where that physical block has been used again since.
         let coverage = match rig.run(rig.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
@@ -434,7 +434,7 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
                 cx.waker().wake_by_ref();
                 if polls > 1000 { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             });
-            match select(Box::pin(rig.gate.execute(Request::Flush)), stalled).await {
+            match select(Box::pin(rig.gate.execute(Request::flush())), stalled).await {
                 Either::Left((flushed, _)) => flushed.map(|_| true).unwrap(),
                 Either::Right(_) => false,
             }

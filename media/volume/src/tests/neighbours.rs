@@ -171,7 +171,7 @@ fn changes_win(mutation: Mutation) -> bool {
             rig.medium.turns.set(0);
             let extents = vec![Extent::from_raw(9, 100).unwrap()];
             data[9 * 4096..109 * 4096].fill(0);
-            rig.gate.execute(Request::Discard { extents }).await.unwrap();
+            rig.gate.execute(Request::discard(extents)).await.unwrap();
             let writes = [3, 130, 255].map(|block| (block, pattern(1000 + block, 4096)));
             for (block, bytes) in writes {
                 data[block as usize * 4096..][..4096].copy_from_slice(&bytes);
@@ -179,7 +179,7 @@ fn changes_win(mutation: Mutation) -> bool {
                 let extent = Extent::from_raw(block, 1).unwrap();
                 let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, format(), &tags);
                 let durability = Durability::Volatile;
-                rig.gate.execute(Request::Write { extent, data, durability }).await.unwrap();
+                rig.gate.execute(Request::write(extent, data, durability)).await.unwrap();
             }
         };
         let volume = rig.gate.device();
@@ -212,7 +212,7 @@ fn a_change_in_the_middle_of_a_move_wins() {
 
 fn discard(rig: &Rig, start: u64, blocks: u64) {
     let extents = vec![Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
 }
 
 /// Bytes that a volume takes without any block: all but its physical blocks.
@@ -288,11 +288,11 @@ fn a_physical_block_is_not_punched_while_it_is_read() {
         rig.medium.turns.set(5);
         let extent = Extent::from_raw(0, 256).unwrap();
         let checks = rig.checks(extent);
-        let read = rig.gate.execute(Request::Read { extent, checks });
+        let read = rig.gate.execute(Request::read(extent, checks));
         let trim = async {
             pass_turns(turns).await;
-            rig.gate.execute(Request::Discard { extents: vec![extent] }).await.unwrap();
-            rig.gate.execute(Request::Flush).await.unwrap();
+            rig.gate.execute(Request::discard([extent])).await.unwrap();
+            rig.gate.execute(Request::flush()).await.unwrap();
         };
         let (read, ()) = rig.run(join(read, trim));
         assert!(read.is_ok(), "{:?}", read.err());

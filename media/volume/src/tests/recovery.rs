@@ -122,11 +122,11 @@ fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
         let unchecked = Unverified::new(Slice::copy_from(&pattern(1, 4096)), tags, BlockSize::B4096, format).unwrap();
         let data = unchecked.verify(&Checks::NONE).unwrap();
         let extent = Extent::from_raw(5, 1).unwrap();
-        rig.run(rig.gate.execute(Request::Write { extent, data, durability: Durability::ForceUnitAccess })).unwrap();
+        rig.run(rig.gate.execute(Request::write(extent, data, Durability::ForceUnitAccess))).unwrap();
         drop(rig);
         let again = Rig::open(&medium, false).unwrap();
         assert!(again.read(5, 1).is_err(), "{guard:?}: the guard is wrong, and a check says so");
-        let unchecked = Request::Read { extent, checks: Checks::NONE };
+        let unchecked = Request::read(extent, Checks::NONE);
         match again.run(again.gate.execute(unchecked)).unwrap() {
             sealblock_block::Response::Data(data) => assert!(data.data()[..] == pattern(1, 4096), "{guard:?}"),
             other => panic!("a read was answered with {other:?}"),

@@ -95,11 +95,13 @@ fn given_up_blocks_read_as_zeroes_and_their_space_goes_back() {
     rig.flush().unwrap();
     let punched = rig.medium.punched_bytes.get();
     let extents = vec![Extent::from_raw(0, 50).unwrap(), Extent::from_raw(100, 10).unwrap()];
-    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
-    let zeroes = |may_unmap| Request::WriteZeroes {
-        extent: Extent::from_raw(if may_unmap { 60 } else { 70 }, 5).unwrap(),
-        may_unmap,
-        durability: Durability::Volatile,
+    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
+    let zeroes = |may_unmap| {
+        Request::write_zeroes(
+            Extent::from_raw(if may_unmap { 60 } else { 70 }, 5).unwrap(),
+            may_unmap,
+            Durability::Volatile,
+        )
     };
     rig.run(rig.gate.execute(zeroes(true))).unwrap();
     rig.run(rig.gate.execute(zeroes(false))).unwrap();
@@ -181,7 +183,7 @@ fn bad_media_are_refused_by_name() {
 
 fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    rig.run(rig.gate.execute(Request::WriteUncorrectable { extent, durability })).unwrap();
+    rig.run(rig.gate.execute(Request::write_uncorrectable(extent, durability))).unwrap();
 }
 
 fn unreadable(outcome: Result<impl Sized, sealblock_block::Error>) -> Vec<u64> {
@@ -209,15 +211,14 @@ fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
             assert_eq!(rig.read(4, 4).unwrap(), pattern(1, 8 * 4096)[4 * 4096..]);
             let extent = Extent::from_raw(20, 2).unwrap();
             let data = Sealed::seal(Slice::copy_from(&[0; 8192]), rig.size(), None, &Tags::default());
-            assert_eq!(unreadable(rig.run(rig.gate.execute(Request::Compare { extent, data }))), [20, 21]);
+            assert_eq!(unreadable(rig.run(rig.gate.execute(Request::compare(extent, data)))), [20, 21]);
         }
         let rig = Rig::open(&rig.close(), false).unwrap();
         assert_eq!(unreadable(rig.verify()), [2, 3, 20, 21]);
         rig.write(2, &pattern(3, 4096)).unwrap();
         let at = |start| Extent::from_raw(start, 1).unwrap();
-        let zeroes =
-            |start, may_unmap| Request::WriteZeroes { extent: at(start), may_unmap, durability: Durability::Volatile };
-        for change in [Request::Discard { extents: vec![at(3)] }, zeroes(20, true), zeroes(21, false)] {
+        let zeroes = |start, may_unmap| Request::write_zeroes(at(start), may_unmap, Durability::Volatile);
+        for change in [Request::discard([at(3)]), zeroes(20, true), zeroes(21, false)] {
             rig.run(rig.gate.execute(change)).unwrap();
         }
         let rig = Rig::open(&rig.close(), false).unwrap();
@@ -253,7 +254,7 @@ fn writers_that_wait_for_physical_blocks_in_use_keep_no_task_busy_and_are_served
     let extent = Extent::from_raw(0, 16).unwrap();
     let write = |seed| {
         let data = Sealed::seal(Slice::copy_from(&pattern(seed, 16 * 4096)), BlockSize::B4096, None, &Tags::default());
-        rig.gate.execute(Request::Write { extent, data, durability: Durability::Volatile })
+        rig.gate.execute(Request::write(extent, data, Durability::Volatile))
     };
     let written = rig.run(futures_util::future::join_all((0..100).map(write)));
     assert!(written.iter().all(Result::is_ok));

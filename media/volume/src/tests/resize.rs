@@ -48,7 +48,7 @@ fn fill(medium: &TestMedium, start: u64, blocks: usize, seed: u64) {
 fn discard(medium: &TestMedium, start: u64, blocks: u64) {
     let rig = Rig::open(medium, false).unwrap();
     let extents = vec![Extent::from_raw(start, blocks).unwrap()];
-    rig.run(rig.gate.execute(Request::Discard { extents })).unwrap();
+    rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
     rig.close();
 }
 
@@ -91,7 +91,7 @@ fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
     let rig = Rig::open(&medium, false).unwrap();
     for text in ["first", "second", "third"] {
         let bytes = Slice::copy_from(text.as_bytes());
-        rig.run(rig.gate.execute(Request::WriteReserved { area: ReservedArea::ScrubState, bytes })).unwrap();
+        rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::ScrubState, bytes))).unwrap();
     }
     rig.write(0, &pattern(1, BLOCK)).unwrap();
     rig.close();
@@ -101,7 +101,7 @@ fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
         lose_start(&copy);
         let rig = Rig::open(&copy, false).unwrap();
         assert_eq!(rig.gate.geometry().capacity_blocks, blocks);
-        let held = rig.run(rig.gate.execute(Request::ReadReserved { area: ReservedArea::ScrubState })).unwrap();
+        let held = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::ScrubState))).unwrap();
         assert!(matches!(held, Response::Reserved(bytes) if bytes[..] == *b"third"));
         assert_eq!(rig.read(0, 1).unwrap(), pattern(1, BLOCK));
     }
@@ -190,7 +190,7 @@ fn what_a_smaller_size_left_over_comes_back_unwritten() {
             let rig = Rig::open(&medium, false).unwrap();
             rig.verify().unwrap();
             let extent = Extent::from_raw(0, blocks).unwrap();
-            let told = rig.run(rig.gate.execute(Request::BlockStatus { extent })).unwrap();
+            let told = rig.run(rig.gate.execute(Request::block_status(extent))).unwrap();
             assert!(matches!(told, Response::BlockStatus(runs) if runs.len() == 1), "all holes");
             assert_eq!(rig.read(blocks - 1, 1).unwrap(), vec![0; BLOCK]);
         }
@@ -346,7 +346,7 @@ fn members_of_groups_are_refused_by_whoever_knows_their_labels() {
     let medium = volume(100);
     let rig = Rig::open(&medium, false).unwrap();
     let bytes = Slice::copy_from(b"a label");
-    rig.run(rig.gate.execute(Request::WriteReserved { area: ReservedArea::GroupLabel, bytes })).unwrap();
+    rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, bytes))).unwrap();
     rig.close();
     match resized(&medium, 200) {
         Err(ResizeError::Member(why)) => assert_eq!(why, "a label of 7 bytes"),

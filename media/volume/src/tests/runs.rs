@@ -33,13 +33,13 @@ fn block(lba: u64) -> Vec<u8> {
 
 fn zero(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let request = Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile };
+    let request = Request::write_zeroes(extent, true, Durability::Volatile);
     rig.run(rig.gate.execute(request)).unwrap();
 }
 
 fn spoil(rig: &Rig, start: u64, blocks: u64) {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    let request = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+    let request = Request::write_uncorrectable(extent, Durability::Volatile);
     rig.run(rig.gate.execute(request)).unwrap();
 }
 

@@ -392,7 +392,7 @@ impl Rig {
         let extent = Extent::from_raw(start, (data.len() >> size.shift()) as u64).unwrap();
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first_ref };
         let data = Sealed::seal(Slice::copy_from(data), size, format, &tags);
-        self.run(self.gate.execute(Request::Write { extent, data, durability })).map(drop)
+        self.run(self.gate.execute(Request::write(extent, data, durability))).map(drop)
     }
 
     pub fn checks(&self, extent: Extent) -> Checks {
@@ -402,7 +402,7 @@ impl Rig {
     pub fn read(&self, start: u64, blocks: u64) -> Result<Vec<u8>, Error> {
         let extent = Extent::from_raw(start, blocks).unwrap();
         let checks = self.checks(extent);
-        match self.run(self.gate.execute(Request::Read { extent, checks }))? {
+        match self.run(self.gate.execute(Request::read(extent, checks)))? {
             Response::Data(data) => Ok(data.data().to_vec()),
             other => panic!("a read was answered with {other:?}"),
         }
@@ -411,11 +411,11 @@ impl Rig {
     pub fn verify(&self) -> Result<(), Error> {
         let extent = Extent::from_raw(0, self.gate.geometry().capacity_blocks).unwrap();
         let checks = self.checks(extent);
-        self.run(self.gate.execute(Request::Verify { extent, checks })).map(drop)
+        self.run(self.gate.execute(Request::verify(extent, checks))).map(drop)
     }
 
     pub fn flush(&self) -> Result<(), Error> {
-        self.run(self.gate.execute(Request::Flush)).map(drop)
+        self.run(self.gate.execute(Request::flush())).map(drop)
     }
 
     pub fn close(self) -> TestMedium {

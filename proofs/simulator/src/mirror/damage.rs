@@ -217,7 +217,7 @@ async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     let stack = up.client.stack();
     let extent = Extent::one(lba);
     let checks = stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-    if let Err(error) = stack.execute(Request::Repair { extent, checks }).await {
+    if let Err(error) = stack.execute(Request::repair(extent, checks)).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
             up.harness.find(format!("the repair of damaged block {lba} said: {error}"));

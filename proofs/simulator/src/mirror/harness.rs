@@ -201,12 +201,9 @@ impl Device for WatchedMirror {
 
     async fn execute(&self, request: Request) -> Outcome {
         let (kind, before) = (request.kind(), self.harness.well());
-        let extents: Vec<Extent> = match &request {
-            Request::Write { extent, .. }
-            | Request::WriteZeroes { extent, .. }
-            | Request::WriteUncorrectable { extent, .. } => vec![*extent],
-            Request::Discard { extents } => extents.to_vec(),
-            _ => Vec::new(),
+        let extents = match kind {
+            RequestKind::Repair => Vec::new(),
+            _ => request.changed_extents().to_vec(),
         };
         if extents.is_empty() {
             return self.execute_watched(request, kind, &before).await;

@@ -82,7 +82,7 @@ async fn are_stale_lists_short(up: &RunningMirror) -> bool {
     let withheld: u64 = description.replicas.iter().map(|replica| replica.stale_blocks).sum();
     for env in up.in_use().iter().filter(|env| !env.has_no_label) {
         let Some(volume) = env.volume.borrow().clone() else { return false };
-        let reserved = volume.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
+        let reserved = volume.execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
         let Ok(Response::Reserved(bytes)) = reserved else { return false };
         let Ok(Some(label)) = Label::decode(&bytes) else { return false };
         let listed: usize = label.replicas.iter().map(|member| member.stale.len()).sum();
@@ -135,7 +135,7 @@ pub(super) async fn holds(up: &RunningMirror, replica: usize, extent: Extent) ->
 async fn read(env: &ReplicaEnv, extent: Extent) -> Option<Sealed> {
     let volume = env.volume.borrow().clone()?;
     let checks = volume.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match volume.execute(Request::Read { extent, checks }).await {
+    match volume.execute(Request::read(extent, checks)).await {
         Ok(Response::Data(data)) => Some(data),
         _ => None,
     }
@@ -166,5 +166,5 @@ async fn is_kept(up: &RunningMirror, one: Extent, kept: &mut [u64]) -> bool {
     }
     let checks =
         up.client.stack().geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, one.start()));
-    up.client.stack().execute(Request::Read { extent: one, checks }).await.is_err()
+    up.client.stack().execute(Request::read(one, checks)).await.is_err()
 }

@@ -182,7 +182,7 @@ impl Replica {
         let opening = Volumes::default().open(disk, executor.clone(), self.profile, true);
         let ended = executor.run(LIMITS, async move {
             let session = opening.await.ok()?;
-            match session.stack.execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await {
+            match session.stack.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
                 Ok(Response::Reserved(bytes)) => Label::decode(&bytes).ok().flatten(),
                 _ => None,
             }

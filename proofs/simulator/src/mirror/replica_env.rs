@@ -6,7 +6,9 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::{Either, LocalBoxFuture, select};
-use sealblock_block::{Abilities, Ability, Condition, Device, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request};
+use sealblock_block::{
+    Abilities, Ability, Condition, Device, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind,
+};
 use sealblock_units::Extent;
 
 use super::harness::Harness;
@@ -181,15 +183,7 @@ impl LinkedDevice {
 
     fn refuses(&self, request: &Request) -> bool {
         self.env.link.get() == ReplicaLink::Full
-            && !matches!(
-                request,
-                Request::Read { .. }
-                    | Request::Verify { .. }
-                    | Request::Checksum { .. }
-                    | Request::Compare { .. }
-                    | Request::ReadReserved { .. }
-                    | Request::Flush
-            )
+            && (request.kind().changes_blocks() || request.kind() == RequestKind::WriteReserved)
     }
 
     /// Checks that a write to a replica concerns regions that hosts have changed and it may lack.
@@ -226,8 +220,8 @@ impl Device for LinkedDevice {
         if self.refuses(&request) {
             return Err(ErrorKind::NoSpace { reason: "the replica is full".to_owned() }.into());
         }
-        if let Request::Write { extent, .. } | Request::WriteZeroes { extent, .. } = &request {
-            self.check(*extent);
+        if matches!(request.kind(), RequestKind::Write | RequestKind::WriteZeroes) {
+            self.check(request.extents.one());
         }
         let inner = self.inner.clone();
         // A task of its own: a request continues when its future is dropped.

@@ -110,7 +110,7 @@ async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
-    match opened.gate.execute(Request::Checksum { extent, checks }).await {
+    match opened.gate.execute(Request::checksum(extent, checks)).await {
         Ok(Response::Checksum(digested)) => Ok(Some(digested.crc64)),
         Ok(_) => unreachable!("a digest is answered with one"),
         Err(error) if damage(&error).is_some() => Ok(None),

@@ -144,7 +144,7 @@ impl Sink {
             return Ok(());
         };
         let extent = extent_of(opened, gap.start, (gap.end - gap.start) as usize)?;
-        let operation = Request::WriteUncorrectable { extent, durability: Durability::Volatile };
+        let operation = Request::write_uncorrectable(extent, Durability::Volatile);
         opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
 
@@ -215,12 +215,12 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
     let extent = extent_of(opened, offset, data.len())?;
     let leaves_out = opened.gate.abilities().unmap_zeroes && is_zero(data);
     let operation = if leaves_out {
-        Request::WriteZeroes { extent, may_unmap: true, durability: Durability::Volatile }
+        Request::write_zeroes(extent, true, Durability::Volatile)
     } else {
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let whole = data.len().next_multiple_of(geometry.block_size.bytes());
         let data = Sealed::seal(padded(data, whole), geometry.block_size, geometry.protection, &tags);
-        Request::Write { extent, data, durability: Durability::Volatile }
+        Request::write(extent, data, Durability::Volatile)
     };
     opened.gate.execute(operation).await.map_err(|error| of_block("writing", &error))?;
     Ok(if leaves_out { 0 } else { data.len() as u64 })

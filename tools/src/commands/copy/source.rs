@@ -125,7 +125,7 @@ async fn is_hole(opened: &OpenTarget, offset: u64, length: u64) -> bool {
         return false;
     }
     let Ok(extent) = Extent::from_raw(offset >> shift, length >> shift) else { return false };
-    match opened.gate.execute(Request::BlockStatus { extent }).await {
+    match opened.gate.execute(Request::block_status(extent)).await {
         Ok(Response::BlockStatus(runs)) => runs.iter().all(|run| run.state == BlockState::Hole),
         _ => false,
     }

@@ -205,7 +205,7 @@ impl LocalDevice {
 
 /// Refuses a member of a group: a host may have labelled it since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
-    let label = shared.attach().execute(Request::ReadReserved { area: ReservedArea::GroupLabel }).await;
+    let label = shared.attach().execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
     let label = label.map_err(|error| of_block("reading its label", &error))?;
     if let Response::Reserved(label) = label
         && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
@@ -218,7 +218,7 @@ async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
 /// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
     // A flush before the quiesce shortens the flush during which requests wait.
-    let flushed = shared.attach().execute(Request::Flush).await;
+    let flushed = shared.attach().execute(Request::flush()).await;
     flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
     let since = now();
     let busy = || StackError::new(Cause::Refused, DOING, "another request is changing it");

@@ -31,7 +31,7 @@ const PIECES_PER_SECOND: u64 = 10;
 
 /// The coverage of a check of these blocks now, whatever it finds.
 pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, StackError> {
-    let verify = Request::Verify { extent, checks: opened.checks(extent) };
+    let verify = Request::verify(extent, opened.checks(extent));
     match opened.gate.execute(verify).await {
         Ok(Response::Verified(verified)) => Ok(verified.coverage),
         Ok(_) => Ok(Coverage::default()),
@@ -265,8 +265,8 @@ impl VerifyJob {
         let checks = opened.checks(extent);
         let outcome = match self.how {
             VerifyPath::ReadAndCheck => opened.gate.verify_by_reading(extent, checks).await,
-            VerifyPath::Repair => opened.gate.execute(Request::Repair { extent, checks }).await,
-            VerifyPath::Offloaded | VerifyPath::Local => opened.gate.execute(Request::Verify { extent, checks }).await,
+            VerifyPath::Repair => opened.gate.execute(Request::repair(extent, checks)).await,
+            VerifyPath::Offloaded | VerifyPath::Local => opened.gate.execute(Request::verify(extent, checks)).await,
         };
         let (faults, coverage, read) = match outcome {
             Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),

@@ -115,11 +115,11 @@ pub async fn write_with(
     durability: Durability,
 ) -> Result<Response, Error> {
     let data = sealed(device, extent, seed);
-    device.execute(Request::Write { extent, data, durability }).await
+    device.execute(Request::write(extent, data, durability)).await
 }
 
 pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error> {
-    match device.execute(Request::Read { extent, checks: Checks::NONE }).await? {
+    match device.execute(Request::read(extent, Checks::NONE)).await? {
         Response::Data(sealed) => Ok(sealed),
         other => panic!("a read is answered with data, not {other:?}"),
     }
@@ -131,7 +131,7 @@ pub async fn holds(device: &impl Device, extent: Extent, seed: u8) -> bool {
 }
 
 pub async fn flush(device: &impl Device) -> Result<Response, Error> {
-    device.execute(Request::Flush).await
+    device.execute(Request::flush()).await
 }
 
 /// The blocks that an error names.

@@ -117,12 +117,12 @@ pub fn full(device: &impl Device, extent: Extent) -> Checks {
 
 pub async fn write(device: &impl Device, extent: Extent, seed: u8) -> Result<Response, Error> {
     let data = sealed(device, extent, seed);
-    device.execute(Request::Write { extent, data, durability: Durability::Volatile }).await
+    device.execute(Request::write(extent, data, Durability::Volatile)).await
 }
 
 pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error> {
     let checks = full(device, extent);
-    match device.execute(Request::Read { extent, checks }).await? {
+    match device.execute(Request::read(extent, checks)).await? {
         Response::Data(sealed) => Ok(sealed),
         other => panic!("a read is answered with data, not {other:?}"),
     }
@@ -130,5 +130,5 @@ pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error>
 
 pub async fn verify(device: &impl Device, extent: Extent) -> Result<Response, Error> {
     let checks = full(device, extent);
-    device.execute(Request::Verify { extent, checks }).await
+    device.execute(Request::verify(extent, checks)).await
 }

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Device, Error, ErrorKind, Geometry, Limits, Outcome,
-    Request, ReservedArea, Response, StatusRuns, VerifyStats,
+    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Device, Error, ErrorKind, Geometry, Limits,
+    Operation, Outcome, Request, RequestKind, ReservedArea, Response, StatusRuns, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard};
 use sealblock_layers_mirror::label::Label;
@@ -183,41 +183,45 @@ impl Image {
         Ok(Response::BlockStatus(runs.into_vec()))
     }
 
-    fn write_reserved(&mut self, slot: ReservedArea, bytes: Slice) {
+    fn write_reserved(&mut self, slot: ReservedArea, bytes: &Slice) {
         self.reserved.retain(|(other, _)| *other != slot);
-        self.reserved.push((slot, Slice::copy_from(&bytes)));
+        self.reserved.push((slot, Slice::copy_from(bytes)));
     }
 
     /// Executes a request whole.
     fn execute(&mut self, request: Request, format: Option<PiFormat>) -> Outcome {
-        match request {
-            Request::Read { extent, checks } => return self.read(extent, &checks, format).map(Response::Data),
-            Request::Verify { extent, checks } => {
-                return self.read(extent, &checks, format).map(|_| Response::Verified(VerifyStats::default()));
+        let Request { operation, extents, .. } = &request;
+        match operation {
+            Operation::Read(checks) => return self.read(extents.one(), checks, format).map(Response::Data),
+            Operation::Verify(checks) => {
+                return self.read(extents.one(), checks, format).map(|_| Response::Verified(VerifyStats::default()));
             }
-            Request::Checksum { extent, checks } => {
-                let crc64 = guard::crc64(self.read(extent, &checks, format)?.data());
+            Operation::Checksum(checks) => {
+                let crc64 = guard::crc64(self.read(extents.one(), checks, format)?.data());
                 return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
             }
-            Request::ReadReserved { area } => {
-                let found = self.reserved.iter().find(|(other, _)| *other == area);
+            Operation::ReadReserved(area) => {
+                let found = self.reserved.iter().find(|(other, _)| other == area);
                 return Ok(Response::Reserved(found.map_or_else(Slice::empty, |(_, bytes)| bytes.clone())));
             }
-            Request::BlockStatus { extent } => return self.block_status(extent),
-            Request::WriteReserved { area, bytes } => self.write_reserved(area, bytes),
-            Request::Write { extent, data, .. } => self.write(extent, &data),
-            Request::WriteZeroes { extent, may_unmap: true, .. } => {
-                extent.iter().for_each(|lba| self.change(lba, Stored::Hole));
+            Operation::BlockStatus => return self.block_status(extents.one()),
+            Operation::WriteReserved(area, bytes) => self.write_reserved(*area, bytes),
+            Operation::Write(data) => self.write(extents.one(), data),
+            Operation::WriteZeroes { may_unmap: true } => {
+                extents.one().iter().for_each(|lba| self.change(lba, Stored::Hole));
             }
-            Request::WriteZeroes { extent, .. } => {
+            Operation::WriteZeroes { may_unmap: false } => {
+                let extent = extents.one();
                 let zeroes = Slice::copy_from(&vec![0; extent.bytes(SIZE) as usize]);
                 self.write(extent, &Sealed::seal(zeroes, SIZE, format, &tags(extent)));
             }
-            Request::WriteUncorrectable { extent, .. } => {
-                extent.iter().for_each(|lba| self.change(lba, Stored::Unreadable));
+            Operation::WriteUncorrectable => {
+                extents.one().iter().for_each(|lba| self.change(lba, Stored::Unreadable));
             }
-            Request::Flush => self.flush(),
-            other => return Err(ErrorKind::Absent(other.kind()).into()),
+            Operation::Flush => self.flush(),
+            Operation::Discard | Operation::Compare(_) | Operation::Repair(_) => {
+                return Err(ErrorKind::Absent(request.kind()).into());
+            }
         }
         Ok(Response::Done)
     }
@@ -226,13 +230,13 @@ impl Image {
     /// where it is a label. Whether it was done whole.
     fn begin(&mut self, request: Request, format: Option<PiFormat>, random: &Random) -> bool {
         let is_whole = random.chance(50);
-        match request {
-            Request::Write { extent, data, .. } if !is_whole => {
-                for (index, lba) in extent.iter().enumerate().filter(|_| random.chance(50)) {
+        match &request.operation {
+            Operation::Write(data) if !is_whole => {
+                for (index, lba) in request.extents.one().iter().enumerate().filter(|_| random.chance(50)) {
                     self.write(Extent::one(lba), &data.slice(index, 1));
                 }
             }
-            other if is_whole => drop(self.execute(other, format)),
+            _ if is_whole => drop(self.execute(request, format)),
             _ => {}
         }
         is_whole
@@ -288,10 +292,10 @@ pub enum HeldRequests {
 impl HeldRequests {
     fn holds(self, request: &Request) -> bool {
         match self {
-            HeldRequests::Flushes => matches!(request, Request::Flush),
+            HeldRequests::Flushes => request.kind() == RequestKind::Flush,
             HeldRequests::Looks => matches!(
-                request,
-                Request::Read { .. } | Request::Verify { .. } | Request::Checksum { .. } | Request::Compare { .. }
+                request.kind(),
+                RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Compare
             ),
         }
     }
@@ -401,14 +405,14 @@ impl Device for LinkedReplica {
             self.replica.is_waiting.set(true);
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        let is_label = matches!(request, Request::WriteReserved { area: ReservedArea::GroupLabel, .. });
+        let is_label = matches!(request.operation, Operation::WriteReserved(ReservedArea::GroupLabel, _));
         let is_change = is_label
             || matches!(
-                request,
-                Request::Write { .. }
-                    | Request::WriteZeroes { .. }
-                    | Request::WriteUncorrectable { .. }
-                    | Request::WriteReserved { .. }
+                request.kind(),
+                RequestKind::Write
+                    | RequestKind::WriteZeroes
+                    | RequestKind::WriteUncorrectable
+                    | RequestKind::WriteReserved
             );
         self.check(is_change, is_label)?;
         let stops = self.harness.is_last_operation();

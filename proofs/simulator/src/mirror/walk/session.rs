@@ -257,20 +257,20 @@ impl Host {
         let stamp = self.harness.fresh();
         let bytes: Vec<u8> = extent.iter().flat_map(|lba| content(lba, stamp)).collect();
         let data = Sealed::seal(Slice::copy_from(&bytes), SIZE, self.harness.format, &tags(extent));
-        let write = Request::Write { extent, data, durability: Durability::Volatile };
+        let write = Request::write(extent, data, Durability::Volatile);
         self.change("write", extent, stamp, write).await;
     }
 
     async fn zero(&self) {
         let (extent, may_unmap) = (self.extent(), self.harness.random.chance(50));
-        let zero = Request::WriteZeroes { extent, may_unmap, durability: Durability::Volatile };
+        let zero = Request::write_zeroes(extent, may_unmap, Durability::Volatile);
         self.change("zero", extent, 0, zero).await;
     }
 
     /// Whether it was acknowledged.
     async fn flush(&self) -> bool {
         let before = self.harness.well();
-        match self.stack.execute(Request::Flush).await {
+        match self.stack.execute(Request::flush()).await {
             Ok(_) => {
                 self.say("flush".to_owned());
                 self.harness.advance(|model, node, state| model.flush(node, state));
@@ -290,7 +290,7 @@ impl Host {
     pub async fn read(&self, extent: Extent) {
         let (mut before, mut had) = (self.harness.well(), self.good_copies());
         let checks = full(self.harness.format, extent);
-        match self.stack.execute(Request::Read { extent, checks }).await {
+        match self.stack.execute(Request::read(extent, checks)).await {
             Ok(Response::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
                 self.see(lba, data.slice(index, 1).data());
             }),
@@ -412,7 +412,7 @@ impl Host {
     async fn verify(&self) {
         let (extent, before) = (self.whole(), self.harness.well());
         let checks = full(self.harness.format, extent);
-        match self.stack.execute(Request::Verify { extent, checks }).await {
+        match self.stack.execute(Request::verify(extent, checks)).await {
             Ok(_) => {
                 self.say("verify: clean".to_owned());
                 for (number, _) in self.harness.well() {
@@ -437,7 +437,7 @@ impl Host {
         let checks = full(self.harness.format, extent);
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
-        let outcome = self.stack.execute(Request::Repair { extent, checks }).await;
+        let outcome = self.stack.execute(Request::repair(extent, checks)).await;
         self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = &outcome
             && error.bad_blocks().is_none()

@@ -107,8 +107,8 @@ fn operation(gate: &Gate<DynDevice>, extent: Extent) -> Request {
     let format = gate.geometry().protection;
     let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
     match gate.abilities().of(RequestKind::Repair) {
-        Ability::Native => Request::Repair { extent, checks },
-        Ability::Emulated | Ability::Absent => Request::Verify { extent, checks },
+        Ability::Native => Request::repair(extent, checks),
+        Ability::Emulated | Ability::Absent => Request::verify(extent, checks),
     }
 }
 

@@ -61,7 +61,7 @@ impl ScrubTask {
         if self.memory.why_not().is_some() {
             return;
         }
-        let bytes = match self.ask(Request::ReadReserved { area: ReservedArea::ScrubState }).await {
+        let bytes = match self.ask(Request::read_reserved(ReservedArea::ScrubState)).await {
             Ok(Response::Reserved(bytes)) => bytes,
             Ok(_) => Slice::empty(),
             Err(error) => {
@@ -88,7 +88,7 @@ impl ScrubTask {
         if self.memory.why_not().is_some() {
             return;
         }
-        let operation = Request::WriteReserved { area: ReservedArea::ScrubState, bytes: Slice::copy_from(&bytes) };
+        let operation = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(&bytes));
         match self.ask(operation).await {
             Ok(_) => self.memory.warned.set(false),
             Err(error) => {
