@@ -260,10 +260,10 @@ fn a_durable_discard_is_flushed_and_a_volatile_one_is_not() {
     device.abilities.discard = Ability::Native;
     let gate = device.gate();
     let kinds = || gate.device().take_seen().iter().map(|seen| seen.0).collect::<Vec<_>>();
-    done(run(gate.execute(Request::discard([extent(4, 8)]))));
+    done(run(gate.execute(Request::discard([extent(4, 12)]))));
     assert_eq!(kinds(), [RequestKind::Discard; 2]);
     let durable =
-        Request { durability: Durability::ForceUnitAccess, ..Request::discard([extent(4, 8), extent(20, 1)]) };
+        Request { durability: Durability::ForceUnitAccess, ..Request::discard([extent(4, 12), extent(20, 1)]) };
     assert!(durable.is_durable() && !durable.is_volatile());
     assert!(gate.try_execute(&durable).is_none(), "two requests are not one");
     done(run(gate.execute(durable)));
