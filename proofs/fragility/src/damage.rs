@@ -6,8 +6,7 @@ use sealblock_media_volume::format::{Region, RegionKind};
 use sealblock_simulator::random::Random;
 
 use crate::medium::Overlay;
-use crate::places::Range;
-use crate::specimen::Specimen;
+use crate::specimen::{Range, Specimen};
 
 /// Bytes of a long run.
 const RUN_BYTES: u64 = 64 << 10;

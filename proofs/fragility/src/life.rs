@@ -22,9 +22,8 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use crate::look::{LIMITS, Seen, look};
 use crate::medium::Overlay;
 use crate::model::Model;
-use crate::places::Places;
 use crate::scan;
-use crate::specimen::{IDLE, Specimen, State};
+use crate::specimen::{IDLE, Places, Specimen, State};
 
 /// Blocks changed by one request at most.
 const MOST_AT_ONCE: u64 = 48;

@@ -15,8 +15,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::look::on_executor;
 use crate::medium::Overlay;
-use crate::places::{Places, Range};
-use crate::specimen::Specimen;
+use crate::specimen::{Places, Range, Specimen};
 
 /// Bytes of a block's generation.
 const GENERATION_BYTES: u64 = 2;

@@ -385,7 +385,7 @@ mod tests {
             .filter_map(|seed| Damage::draw(physical_blocks(Fault::Unreadable), &specimen, &Random::new(seed)))
             .find(|damage| !specimen.places.allowed(&damage.ranges, true).is_empty())
             .unwrap();
-        specimen.places = crate::places::Places::default();
+        specimen.places = crate::specimen::Places::default();
         let outcome = run(&specimen, &damage, &Random::new(1));
         assert_eq!((outcome.lost, outcome.bound, outcome.beyond), (1, 0, 1));
         assert!(!outcome.findings.is_empty());
