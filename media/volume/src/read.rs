@@ -99,8 +99,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         !is_logged && groups.all(|group| !self.block_map.groups.is_initialized(group))
     }
 
-    /// Checks blocks; also says how many bytes were read for that. Nothing is read, and nothing given, where all are zeroes: most of
-    /// a large volume may be like this.
+    /// Checks blocks; also says how many bytes were read for that. Nothing is read, and nothing given, where all are zeroes:
+    /// most of a large volume may be like this.
     async fn check_piece(&self, extent: Extent, checks: &Checks) -> (u64, Result<Option<Sealed>, Error>) {
         if self.is_unwritten(extent) {
             return (0, Ok(None));

@@ -1,5 +1,5 @@
-//! A volume in a known state, and all that is known of it: also what a damage may cost, the blocks of which it hit every place of the
-//! map entry or of the generation, or the data.
+//! A volume in a known state, and all that is known of it: also what a damage may cost, the blocks of which it hit every place
+//! of the map entry or of the generation, or the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
