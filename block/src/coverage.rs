@@ -8,7 +8,7 @@
 
 use sealblock_units::{Extent, Lba};
 
-use crate::{BadBlock, BadBlocks, Error, MemberPath};
+use crate::MemberPath;
 
 /// Maximum runs of one [`Coverage`]; further ones are merged, blocks between them included.
 pub const MAX_RUNS: usize = 1024;
@@ -208,39 +208,6 @@ impl Coverage {
                 all
             });
             self.unchecked.extend(all.map(|all| Unchecked { member: MemberPath::NONE, ..all }));
-        }
-    }
-}
-
-/// Collects the bad blocks and the coverage of several checks, of several extents or copies.
-#[derive(Default)]
-pub struct Tally {
-    /// The bad blocks of all checks.
-    pub bad_blocks: Vec<BadBlock>,
-    /// The coverage of all checks.
-    pub coverage: Coverage,
-}
-
-impl Tally {
-    /// Adds the bad blocks and the coverage of a check that failed.
-    ///
-    /// # Errors
-    /// An error of another kind than [`crate::ErrorKind::Integrity`].
-    pub fn take(&mut self, error: Error) -> Result<(), Error> {
-        let (bad_blocks, coverage) = error.into_damage()?;
-        self.bad_blocks.extend(bad_blocks);
-        self.coverage.merge(coverage);
-        Ok(())
-    }
-
-    /// The coverage of the checks, if they found no bad block.
-    ///
-    /// # Errors
-    /// The bad blocks.
-    pub fn finish(self) -> Result<Coverage, Error> {
-        match BadBlocks::new(self.bad_blocks) {
-            Some(bad_blocks) => Err(bad_blocks.with_coverage(self.coverage).into()),
-            None => Ok(self.coverage),
         }
     }
 }

@@ -7,6 +7,7 @@
 //! A request completes exactly once by construction: [`Device::execute`] takes it by value, and its future returns one outcome.
 //! Futures belong to one core and are not `Send`; the runtime carries requests between cores.
 
+mod bad_block;
 mod coverage;
 mod device;
 mod error;
@@ -16,20 +17,20 @@ mod gate;
 mod geometry;
 mod medium;
 mod request;
+mod response;
 mod sync;
 mod unwritten;
 
-pub use coverage::{Coverage, Tally, Unchecked, WhyUnchecked};
+pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
+pub use coverage::{Coverage, Unchecked, WhyUnchecked};
 pub use device::{Device, DeviceOpener, DynDevice};
-pub use error::{BadBlock, BadBlockCause, BadBlocks, Error, ErrorKind, MemberPath};
+pub use error::{BadBlocks, Error, ErrorKind, Tally};
 pub use flush_epochs::{FlushEpochs, WritesLost};
 pub use flush_errors::{FlushCursor, FlushErrors, FlushGroup, FlushTicket};
 pub use gate::{Counters, Gate};
 pub use geometry::{Abilities, Ability, Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
-pub use request::{
-    BlockState, Checksum, Durability, Extents, Operation, Outcome, Request, RequestKind, ReservedArea, Response,
-    StatusRun, StatusRuns, VerifyStats,
-};
+pub use request::{Durability, Extents, Operation, Request, RequestKind, ReservedArea};
+pub use response::{BlockState, Checksum, Outcome, Response, StatusRun, StatusRuns, VerifyStats};
 pub use sync::{Clock, Condition, RangeGuard, RangeLock};
 pub use unwritten::is_unwritten;

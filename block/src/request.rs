@@ -1,13 +1,11 @@
-//! Requests to a device, and its responses.
+//! Requests to a device.
 
 use std::ops::{Deref, RangeInclusive};
 
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::{BlockCount, Extent};
+use sealblock_units::Extent;
 use smallvec::SmallVec;
-
-use crate::{Coverage, Error};
 
 /// When a write is durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -385,46 +383,6 @@ impl Request {
     }
 }
 
-/// The result of a Verify: its cost and its coverage.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct VerifyStats {
-    /// Bytes of payload that crossed from the device to this host to be checked.
-    pub bytes_transferred: u64,
-    /// What was not checked.
-    pub coverage: Coverage,
-}
-
-/// The result of a Checksum request.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Checksum {
-    /// The CRC-64/NVME of the blocks' data, in order.
-    pub crc64: u64,
-    /// Bytes of payload that crossed from the device to this host to compute it.
-    pub bytes_transferred: u64,
-    /// What was not checked.
-    pub coverage: Coverage,
-}
-
-/// The response to a request that succeeded.
-#[derive(Debug)]
-pub enum Response {
-    /// Write, Flush, Discard, WriteZeroes, Compare, WriteUncorrectable and WriteReserved.
-    Done,
-    /// Read: the blocks, checked as requested.
-    Data(Sealed),
-    /// Verify and Repair: all blocks that were checked are good.
-    Verified(VerifyStats),
-    /// Checksum: all blocks that were checked are good.
-    Checksum(Checksum),
-    /// BlockStatus: runs that cover the extent, in order.
-    BlockStatus(Vec<StatusRun>),
-    /// ReadReserved: what the last WriteReserved wrote; empty if there was none.
-    Reserved(Slice),
-}
-
-/// The outcome of a request: exactly one per request.
-pub type Outcome = Result<Response, Error>;
-
 /// Bytes of a device for each bit of the bitmap pages, while it has no more than [`MOST_BITS`] of them.
 const BYTES_PER_BIT: u64 = 64 << 10;
 /// Maximum bits of a bitmap. A larger device is tracked with more bytes per bit.
@@ -496,56 +454,6 @@ impl ReservedArea {
     }
 }
 
-/// A run of blocks with the same state.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct StatusRun {
-    /// Length of the run.
-    pub blocks: BlockCount,
-    /// State of each block of the run.
-    pub state: BlockState,
-}
-
-/// Whether a block takes space on the medium.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum BlockState {
-    /// The block takes space, or may.
-    Allocated,
-    /// The block takes no space and reads as zeroes.
-    Hole,
-}
-
-/// Builds the runs of a block status: neighbours of the same state become one run.
-#[derive(Clone, Debug, Default)]
-pub struct StatusRuns(Vec<StatusRun>);
-
-impl StatusRuns {
-    /// Appends `blocks` blocks of this state.
-    pub fn push(&mut self, blocks: BlockCount, state: BlockState) {
-        let joined = self.0.last().filter(|last| last.state == state);
-        // Runs whose total exceeds a `BlockCount` stay apart.
-        let joined = joined.and_then(|last| BlockCount::new(last.blocks.get().checked_add(blocks.get())?));
-        match (self.0.last_mut(), joined) {
-            (Some(last), Some(blocks)) => last.blocks = blocks,
-            _ => self.0.push(StatusRun { blocks, state }),
-        }
-    }
-
-    /// The number of runs.
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// True if there are no runs.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The runs, in order.
-    pub fn into_vec(self) -> Vec<StatusRun> {
-        self.0
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -557,21 +465,5 @@ mod tests {
         assert_eq!(pages((512 << 20) + 1), 9);
         assert_eq!(pages(1 << 40), 9 * 521, "18.3 MiB");
         assert_eq!(pages(u64::MAX), pages(1 << 40));
-    }
-
-    #[test]
-    fn neighbours_that_are_alike_become_one_run() {
-        let mut runs = StatusRuns::default();
-        let parts = [
-            (1, BlockState::Hole),
-            (2, BlockState::Hole),
-            (3, BlockState::Allocated),
-            (u32::MAX, BlockState::Allocated),
-        ];
-        for (blocks, state) in parts {
-            runs.push(BlockCount::new(blocks).unwrap(), state);
-        }
-        let merged: Vec<_> = runs.into_vec().iter().map(|run| (run.blocks.get(), run.state)).collect();
-        assert_eq!(merged, [(3, BlockState::Hole), (3, BlockState::Allocated), (u32::MAX, BlockState::Allocated)]);
     }
 }
