@@ -4,62 +4,49 @@
 //! removed, or when the server stops. Requests in flight then get some time, and their replies are sent as far as the
 //! client still receives.
 //!
-//! Shape: each poll of the task checks again what may have changed: replies were sent, requests completed, or other
-//! connections released bytes in flight.
+//! Shape: each poll of the task ([`Turns`]) checks again what may have changed: replies were sent, requests completed, or
+//! other connections released bytes in flight.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::task::Poll;
 
 use sealblock_protocols_nbd::{Closed, Command, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Notify, Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
+use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
+use sealblock_transport::{
+    Batch, Registration, STAGING_BYTES, Sender, Signals, Turns, configure_socket, lingering_close, next_turn,
+};
 
-use crate::shared::{ControlOrder, Registration};
+use crate::shared::{ChosenExport, ServerState};
 use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
 
-/// How long a client may take to close after the server has sent its last bytes.
-const LINGERING_CLOSE: Duration = Duration::from_secs(1);
-/// Bytes that are received and discarded at once meanwhile.
-const LINGERING_CLOSE_BYTES: usize = 4096;
-/// Bytes that are received at once: many requests, or the data of a medium-sized write.
-const STAGING_BYTES: usize = 256 << 10;
-/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
-/// wait for the client. Automatic tuning grows socket buffers only after they were too small.
-const SOCKET_BYTES: usize = 2 << 20;
+/// Bytes of a received request without data.
+const REQUEST_BYTES: usize = 28;
 
 pub(crate) struct Connection {
-    pub(crate) registration: Registration,
-    pub(crate) core: RefCell<Core>,
-    pub(crate) stream: Stream,
+    server: Arc<ServerState>,
+    registration: Registration,
+    core: RefCell<Core>,
+    stream: Stream,
     peer: String,
     /// The exports that the client may choose.
-    pub(crate) advertised: Arc<[Told]>,
+    advertised: Arc<[Told]>,
+    chosen: RefCell<Option<ChosenExport>>,
     /// The device of the chosen export.
-    pub(crate) open_export: RefCell<Option<Rc<OpenExport>>>,
+    open_export: RefCell<Option<Rc<OpenExport>>>,
     /// This connection's share of the bytes in flight over all connections.
-    pub(crate) share: Share,
-    /// The connection's task.
-    pub(crate) task: RefCell<Waker>,
-    /// Notified when there is something to send, or sending must end.
-    output: Notify,
-    /// True while the connection's task is polled, so that it need not be woken.
-    is_polling: Cell<bool>,
-    /// Replies are sent, or requests checked again, before more is received.
-    pub(crate) sends_first: Cell<bool>,
+    share: Share,
+    turns: Turns,
     /// Replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
-    /// The remaining replies are the last ones.
-    is_finishing: Cell<bool>,
-    is_finished: Cell<bool>,
     /// No reply can be sent any more.
-    pub(crate) is_gone: Cell<bool>,
+    is_gone: Cell<bool>,
 }
 
 /// The peer for log lines: its address, or its process on a Unix socket.
@@ -73,38 +60,30 @@ fn origin(stream: &Stream) -> String {
 }
 
 impl Connection {
-    pub(crate) fn new(stream: Stream, place: Registration) -> Rc<Connection> {
-        let advertised = place.server.advertised();
+    pub(crate) fn new(stream: Stream, server: Arc<ServerState>, registration: Registration) -> Rc<Connection> {
+        let advertised = server.advertised();
         let mut config = ServerConfig::new(pool(), []);
         config.exports = Arc::clone(&advertised);
-        config.default_export = place.server.default_of(&advertised);
-        config.limits = place.server.limits.connection.clone();
+        config.default_export = server.default_of(&advertised);
+        config.limits = server.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
         let mut core = Core::new(config);
         // Starts without a share of the budget and grows it on demand.
         core.grant(0);
-        // Where the system refuses, its default buffers apply, at the cost of more system calls.
-        let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
-        let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
-        // Unix sockets have no such limit.
-        let _ = stream.set_user_timeout(place.server.limits.receive);
-        stream.set_prompt(true);
+        configure_socket(&stream, server.limits.receive);
         let from = origin(&stream);
         Rc::new(Connection {
             peer: from,
-            share: Share::new(&place.server.budget),
-            registration: place,
+            share: Share::new(&server.budget),
+            server,
+            registration,
             core: RefCell::new(core),
             stream,
             advertised,
+            chosen: RefCell::default(),
             open_export: RefCell::default(),
-            task: RefCell::new(Waker::noop().clone()),
-            output: Notify::default(),
-            is_polling: Cell::new(false),
-            sends_first: Cell::new(false),
+            turns: Turns::default(),
             has_room: Cell::new(false),
-            is_finishing: Cell::new(false),
-            is_finished: Cell::new(false),
             is_gone: Cell::new(false),
         })
     }
@@ -114,7 +93,7 @@ impl Connection {
         let signal = Arc::clone(&self.registration.signal);
         let watch = spawn(async move {
             shutdown_requested().await;
-            signal.send(ControlOrder::Drain);
+            signal.send(Signals::DRAIN);
         });
         self.serve().await;
         if self.open_export.borrow().is_some() {
@@ -125,52 +104,33 @@ impl Connection {
     }
 
     async fn serve(self: &Rc<Self>) {
-        let drain = self.registration.server.limits.drain;
-        let mut sender = Sender { future: pin!(self.send_all()), is_over: false };
-        self.run_with_sender(&mut sender, ControlOrder::Drain, self.receive()).await;
+        let drain = self.server.limits.drain;
+        let sending = pin!(self.send());
+        let mut sender = Sender::new(sending);
+        self.turns.run(&mut sender, self.until(Signals::DRAIN, self.receive())).await;
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
-        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.process_batch(0))).await;
+        self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
         self.core.borrow_mut().close();
-        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.wait_idle())).await;
-        self.is_finishing.set(true);
-        self.wake();
-        self.run_with_sender(&mut sender, ControlOrder::Abort, timeout(drain, self.wait_sent())).await;
+        self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.wait_idle()))).await;
+        self.until(Signals::ABORT, timeout(drain, self.turns.finish(&mut sender))).await;
         if !self.is_gone.get() {
-            // A client that does not close in time is reset.
-            let linger = self.stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES);
-            self.run_with_sender(&mut sender, ControlOrder::Abort, linger).await;
+            self.until(Signals::ABORT, lingering_close(&self.stream)).await;
         }
     }
 
-    /// Polls `work` to its end and sends meanwhile, until the connection gets this order.
-    async fn run_with_sender<F: Future<Output = ()>>(
-        &self,
-        sender: &mut Sender<'_, F>,
-        order: ControlOrder,
-        work: impl Future,
-    ) {
-        let mut work = pin!(work);
-        let mut is_known = false;
+    /// Polls `work` to its end, or until the connection gets this order.
+    async fn until(&self, order: Signals, work: impl Future) {
+        let (mut work, mut is_listening) = (pin!(work), false);
         poll_fn(|cx| {
-            if !std::mem::replace(&mut is_known, true) {
+            if !std::mem::replace(&mut is_listening, true) {
                 // A task's waker stays the same.
-                *self.task.borrow_mut() = cx.waker().clone();
                 self.registration.signal.listen(cx.waker());
             }
-            if self.registration.signal.has(order) {
-                return Poll::Ready(());
+            match self.registration.signal.has(order) {
+                true => Poll::Ready(()),
+                false => work.as_mut().poll(cx).map(drop),
             }
-            self.is_polling.set(true);
-            let polled = loop {
-                let polled = work.as_mut().poll(cx).map(drop);
-                sender.poll(cx);
-                if polled.is_ready() || !self.sends_first.take() {
-                    break polled;
-                }
-            };
-            self.is_polling.set(false);
-            polled
         })
         .await
     }
@@ -180,17 +140,9 @@ impl Connection {
         &self.peer
     }
 
-    /// Has the connection's task send, or check its state.
-    pub(crate) fn wake(&self) {
-        self.output.notify_self();
-        if !self.is_polling.get() {
-            self.task.borrow().wake_by_ref();
-        }
-    }
-
     async fn receive(self: &Rc<Self>) {
         let negotiated = self.receive_while(|| self.open_export.borrow().is_none());
-        let deadline = now() + self.registration.server.limits.negotiation;
+        let deadline = now() + self.server.limits.negotiation;
         let (mut negotiated, mut late) = (pin!(negotiated), sleep_until(deadline));
         let is_in_time = poll_fn(|cx| match negotiated.as_mut().poll(cx) {
             Poll::Ready(()) => Poll::Ready(true),
@@ -233,21 +185,14 @@ impl Connection {
         }
     }
 
-    async fn send_all(self: &Rc<Self>) {
-        self.send().await;
-        self.is_finished.set(true);
-        self.sends_first.set(true);
-    }
-
     async fn send(self: &Rc<Self>) {
         let mut slices = Vec::new();
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices);
             if bytes == 0 {
-                if self.is_finishing.get() {
+                if !self.turns.output().await {
                     return;
                 }
-                self.output.wait().await;
                 continue;
             }
             if self.stream.send_all(slices.drain(..)).await.is_err() {
@@ -265,7 +210,7 @@ impl Connection {
         core.grant(self.share.held_bytes());
         if core.is_full() {
             self.has_room.set(true);
-            self.sends_first.set(true);
+            self.turns.run_again();
         }
     }
 
@@ -276,80 +221,27 @@ impl Connection {
         }
     }
 
-    /// Waits until all replies are sent.
-    async fn wait_sent(self: &Rc<Self>) {
-        while !self.is_finished.get() {
-            next_turn().await;
-        }
-    }
-
     /// Receives, sends and starts nothing any more.
     pub(crate) fn close(&self) {
         self.is_gone.set(true);
         self.core.borrow_mut().close();
         // Fails only if the client has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.sends_first.set(true);
+        self.turns.run_again();
     }
-}
 
-/// Completes at the next poll of the task.
-async fn next_turn() {
-    let mut has_waited = false;
-    poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await
-}
-
-/// The sending half of a connection.
-struct Sender<'a, F> {
-    future: Pin<&'a mut F>,
-    is_over: bool,
-}
-
-impl<F: Future<Output = ()>> Sender<'_, F> {
-    fn poll(&mut self, cx: &mut Context<'_>) {
-        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
-    }
-}
-
-/// The minimum number of requests, and the maximum of bytes that they read, before their replies are sent. With one
-/// send for a deep queue, client and server would take turns instead of working at the same time. Smaller batches cost
-/// more system calls than they save.
-const BATCH_REQUESTS: usize = 16;
-const BATCH_BYTES: u64 = 256 << 10;
-/// Bytes of a received request without data.
-const REQUEST_BYTES: usize = 28;
-
-impl Connection {
     /// Executes what was received, and sends replies in batches.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
-        let part = (received_bytes / REQUEST_BYTES / 2).max(BATCH_REQUESTS);
-        let (mut events, mut in_part, mut read_bytes) = (0, 0, 0);
+        let mut batch = Batch::new(received_bytes, REQUEST_BYTES);
         while let Some(event) = self.next_event() {
-            read_bytes += read_bytes_of(&event);
+            let read_bytes = read_bytes_of(&event);
             self.on_event(event);
-            (events, in_part) = (events + 1, in_part + 1);
-            if in_part >= part || read_bytes >= BATCH_BYTES {
-                self.send_first().await;
-                (in_part, read_bytes) = (0, 0);
+            if batch.add(read_bytes) {
+                self.turns.send_first().await;
             }
         }
-        // A client with queue depth 1 sends its next request as soon as it has this reply.
-        self.stream.set_busy_poll(events == 1);
-        self.send_first().await;
-    }
-
-    /// Lets the sender run first.
-    async fn send_first(self: &Rc<Self>) {
-        self.wake();
-        let mut has_waited = false;
-        poll_fn(|_| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            self.sends_first.set(true);
-            Poll::Pending
-        })
-        .await
+        self.stream.set_busy_poll(batch.was_single());
+        self.turns.send_first().await;
     }
 
     /// Returns the next event. A request that exceeds this connection's share waits until its share can grow.
@@ -360,7 +252,7 @@ impl Connection {
                 return Some(event);
             }
             let (need, now) = (core.wanted_bytes()?, core.bytes_in_flight());
-            if !self.share.grow(now, need.saturating_sub(now), &self.task.borrow()) {
+            if !self.share.grow(now, need.saturating_sub(now), &self.turns.task()) {
                 return None;
             }
             core.grant(self.share.held_bytes());
@@ -383,10 +275,12 @@ impl Connection {
 
     fn open(&self, index: usize) {
         let Some(advertised) = self.advertised.get(index) else { return };
-        let Some(export) = self.registration.choose(advertised, self.from()) else {
+        let Some(chosen) = self.server.choose(&self.registration, advertised, self.from()) else {
             tracing::debug!(export = advertised.name, "NBD connection closed: the chosen export was removed");
             return self.core.borrow_mut().close();
         };
+        let export = Arc::clone(&chosen.export);
+        *self.chosen.borrow_mut() = Some(chosen);
         tracing::info!(export = export.name(), from = self.from(), "NBD client connected");
         let gives_parts = self.core.borrow().has_chunks();
         // The server does not know which connections belong to one client, and a Flush on any of them covers writes on
@@ -411,7 +305,7 @@ impl Connection {
     async fn execute(self: Rc<Self>, open_export: Rc<OpenExport>, ticket: Ticket, work: RemainingWork) {
         let outcome = open_export.execute(work, &self.is_gone).await;
         self.complete(ticket, outcome);
-        self.wake();
+        self.turns.wake();
     }
 
     fn complete(&self, ticket: Ticket, outcome: Result<Reply, FailedRequest>) {

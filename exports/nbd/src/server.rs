@@ -2,21 +2,15 @@
 
 use std::io;
 use std::sync::Arc;
-use std::task::Context;
-use std::time::Duration;
 
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
-use sealblock_runtime_reactor::{CoreHandle, now, sleep, spawn};
+use sealblock_runtime_reactor::{CoreHandle, spawn};
 
 use crate::connection::Connection;
 use crate::export::{Export, Limits, SetupError};
-use crate::shared::{Client, ControlOrder, ParticipantKind, Registration, ServerState};
+use crate::shared::{Client, ServerState};
 
-/// Time between two checks of a stopping server for remaining connections.
-const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Time that connections get to end after they were aborted.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 /// NBD has no keep alive of its own, and a client may be idle for any time.
 const KEEPALIVE: Keepalive = Keepalive { idle_s: 60, interval_s: 10, probes: 6 };
 
@@ -74,10 +68,10 @@ impl Server {
         self.0.advertised().iter().map(|export| export.name.clone()).collect()
     }
 
-    /// Returns the same server, which from now on gives its connections to these cores in turn, whichever core accepts
-    /// them. Without cores, connections stay where they are accepted.
+    /// Returns the same server, which from now on spreads its connections over these cores, whichever core accepts them:
+    /// each goes to the core with the fewest. Without cores, connections stay where they are accepted.
     pub fn with_cores(self, cores: impl IntoIterator<Item = CoreHandle>) -> Server {
-        self.0.set_cores(cores.into_iter().map(|core| core.address()).collect());
+        self.0.serving.set_cores(cores);
         self
     }
 
@@ -89,79 +83,27 @@ impl Server {
     /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
     /// listeners continue.
     pub async fn serve(&self, listener: Listener) -> io::Result<()> {
-        let Some(registration) = self.0.register(ParticipantKind::Listener) else { return Ok(()) };
-        let outcome = self.accept(&listener, &registration).await;
-        drop(listener);
-        outcome?;
-        self.stop();
-        self.wait_drained().await;
-        Ok(())
-    }
-
-    async fn accept(&self, listener: &Listener, registration: &Registration) -> io::Result<()> {
-        let mut is_stopping = |cx: &mut Context<'_>| registration.signal.poll(ControlOrder::Drain, cx);
-        while let Some(stream) = listener.accept_until(&mut is_stopping).await? {
-            self.hand_to_core(stream);
-        }
-        Ok(())
-    }
-
-    fn hand_to_core(&self, stream: Stream) {
-        let Some(registration) = self.0.register(ParticipantKind::Connection) else {
-            tracing::debug!(limit = self.0.limits.connections, "connection closed: connection limit reached");
-            return;
+        let server = Arc::clone(&self.0);
+        let begin = move |stream: Stream, registration| {
+            // A socket that fails here is about to close.
+            let _ = stream.set_keepalive(Some(KEEPALIVE));
+            spawn(Connection::new(stream, Arc::clone(&server), registration).run());
         };
-        // A socket that fails here is about to close.
-        let _ = stream.set_nodelay(true);
-        let _ = stream.set_keepalive(Some(KEEPALIVE));
-        match self.0.core_of(registration.number).filter(|address| !address.is_here()) {
-            None => begin(stream, registration),
-            Some(address) => {
-                let Ok(fd) = stream.into_fd() else {
-                    tracing::warn!("connection closed: cannot hand it to its core");
-                    return;
-                };
-                // A stopping core drops the closure, which closes the connection.
-                let _ = address.send(move || match Stream::from_fd(fd) {
-                    Ok(stream) => begin(stream, registration),
-                    Err(error) => tracing::warn!(%error, "connection closed: its core cannot adopt the socket"),
-                });
-            }
-        }
+        self.0.serving.serve(listener, begin).await
     }
 
     /// Takes no more connections and requests, on any core. [`Server::serve`] returns when the server has stopped.
     pub fn stop(&self) {
-        self.0.signal_all(ControlOrder::Drain);
+        self.0.serving.stop();
     }
 
     /// Connections that are served now, on all cores, or that still have requests in flight.
     pub fn connections(&self) -> usize {
-        self.0.connections()
+        self.0.serving.connections()
     }
 
     /// The connections that use an export now, in the order of their connecting.
     pub fn clients(&self) -> Vec<Client> {
         self.0.clients()
     }
-
-    /// Waits until every connection has ended, and aborts those that take too long.
-    async fn wait_drained(&self) {
-        let deadline = now() + self.0.limits.drain * 2;
-        while self.connections() > 0 && now() < deadline {
-            sleep(DRAIN_POLL_INTERVAL).await;
-        }
-        if self.connections() == 0 {
-            return;
-        }
-        self.0.signal_all(ControlOrder::Abort);
-        while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
-            sleep(DRAIN_POLL_INTERVAL).await;
-        }
-    }
-}
-
-/// Serves a connection on this core.
-fn begin(stream: Stream, registration: Registration) {
-    spawn(Connection::new(stream, registration).run());
 }

@@ -1,16 +1,13 @@
-//! What the cores of a server share: its exports, its connections, and the signal that ends them.
-//!
-//! Invariant: the task that listens to a signal sees an order once it next runs; no order is lost or withdrawn.
+//! What the cores of a server share: its exports, and which connection has chosen which.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::{Budget, CoreAddress, now};
+use sealblock_runtime_reactor::{Budget, now};
+use sealblock_transport::{ControlSignal, Registration, Serving, Signals};
 
 use crate::export::{Export, Limits, SetupError};
 
@@ -23,29 +20,23 @@ struct ExportList {
     advertised: Arc<[core::Export]>,
     /// The name of the default export; `None` for the first.
     default: Option<String>,
+    /// What connections have chosen, by their numbers, for as long as they live.
+    choices: BTreeMap<u64, Choice>,
+}
+
+struct Choice {
+    export: Arc<Export>,
+    /// The address of the client.
+    from: String,
+    since: Instant,
+    signal: Arc<ControlSignal>,
 }
 
 pub(crate) struct ServerState {
     pub(crate) limits: Limits,
     pub(crate) budget: Arc<Budget>,
+    pub(crate) serving: Arc<Serving>,
     exports: Mutex<ExportList>,
-    cores: Mutex<Vec<CoreAddress>>,
-    next: AtomicUsize,
-    /// All receivers of signals, by number. Connections are among them for as long as they live.
-    participants: Mutex<Participants>,
-}
-
-#[derive(Default)]
-struct Participants {
-    order: Option<ControlOrder>,
-    all: BTreeMap<usize, Participant>,
-}
-
-struct Participant {
-    kind: ParticipantKind,
-    signal: Arc<ControlSignal>,
-    /// The export that a connection chose, the address of its client, and since when.
-    chosen: Option<(Arc<Export>, String, Instant)>,
 }
 
 /// A connection that uses an export.
@@ -59,17 +50,11 @@ pub struct Client {
     pub connected: Duration,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ParticipantKind {
-    Listener,
-    Connection,
-}
-
-/// Registers a listener or connection for signals, until it is dropped.
-pub(crate) struct Registration {
-    pub(crate) server: Arc<ServerState>,
-    pub(crate) number: usize,
-    pub(crate) signal: Arc<ControlSignal>,
+/// The export that a connection has chosen, until it is dropped.
+pub(crate) struct ChosenExport {
+    server: Arc<ServerState>,
+    number: u64,
+    pub(crate) export: Arc<Export>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,11 +65,9 @@ impl ServerState {
     pub(crate) fn new(limits: Limits) -> ServerState {
         ServerState {
             budget: limits.budget(),
+            serving: Serving::new(limits.connections, limits.drain),
             limits,
             exports: Mutex::default(),
-            cores: Mutex::default(),
-            next: AtomicUsize::new(0),
-            participants: Mutex::default(),
         }
     }
 
@@ -123,19 +106,20 @@ impl ServerState {
 
     /// Removes an export, and drains its connections.
     pub(crate) fn remove(&self, name: &str) -> Result<(), SetupError> {
-        let removed = {
+        let (removed, signals): (Arc<Export>, Vec<Arc<ControlSignal>>) = {
             let mut offered = lock(&self.exports);
             let at = offered.advertised.iter().position(|info| info.name == name);
             let at = at.ok_or_else(|| SetupError::Unknown(name.to_owned()))?;
             let others = offered.advertised.iter().enumerate().filter(|(index, _)| *index != at);
             offered.advertised = others.map(|(_, other)| other.clone()).collect();
-            offered.exports.remove(at)
+            let removed = offered.exports.remove(at);
+            // Includes connections that chose it before a resize.
+            let users = offered.choices.values().filter(|choice| choice.export.is_same(&removed));
+            let signals = users.map(|choice| Arc::clone(&choice.signal)).collect();
+            (removed, signals)
         };
-        // Includes connections that chose it before a resize.
-        let uses = |member: &&Participant| member.chosen.as_ref().is_some_and(|(chosen, ..)| chosen.is_same(&removed));
-        let signals: Vec<_> =
-            lock(&self.participants).all.values().filter(uses).map(|user| Arc::clone(&user.signal)).collect();
-        signals.iter().for_each(|signal| signal.send(ControlOrder::Drain));
+        signals.iter().for_each(|signal| signal.send(Signals::DRAIN));
+        drop(removed);
         Ok(())
     }
 
@@ -157,131 +141,42 @@ impl ServerState {
         Ok(())
     }
 
-    /// Registers one more; `None` for a connection above the limit.
-    pub(crate) fn register(self: &Arc<Self>, kind: ParticipantKind) -> Option<Registration> {
-        let mut members = lock(&self.participants);
-        if kind == ParticipantKind::Connection && members.connections() >= self.limits.connections {
-            return None;
-        }
-        let signal = Arc::new(ControlSignal::default());
-        if let Some(order) = members.order {
-            signal.send(order);
-        }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        members.all.insert(number, Participant { kind, signal: Arc::clone(&signal), chosen: None });
-        Some(Registration { server: Arc::clone(self), number, signal })
-    }
-
-    pub(crate) fn connections(&self) -> usize {
-        lock(&self.participants).connections()
-    }
-
     /// The connections that have chosen an export, in the order of their connecting.
     pub(crate) fn clients(&self) -> Vec<Client> {
-        let members = lock(&self.participants);
-        let chosen = members.all.values().filter_map(|member| member.chosen.as_ref());
-        let client = |(export, from, since): &(Arc<Export>, String, Instant)| Client {
-            export: export.name().to_owned(),
-            from: from.clone(),
-            connected: now().saturating_duration_since(*since),
+        let client = |choice: &Choice| Client {
+            export: choice.export.name().to_owned(),
+            from: choice.from.clone(),
+            connected: now().saturating_duration_since(choice.since),
         };
-        chosen.map(client).collect()
+        lock(&self.exports).choices.values().map(client).collect()
     }
 
-    /// Sends an order to all listeners and connections, now and later. No order is withdrawn.
-    pub(crate) fn signal_all(&self, order: ControlOrder) {
-        let signals: Vec<Arc<ControlSignal>> = {
-            let mut members = lock(&self.participants);
-            members.order = members.order.max(Some(order));
-            members.all.values().map(|member| Arc::clone(&member.signal)).collect()
-        };
-        signals.iter().for_each(|signal| signal.send(order));
-    }
-
-    /// The core for a connection with this number, in turn; `None` for the core that accepted it.
-    pub(crate) fn core_of(&self, number: usize) -> Option<CoreAddress> {
-        let cores = lock(&self.cores);
-        let index = number.checked_rem(cores.len())?;
-        cores.get(index).cloned()
-    }
-
-    pub(crate) fn set_cores(&self, addresses: Vec<CoreAddress>) {
-        *lock(&self.cores) = addresses;
-    }
-}
-
-impl Participants {
-    fn connections(&self) -> usize {
-        self.all.values().filter(|member| member.kind == ParticipantKind::Connection).count()
-    }
-}
-
-impl Registration {
-    /// Registers that this connection chose the export that it was shown, if the server still has it.
-    pub(crate) fn choose(&self, info: &core::Export, from: &str) -> Option<Arc<Export>> {
-        // Held until the choice is registered, so that a later removal of the export finds this connection.
-        let offered = lock(&self.server.exports);
+    /// Records that this connection chose the export that it was shown, if the server still has it.
+    pub(crate) fn choose(
+        self: &Arc<Self>,
+        connection: &Registration,
+        info: &core::Export,
+        from: &str,
+    ) -> Option<ChosenExport> {
+        // Held until the choice is recorded, so that a later removal of the export finds this connection.
+        let mut offered = lock(&self.exports);
         // The export may have grown since; a client of one that shrank would see too large a size.
         let is_it = |other: &core::Export| {
             other.size_bytes >= info.size_bytes
                 && core::Export { size_bytes: other.size_bytes, ..info.clone() } == *other
         };
         let at = offered.advertised.iter().position(is_it)?;
-        let chosen = Arc::clone(&offered.exports[at]);
-        if let Some(member) = lock(&self.server.participants).all.get_mut(&self.number) {
-            member.chosen = Some((Arc::clone(&chosen), from.to_owned(), now()));
-        }
-        Some(chosen)
+        let (export, signal) = (Arc::clone(&offered.exports[at]), Arc::clone(&connection.signal));
+        let choice = Choice { export: Arc::clone(&export), from: from.to_owned(), since: now(), signal };
+        offered.choices.insert(connection.number, choice);
+        Some(ChosenExport { server: Arc::clone(self), number: connection.number, export })
     }
 }
 
-impl Drop for Registration {
+impl Drop for ChosenExport {
     fn drop(&mut self) {
-        let member = lock(&self.server.participants).all.remove(&self.number);
-        drop(member);
-    }
-}
-
-/// Orders to connections and listeners. A higher one includes the lower one.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-#[repr(u8)]
-pub(crate) enum ControlOrder {
-    /// Take no more requests, complete those in flight, then end.
-    Drain = 1,
-    /// End at once.
-    Abort = 2,
-}
-
-#[derive(Default)]
-pub(crate) struct ControlSignal {
-    order: AtomicU8,
-    waker: Mutex<Option<Waker>>,
-}
-
-impl ControlSignal {
-    pub(crate) fn send(&self, order: ControlOrder) {
-        self.order.fetch_max(order as u8, Ordering::SeqCst);
-        let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(waker) = waker {
-            waker.wake();
-        }
-    }
-
-    /// True if the order is at least this one.
-    pub(crate) fn has(&self, at_least: ControlOrder) -> bool {
-        self.order.load(Ordering::SeqCst) >= at_least as u8
-    }
-
-    /// Has the next order wake this task.
-    pub(crate) fn listen(&self, waker: &Waker) {
-        let before = self.waker.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
-        drop(before);
-    }
-
-    /// Ready once the order is at least this one.
-    pub(crate) fn poll(&self, at_least: ControlOrder, cx: &mut Context<'_>) -> Poll<()> {
-        self.listen(cx.waker());
-        if self.has(at_least) { Poll::Ready(()) } else { Poll::Pending }
+        let choice = lock(&self.server.exports).choices.remove(&self.number);
+        drop(choice);
     }
 }
 
@@ -289,24 +184,9 @@ impl ControlSignal {
 mod tests {
     use super::*;
 
-    fn shared(connections: usize) -> Arc<ServerState> {
-        Arc::new(ServerState::new(Limits { connections, ..Limits::default() }))
-    }
-
-    #[test]
-    fn connections_are_limited_and_unregistered() {
-        let shared = shared(1);
-        let _listener = shared.register(ParticipantKind::Listener).unwrap();
-        let first = shared.register(ParticipantKind::Connection).unwrap();
-        assert!(shared.register(ParticipantKind::Connection).is_none());
-        assert_eq!(shared.connections(), 1);
-        drop(first);
-        assert!(shared.register(ParticipantKind::Connection).is_some());
-    }
-
     #[test]
     fn clients_that_name_no_export_get_the_default_or_none() {
-        let shared = shared(1);
+        let shared = ServerState::new(Limits::default());
         let info = |name: &str| core::Export {
             name: name.to_owned(),
             description: String::new(),
@@ -321,39 +201,5 @@ mod tests {
         shared.set_default(Some("a".to_owned()));
         assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(1));
         assert_eq!(shared.default_of(&[info("b")]), None, "and not another one in its place");
-    }
-
-    #[test]
-    fn signals_reach_all_and_later_connections() {
-        let shared = shared(2);
-        let one = shared.register(ParticipantKind::Connection).unwrap();
-        assert!(!one.signal.has(ControlOrder::Drain));
-        shared.signal_all(ControlOrder::Drain);
-        let late = shared.register(ParticipantKind::Listener).unwrap();
-        assert!(
-            one.signal.has(ControlOrder::Drain)
-                && late.signal.has(ControlOrder::Drain)
-                && !one.signal.has(ControlOrder::Abort)
-        );
-        shared.signal_all(ControlOrder::Abort);
-        shared.signal_all(ControlOrder::Drain);
-        assert!(
-            one.signal.has(ControlOrder::Abort)
-                && shared.register(ParticipantKind::Listener).unwrap().signal.has(ControlOrder::Abort)
-        );
-    }
-
-    #[test]
-    fn orders_stay_and_include_each_other() {
-        let (signal, mut cx) = (ControlSignal::default(), Context::from_waker(Waker::noop()));
-        assert!(signal.poll(ControlOrder::Drain, &mut cx).is_pending());
-        signal.send(ControlOrder::Drain);
-        assert!(
-            signal.poll(ControlOrder::Drain, &mut cx).is_ready()
-                && signal.poll(ControlOrder::Abort, &mut cx).is_pending()
-        );
-        signal.send(ControlOrder::Abort);
-        signal.send(ControlOrder::Drain);
-        assert!(signal.has(ControlOrder::Abort) && signal.has(ControlOrder::Drain));
     }
 }

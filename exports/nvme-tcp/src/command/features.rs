@@ -12,6 +12,7 @@ use sealblock_protocols_nvme::features::{
 };
 use sealblock_protocols_nvme::{Invalid, StatusCode};
 use sealblock_runtime_reactor::now;
+use sealblock_transport::Signals;
 
 use crate::command::reply::{Reply, cut};
 use crate::command::reserved::default_reply;
@@ -19,7 +20,6 @@ use crate::model::async_events::SUPPORTED_EVENTS;
 use crate::model::command_error::CommandError;
 use crate::model::controller::{Controller, FeatureValues, THRESHOLDS_KELVINS, round_keep_alive};
 use crate::model::limits::Limits;
-use crate::model::sync::Signals;
 
 /// SMART / Health critical warnings, which any host may enable. They never occur here.
 const HEALTH_EVENTS: u32 = 0xFF;

@@ -249,7 +249,7 @@ fn make_controller(
     if data.cntlid != CNTLID_DYNAMIC {
         return Err(parameter(InvalidParameter::CNTLID));
     }
-    let admin = (&connection.signal, connection.peer_address());
+    let admin = (&connection.registration.signal, connection.peer_address());
     let make = |id| Controller::new(id, Arc::clone(&subsystem), data, args.keep_alive_ms, admin);
     let controller = target.new_controller(make).ok_or(StatusCode::CONNECT_CONTROLLER_BUSY)?;
     // A concurrent removal may have ended the subsystem's controllers before this one was registered.
@@ -280,7 +280,7 @@ fn join_controller(
     if controller.is_discovery || !controller.has_entry_sizes() || u32::from(queue) > controller.queues_granted.get() {
         return Err(parameter(InvalidParameter::QID));
     }
-    if !controller.add_io_queue(queue, &connection.signal) {
+    if !controller.add_io_queue(queue, &connection.registration.signal) {
         return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
     }
     Ok(QueueContext::new(controller))

@@ -81,7 +81,7 @@ impl Connection {
                 if !controller.is_ready() {
                     return Err(StatusCode::COMMAND_SEQUENCE_ERROR.into());
                 }
-                self.signal.note_traffic();
+                self.registration.signal.note_traffic();
                 IoRequest::prepare(controller, &self.target.limits, command, lengths).map(Some)
             }
             Role::Admin(controller)
@@ -177,7 +177,7 @@ impl Connection {
         }
         fetching[token.place()] = Some((token, prepared));
         drop(fetching);
-        self.wake();
+        self.turns.wake();
     }
 
     pub(crate) fn take_fetching(&self, token: Token) -> Option<PreparedCommand> {
@@ -227,7 +227,7 @@ impl Connection {
             self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
         }
         // A host also counts completions as traffic for Keep Alive, so the target must too.
-        self.signal.note_traffic();
+        self.registration.signal.note_traffic();
         self.complete(token, command, outcome);
     }
 
@@ -259,7 +259,7 @@ impl Connection {
         if let Err(error) = sent {
             tracing::debug!(%error, "completion dropped: connection closed");
         }
-        self.wake();
+        self.turns.wake();
     }
 
     fn log_error(&self, command: &Command, error: &CommandError) -> Status {

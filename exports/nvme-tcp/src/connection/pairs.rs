@@ -77,9 +77,9 @@ impl Connection {
 
     fn pair_completed(&self) {
         // A completion counts as traffic for Keep Alive, as for other commands.
-        self.signal.note_traffic();
+        self.registration.signal.note_traffic();
         self.running_pairs.set(self.running_pairs.get() - 1);
-        self.slots.task().wake_by_ref();
+        self.turns.wake();
     }
 
     fn run_pair(self: &Rc<Self>, first: FusedHalf, second: FusedHalf) {

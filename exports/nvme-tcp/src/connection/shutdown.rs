@@ -12,9 +12,9 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use sealblock_runtime_reactor::{now, shutdown_requested, sleep_until, timeout};
+use sealblock_transport::Signals;
 
 use crate::connection::task::{Connection, Role};
-use crate::model::sync::Signals;
 
 /// Why the control task of a connection runs.
 enum ControlEvent {
@@ -30,7 +30,7 @@ impl Connection {
         loop {
             let mut timer = self.deadline().map(sleep_until);
             let event = poll_fn(|cx| {
-                if let Poll::Ready(signals) = self.signal.poll(cx) {
+                if let Poll::Ready(signals) = self.registration.signal.poll(cx) {
                     return Poll::Ready(ControlEvent::Signals(signals));
                 }
                 if !self.is_draining() && stopping.as_mut().poll(cx).is_ready() {
@@ -53,7 +53,7 @@ impl Connection {
         if signals.has(Signals::ABORT) {
             return self.abort();
         }
-        if signals.has(Signals::NAMESPACES)
+        if signals.has(Signals::CHANGED)
             && let Role::Io(context, _) = &*self.role.borrow()
         {
             // Resolving the namespaces releases the removed ones.
@@ -96,7 +96,7 @@ impl Connection {
 
     /// Has the control task set its timer anew.
     pub(crate) fn rearm_timer(&self) {
-        self.signal.send(Signals::TIMER);
+        self.registration.signal.send(Signals::TIMER);
     }
 
     /// True if the connection drains.

@@ -4,19 +4,18 @@
 //! It ends when the peer closes it, violates the protocol or is silent too long, when its controller ends, or when the
 //! target stops. Commands in flight complete, and their completions are dropped unless the target drains.
 //!
-//! Shape: one poll of the task executes what was received together before it receives more, so that completions leave
-//! first. It sends them in batches: with one send for a deep queue, target and host would take turns instead of working
-//! at the same time. Smaller batches cost more system calls than they save.
+//! Shape: one poll of the task ([`Turns`]) executes what was received together before it receives more, so that completions
+//! leave first, in batches.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::net::Shutdown;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::task::Poll;
+use std::time::Instant;
 
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -25,24 +24,20 @@ use sealblock_protocols_nvme_tcp::target::{Event, Target as Core, Token};
 use sealblock_protocols_nvme_tcp::{TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Notify, Share, now, pool, spawn, timeout};
+use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
+use sealblock_transport::{Batch, Registration, STAGING_BYTES, Sender, Turns, configure_socket, lingering_close};
 
 use crate::command::fused::FusedPairs;
 use crate::command::io::IoRequest;
 use crate::command::queue_context::QueueContext;
 use crate::command::slots::CommandSlots;
 use crate::model::controller::Controller;
-use crate::model::limits::{IN_CAPSULE_BYTES, Limits};
-use crate::model::registry::{Permit, TargetState};
+use crate::model::limits::IN_CAPSULE_BYTES;
+use crate::model::registry::TargetState;
 use crate::model::subsystem::Subsystem;
-use crate::model::sync::ControlSignal;
 
-/// How long a peer may take to close after the target has sent its last bytes.
-const LINGERING_CLOSE: Duration = Duration::from_secs(1);
-/// Bytes that are received and discarded at once meanwhile.
-const LINGERING_CLOSE_BYTES: usize = 4096;
-/// Bytes that are received at once: the commands of a deep queue, with data in their capsules.
-const STAGING_BYTES: usize = 256 << 10;
+/// Bytes of a received command without data.
+const CAPSULE_BYTES: usize = 72;
 
 /// What a connection is.
 #[derive(Clone)]
@@ -80,15 +75,13 @@ impl WaitingCommand {
 
 pub(crate) struct Connection {
     pub(crate) target: Arc<TargetState>,
-    /// The signal from other cores.
-    pub(crate) signal: Arc<ControlSignal>,
+    pub(crate) registration: Registration,
     pub(crate) core: RefCell<Core>,
     /// The subsystem of an I/O queue, for the lookup that divides in-capsule data into blocks.
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
-    /// Notified when there is something to send, or sending must end.
-    pub(crate) output: Notify,
+    pub(crate) turns: Turns,
     /// Commands whose data is being fetched, by the index of their token.
     pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
     /// Fused pairs that are not complete yet.
@@ -108,7 +101,6 @@ pub(crate) struct Connection {
     pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) sq_head: Cell<Option<(u32, u32)>>,
-    is_finishing: Cell<bool>,
     /// Set when the connection drains: the time limit of commands in flight.
     pub(crate) drain_deadline: Cell<Option<Instant>>,
     /// Nothing more is received.
@@ -116,20 +108,10 @@ pub(crate) struct Connection {
     /// The connection was aborted, and has no timer.
     pub(crate) is_aborted: Cell<bool>,
     pub(crate) accepted: Instant,
-    /// True while the connection's task is polled, so that it need not be woken.
-    is_polling: Cell<bool>,
-    /// Completions are sent before more is received.
-    pub(crate) sends_first: Cell<bool>,
-    permit: Permit,
 }
 
 impl Connection {
-    pub(crate) fn new(
-        target: &Arc<TargetState>,
-        stream: Stream,
-        signal: Arc<ControlSignal>,
-        permit: Permit,
-    ) -> Rc<Connection> {
+    pub(crate) fn new(target: &Arc<TargetState>, stream: Stream, registration: Registration) -> Rc<Connection> {
         let pool = pool();
         let mut config = TargetConfig::new(pool.clone());
         config.staging_bytes = STAGING_BYTES;
@@ -139,16 +121,16 @@ impl Connection {
         config.max_c2h_data_bytes = target.limits.read_pdu_bytes();
         let subsystem = Arc::new(OnceLock::<Arc<Subsystem>>::new());
         config.layout_of = Some(layout_lookup(&subsystem));
-        configure_socket(&stream, &target.limits);
+        configure_socket(&stream, target.limits.receive);
         let max_commands = usize::from(config.max_commands.get());
         Rc::new(Connection {
             target: Arc::clone(target),
-            signal,
+            registration,
             core: RefCell::new(Core::new(config)),
             subsystem,
             stream,
             role: RefCell::new(Role::New),
-            output: Notify::default(),
+            turns: Turns::default(),
             fetching: RefCell::default(),
             pairs: FusedPairs::default(),
             waiting: RefCell::default(),
@@ -159,14 +141,10 @@ impl Connection {
             running_pairs: Cell::new(0),
             pool,
             sq_head: Cell::new(None),
-            is_finishing: Cell::new(false),
             drain_deadline: Cell::new(None),
             is_receive_stopped: Cell::new(false),
             is_aborted: Cell::new(false),
             accepted: now(),
-            is_polling: Cell::new(false),
-            sends_first: Cell::new(false),
-            permit,
         })
     }
 
@@ -176,7 +154,7 @@ impl Connection {
         self.sq_head.set((!no_flow_control).then_some((1 % entries, entries)));
         self.core.borrow_mut().set_success_flag(no_flow_control);
         if matches!(role, Role::Admin(_)) {
-            self.permit.exclude_from_load();
+            self.registration.exclude_from_load();
         }
         if let Role::Io(context, _) = &role {
             // A connection gets a role once.
@@ -189,20 +167,22 @@ impl Connection {
     /// Serves the connection until it has ended and its commands at devices have completed.
     pub(crate) async fn run(self: Rc<Self>) {
         let control = spawn(Rc::clone(&self).control());
-        let mut flow = pin!(self.transfer());
-        let mut is_over = false;
+        self.transfer().await;
+        self.with_slots(poll_fn(|_| if self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending })).await;
+        control.abort();
+    }
+
+    /// Polls `work`, and before it the commands at devices that can go on.
+    async fn with_slots<T>(&self, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
         poll_fn(|cx| {
             self.slots.set_task(cx.waker());
-            self.is_polling.set(true);
             while let Some(result) = self.slots.next() {
                 result.into_iter().for_each(|result| self.on_result(result));
             }
-            is_over = is_over || flow.as_mut().poll(cx).is_ready();
-            self.is_polling.set(false);
-            if is_over && self.busy() == 0 { Poll::Ready(()) } else { Poll::Pending }
+            work.as_mut().poll(cx)
         })
-        .await;
-        control.abort();
+        .await
     }
 
     /// Number of I/O commands in flight; a pair counts once. The connection's task polls each completion.
@@ -211,37 +191,18 @@ impl Connection {
     }
 
     async fn transfer(self: &Rc<Self>) {
-        let mut sender = Sender { future: pin!(self.send()), is_over: false };
-        let mut receiver = pin!(self.receive());
-        poll_fn(|cx| {
-            loop {
-                let received = receiver.as_mut().poll(cx);
-                let _ = sender.poll(cx);
-                if received.is_ready() || !self.sends_first.take() {
-                    return received;
-                }
-            }
-        })
-        .await;
+        let sending = pin!(self.send());
+        let mut sender = Sender::new(sending);
+        self.turns.run(&mut sender, self.with_slots(self.receive())).await;
         if self.is_draining() {
-            sender.run_with(self.drain()).await;
+            self.turns.run(&mut sender, self.with_slots(self.drain())).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
-        self.is_finishing.set(true);
-        self.wake();
-        let sent = timeout(self.target.limits.drain, poll_fn(|cx| sender.poll(cx))).await;
+        let sent = self.with_slots(timeout(self.target.limits.drain, self.turns.finish(&mut sender))).await;
         self.detach();
         if sent.is_ok() {
-            self.linger_close().await;
-        }
-    }
-
-    /// Has the connection's task send, or check its state.
-    pub(crate) fn wake(&self) {
-        match self.is_polling.get() {
-            true => self.output.notify_self(),
-            false => self.output.notify(),
+            self.with_slots(self.linger_close()).await;
         }
     }
 
@@ -305,10 +266,9 @@ impl Connection {
             self.start_waiting();
             self.stop_receiving_if_drained();
             if bytes == 0 {
-                if self.is_finishing.get() {
+                if !self.turns.output().await {
                     return;
                 }
-                self.output.wait().await;
                 continue;
             }
             if self.stream.send_all(slices.drain(..)).await.is_err() {
@@ -336,7 +296,7 @@ impl Connection {
         self.core.borrow_mut().close();
         // Fails only if the peer has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.wake();
+        self.turns.wake();
     }
 
     /// Detaches the connection from its controller; the end of the admin queue ends the controller.
@@ -347,7 +307,7 @@ impl Connection {
         let role = self.role.replace(Role::New);
         match role {
             Role::New => {}
-            Role::Io(context, queue) => context.remove_io_queue(queue, &self.signal),
+            Role::Io(context, queue) => context.remove_io_queue(queue, &self.registration.signal),
             Role::Admin(controller) => {
                 let (subsystem, host) = (controller.subsystem.nqn.as_str(), host_name(controller.host.as_ref()));
                 tracing::info!(subsystem, host, "host disconnected");
@@ -358,96 +318,35 @@ impl Connection {
         }
     }
 
-    /// Waits for the peer to close, so that it can read the last bytes: a socket that is closed with unread bytes sends
-    /// RST, which discards them.
+    /// Waits for the peer to close, unless the connection drains.
     async fn linger_close(&self) {
         if self.is_draining() {
             // Fails only if the peer has already closed.
             let _ = self.stream.shutdown(Shutdown::Write);
             return;
         }
-        // A peer that does not close in time is reset.
-        let _ = self.stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
-    }
-}
-
-/// The sending half of a connection.
-struct Sender<'a, F> {
-    future: Pin<&'a mut F>,
-    is_over: bool,
-}
-
-impl<F: Future<Output = ()>> Sender<'_, F> {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
-        if self.is_over { Poll::Ready(()) } else { Poll::Pending }
+        lingering_close(&self.stream).await;
     }
 
-    /// Sends until `other` completes.
-    async fn run_with(&mut self, other: impl Future<Output = ()>) {
-        let mut other = pin!(other);
-        poll_fn(|cx| {
-            let polled = other.as_mut().poll(cx);
-            let _ = self.poll(cx);
-            polled
-        })
-        .await
-    }
-}
-
-/// The minimum number of commands, and the maximum of bytes that they read, before their completions are sent.
-const BATCH_COMMANDS: usize = 16;
-const BATCH_BYTES: u64 = 256 << 10;
-/// Bytes of a received command without data.
-const CAPSULE_BYTES: usize = 72;
-
-/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
-/// wait for the peer. Automatic tuning grows socket buffers only after they were too small.
-const SOCKET_BYTES: usize = 2 << 20;
-
-/// Configures a socket for sends in batches, and for a host that receives nothing.
-fn configure_socket(stream: &Stream, limits: &Limits) {
-    // Where the system refuses, its default buffers and timeouts apply, at the cost of more system calls.
-    let _ = stream.set_user_timeout(limits.receive);
-    let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
-    let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
-    stream.set_prompt(true);
-}
-
-impl Connection {
     /// Executes what was received, and sends completions in batches, at least two for reads. Completions without data
     /// are short, so that those of writes, whose commands are longer, are sent together.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
-        let part = (received_bytes / CAPSULE_BYTES / 2).max(BATCH_COMMANDS);
-        let (mut commands, mut from_bytes) = (0, self.read_bytes.get());
-        let mut events = 0;
+        let mut batch = Batch::new(received_bytes, CAPSULE_BYTES);
         while let Some(event) = self.next_event() {
+            let before = self.read_bytes.get();
             self.on_event(event);
-            commands += 1;
-            events += 1;
-            if commands >= part || self.read_bytes.get().saturating_sub(from_bytes) >= BATCH_BYTES {
+            if batch.add(self.read_bytes.get().saturating_sub(before)) {
                 self.send_first().await;
-                (commands, from_bytes) = (0, self.read_bytes.get());
             }
         }
-        // A host with queue depth 1 sends its next command as soon as it has this completion.
-        self.stream.set_busy_poll(events == 1);
+        self.stream.set_busy_poll(batch.was_single());
         self.send_first().await;
     }
 
     /// Lets the sender run first.
     async fn send_first(self: &Rc<Self>) {
-        self.output.notify_self();
         self.stop_receiving_if_drained();
-        let mut has_waited = false;
-        poll_fn(|_| {
-            if std::mem::replace(&mut has_waited, true) {
-                return Poll::Ready(());
-            }
-            self.sends_first.set(true);
-            Poll::Pending
-        })
-        .await
+        self.turns.send_first().await;
     }
 }
 

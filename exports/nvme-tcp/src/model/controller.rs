@@ -22,6 +22,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{Configuration, ControllerStatus, ShutdownNotification, ShutdownStatus};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
 use sealblock_runtime_reactor::{now, spawn};
+use sealblock_transport::{ControlSignal, Signals};
 use sealblock_units::Lba;
 
 use crate::model::async_events::AsyncEvents;
@@ -29,7 +30,7 @@ use crate::model::command_error::CommandError;
 use crate::model::handover::Successor;
 use crate::model::namespace::Namespace;
 use crate::model::subsystem::Subsystem;
-use crate::model::sync::{ControlSignal, Flag, Locked, Signals};
+use crate::model::sync::{Flag, Locked};
 
 /// Entries of the Error Information log (ELPE).
 pub(crate) const ERROR_ENTRIES: u16 = 64;
@@ -421,14 +422,14 @@ impl Controller {
     /// change. May be called on any core.
     pub(crate) fn namespace_removed(&self, nsid: u32, namespace: &Arc<Namespace>) {
         namespace.state.unsubscribe(nsid, &self.async_events);
-        self.signal_io_queues(Signals::NAMESPACES);
+        self.signal_io_queues(Signals::CHANGED);
         self.async_events.namespace_changed(nsid);
     }
 
     /// Has each I/O queue release the resized namespace on its own core, and reports the change. May be called on any
     /// core.
     pub(crate) fn namespace_resized(&self, nsid: u32) {
-        self.signal_io_queues(Signals::NAMESPACES);
+        self.signal_io_queues(Signals::CHANGED);
         self.namespaces_changed(nsid);
     }
 

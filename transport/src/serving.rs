@@ -1,0 +1,286 @@
+//! A server's listeners and connections, on all its cores: accepts, limits, spreads and ends them.
+//!
+//! Invariants: a connection counts against the limit until its [`Registration`] is dropped; an order to all reaches those that
+//! register later too, and none is withdrawn.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+use std::time::Duration;
+
+use sealblock_runtime_reactor::net::{Listener, Stream};
+use sealblock_runtime_reactor::{CoreAddress, CoreHandle, now, sleep};
+
+use crate::signal::{ControlSignal, LogRateLimit, Signals};
+
+/// Time between two checks of a stopping server for remaining connections.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// Time that connections get to end after they were aborted.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What all cores of a server share of its connections.
+pub struct Serving {
+    max_connections: usize,
+    drain: Duration,
+    members: Mutex<Members>,
+    cores: Mutex<Arc<Vec<ServingCore>>>,
+    /// Rate limit of the log line about connections above the limit.
+    over_limit: LogRateLimit,
+}
+
+#[derive(Default)]
+struct Members {
+    /// What was sent to all.
+    order: Option<Signals>,
+    next: u64,
+    connections: BTreeMap<u64, Arc<ControlSignal>>,
+    listeners: BTreeMap<u64, Arc<ControlSignal>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Listener,
+    Connection,
+}
+
+/// A core that serves connections.
+struct ServingCore {
+    address: CoreAddress,
+    /// Connections on this core, without those that cost little.
+    load: AtomicUsize,
+}
+
+/// Registers a listener or connection for signals, until it is dropped.
+pub struct Registration {
+    serving: Arc<Serving>,
+    /// Unique among the listeners and connections of a server; grows from one to the next.
+    pub number: u64,
+    /// The signal to its task.
+    pub signal: Arc<ControlSignal>,
+    /// The core that serves it.
+    core: Option<(Arc<Vec<ServingCore>>, usize)>,
+    counts_as_load: Cell<bool>,
+}
+
+impl Registration {
+    /// Counts the connection as no load of its core from now on.
+    pub fn exclude_from_load(&self) {
+        if let Some((cores, index)) = &self.core
+            && self.counts_as_load.replace(false)
+        {
+            cores[*index].load.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The core that serves the connection; `None` for the core that accepted it.
+    fn core_address(&self) -> Option<&CoreAddress> {
+        self.core.as_ref().map(|(cores, index)| &cores[*index].address)
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.exclude_from_load();
+        let mut members = self.serving.members();
+        let signal = members.connections.remove(&self.number).or_else(|| members.listeners.remove(&self.number));
+        drop(members);
+        drop(signal);
+    }
+}
+
+impl Serving {
+    /// Connections above `max_connections` are closed as soon as they are accepted. When the server stops, requests in flight get
+    /// `drain`, and again as long for their replies; then connections are aborted.
+    pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
+        Arc::new(Serving {
+            max_connections,
+            drain,
+            members: Mutex::default(),
+            cores: Mutex::default(),
+            over_limit: LogRateLimit::default(),
+        })
+    }
+
+    /// Spreads connections over these cores from now on, whichever core accepts them. Without cores, connections stay where they
+    /// are accepted.
+    pub fn set_cores(&self, cores: impl IntoIterator<Item = CoreHandle>) {
+        let core = |core: CoreHandle| ServingCore { address: core.address(), load: AtomicUsize::new(0) };
+        let cores = Arc::new(cores.into_iter().map(core).collect());
+        let before = std::mem::replace(&mut *self.cores.lock().unwrap_or_else(PoisonError::into_inner), cores);
+        drop(before);
+    }
+
+    /// Serves the connections of a listener until [`Serving::stop`] or until the reactor's core stops; then stops all, and waits
+    /// until they have ended. `begin` starts to serve a connection, on the core that it goes to.
+    ///
+    /// # Errors
+    /// The error of a listener that cannot accept any more. Only this listener ends then.
+    pub async fn serve(
+        self: &Arc<Self>,
+        listener: Listener,
+        begin: impl Fn(Stream, Registration) + Clone + Send + 'static,
+    ) -> io::Result<()> {
+        let Some(registration) = self.register(Kind::Listener) else { return Ok(()) };
+        let outcome = self.accept(&listener, &registration.signal, begin).await;
+        drop(listener);
+        outcome?;
+        self.stop();
+        self.wait_drained().await;
+        Ok(())
+    }
+
+    async fn accept(
+        self: &Arc<Self>,
+        listener: &Listener,
+        signal: &ControlSignal,
+        begin: impl Fn(Stream, Registration) + Clone + Send + 'static,
+    ) -> io::Result<()> {
+        let mut is_stopping = |cx: &mut Context<'_>| signal.poll_for(Signals::DRAIN, cx);
+        while let Some(stream) = listener.accept_until(&mut is_stopping).await? {
+            let Some(registration) = self.admit() else {
+                if let Some(connections) = self.over_limit.count(now()) {
+                    let limit = self.max_connections;
+                    tracing::warn!(limit, connections, "connections closed: connection limit reached");
+                }
+                continue;
+            };
+            hand_to_core(stream, registration, begin.clone());
+        }
+        Ok(())
+    }
+
+    /// Registers one more connection, and chooses its core; `None` at the limit.
+    fn admit(self: &Arc<Self>) -> Option<Registration> {
+        let mut registration = self.register(Kind::Connection)?;
+        registration.core = self.pick_core(registration.number);
+        Some(registration)
+    }
+
+    /// Registers one more; `None` for a connection above the limit.
+    fn register(self: &Arc<Self>, kind: Kind) -> Option<Registration> {
+        let mut members = self.members();
+        if kind == Kind::Connection && members.connections.len() >= self.max_connections {
+            return None;
+        }
+        let signal = Arc::new(ControlSignal::default());
+        if let Some(order) = members.order {
+            signal.send(order);
+        }
+        members.next += 1;
+        let number = members.next;
+        let all = match kind {
+            Kind::Listener => &mut members.listeners,
+            Kind::Connection => &mut members.connections,
+        };
+        all.insert(number, Arc::clone(&signal));
+        drop(members);
+        let serving = Arc::clone(self);
+        Some(Registration { serving, number, signal, core: None, counts_as_load: Cell::new(true) })
+    }
+
+    /// The core with the least load; among equals they take turns.
+    fn pick_core(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
+        let cores = Arc::clone(&self.cores.lock().unwrap_or_else(PoisonError::into_inner));
+        let count = cores.len();
+        let turn = (0..count).map(|i| (number as usize).wrapping_add(i) % count);
+        let index = turn.min_by_key(|&index| cores[index].load.load(Ordering::Relaxed))?;
+        cores[index].load.fetch_add(1, Ordering::Relaxed);
+        Some((cores, index))
+    }
+
+    /// Takes no more connections and requests, on any core. [`Serving::serve`] returns when the server has stopped.
+    pub fn stop(&self) {
+        self.signal_all(Signals::DRAIN);
+    }
+
+    /// Connections that are served now, on all cores, or that still have requests in flight.
+    pub fn connections(&self) -> usize {
+        self.members().connections.len()
+    }
+
+    /// Sends an order to all listeners and connections, now and later.
+    fn signal_all(&self, order: Signals) {
+        let signals: Vec<Arc<ControlSignal>> = {
+            let mut members = self.members();
+            if members.order != Some(Signals::ABORT) {
+                members.order = Some(order);
+            }
+            members.listeners.values().chain(members.connections.values()).cloned().collect()
+        };
+        signals.iter().for_each(|signal| signal.send(order));
+    }
+
+    /// Waits until every connection has ended, and aborts those that take too long.
+    async fn wait_drained(&self) {
+        let deadline = now() + self.drain * 2;
+        while self.connections() > 0 && now() < deadline {
+            sleep(DRAIN_POLL_INTERVAL).await;
+        }
+        if self.connections() == 0 {
+            return;
+        }
+        self.signal_all(Signals::ABORT);
+        while self.connections() > 0 && now() < deadline + ABORT_TIMEOUT {
+            sleep(DRAIN_POLL_INTERVAL).await;
+        }
+    }
+
+    fn members(&self) -> MutexGuard<'_, Members> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Begins to serve a connection on its core.
+fn hand_to_core(stream: Stream, registration: Registration, begin: impl FnOnce(Stream, Registration) + Send + 'static) {
+    // Without it a small reply waits for an acknowledgement. A socket that fails here is about to close.
+    let _ = stream.set_nodelay(true);
+    let Some(address) = registration.core_address().filter(|address| !address.is_here()).cloned() else {
+        return begin(stream, registration);
+    };
+    let Ok(fd) = stream.into_fd() else {
+        tracing::warn!("connection closed: cannot hand it to its core");
+        return;
+    };
+    // A stopping core drops the closure, which closes the connection.
+    let _ = address.send(move || match Stream::from_fd(fd) {
+        Ok(stream) => begin(stream, registration),
+        Err(error) => tracing::warn!(%error, "connection closed: its core cannot adopt the socket"),
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn serving(max_connections: usize) -> Arc<Serving> {
+        Serving::new(max_connections, Duration::ZERO)
+    }
+
+    #[test]
+    fn connections_are_limited_and_unregistered() {
+        let serving = serving(1);
+        let _listener = serving.register(Kind::Listener).unwrap();
+        let first = serving.admit().unwrap();
+        assert!(serving.admit().is_none());
+        assert_eq!(serving.connections(), 1);
+        drop(first);
+        assert!(serving.admit().is_some());
+    }
+
+    #[test]
+    fn signals_reach_all_and_later_connections() {
+        let serving = serving(2);
+        let one = serving.admit().unwrap();
+        assert!(!one.signal.has(Signals::DRAIN));
+        serving.stop();
+        let late = serving.register(Kind::Listener).unwrap();
+        assert!(one.signal.has(Signals::DRAIN) && late.signal.has(Signals::DRAIN) && !one.signal.has(Signals::ABORT));
+        serving.signal_all(Signals::ABORT);
+        serving.stop();
+        let last = serving.register(Kind::Listener).unwrap();
+        assert!(one.signal.has(Signals::ABORT) && last.signal.has(Signals::ABORT));
+    }
+}

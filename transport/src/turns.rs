@@ -1,0 +1,192 @@
+//! The one task of a serving connection: it receives and executes, and sends in between.
+//!
+//! Shape: replies leave in batches. With one send for a deep queue, client and server would take turns instead of working at
+//! the same time. Smaller batches cost more system calls than they save.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use sealblock_runtime_reactor::Notify;
+use sealblock_runtime_reactor::net::Stream;
+
+/// Bytes that are received at once: the requests of a deep queue, with short data.
+pub const STAGING_BYTES: usize = 256 << 10;
+/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
+/// wait for the peer. Automatic tuning grows socket buffers only after they were too small.
+const SOCKET_BYTES: usize = 2 << 20;
+/// How long a peer may take to close after the server has sent its last bytes.
+const LINGERING_CLOSE: Duration = Duration::from_secs(1);
+/// Bytes that are received and discarded at once meanwhile.
+const LINGERING_CLOSE_BYTES: usize = 4096;
+/// The minimum number of requests, and the maximum of bytes that they read, before their replies are sent.
+const BATCH_REQUESTS: usize = 16;
+const BATCH_BYTES: u64 = 256 << 10;
+
+/// Configures a socket for sends in batches, and for a peer that receives nothing for the time `receive`.
+pub fn configure_socket(stream: &Stream, receive: Duration) {
+    // Where the system refuses, its default buffers apply, at the cost of more system calls. Unix sockets have no such timeout.
+    let _ = stream.set_user_timeout(receive);
+    let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
+    let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
+    stream.set_prompt(true);
+}
+
+/// Waits for the peer to close, so that it can read the last bytes: a socket that is closed with unread bytes sends RST,
+/// which discards them. A peer that does not close in time is reset.
+pub async fn lingering_close(stream: &Stream) {
+    let _ = stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
+}
+
+/// Completes at the next poll of the task.
+pub async fn next_turn() {
+    let mut has_waited = false;
+    poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await
+}
+
+/// Which half of a connection runs next.
+pub struct Turns {
+    /// The connection's task.
+    task: RefCell<Waker>,
+    /// Notified when there is something to send, or sending must end.
+    output: Notify,
+    /// True while the task is polled, so that it need not be woken.
+    is_polling: Cell<bool>,
+    /// Replies are sent before more is received.
+    sends_first: Cell<bool>,
+    /// The remaining output is the last.
+    is_finishing: Cell<bool>,
+}
+
+/// The sending half of a connection.
+pub struct Sender<'a, F> {
+    future: Pin<&'a mut F>,
+    is_over: bool,
+}
+
+impl<'a, F: Future<Output = ()>> Sender<'a, F> {
+    /// Sends by `future`, which completes once [`Turns::output`] has returned `false`.
+    pub fn new(future: Pin<&'a mut F>) -> Sender<'a, F> {
+        Sender { future, is_over: false }
+    }
+
+    /// True once the sender has ended.
+    fn poll(&mut self, cx: &mut Context<'_>) -> bool {
+        self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
+        self.is_over
+    }
+}
+
+impl Default for Turns {
+    fn default() -> Turns {
+        Turns {
+            task: RefCell::new(Waker::noop().clone()),
+            output: Notify::default(),
+            is_polling: Cell::new(false),
+            sends_first: Cell::new(false),
+            is_finishing: Cell::new(false),
+        }
+    }
+}
+
+impl Turns {
+    /// Polls `work`, and the sender after it, and both again as long as `work` lets the sender run first; until `work` is done.
+    pub async fn run<T, F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let mut is_known = false;
+        poll_fn(|cx| {
+            if !std::mem::replace(&mut is_known, true) {
+                // A task's waker stays the same.
+                *self.task.borrow_mut() = cx.waker().clone();
+            }
+            self.is_polling.set(true);
+            let polled = loop {
+                let polled = work.as_mut().poll(cx);
+                sender.poll(cx);
+                if polled.is_ready() || !self.sends_first.take() {
+                    break polled;
+                }
+            };
+            self.is_polling.set(false);
+            polled
+        })
+        .await
+    }
+
+    /// Sends the remaining output, and ends the sender.
+    pub async fn finish<F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>) {
+        self.is_finishing.set(true);
+        self.output.notify_self();
+        poll_fn(|cx| if sender.poll(cx) { Poll::Ready(()) } else { Poll::Pending }).await
+    }
+
+    /// The waker of the connection's task; does nothing before its first poll.
+    pub fn task(&self) -> Ref<'_, Waker> {
+        self.task.borrow()
+    }
+
+    /// Has the connection's task send, or check its state.
+    pub fn wake(&self) {
+        self.output.notify_self();
+        if !self.is_polling.get() {
+            self.task.borrow().wake_by_ref();
+        }
+    }
+
+    /// Has the task poll both halves once more before it sleeps.
+    pub fn run_again(&self) {
+        self.sends_first.set(true);
+    }
+
+    /// Lets the sender run first.
+    pub async fn send_first(&self) {
+        self.output.notify_self();
+        self.sends_first.set(true);
+        next_turn().await
+    }
+
+    /// For the sender without output: waits until there may be more; `false` when there was the last.
+    pub async fn output(&self) -> bool {
+        if self.is_finishing.get() {
+            return false;
+        }
+        self.output.wait().await;
+        true
+    }
+}
+
+/// Requests that were received together, and when to send their replies.
+pub struct Batch {
+    max_requests: usize,
+    requests: usize,
+    read_bytes: u64,
+    total: usize,
+}
+
+impl Batch {
+    /// Of `received_bytes`, in which a request without data has `request_bytes`.
+    pub fn new(received_bytes: usize, request_bytes: usize) -> Batch {
+        // At least two parts for requests without data.
+        let max_requests = (received_bytes / request_bytes / 2).max(BATCH_REQUESTS);
+        Batch { max_requests, requests: 0, read_bytes: 0, total: 0 }
+    }
+
+    /// Counts a request that reads so many bytes. True if replies are to be sent before the next.
+    pub fn add(&mut self, read_bytes: u64) -> bool {
+        self.total += 1;
+        self.requests += 1;
+        self.read_bytes += read_bytes;
+        let is_full = self.requests >= self.max_requests || self.read_bytes >= BATCH_BYTES;
+        if is_full {
+            (self.requests, self.read_bytes) = (0, 0);
+        }
+        is_full
+    }
+
+    /// True if there was one request. A peer with queue depth 1 sends its next one as soon as it has the reply.
+    pub fn was_single(&self) -> bool {
+        self.total == 1
+    }
+}
