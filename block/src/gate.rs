@@ -61,6 +61,10 @@ impl<D: Device> Gate<D> {
                 Ok(())
             }
             Operation::Compare(data) => check_shape(geometry, request.extents.one(), data),
+            // The client's own Flush makes these durable: only it learns of other clients' flushes that failed in between.
+            Operation::Discard | Operation::Repair(_) if request.durability == Durability::ForceUnitAccess => {
+                Err(shape("a Discard or Repair with FUA; flush behind it", 0, 1))
+            }
             Operation::WriteReserved(area, bytes) if bytes.len() > area.max_bytes() => {
                 Err(shape("bytes for the reserved area", area.max_bytes() as u64, bytes.len() as u64))
             }
@@ -99,21 +103,12 @@ impl<D: Device> Gate<D> {
         }
     }
 
-    /// Executes a request on the device: whole, or in pieces if it exceeds the device's limits. A Discard or Repair that must be
-    /// durable is one with a Flush behind it.
-    async fn native(&self, mut request: Request) -> Outcome {
-        let needs_flush = lacks_fua(&request);
-        if needs_flush {
-            request.durability = Durability::Volatile;
-        }
-        let outcome = match piece_limit(&self.device.geometry().limits, &request) {
+    /// Executes a request on the device: whole, or in pieces if it exceeds the device's limits.
+    async fn native(&self, request: Request) -> Outcome {
+        match piece_limit(&self.device.geometry().limits, &request) {
             Some(max_blocks) => self.in_pieces(request, max_blocks).await,
             None => self.device.execute(request).await,
-        };
-        if needs_flush && outcome.is_ok() {
-            self.device.execute(Request::flush()).await?;
         }
-        outcome
     }
 }
 
@@ -141,8 +136,7 @@ impl<D: Device> Device for Gate<D> {
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         let (kind, geometry) = (request.kind(), self.device.geometry());
         let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
-        let is_whole = piece_limit(&geometry.limits, request).is_none() && !lacks_fua(request);
-        if !is_native || !is_whole || self.check(request).is_err() {
+        if !is_native || piece_limit(&geometry.limits, request).is_some() || self.check(request).is_err() {
             return None;
         }
         let outcome = self.device.try_execute(request)?;
@@ -301,12 +295,6 @@ fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
         RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };
     request.extents.iter().any(|extent| extent.blocks() > max_blocks).then_some(max_blocks)
-}
-
-/// True if the request must be durable and is of a kind that devices execute only as volatile.
-fn lacks_fua(request: &Request) -> bool {
-    matches!(request.operation, Operation::Discard | Operation::Repair(_))
-        && request.durability == Durability::ForceUnitAccess
 }
 
 impl<D: Device> Gate<D> {

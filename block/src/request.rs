@@ -27,7 +27,7 @@ pub struct Request {
     pub operation: Operation,
     /// The blocks.
     pub extents: Extents,
-    /// When a change is durable.
+    /// When a change is durable. A Discard and a Repair are volatile; their client flushes behind them.
     pub durability: Durability,
 }
 
@@ -343,7 +343,8 @@ impl Request {
     #[must_use]
     pub fn part(&self, whole: Extent, part: Extent, format: Option<PiFormat>) -> Request {
         let first = part.start().get() - whole.start().get();
-        Request { extents: part.into(), ..self.clone() }
+        // Not `..self.clone()`, which would copy all extents of a long Discard for each part.
+        Request { operation: self.operation.clone(), extents: part.into(), durability: self.durability }
             .map_checks(|checks| format.map_or(checks, |format| checks.advance(first, format)))
             .map_data(|data| data.slice(first as usize, part.len() as usize))
     }

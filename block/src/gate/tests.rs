@@ -255,19 +255,18 @@ fn an_absent_discard_is_rejected_and_a_native_one_is_split() {
 }
 
 #[test]
-fn a_durable_discard_is_flushed_and_a_volatile_one_is_not() {
+fn a_discard_is_volatile_and_one_with_fua_is_rejected() {
     let mut device = FakeDevice::limited(None, 8);
     device.abilities.discard = Ability::Native;
     let gate = device.gate();
-    let kinds = || gate.device().take_seen().iter().map(|seen| seen.0).collect::<Vec<_>>();
-    done(run(gate.execute(Request::discard([extent(4, 12)]))));
-    assert_eq!(kinds(), [RequestKind::Discard; 2]);
-    let durable =
-        Request { durability: Durability::ForceUnitAccess, ..Request::discard([extent(4, 12), extent(20, 1)]) };
-    assert!(durable.is_durable() && !durable.is_volatile());
-    assert!(gate.try_execute(&durable).is_none(), "two requests are not one");
-    done(run(gate.execute(durable)));
-    assert_eq!(kinds(), [RequestKind::Discard, RequestKind::Discard, RequestKind::Discard, RequestKind::Flush]);
+    let volatile = Request::discard([extent(4, 4)]);
+    assert!(volatile.is_volatile() && !volatile.is_durable());
+    let durable = Request { durability: Durability::ForceUnitAccess, ..volatile.clone() };
+    done(run(gate.execute(volatile)));
+    gate.device().take_seen();
+    assert!(gate.try_execute(&durable).is_none());
+    assert!(matches!(failure(run(gate.execute(durable))), ErrorKind::Limit { .. }));
+    assert_eq!(gate.device().take_seen(), [], "a durability that no device gives is not ignored");
 }
 
 #[test]

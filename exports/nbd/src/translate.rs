@@ -118,8 +118,10 @@ impl OpenExport {
             Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
             Command::Flush => self.run_request(Request::flush()).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
-                let discard = |extent| Request { durability: durability(fua), ..Request::discard([extent]) };
-                self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await
+                let discard = |extent| Request::discard([extent]);
+                self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
+                // One Flush behind all pieces, by this client: so it learns of flushes of others that failed in between.
+                if fua { self.run_request(Request::flush()).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
             }
             Command::Cache { offset, length } => {
                 let read = |extent| self.read_of(extent);

@@ -177,7 +177,7 @@ impl<D: Device> StripeLayer<D> {
     fn part_down(&self, request: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
         let extent = part.below;
         let gathered = |data: Sealed| gather(&data, runs, part.member, self.merger.format, &self.merger.pool);
-        Request { extents: extent.into(), ..request.clone() }
+        Request { operation: request.operation.clone(), extents: extent.into(), durability: request.durability }
             .map_checks(|checks| self.checks_down(checks, whole.start().get(), extent.start().get()))
             .map_data(gathered)
     }
