@@ -195,7 +195,7 @@ impl<D: Device> Gate<D> {
     async fn checksum_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
         let mut crc64 = guard::crc64(&[]);
         let (bytes_transferred, coverage) =
-            self.read_all(extent, checks, |part| crc64 = guard::crc64_append(crc64, part.data())).await?;
+            self.read_all(extent, checks, |part| crc64 = part.crc64_append(crc64)).await?;
         Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }))
     }
 
@@ -244,11 +244,7 @@ impl<D: Device> Gate<D> {
             let response = self.device.execute(Request::read(piece, checks)).await?;
             let Response::Data(stored) = response else { return Err(unexpected_response()) };
             let wanted = data.slice(first, piece.len() as usize);
-            if stored.data()[..] != wanted.data()[..] {
-                let size = geometry.block_size.bytes();
-                let pairs = stored.data().chunks(size).zip(wanted.data().chunks(size));
-                let differs = piece.iter().zip(pairs).find(|(_, (a, b))| a != b);
-                let lba = differs.map_or(piece.start(), |(lba, _)| lba);
+            if let Some(lba) = stored.first_difference(&wanted, false).and_then(|index| piece.iter().nth(index)) {
                 return Err(ErrorKind::Miscompare { lba }.into());
             }
         }
@@ -345,7 +341,7 @@ fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
     }
     let coverage = tally.finish()?;
     match (is_read, verified) {
-        (true, _) => Ok(Response::Data(Sealed::join(&parts))),
+        (true, _) => Ok(Response::Data(Sealed::join(parts))),
         (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),
         (false, Some(bytes_transferred)) => Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })),
         (false, None) => Ok(Response::Done),

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::rc::Rc;
 
+use futures_util::future::join_all;
+use sealblock_integrity::Sealed;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::{Error, ErrorKind};
@@ -106,6 +108,22 @@ pub trait Medium {
 
     /// Writes `from` at `offset_bytes`.
     fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>>;
+
+    /// Writes the data of blocks, one after the other, from `offset_bytes` on: each segment from where it lies.
+    fn write_blocks(&self, offset_bytes: u64, data: &Sealed) -> impl Future<Output = Result<(), MediumError>> {
+        async move {
+            if let [segment] = data.segments() {
+                return self.write(offset_bytes, segment.data.clone()).await;
+            }
+            let mut end = offset_bytes;
+            let writes = data.segments().iter().map(|segment| {
+                let start = end;
+                end += segment.data.len() as u64;
+                self.write(start, segment.data.clone())
+            });
+            join_all(writes).await.into_iter().collect()
+        }
+    }
 
     /// Makes every write that has returned durable.
     fn sync(&self) -> impl Future<Output = Result<(), MediumError>>;

@@ -50,8 +50,8 @@ async fn is_all_holes(device: &impl Device, extent: Extent) -> Result<bool, Erro
 }
 
 async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bool, Error> {
-    let is_blank =
-        |data: &Sealed| data.tags().iter().all(|byte| *byte == 0xFF) && data.data().iter().all(|byte| *byte == 0);
+    let is_all = |bytes: &[u8], value| bytes.iter().all(|byte| *byte == value);
+    let is_blank = |data: &Sealed| data.iter().all(|(block, tuple)| is_all(tuple, 0xFF) && is_all(block, 0));
     match device.execute(Request::read(extent, Checks::NONE)).await? {
         Response::Data(data) => Ok(is_blank(&data)),
         _ => Err(unexpected_response()),

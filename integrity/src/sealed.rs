@@ -4,13 +4,20 @@
 //! ([`Unverified::verify`]), so a function that takes one need not check again, and a path without a check does not compile.
 //! Data and tags lie apart, because media need aligned data; buffers that interleave them, as wires do, are split.
 //!
+//! A [`Sealed`] is a list of [`Segment`]s, in the order of their blocks, so that blocks from several buffers become one run without
+//! a copy. Nearly all have one segment, which lies in the value itself.
+//!
 //! The 32-bit guard of a block is the CRC-32C of its data, from which data digests are joined too. So one pass over the data is
 //! enough: [`Sealed::seal_with_crcs`] and [`Unverified::verify_with_crcs`] take the CRCs of a pass that was made for a digest,
 //! and [`Sealed::block_crcs`] returns the verified guards for one.
 //!
-//! Invariants: such CRCs are used only for a guard of this kind, and only if there is one for each block;
-//! [`Sealed::block_crcs`] returns nothing for blocks whose guards were not compared with their data, so that no digest covers
+//! Invariants: each segment is whole blocks; such CRCs are used only for a guard of this kind, and only if there is one for each
+//! block; [`Sealed::block_crcs`] returns nothing for blocks whose guards were not compared with their data, so that no digest covers
 //! bytes that no check has read. The caller promises that the CRCs are those of these very bytes; debug builds check it.
+
+use std::iter;
+use std::slice;
+use std::sync::Arc;
 
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
@@ -22,11 +29,25 @@ use crate::{Checks, GuardKind, Mismatch, PiFormat, Tags, Tuple, guard, seal, ver
 /// Blocks whose tags match their data, as far as the checks went. Blocks without a protection format always match.
 #[derive(Clone, Debug)]
 pub struct Sealed {
-    data: Slice,
-    tags: Slice,
+    segments: Segments,
     size: BlockSize,
     format: Option<PiFormat>,
     has_verified_guards: bool,
+}
+
+/// Consecutive blocks whose data lie together in memory, and whose tuples lie together in memory.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    /// The data, block after block.
+    pub data: Slice,
+    /// The tuples, one a block; empty without a protection format.
+    pub tags: Slice,
+}
+
+#[derive(Clone, Debug)]
+enum Segments {
+    One(Segment),
+    Many(Arc<[Segment]>),
 }
 
 impl Sealed {
@@ -44,7 +65,7 @@ impl Sealed {
             }
             None => Slice::empty(),
         };
-        Sealed { data, tags, size, format, has_verified_guards: true }
+        Sealed::from_verified(data, tags, size, format, true)
     }
 
     /// Assembles blocks that this crate has sealed or checked.
@@ -55,7 +76,7 @@ impl Sealed {
         format: Option<PiFormat>,
         has_verified_guards: bool,
     ) -> Sealed {
-        Sealed { data, tags, size, format, has_verified_guards }
+        Sealed { segments: Segments::One(Segment { data, tags }), size, format, has_verified_guards }
     }
 
     /// True if every guard is known to match its data. False if a host requested no check of guards, or if a tuple disables the
@@ -64,19 +85,55 @@ impl Sealed {
         self.has_verified_guards
     }
 
-    /// The data, block after block.
-    pub fn data(&self) -> &Slice {
-        &self.data
+    /// The blocks as they lie in memory, in order.
+    pub fn segments(&self) -> &[Segment] {
+        match &self.segments {
+            Segments::One(segment) => slice::from_ref(segment),
+            Segments::Many(segments) => segments,
+        }
     }
 
-    /// The tuples, one a block; empty without a protection format.
-    pub fn tags(&self) -> &Slice {
-        &self.tags
+    /// The data and the tuple of each block, in order. Tuples are empty without a protection format.
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        let (size, tuple) = (self.size.bytes(), self.tuple_bytes());
+        self.segments().iter().flat_map(move |segment| {
+            let blocks = segment.data.chunks_exact(size).enumerate();
+            blocks.map(move |(i, data)| (data, &segment.tags[i * tuple..(i + 1) * tuple]))
+        })
     }
 
-    /// The data and the tuples.
-    pub fn into_parts(self) -> (Slice, Slice) {
-        (self.data, self.tags)
+    /// The tuples of all blocks, in order; none without a protection format.
+    pub fn tuples(&self) -> impl Iterator<Item = Tuple> {
+        self.format.into_iter().flat_map(|format| {
+            let segments = self.segments().iter();
+            segments.flat_map(move |segment| {
+                segment.tags.chunks_exact(format.tuple_bytes()).map(move |tuple| Tuple::read(format, tuple))
+            })
+        })
+    }
+
+    /// The data in one slice: shared if there is one segment, copied otherwise.
+    pub fn joined_data(&self) -> Slice {
+        self.joined(|segment| &segment.data)
+    }
+
+    /// The tuples in one slice: shared if there is one segment, copied otherwise.
+    pub fn joined_tags(&self) -> Slice {
+        self.joined(|segment| &segment.tags)
+    }
+
+    fn joined(&self, bytes: impl Fn(&Segment) -> &Slice) -> Slice {
+        let segments = match self.segments() {
+            [segment] => return bytes(segment).clone(),
+            segments => segments.iter(),
+        };
+        let mut whole = Buffer::zeroed(segments.clone().map(|segment| bytes(segment).len()).sum());
+        let mut at = 0;
+        for part in segments.map(bytes) {
+            whole[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        whole.freeze()
     }
 
     /// The size of a block.
@@ -89,9 +146,13 @@ impl Sealed {
         self.format
     }
 
+    fn tuple_bytes(&self) -> usize {
+        self.format.map_or(0, PiFormat::tuple_bytes)
+    }
+
     /// The number of blocks.
     pub fn blocks(&self) -> usize {
-        self.data.len() >> self.size.shift()
+        self.segments().iter().map(|segment| segment.data.len()).sum::<usize>() >> self.size.shift()
     }
 
     /// `blocks` blocks from the one with index `first`, sharing the bytes.
@@ -99,48 +160,85 @@ impl Sealed {
     /// # Panics
     /// When the run is not within the data.
     pub fn slice(&self, first: usize, blocks: usize) -> Sealed {
-        let cut = |bytes: &Slice, unit: usize| bytes.slice(first * unit..(first + blocks) * unit);
-        Sealed {
-            data: cut(&self.data, self.size.bytes()),
-            tags: self.format.map_or_else(Slice::empty, |format| cut(&self.tags, format.tuple_bytes())),
-            ..*self
-        }
+        let segments = match &self.segments {
+            Segments::One(segment) => Segments::One(self.cut(segment, first, blocks)),
+            Segments::Many(segments) => self.cut_of(segments, first, blocks),
+        };
+        Sealed { segments, ..*self }
     }
 
-    /// Concatenates runs of blocks, by copying.
+    fn cut(&self, segment: &Segment, first: usize, blocks: usize) -> Segment {
+        let cut = |bytes: &Slice, unit: usize| bytes.slice(first * unit..(first + blocks) * unit);
+        let tags = if self.format.is_none() { Slice::empty() } else { cut(&segment.tags, self.tuple_bytes()) };
+        Segment { data: cut(&segment.data, self.size.bytes()), tags }
+    }
+
+    fn cut_of(&self, segments: &[Segment], mut first: usize, blocks: usize) -> Segments {
+        let (mut parts, mut left) = (Vec::new(), blocks);
+        for segment in segments {
+            let held = segment.data.len() >> self.size.shift();
+            let taken = left.min(held.saturating_sub(first));
+            if taken > 0 {
+                parts.push(self.cut(segment, first, taken));
+            }
+            (first, left) = (first.saturating_sub(held), left - taken);
+        }
+        assert!(left == 0 && first == 0, "a run of {blocks} blocks beyond the data");
+        Segments::new(parts)
+    }
+
+    /// Concatenates runs of blocks, without copying.
     ///
     /// # Panics
     /// When there is no part, or the parts differ in block size or format.
-    pub fn join(parts: &[Sealed]) -> Sealed {
-        Sealed::join_in(parts, Buffer::zeroed)
+    pub fn join(parts: impl IntoIterator<Item = Sealed>) -> Sealed {
+        let mut parts = parts.into_iter();
+        let mut whole = parts.next().expect("callers join at least one part");
+        let mut segments = Vec::new();
+        for part in parts {
+            assert!(part.size == whole.size && part.format == whole.format, "parts of one size and format");
+            if segments.is_empty() {
+                segments.extend_from_slice(whole.segments());
+            }
+            segments.extend_from_slice(part.segments());
+            whole.has_verified_guards &= part.has_verified_guards;
+        }
+        if !segments.is_empty() {
+            whole.segments = Segments::new(segments);
+        }
+        whole
     }
 
-    /// Concatenates runs of blocks in memory from `take`, which is called with the length in bytes. Fresh memory costs more than
-    /// the copy, so frequent callers reuse memory.
-    ///
-    /// # Panics
-    /// When there is no part, the parts differ in block size or format, or `take` gives another length.
-    pub fn join_in(parts: &[Sealed], take: impl Fn(usize) -> Buffer) -> Sealed {
-        let first = parts.first().expect("callers join at least one part");
-        assert!(
-            parts.iter().all(|part| part.size == first.size && part.format == first.format),
-            "parts of one size and format"
-        );
-        if parts.len() == 1 {
-            return first.clone();
+    /// Index of the first block whose data, or whose tuple if `with_tags`, differ from those of `other`, as far as both go.
+    pub fn first_difference(&self, other: &Sealed, with_tags: bool) -> Option<usize> {
+        if let ([one], [another]) = (self.segments(), other.segments())
+            && one.data[..] == another.data[..]
+            && (!with_tags || one.tags[..] == another.tags[..])
+        {
+            return None;
         }
-        let concat = |bytes: fn(&Sealed) -> &Slice| {
-            let mut whole = take(parts.iter().map(|part| bytes(part).len()).sum());
-            let mut at = 0;
-            for part in parts {
-                whole[at..at + bytes(part).len()].copy_from_slice(bytes(part));
-                at += bytes(part).len();
-            }
-            assert_eq!(at, whole.len(), "memory of the requested length");
-            whole.freeze()
-        };
-        let has_verified_guards = parts.iter().all(Sealed::has_verified_guards);
-        Sealed { data: concat(Sealed::data), tags: concat(Sealed::tags), has_verified_guards, ..*first }
+        let mut pairs = iter::zip(self.iter(), other.iter());
+        pairs.position(|(one, another)| one.0 != another.0 || with_tags && one.1 != another.1)
+    }
+
+    /// The CRC-64/NVME of bytes whose CRC is `crc64`, followed by the data.
+    pub fn crc64_append(&self, crc64: u64) -> u64 {
+        self.segments().iter().fold(crc64, |crc64, segment| guard::crc64_append(crc64, &segment.data))
+    }
+
+    /// The CRC-64/NVME of the data.
+    pub fn crc64(&self) -> u64 {
+        self.crc64_append(guard::crc64(&[]))
+    }
+
+    /// Each block's data followed by its tuple, as an extended logical block has them, sharing the bytes.
+    pub fn interleaved(&self) -> impl Iterator<Item = Slice> {
+        let (size, tuple) = (self.size.bytes(), self.tuple_bytes());
+        self.segments().iter().flat_map(move |segment| {
+            (0..segment.data.len() / size).flat_map(move |i| {
+                [segment.data.slice(i * size..(i + 1) * size), segment.tags.slice(i * tuple..(i + 1) * tuple)]
+            })
+        })
     }
 
     /// Moves the blocks to other addresses: adds one of `deltas` to each reference tag, modulo its width. `deltas` has one addend
@@ -157,14 +255,32 @@ impl Sealed {
         if deltas.clone().take(self.blocks()).all(|delta| delta == 0) {
             return self;
         }
-        let (mut tags, mut deltas) = (Buffer::copy_from(&self.tags), deltas);
-        for bytes in tags.chunks_exact_mut(format.tuple_bytes()) {
-            let (tuple, delta) = (Tuple::read(format, bytes), deltas.next().expect("one addend for each block"));
-            if !tuple.is_escaped(format) {
-                Tuple { ref_tag: format.reference_tag(tuple.ref_tag, delta), ..tuple }.write(format, bytes);
+        let mut deltas = deltas;
+        let mut shifted = |segment: &Segment| {
+            let mut tags = Buffer::copy_from(&segment.tags);
+            for bytes in tags.chunks_exact_mut(format.tuple_bytes()) {
+                let (tuple, delta) = (Tuple::read(format, bytes), deltas.next().expect("one addend for each block"));
+                if !tuple.is_escaped(format) {
+                    Tuple { ref_tag: format.reference_tag(tuple.ref_tag, delta), ..tuple }.write(format, bytes);
+                }
             }
+            Segment { data: segment.data.clone(), tags: tags.freeze() }
+        };
+        let segments = match &self.segments {
+            Segments::One(segment) => Segments::One(shifted(segment)),
+            Segments::Many(segments) => Segments::Many(segments.iter().map(shifted).collect()),
+        };
+        Sealed { segments, has_verified_guards: false, ..self }
+    }
+}
+
+impl Segments {
+    fn new(mut segments: Vec<Segment>) -> Segments {
+        match segments.len() {
+            0 => Segments::One(Segment { data: Slice::empty(), tags: Slice::empty() }),
+            1 => Segments::One(segments.remove(0)),
+            _ => Segments::Many(segments.into()),
         }
-        Sealed { tags: tags.freeze(), has_verified_guards: false, ..self }
     }
 }
 
@@ -277,11 +393,12 @@ impl Sealed {
 
     /// The CRC-32C of each block's data, as far as its tags prove it: only with the 32-bit guard, and only if every guard was
     /// made from the data or compared with it.
-    pub fn block_crcs(&self) -> Option<impl ExactSizeIterator<Item = u32> + '_> {
-        let format =
-            self.format().filter(|format| format.guard() == GuardKind::Crc32c && self.has_verified_guards())?;
-        let tuples = self.tags().chunks_exact(format.tuple_bytes());
-        Some(tuples.map(move |tuple| Tuple::read(format, tuple).guard as u32))
+    pub fn block_crcs(&self) -> Option<impl Iterator<Item = u32>> {
+        let has_crcs = self.format.is_some_and(|format| format.guard() == GuardKind::Crc32c);
+        if !has_crcs || !self.has_verified_guards {
+            return None;
+        }
+        Some(self.tuples().map(|tuple| tuple.guard as u32))
     }
 }
 
@@ -360,9 +477,9 @@ mod tests {
             let with = Tags { app_tag: with.0, storage_tag: with.1, initial_ref_tag: with.2 };
             let made = Sealed::seal(data.clone(), SIZE, Some(format), &with);
             let given = Sealed::seal_with_crcs(data.clone(), SIZE, format, &with, &block_crcs(&data));
-            prop_assert_eq!(&made.tags()[..], &given.tags()[..]);
+            prop_assert_eq!(&made.joined_tags()[..], &given.joined_tags()[..]);
             prop_assert_eq!(made.has_verified_guards(), given.has_verified_guards());
-            let mut tags = made.tags().to_vec();
+            let mut tags = made.joined_tags().to_vec();
             tags[wrong.0.index(BLOCKS * 16)] ^= wrong.1;
             let app_tag = asked.1.map(|expected| Masked { expected, mask: u16::MAX });
             let checks = Checks { guard: asked.0, app_tag, storage_tag: None, initial_ref_tag: asked.2.or(Some(with.initial_ref_tag)) };
@@ -378,7 +495,7 @@ mod tests {
     #[test]
     fn a_guard_that_is_not_the_crc_is_found() {
         let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(1));
-        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
+        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).joined_tags().to_vec();
         let checks = Checks { guard: true, ..Checks::NONE };
         assert!(unverified(&data, &tags, format).verify_with_crcs(&checks, &block_crcs(&data)).is_ok());
         tags[2 * 16 + 3] ^= 1;
@@ -393,9 +510,9 @@ mod tests {
         assert_eq!(sealed.block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data));
         assert_eq!(sealed.slice(1, 2).block_crcs().unwrap().collect::<Vec<_>>(), block_crcs(&data)[1..3]);
         let full = Checks { guard: true, ..Checks::NONE };
-        assert!(unverified(&data, sealed.tags(), crc32c).verify(&full).unwrap().block_crcs().is_some());
+        assert!(unverified(&data, &sealed.joined_tags(), crc32c).verify(&full).unwrap().block_crcs().is_some());
         assert!(
-            unverified(&data, sealed.tags(), crc32c).verify(&Checks::NONE).unwrap().block_crcs().is_none(),
+            unverified(&data, &sealed.joined_tags(), crc32c).verify(&Checks::NONE).unwrap().block_crcs().is_none(),
             "unchecked"
         );
         let crc16 =
@@ -408,7 +525,7 @@ mod tests {
     #[test]
     fn escaped_blocks_have_no_crcs() {
         let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(3));
-        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).tags().to_vec();
+        let mut tags = Sealed::seal(data.clone(), SIZE, Some(format), &Tags::default()).joined_tags().to_vec();
         tags[16..32].fill(0xFF);
         let full = Checks { guard: true, ..Checks::NONE };
         assert!(unverified(&data, &tags, format).verify(&full).unwrap().block_crcs().is_none());
@@ -420,7 +537,7 @@ mod tests {
                 .is_none()
         );
         let rest = unverified(&data, &tags, format).verify(&full).unwrap();
-        assert!(Sealed::join(&[rest.slice(0, 1), rest.slice(2, 2)]).block_crcs().is_none());
+        assert!(Sealed::join([rest.slice(0, 1), rest.slice(2, 2)]).block_crcs().is_none());
     }
 
     #[test]

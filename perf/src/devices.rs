@@ -25,8 +25,8 @@ impl<D: Device> Device for Touched<D> {
     async fn execute(&self, request: Request) -> Outcome {
         let response = self.0.execute(request).await?;
         if let Response::Data(data) = &response {
-            let words = data.data().as_chunks::<8>().0;
-            black_box(words.iter().fold(0, |seen, word| seen ^ u64::from_le_bytes(*word)));
+            let words = data.segments().iter().flat_map(|segment| segment.data.as_chunks::<8>().0);
+            black_box(words.fold(0, |seen, word| seen ^ u64::from_le_bytes(*word)));
         }
         Ok(response)
     }

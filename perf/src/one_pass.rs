@@ -97,14 +97,14 @@ fn each_sealed<'a>(
     kind: GuardKind,
     what: impl Fn(&Slice, &Slice, PiFormat, BlockSize) -> u64 + 'a,
 ) -> impl FnMut() -> u64 + 'a {
-    let seal = |data: &Slice| Sealed::seal(data.clone(), size, Some(format(kind)), &Tags::default()).tags().clone();
+    let seal = |data: &Slice| Sealed::seal(data.clone(), size, Some(format(kind)), &Tags::default()).joined_tags();
     let tags: Vec<Slice> = slices.iter().map(seal).collect();
     move || black_box(slices).iter().zip(&tags).fold(0, |all, (data, tags)| all ^ what(data, tags, format(kind), size))
 }
 
 fn separate_seal(data: &Slice, size: BlockSize, format: PiFormat) -> u64 {
     let sealed = Sealed::seal(data.clone(), size, Some(format), &Tags::default());
-    u64::from(guard::crc32c(data)) ^ u64::from(sealed.tags()[0])
+    u64::from(guard::crc32c(data)) ^ u64::from(sealed.joined_tags()[0])
 }
 
 fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize) -> u64 {
@@ -124,7 +124,7 @@ fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>
 fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedCrc) -> u64 {
     let (crcs, joined) = checksums(data, size, digest);
     let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &crcs);
-    u64::from(joined) ^ u64::from(sealed.tags()[0])
+    u64::from(joined) ^ u64::from(sealed.joined_tags()[0])
 }
 
 fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedCrc) -> u64 {

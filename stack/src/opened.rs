@@ -126,7 +126,7 @@ impl Closer {
 /// The data of a read.
 pub fn data_of(answer: Response) -> sealblock_runtime_memory::Slice {
     match answer {
-        Response::Data(sealed) => sealed.data().clone(),
+        Response::Data(sealed) => sealed.joined_data(),
         _ => unreachable!("gates answer reads with data"),
     }
 }

@@ -109,7 +109,10 @@ fn larger_requests_are_split_and_reference_tags_continue() {
     let pieces = [(Read, 5, 3, Some(5)), (Read, 8, 8, Some(8)), (Read, 16, 8, Some(16)), (Read, 24, 1, Some(24))];
     assert_eq!(gate.device().take_seen(), pieces);
     let wanted = numbered(5, 20, Some(TYPE1));
-    assert_eq!((&whole.data()[..], &whole.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+    assert_eq!(
+        (&whole.joined_data()[..], &whole.joined_tags()[..]),
+        (&wanted.joined_data()[..], &wanted.joined_tags()[..])
+    );
 }
 
 #[test]
@@ -189,7 +192,7 @@ fn an_emulated_compare_names_the_first_block_that_differs() {
     let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(4, 20, Some(TYPE1)))));
     done(run(gate.execute(compare(4, numbered(4, 20, None)))));
-    let mut bytes = numbered(4, 20, None).data().to_vec();
+    let mut bytes = numbered(4, 20, None).joined_data().to_vec();
     bytes[13 * 512 + 511] ^= 1;
     bytes[15 * 512] ^= 1;
     let other = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
@@ -216,7 +219,7 @@ fn emulated_zeroes_read_as_zeroes_with_tags_of_their_own_address() {
     let pieces = [(Write, 3, 5, None), (Write, 8, 8, None), (Write, 16, 1, None)];
     assert_eq!(gate.device().take_seen(), pieces);
     let zeroes = data(run(gate.execute(read(3, 14))));
-    assert!(zeroes.data().iter().all(|&byte| byte == 0));
+    assert!(zeroes.joined_data().iter().all(|&byte| byte == 0));
     assert_eq!((gate.device().block(2), gate.device().block(17)), (vec![3; 512], vec![18; 512]), "neighbours stay");
     assert_eq!(gate.device().durable.get(), 0);
     let durable = Request::write_zeroes(extent(0, 9), false, Durability::ForceUnitAccess);
@@ -359,8 +362,8 @@ fn requests_that_need_no_emulation_are_executed_in_place_and_counted() {
     let gate = instant();
     done(gate.try_execute(&write(8, 4, Some(TYPE1))).expect("in place"));
     assert_eq!(
-        data(gate.try_execute(&read(8, 4)).expect("in place")).data()[..],
-        numbered(8, 4, Some(TYPE1)).data()[..]
+        data(gate.try_execute(&read(8, 4)).expect("in place")).joined_data()[..],
+        numbered(8, 4, Some(TYPE1)).joined_data()[..]
     );
     assert_eq!((gate.counters().requests(Write), gate.counters().bytes(Read)), (1, 4 * 512));
     gate.device().corrupt(9);

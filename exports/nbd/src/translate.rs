@@ -93,7 +93,7 @@ impl OpenExport {
 
     fn reply(&self, kind: RequestKind, outcome: Outcome) -> Result<Reply, FailedRequest> {
         match outcome {
-            Ok(Response::Data(sealed)) => Ok(Reply::Data(sealed.into_parts().0)),
+            Ok(Response::Data(sealed)) => Ok(Reply::Data(sealed.joined_data())),
             // Only a broken device returns another response to a read.
             Ok(_) if kind == RequestKind::Read => Err(ErrorCode::Io.into()),
             Ok(_) => Ok(Reply::Done),
@@ -189,7 +189,7 @@ impl OpenExport {
         }
         let extent = self.extent(offset, length).ok()?;
         match self.device.execute(self.read_of(extent)).await {
-            Ok(Response::Data(sealed)) => Some(sealed.into_parts().0),
+            Ok(Response::Data(sealed)) => Some(sealed.joined_data()),
             _ => None,
         }
     }

@@ -24,16 +24,16 @@ proptest! {
         let before = blocks(format, size, seed, &tags);
         let moved = before.clone().with_ref_tags_shifted(repeat(gain));
         let there = all_checks(&Tags { initial_ref_tag: tags.initial_ref_tag.wrapping_add(gain), ..tags });
-        prop_assert_eq!(mismatches(format, size, moved.data(), moved.tags(), &there), []);
+        prop_assert_eq!(mismatches(format, size, &moved.joined_data(), &moved.joined_tags(), &there), []);
         let back = moved.with_ref_tags_shifted(repeat(gain.wrapping_neg()));
-        prop_assert!(back.tags()[..] == before.tags()[..] && back.data()[..] == before.data()[..]);
+        prop_assert!(back.joined_tags()[..] == before.joined_tags()[..] && back.joined_data()[..] == before.joined_data()[..]);
     }
 
     /// Where reference tags count and the gain is more than their width shows, the old address is refused.
     #[test]
     fn moved_blocks_do_not_verify_where_they_were(tags in tags(), seed in any::<u64>(), gain in 1u64..1 << 32) {
         let moved = blocks(TYPE1, SIZE, seed, &tags).with_ref_tags_shifted(repeat(gain));
-        let found = mismatches(TYPE1, SIZE, moved.data(), moved.tags(), &all_checks(&tags));
+        let found = mismatches(TYPE1, SIZE, &moved.joined_data(), &moved.joined_tags(), &all_checks(&tags));
         let fields: Vec<_> = found.iter().map(|mismatch| (mismatch.block, mismatch.field)).collect();
         prop_assert_eq!(fields, [(0, Field::RefTag), (1, Field::RefTag), (2, Field::RefTag)]);
     }
@@ -44,12 +44,12 @@ proptest! {
     ) {
         let tags = Tags { initial_ref_tag: u64::from(first), ..Tags::default() };
         let sealed = blocks(TYPE1, SIZE, 5, &tags);
-        let mut bytes = sealed.tags().to_vec();
+        let mut bytes = sealed.joined_tags().to_vec();
         let second = first.wrapping_add(1).wrapping_add(wrong);
         bytes[12..16].copy_from_slice(&second.to_be_bytes());
-        let found = Unverified::new(sealed.data().clone(), Slice::copy_from(&bytes), SIZE, Some(TYPE1)).unwrap();
+        let found = Unverified::new(sealed.joined_data(), Slice::copy_from(&bytes), SIZE, Some(TYPE1)).unwrap();
         let moved = found.verify(&Checks::NONE).unwrap().with_ref_tags_shifted(gains.into_iter());
-        let reference = |block: usize| u32::from_be_bytes(moved.tags()[block * 8 + 4..block * 8 + 8].try_into().unwrap());
+        let reference = |block: usize| u32::from_be_bytes(moved.joined_tags()[block * 8 + 4..block * 8 + 8].try_into().unwrap());
         prop_assert_eq!(reference(0), first.wrapping_add(gains[0] as u32));
         prop_assert_eq!(reference(1), second.wrapping_add(gains[1] as u32));
         prop_assert_eq!(reference(2), first.wrapping_add(2).wrapping_add(gains[2] as u32));
@@ -59,9 +59,9 @@ proptest! {
 #[test]
 fn tuples_that_switch_checking_off_stay() {
     let escaped = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFF, storage_tag: 0, initial_ref_tag: 7 });
-    assert!(escaped.clone().with_ref_tags_shifted(repeat(3)).tags()[..] == escaped.tags()[..]);
+    assert!(escaped.clone().with_ref_tags_shifted(repeat(3)).joined_tags()[..] == escaped.joined_tags()[..]);
     let checked = blocks(TYPE1, SIZE, 1, &Tags { app_tag: 0xFFFE, storage_tag: 0, initial_ref_tag: 7 });
-    assert!(checked.clone().with_ref_tags_shifted(repeat(3)).tags()[..] != checked.tags()[..]);
+    assert!(checked.clone().with_ref_tags_shifted(repeat(3)).joined_tags()[..] != checked.joined_tags()[..]);
 }
 
 #[test]

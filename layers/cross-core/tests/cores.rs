@@ -62,7 +62,7 @@ fn read(start: u64) -> Request {
 
 fn byte(outcome: Outcome) -> u8 {
     let Ok(Response::Data(data)) = outcome else { panic!("blocks are read: {outcome:?}") };
-    data.data()[0]
+    data.joined_data()[0]
 }
 
 fn publish(device: impl Device + 'static) -> SharedDevice {

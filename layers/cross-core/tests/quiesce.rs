@@ -77,7 +77,7 @@ fn write(start: u64, byte: u8, durability: Durability) -> Request {
 async fn byte(device: &Attached, start: u64) -> u8 {
     let read = Request::read(extent(start, 1), Checks::NONE);
     let Ok(Response::Data(data)) = device.execute(read).await else { panic!("block {start} is read") };
-    data.data()[0]
+    data.joined_data()[0]
 }
 
 /// Runs every task until it waits.

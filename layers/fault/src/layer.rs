@@ -120,12 +120,12 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
     /// A copy of `data` with the bad bit of each of `blocks` inverted, and with the tags it had.
     fn flip(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Unverified {
         let size = data.size().bytes();
-        let mut bytes = Buffer::copy_from(data.data());
+        let mut bytes = Buffer::copy_from(&data.joined_data());
         for block in blocks {
             let at = (block - extent.start().get()) as usize * size;
             self.rng.flip(*block, &mut bytes[at..at + size]);
         }
-        Unverified::new(bytes.freeze(), data.tags().clone(), data.size(), data.format()).expect("the shape it had")
+        Unverified::new(bytes.freeze(), data.joined_tags(), data.size(), data.format()).expect("the shape it had")
     }
 
     /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be

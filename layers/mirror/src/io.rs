@@ -89,7 +89,7 @@ impl<C: Clock> Mirror<C> {
                     tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
                     Err(damaged.into())
                 }
-                None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
+                None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
             };
         }
     }
@@ -101,7 +101,7 @@ impl<C: Clock> Mirror<C> {
                 self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
                 Err(lost.into())
             }
-            None => Ok(Sealed::join(&found.into_iter().map(|found| found.data).collect::<Vec<_>>())),
+            None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
         }
     }
 

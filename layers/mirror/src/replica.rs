@@ -335,16 +335,11 @@ pub(crate) fn copies(extent: Extent, data: &Sealed) -> Vec<Request> {
 
 /// Status of these blocks: a hole was never written, as its tags and data show.
 fn runs(data: &Sealed) -> Vec<StatusRun> {
-    let tuple = data.tags().len() / data.blocks().max(1);
-    let is_hole = |block: usize| {
-        let tags = &data.tags()[block * tuple..][..tuple];
-        !tags.is_empty() && tags.iter().all(|byte| *byte == 0xFF) && {
-            data.slice(block, 1).data().iter().all(|byte| *byte == 0)
-        }
-    };
+    let is_all = |bytes: &[u8], value| bytes.iter().all(|byte| *byte == value);
     let mut runs = StatusRuns::default();
-    for block in 0..data.blocks() {
-        runs.push(BlockCount::ONE, if is_hole(block) { BlockState::Hole } else { BlockState::Allocated });
+    for (block, tuple) in data.iter() {
+        let is_hole = !tuple.is_empty() && is_all(tuple, 0xFF) && is_all(block, 0);
+        runs.push(BlockCount::ONE, if is_hole { BlockState::Hole } else { BlockState::Allocated });
     }
     runs.into_vec()
 }

@@ -242,7 +242,7 @@ impl<C: Clock> Mirror<C> {
         else {
             return false;
         };
-        if Tuple::read(format, &copy.tags()[..]).is_escaped(format) {
+        if Tuple::read(format, &copy.joined_tags()[..]).is_escaped(format) {
             return false;
         }
         let mut is_proven = false;
@@ -267,9 +267,9 @@ impl<C: Clock> Mirror<C> {
         };
         let unchecked = Request::read(one, Checks::NONE);
         if let Ok(Response::Data(lost)) = replica.execute_raw(Some(format), unchecked).await {
-            return if lost.tags()[..] == copy.tags()[..] { Evidence::For } else { Evidence::Against };
+            return if lost.joined_tags()[..] == copy.joined_tags()[..] { Evidence::For } else { Evidence::Against };
         }
-        let guard = Tuple::read(format, &copy.tags()[..]).guard;
+        let guard = Tuple::read(format, &copy.joined_tags()[..]).guard;
         let is_guard = |bad: &&BadBlock| bad.cause == BadBlockCause::Tag(Field::Guard);
         let stored: Vec<u64> = bad_blocks.iter().filter(is_guard).filter_map(|bad| bad.actual).collect();
         match stored.iter().all(|stored| *stored == guard) {

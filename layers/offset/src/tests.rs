@@ -57,7 +57,7 @@ fn read(device: &impl Device, at: Extent) -> Outcome {
 
 fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
     let Ok(Response::Data(data)) = read(device, at) else { panic!("{at} cannot be read") };
-    assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
+    assert!(data.joined_data().iter().all(|&found| found == byte), "{at} is not all {byte}");
 }
 
 #[test]
@@ -99,10 +99,10 @@ fn what_is_read_can_be_checked_again_above() {
         let wanted = sealed(Some(format), at, 5, 20);
         write(&gate, at, 5);
         let Ok(Response::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
-        assert_eq!(data.tags()[..], wanted.tags()[..], "the very tags that were written");
+        assert_eq!(data.joined_tags()[..], wanted.joined_tags()[..], "the very tags that were written");
         // Blocks never written keep the tuple that says so.
         let Ok(Response::Data(data)) = read(&gate, extent(30, 4)) else { panic!("unwritten blocks read") };
-        assert!(data.tags().iter().all(|&byte| byte == 0xFF));
+        assert!(data.joined_tags().iter().all(|&byte| byte == 0xFF));
     }
 }
 

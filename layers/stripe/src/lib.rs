@@ -27,7 +27,7 @@ use sealblock_block::{
     Response,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
-use sealblock_runtime_memory::{Pool, Slice};
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
 use label::Label;
@@ -120,9 +120,7 @@ impl<D: Device> StripeLayer<D> {
         }
         let stripe_map = StripeMap::new(members.len(), blocks.trailing_zeros());
         let geometry = geometry(&members, stripe_map, size, format)?;
-        // The pool only reuses heap memory; the requests in flight bound how much is in use.
-        let pool = Pool::new(0, usize::MAX);
-        Ok(StripeLayer { members, merger: Merger { stripe_map, size, format, pool }, geometry, label: None })
+        Ok(StripeLayer { members, merger: Merger { stripe_map, size, format }, geometry, label: None })
     }
 
     /// Checks by the members' labels that they are one stripe, in this order and with this chunk size. Labels the members of a new
@@ -176,7 +174,7 @@ impl<D: Device> StripeLayer<D> {
     /// member's first block, the same tag minus the request's address plus the member's.
     fn part_down(&self, request: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
         let extent = part.below;
-        let gathered = |data: Sealed| gather(&data, runs, part.member, self.merger.format, &self.merger.pool);
+        let gathered = |data: Sealed| gather(&data, runs, part.member, self.merger.format);
         Request { operation: request.operation.clone(), extents: extent.into(), durability: request.durability }
             .map_checks(|checks| self.checks_down(checks, whole.start().get(), extent.start().get()))
             .map_data(gathered)
@@ -208,7 +206,7 @@ impl<D: Device> StripeLayer<D> {
     /// Writes several chunks, one request each, without copying.
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
-            let data = gather(data, &[run], run.member, self.merger.format, &self.merger.pool);
+            let data = gather(data, &[run], run.member, self.merger.format);
             (run.member, run.member, Request::write(run.below, data, durability))
         });
         self.succeeded(self.ask(requests).await, |member| *member).map(|_| Response::Done)

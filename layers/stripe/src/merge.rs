@@ -1,15 +1,13 @@
 //! Merges the outcomes of the members to one; splits and joins data and reference tags.
 //!
-//! Only data that spans several chunks is copied, once: a member transfers its blocks in one piece, and they are not in one
-//! piece in the request. The copy goes to pooled memory, because fresh pages cost several times the copy. Reference
-//! tags are shifted with the addresses, by another delta in each run.
+//! Data is never copied: that of several chunks becomes a list of segments. Reference tags are shifted with the addresses, by
+//! another delta in each run.
 
 use sealblock_block::{
     BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, Outcome, Response, StatusRun,
     Unchecked, VerifyStats,
 };
 use sealblock_integrity::{Field, PiFormat, Sealed, combine};
-use sealblock_runtime_memory::Pool;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::stripe_map::{ChunkRun, MemberPart, StripeMap};
@@ -19,8 +17,6 @@ pub(crate) struct Merger {
     pub(crate) stripe_map: StripeMap,
     pub(crate) size: BlockSize,
     pub(crate) format: Option<PiFormat>,
-    /// Memory for data that spans several chunks.
-    pub(crate) pool: Pool,
 }
 
 impl Merger {
@@ -125,7 +121,7 @@ impl Merger {
         if parts.iter().any(|(part, data)| !self.is_of(data, part.below)) {
             return Err(unexpected_response());
         }
-        Ok(scatter(parts, runs, &self.pool))
+        Ok(scatter(parts, runs))
     }
 
     /// Merges the members' status runs chunk by chunk, and joins equal neighbours.
@@ -191,12 +187,12 @@ pub(crate) fn unexpected_response() -> Error {
 }
 
 /// Returns the data of one member's part of a request, with the member's reference tags. `runs` are all runs of the request.
-pub(crate) fn gather(data: &Sealed, runs: &[ChunkRun], member: usize, format: Option<PiFormat>, pool: &Pool) -> Sealed {
+pub(crate) fn gather(data: &Sealed, runs: &[ChunkRun], member: usize, format: Option<PiFormat>) -> Sealed {
     let own_runs = || runs.iter().filter(|run| run.member == member);
     let piece = |run: &ChunkRun| data.slice(run.first, run.below.len() as usize);
     let pieces = match runs {
         [run] => piece(run),
-        _ => Sealed::join_in(&own_runs().map(piece).collect::<Vec<_>>(), |len| pool.take(len)),
+        _ => Sealed::join(own_runs().map(piece)),
     };
     // Data to compare may have tags of no or another format; a Compare ignores tags.
     if data.format() != format {
@@ -207,15 +203,13 @@ pub(crate) fn gather(data: &Sealed, runs: &[ChunkRun], member: usize, format: Op
 }
 
 /// Joins the data of all parts of a request, with the stripe's reference tags.
-pub(crate) fn scatter(parts: Vec<(MemberPart, Sealed)>, runs: &[ChunkRun], pool: &Pool) -> Sealed {
+pub(crate) fn scatter(parts: Vec<(MemberPart, Sealed)>, runs: &[ChunkRun]) -> Sealed {
     let piece = |run: &ChunkRun| {
         let (part, data) = parts.iter().find(|(part, _)| part.member == run.member).expect("each run is of a part");
         let first = run.below.start().get() - part.below.start().get();
         data.slice(first as usize, run.below.len() as usize)
     };
-    let pieces: Vec<Sealed> = runs.iter().map(piece).collect();
-    drop(parts);
-    Sealed::join_in(&pieces, |len| pool.take(len))
+    Sealed::join(runs.iter().map(piece))
         .with_ref_tags_shifted(each(runs.iter().map(|run| (run.below.len(), run.ref_tag_delta().wrapping_neg()))))
 }
 

@@ -120,7 +120,7 @@ fn writes_of_large_chunks_go_chunk_by_chunk_and_are_like_others() {
     write(&large, extent(10, 400), 5);
     let Ok(Response::Data(data)) = read(&large, extent(10, 400)) else { panic!("what was written is good") };
     let wanted = sealed(Some(TYPE1), extent(10, 400), 5, 10);
-    assert!(data.data()[..] == wanted.data()[..] && data.tags()[..] == wanted.tags()[..]);
+    assert!(data.joined_data()[..] == wanted.joined_data()[..] && data.joined_tags()[..] == wanted.joined_tags()[..]);
     let requests: u64 =
         members.iter().map(|member| member.counters().requests(sealblock_block::RequestKind::Write)).sum();
     assert_eq!(requests, 7, "blocks 10 to 409 lie in seven chunks of 64");

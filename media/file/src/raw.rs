@@ -97,7 +97,7 @@ impl<M: Medium> RawDevice<M> {
         }
         match BadBlocks::new(faults) {
             Some(faults) => Err(faults.into()),
-            None => Ok(Response::Data(Sealed::join(&parts))),
+            None => Ok(Response::Data(Sealed::join(parts))),
         }
     }
 
@@ -169,7 +169,7 @@ impl<M: Medium> Device for RawDevice<M> {
             Operation::Read(_) => return self.read(extents.one()).await,
             Operation::BlockStatus => return Ok(self.allocation(extents.one())),
             Operation::Write(data) => {
-                self.medium.write(self.offset_bytes(extents.one()), data.data().clone()).await?;
+                self.medium.write_blocks(self.offset_bytes(extents.one()), &data).await?;
                 self.settle(durability).await?;
             }
             Operation::WriteZeroes { may_unmap } => {

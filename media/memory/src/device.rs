@@ -182,8 +182,14 @@ impl MemoryDevice {
     fn write(&self, extent: Extent, sealed: &Sealed) {
         let mut stored = self.stored.borrow_mut();
         stored.uncorrectable.clear(extent.start().get(), extent.len());
-        stored.data.write(extent.start().get() << self.geometry.block_size.shift(), sealed.data());
-        stored.tags.write(extent.start().get() * self.tuple_bytes(), sealed.tags());
+        let mut at = extent.start().get() << self.geometry.block_size.shift();
+        let mut tags_at = extent.start().get() * self.tuple_bytes();
+        for segment in sealed.segments() {
+            stored.data.write(at, &segment.data);
+            stored.tags.write(tags_at, &segment.tags);
+            at += segment.data.len() as u64;
+            tags_at += segment.tags.len() as u64;
+        }
     }
 
     /// Makes blocks as if they had never been written.
@@ -266,7 +272,7 @@ impl MemoryDevice {
         self.verify(extent, &checks)?;
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         let mut block = vec![0; size.bytes()];
-        for (lba, wanted) in extent.iter().zip(wanted.data().chunks_exact(size.bytes())) {
+        for (lba, wanted) in extent.iter().zip(wanted.iter().map(|(block, _)| block)) {
             stored.data.read(lba.get() << size.shift(), &mut block);
             if block != wanted {
                 return Err(ErrorKind::Miscompare { lba }.into());

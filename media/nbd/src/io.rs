@@ -100,7 +100,7 @@ impl Io {
 
     pub(crate) async fn write(&self, extent: Extent, data: Sealed, durability: Durability) -> Outcome {
         let (offset, length) = self.bytes(extent);
-        let request = ClientRequest::Write { offset, data: data.into_parts().0, fua: self.fua(durability) };
+        let request = ClientRequest::Write { offset, data: data.joined_data(), fua: self.fua(durability) };
         let epoch = self.change(RequestKind::Write, extent, request).await?;
         add(&self.session.counters.sent_bytes, length);
         self.make_durable(epoch, durability).await

@@ -74,8 +74,7 @@ impl NullDevice {
 
     /// Compares with zeroes, which is what would be read.
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
-        let blocks = wanted.data().chunks_exact(self.geometry.block_size.bytes());
-        match extent.iter().zip(blocks).find(|(_, block)| block.iter().any(|&byte| byte != 0)) {
+        match extent.iter().zip(wanted.iter()).find(|(_, (block, _))| block.iter().any(|&byte| byte != 0)) {
             Some((lba, _)) => Err(ErrorKind::Miscompare { lba }.into()),
             None => Ok(Response::Done),
         }
@@ -163,10 +162,10 @@ mod tests {
                 assert!(matches!(run(&gate, write), Ok(Response::Done)));
                 let checks = format.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
                 let Ok(Response::Data(data)) = run(&gate, Request::read(at, checks)) else { panic!("reads") };
-                assert!(data.blocks() == 3 && data.data().iter().all(|&byte| byte == 0));
+                assert!(data.blocks() == 3 && data.joined_data().iter().all(|&byte| byte == 0));
                 // A second check, as by an export, must succeed.
                 let (size, again) = (data.size(), data.format());
-                let read = Unverified::new(data.data().clone(), data.tags().clone(), size, again).unwrap();
+                let read = Unverified::new(data.joined_data(), data.joined_tags(), size, again).unwrap();
                 assert!(read.verify(&checks).is_ok());
             }
         }

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use sealblock_block::BadBlock;
-use sealblock_integrity::{Checks, GuardKind, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Tuple, Unverified};
+use sealblock_integrity::{Checks, GuardKind, Mismatch, PiFormat, ProtectionType, Sealed, Tags, Unverified};
 use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
 use sealblock_protocols_nvme_tcp::host::ReadData;
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout, Payload};
@@ -85,7 +85,7 @@ impl BlockCodec {
     }
 
     fn offer_tags(&self, format: PiFormat, extent: Extent, data: &Sealed) -> ProtectionInfo {
-        let mut tuples = data.tags().chunks_exact(format.tuple_bytes()).map(|bytes| Tuple::read(format, bytes));
+        let mut tuples = data.tuples();
         let Some(first) = tuples.next() else { return ProtectionInfo::NONE };
         let (mut same_app, mut same_storage) = (first.app_tag != UNCHECKED_APP_TAG, format.storage_tag_bits() > 0);
         for tuple in tuples {
@@ -119,32 +119,29 @@ impl BlockCodec {
     pub(crate) fn payload(&self, data: &Sealed, pool: &Pool) -> Payload {
         match self.pi_mode.shown() {
             Some(format) => self.with_tags(format, data, pool),
-            None => Payload::from(data.data().clone()),
+            None => data_payload(data),
         }
     }
 
     /// Data of a Compare in wire format. The target compares tags too, so data without the namespace's tags gets those
     /// that a target would generate.
     pub(crate) fn comparand(&self, extent: Extent, data: &Sealed, pool: &Pool) -> Payload {
-        let Some(format) = self.pi_mode.kept() else { return Payload::from(data.data().clone()) };
+        let Some(format) = self.pi_mode.kept() else { return data_payload(data) };
         if data.format() == Some(format) {
             return self.with_tags(format, data, pool);
         }
         let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag };
-        self.with_tags(format, &Sealed::seal(data.data().clone(), self.size, Some(format), &tags), pool)
+        self.with_tags(format, &Sealed::seal(data.joined_data(), self.size, Some(format), &tags), pool)
     }
 
     fn with_tags(&self, format: PiFormat, data: &Sealed, pool: &Pool) -> Payload {
         let (size, tuple) = (self.size.bytes(), format.tuple_bytes());
         let payload = if size >= GATHER_BYTES {
-            let pair =
-                |i: usize| [data.data().slice(i * size..(i + 1) * size), data.tags().slice(i * tuple..(i + 1) * tuple)];
-            Payload::new((0..data.blocks()).flat_map(pair))
+            Payload::new(data.interleaved())
         } else {
             let mut whole = pool.take(data.blocks() * (size + tuple));
-            let pairs = data.data().chunks_exact(size).zip(data.tags().chunks_exact(tuple));
-            for (block, (data, tags)) in whole.chunks_exact_mut(size + tuple).zip(pairs) {
+            for (block, (data, tags)) in whole.chunks_exact_mut(size + tuple).zip(data.iter()) {
                 block[..size].copy_from_slice(data);
                 block[size..].copy_from_slice(tags);
             }
@@ -200,6 +197,11 @@ impl BlockCodec {
         buffer.truncate(blocks * size);
         (buffer.freeze(), tags.freeze())
     }
+}
+
+/// The data alone, from where they lie.
+fn data_payload(data: &Sealed) -> Payload {
+    Payload::new(data.segments().iter().map(|segment| segment.data.clone()))
 }
 
 /// The bad blocks of mismatches in blocks from `start`.

@@ -35,7 +35,7 @@ impl Io {
         let (_, says_all) = self.codec.read_checks(extent, &checks, true);
         if !says_all {
             let mut crc64 = guard::crc64(&[]);
-            let each = |part: &sealblock_integrity::Sealed| crc64 = guard::crc64_append(crc64, part.data());
+            let each = |part: &sealblock_integrity::Sealed| crc64 = part.crc64_append(crc64);
             let (bytes_transferred, coverage) = self.read_all(extent, &checks, each).await?;
             return Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }));
         }

@@ -99,7 +99,8 @@ impl Io {
             let mut wrong = Vec::new();
             let checks = Checks::full(format, extent.start());
             let on_wrong = &mut |mismatch| wrong.push(mismatch);
-            sealblock_integrity::verify(format, self.codec.size, data.data(), data.tags(), &checks, on_wrong);
+            let (data, tags) = (data.joined_data(), data.joined_tags());
+            sealblock_integrity::verify(format, self.codec.size, &data, &tags, &checks, on_wrong);
             if !wrong.is_empty() {
                 return integrity(block_codec::bad_blocks(extent.start(), &wrong));
             }
@@ -273,7 +274,6 @@ impl Io {
 
     /// Finds the first block from `from` whose data differs, by reading.
     async fn compare_read(&self, extent: Extent, data: &Sealed, from: Lba) -> Outcome {
-        let size = self.codec.size.bytes();
         let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
         let rest = rest.expect("the block is one of the extent");
         for piece in rest.split_aligned(self.session.profile.geometry.limits.max_transfer_blocks) {
@@ -282,9 +282,8 @@ impl Io {
                 unreachable!("a Read is answered with data");
             };
             let first = (piece.start().get() - extent.start().get()) as usize;
-            let wanted = data.data().chunks_exact(size).skip(first);
-            let mut pairs = piece.iter().zip(stored.data().chunks_exact(size).zip(wanted));
-            if let Some((lba, _)) = pairs.find(|(_, (stored, wanted))| stored != wanted) {
+            let wanted = data.slice(first, piece.len() as usize);
+            if let Some(lba) = stored.first_difference(&wanted, false).and_then(|index| piece.iter().nth(index)) {
                 return Err(ErrorKind::Miscompare { lba }.into());
             }
         }

@@ -176,7 +176,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let data = Buffer::copy_from(data).freeze();
         let sealed = Sealed::seal(data, self.geometry.block_size, self.geometry.protection, &tags);
         let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, generation, ..MapEntry::deallocated(lba) };
-        self.fill_tuple(&mut entry, &sealed, 0);
+        let block = sealed.iter().next().expect("one block was sealed");
+        self.fill_tuple(&mut entry, block, sealed.has_verified_guards());
         entry
     }
 }

@@ -40,8 +40,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Checks blocks and sums their data. A bad block does not hide another.
     pub(crate) async fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let crc64 =
-            |bytes, read: Option<Sealed>| read.map_or_else(|| crc64_of_zeroes(bytes), |read| guard::crc64(read.data()));
+        let crc64 = |bytes, read: Option<Sealed>| read.map_or_else(|| crc64_of_zeroes(bytes), |read| read.crc64());
         let mut outcomes = pin!(self.check_pieces(extent, checks, crc64));
         let (mut whole, mut tally) = (Checksum::default(), self.tally(extent, checks));
         while let Some((piece_bytes, bytes, outcome)) = outcomes.next().await {

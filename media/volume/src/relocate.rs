@@ -215,7 +215,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn seal_anew(&self, entry: &mut MapEntry, block: &[u8]) {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: entry.lba.get() };
-        self.fill_tuple(entry, &Sealed::seal(Slice::copy_from(block), size, format, &tags), 0);
+        let sealed = Sealed::seal(Slice::copy_from(block), size, format, &tags);
+        self.fill_tuple(entry, sealed.iter().next().expect("one block was sealed"), sealed.has_verified_guards());
     }
 }
 

@@ -48,15 +48,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn store_in_group(&self, group: u64, extent: Extent, data: &Sealed) -> Result<(), Error> {
         let taken = self.allocate(group, extent).await?;
         let runs = taken.runs();
-        let shift = self.geometry.block_size.shift();
         let written = match runs {
-            [(pbn, _)] => self.medium.write(self.pbn_offset(group, *pbn), data.data().clone()).await,
+            [(pbn, _)] => self.medium.write_blocks(self.pbn_offset(group, *pbn), data).await,
             _ => {
-                let mut at = 0;
+                let mut end = 0;
                 let writes = runs.iter().map(|&(pbn, blocks)| {
-                    let bytes = (blocks as usize) << shift;
-                    at += bytes;
-                    self.medium.write(self.pbn_offset(group, pbn), data.data().slice(at - bytes..at))
+                    let part = data.slice(end, blocks as usize);
+                    end += blocks as usize;
+                    async move { self.medium.write_blocks(self.pbn_offset(group, pbn), &part).await }
                 });
                 join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()
             }
@@ -127,23 +126,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Puts the map entries of written blocks into the memtable, giving up the physical blocks of map entries they replace there.
     fn entry(&self, group: u64, extent: Extent, data: &Sealed, runs: &[Run]) {
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
-        for ((index, lba), pbn) in extent.iter().enumerate().zip(pbns) {
+        for ((lba, block), pbn) in extent.iter().zip(data.iter()).zip(pbns) {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
-            self.fill_tuple(&mut entry, data, index);
+            self.fill_tuple(&mut entry, block, data.has_verified_guards());
             self.replace(group, entry, false);
         }
         self.commits.schedule();
     }
 
-    /// Fills in the tuple of a map entry from the block with this index in `data`.
-    pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, data: &Sealed, index: usize) {
-        let bytes = self.geometry.block_size.bytes();
-        let block = &data.data()[index * bytes..(index + 1) * bytes];
+    /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
+    pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, (block, tuple): (&[u8], &[u8]), is_verified: bool) {
         if let Some(format) = self.geometry.protection {
-            let tuple_bytes = format.tuple_bytes();
-            let tags = &data.tags()[index * tuple_bytes..(index + 1) * tuple_bytes];
-            entry.tuple[..tuple_bytes].copy_from_slice(tags);
-            entry.guard_unverified = !data.has_verified_guards() && has_wrong_guard(format, tags, block);
+            entry.tuple[..tuple.len()].copy_from_slice(tuple);
+            entry.guard_unverified = !is_verified && has_wrong_guard(format, tuple, block);
         }
         if needs_data_crc(self.geometry.protection) {
             entry.set_data_crc(guard::crc32c(block));

@@ -132,7 +132,7 @@ impl BlockChecker {
                 Err(error) => Seen::Lost(error),
                 Ok(data) => match self.patterns.contents(one, &data) {
                     Ok(contents) => Seen::Content(contents[0]),
-                    Err(_) if self.collides(lba, data.data()) => Seen::Collision,
+                    Err(_) if self.collides(lba, &data.joined_data()) => Seen::Collision,
                     Err(why) => Seen::Foreign(why),
                 },
             };

@@ -157,7 +157,7 @@ fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
             let Some((start, end)) = data_range(specimen, entry) else { return false };
             let data = &specimen.image[start as usize..end as usize];
             specimen.patterns.recognise(entry.lba, data) == Some(content)
-                && specimen.patterns.sealed(Extent::one(entry.lba), version).tags()[..] == *entry.tags(format)
+                && specimen.patterns.sealed(Extent::one(entry.lba), version).joined_tags()[..] == *entry.tags(format)
         }
         _ => false,
     }

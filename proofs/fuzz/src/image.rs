@@ -173,7 +173,7 @@ async fn see(stack: &DynDevice) -> Seen {
         let verify = stack.execute(Request::verify(extent, checks)).await;
         assert_eq!(read.is_ok(), verify.is_ok(), "Read and Verify of block {lba} disagree");
         seen.push(match read {
-            Ok(Response::Data(data)) => Some(data.data().to_vec()),
+            Ok(Response::Data(data)) => Some(data.joined_data().to_vec()),
             Ok(other) => panic!("a read returned {other:?}"),
             Err(_) => None,
         });
@@ -192,7 +192,7 @@ async fn use_it(stack: &DynDevice, round: u64) {
         let extent = Extent::one(lba);
         let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
         match stack.execute(Request::read(extent, checks)).await.expect("what was written can be read") {
-            Response::Data(data) => assert_eq!(patterns().recognise(lba, data.data()), Some(Content::Version(1))),
+            Response::Data(data) => assert_eq!(patterns().recognise(lba, &data.joined_data()), Some(Content::Version(1))),
             other => panic!("a read returned {other:?}"),
         }
     }

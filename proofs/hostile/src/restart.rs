@@ -296,11 +296,11 @@ pub async fn read(device: &NvmeTcpDevice, extent: Extent) -> Result<Sealed> {
 /// True if block `index` of what was read is this version of the block at `lba`, with its tags where it has any.
 pub fn is_version(kind: &FormattedNamespace, found: &Sealed, index: usize, lba: u64, version: Version) -> bool {
     let (size, tuple) = (kind.size.bytes(), kind.format.tuple_bytes());
-    let data = &found.data()[index * size..][..size];
+    let data = &found.joined_data()[index * size..][..size];
     if version == 0 {
         return data.iter().all(|byte| *byte == 0);
     }
     let unit = kind.unit(version, lba, 0);
-    let has_tags = !found.tags().is_empty();
-    data == &unit[..size] && (!has_tags || found.tags()[index * tuple..][..tuple] == unit[size..])
+    let has_tags = !found.joined_tags().is_empty();
+    data == &unit[..size] && (!has_tags || found.joined_tags()[index * tuple..][..tuple] == unit[size..])
 }

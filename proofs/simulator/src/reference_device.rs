@@ -114,8 +114,8 @@ impl ReferenceDevice {
                 entry[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
             }
             if let Some(block) = data.map(|data| data.slice(i, 1)) {
-                entry[32..32 + block.tags().len()].copy_from_slice(block.tags());
-                entry[sector..].copy_from_slice(block.data());
+                entry[32..32 + block.joined_tags().len()].copy_from_slice(&block.joined_tags());
+                entry[sector..].copy_from_slice(&block.joined_data());
             }
             let checksum = checksum(entry, sector);
             entry[56..64].copy_from_slice(&checksum.to_le_bytes());
@@ -154,7 +154,7 @@ impl ReferenceDevice {
             }
         }
         BadBlocks::new(bad_blocks)
-            .map_or_else(|| Ok(Response::Data(Sealed::join(&parts))), |bad_blocks| Err(bad_blocks.into()))
+            .map_or_else(|| Ok(Response::Data(Sealed::join(parts))), |bad_blocks| Err(bad_blocks.into()))
     }
 
     async fn read_block(&self, lba: Lba, checks: &Checks) -> Result<Result<Sealed, BadBlock>, Error> {

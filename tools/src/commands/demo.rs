@@ -96,7 +96,7 @@ async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> 
     for (index, block) in data.chunks(size).enumerate() {
         let damaged = DAMAGE.iter().any(|damage| damage.0 == index as u64);
         match (opened.read(Extent::one(Lba::new(index as u64))).await, damaged) {
-            (Ok(Response::Data(read)), false) if read.data()[..] == *block => {}
+            (Ok(Response::Data(read)), false) if read.joined_data()[..] == *block => {}
             (Err(error), true) if error.bad_blocks().is_some() => {}
             _ => return opened.close(wrong(&format!("block {index} was not read as it should be"))).await,
         }

@@ -162,7 +162,7 @@ fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no
         assert!(seen.has_cut_power.get(), "the resync flushed what it wrote");
         assert_eq!(seen.failed_flushes.get(), 1, "and was told once that it is lost");
         for at in 0..BLOCKS {
-            assert_eq!(backend.content(at).await.data()[0], 9, "block {at} was copied anew");
+            assert_eq!(backend.content(at).await.joined_data()[0], 9, "block {at} was copied anew");
         }
 
         for (name, failed, again) in [

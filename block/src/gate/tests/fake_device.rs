@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
@@ -92,9 +92,9 @@ impl FakeDevice {
 
     fn store(&self, start: u64, sealed: &Sealed) {
         let at = start as usize * 512;
-        self.data.borrow_mut()[at..at + sealed.data().len()].copy_from_slice(sealed.data());
+        self.data.borrow_mut()[at..at + sealed.joined_data().len()].copy_from_slice(&sealed.joined_data());
         let at = start as usize * self.geometry.protection.map_or(0, PiFormat::tuple_bytes);
-        self.tags.borrow_mut()[at..at + sealed.tags().len()].copy_from_slice(sealed.tags());
+        self.tags.borrow_mut()[at..at + sealed.joined_tags().len()].copy_from_slice(&sealed.joined_tags());
     }
 
     fn load(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
@@ -140,7 +140,7 @@ impl FakeDevice {
             }
             Operation::Checksum(checks) => self
                 .load(extents.one(), &checks)
-                .map(|data| Response::Checksum(Checksum { crc64: guard::crc64(data.data()), ..Checksum::default() })),
+                .map(|data| Response::Checksum(Checksum { crc64: data.crc64(), ..Checksum::default() })),
             Operation::BlockStatus => {
                 let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
                 Ok(Response::BlockStatus(vec![run]))

@@ -99,14 +99,15 @@ fn resealed(
     if let Some(format) = shown.filter(|_| args.write.pract) {
         let tags = args.write.tags(format);
         let initial_ref_tag = initial_ref_tag.unwrap_or(tags.initial_ref_tag);
-        return Ok(Sealed::seal(read.data().clone(), read.size(), Some(stored), &Tags { initial_ref_tag, ..tags }));
+        return Ok(Sealed::seal(read.joined_data(), read.size(), Some(stored), &Tags { initial_ref_tag, ..tags }));
     }
     let tags =
         RebaseTags { initial_ref_tag: initial_ref_tag.map_or(Keep::Keep, Keep::Replace), ..RebaseTags::default() };
-    let mut moved = Buffer::zeroed(read.tags().len());
-    rebase(stored, stored, read.size(), read.data(), read.tags(), &mut moved, &Checks::NONE, &tags, &mut |_| {});
-    let moved = Unverified::new(read.data().clone(), moved.freeze(), read.size(), Some(stored))
-        .map_err(|_| StatusCode::INTERNAL_ERROR)?;
+    let (data, tags_read) = (read.joined_data(), read.joined_tags());
+    let mut moved = Buffer::zeroed(tags_read.len());
+    rebase(stored, stored, read.size(), &data, &tags_read, &mut moved, &Checks::NONE, &tags, &mut |_| {});
+    let moved =
+        Unverified::new(data, moved.freeze(), read.size(), Some(stored)).map_err(|_| StatusCode::INTERNAL_ERROR)?;
     let checks = match shown {
         Some(format) => args.write.checks(format, format.storage_tag_mask()).advance(offset, format),
         None => Checks { guard, ..Checks::NONE },

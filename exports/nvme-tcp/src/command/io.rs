@@ -285,10 +285,10 @@ async fn compare(
 ) -> Result<Reply, CommandError> {
     let extent = blocks.extent;
     let size = namespace.device.geometry().block_size;
-    let Some(format) = namespace.format() else {
+    if namespace.format().is_none() {
         let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
         return execute(namespace, Request::compare(extent, data)).await.map(|_| Reply::Done(0));
-    };
+    }
     let checks = namespace.checks(&blocks);
     // With PRACT the data has no tags, and tags are not compared.
     let wanted = match blocks.protection.pract {
@@ -298,20 +298,10 @@ async fn compare(
     let Response::Data(stored) = execute(namespace, Request::read(extent, checks)).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
     };
-    let units = |sealed: &Sealed| (sealed.data().clone(), sealed.tags().clone());
-    let ((data, tags), (stored_data, stored_tags)) = (units(&wanted), units(&stored));
-    let compares_tags = !blocks.protection.pract;
-    if data[..] == stored_data[..] && (!compares_tags || tags[..] == stored_tags[..]) {
-        return Ok(Reply::Done(0));
+    match wanted.first_difference(&stored, !blocks.protection.pract).and_then(|index| extent.iter().nth(index)) {
+        None => Ok(Reply::Done(0)),
+        Some(lba) => Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare)),
     }
-    let (size, tuple) = (size.bytes(), format.tuple_bytes());
-    let differs = |i: usize| {
-        data[i * size..][..size] != stored_data[i * size..][..size]
-            || compares_tags && tags[i * tuple..][..tuple] != stored_tags[i * tuple..][..tuple]
-    };
-    let first = extent.iter().enumerate().find(|(i, _)| differs(*i));
-    let lba = first.map_or(extent.start(), |(_, lba)| lba);
-    Err(CommandError::of_error(&ErrorKind::Miscompare { lba }.into(), RequestKind::Compare))
 }
 
 /// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error.

@@ -181,13 +181,8 @@ impl Namespace {
     pub(crate) fn payload(&self, blocks: &BlockCommand, read: Sealed) -> Payload {
         let crcs = self.verified_crcs(blocks, &read);
         let payload = match self.format() {
-            Some(format) if !blocks.protection.pract => {
-                let (size, tuple) = (read.size().bytes(), format.tuple_bytes());
-                Payload::new((0..read.blocks()).flat_map(|i| {
-                    [read.data().slice(i * size..(i + 1) * size), read.tags().slice(i * tuple..(i + 1) * tuple)]
-                }))
-            }
-            _ => Payload::from(read.into_parts().0),
+            Some(_) if !blocks.protection.pract => Payload::new(read.interleaved()),
+            _ => Payload::new(read.segments().iter().map(|segment| segment.data.clone())),
         };
         match crcs {
             Some(crcs) => payload.with_crcs(crcs),

@@ -80,7 +80,7 @@ fn verify(device: &impl Device, at: Extent) -> Outcome {
 /// The first byte of every block, read without checks.
 fn bytes(device: &impl Device) -> Vec<u8> {
     match run(device, Request::read(extent(0, BLOCKS), Checks::NONE)) {
-        Ok(Response::Data(data)) => data.data().chunks(512).map(|block| block[0]).collect(),
+        Ok(Response::Data(data)) => data.joined_data().chunks(512).map(|block| block[0]).collect(),
         other => panic!("no data but {other:?}"),
     }
 }
@@ -135,7 +135,7 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
     let (gate, _) = faulty(None, "flip@5");
     assert_done(write(&gate, extent(0, BLOCKS), 0));
     let Ok(Response::Data(data)) = read(&gate, extent(4, 3)) else { panic!("without tags nothing is noticed") };
-    let ones: Vec<u32> = data.data().chunks(512).map(|b| b.iter().map(|byte| byte.count_ones()).sum()).collect();
+    let ones: Vec<u32> = data.joined_data().chunks(512).map(|b| b.iter().map(|byte| byte.count_ones()).sum()).collect();
     assert_eq!(ones, [0, 1, 0]);
 }
 

@@ -55,7 +55,7 @@ fn tags_come_from_the_good_replica_as_they_were() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(7, 1), 1).unwrap();
     let read = || match run(&*a.memory, Request::read(extent(7, 1), checks(&mirror, extent(7, 1)))) {
-        Ok(sealblock_block::Response::Data(data)) => data.tags().to_vec(),
+        Ok(sealblock_block::Response::Data(data)) => data.joined_tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
     let before = read();

@@ -166,7 +166,7 @@ impl TestReplica {
         let full = |at: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
         let seal = |data: &Sealed, format, at: Extent| {
             let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
-            Sealed::seal(data.data().clone(), BlockSize::B4096, format, &tags)
+            Sealed::seal(data.joined_data(), BlockSize::B4096, format, &tags)
         };
         let extent = request.extent();
         match (extent, request.operation) {
@@ -314,7 +314,7 @@ pub fn checks(device: &impl Device, at: Extent) -> Checks {
 
 pub fn read(device: &impl Device, at: Extent) -> Result<Vec<u8>, Error> {
     match run(device, Request::read(at, checks(device, at)))? {
-        Response::Data(data) => Ok(data.data().to_vec()),
+        Response::Data(data) => Ok(data.joined_data().to_vec()),
         other => panic!("no data but {other:?}"),
     }
 }

@@ -224,7 +224,7 @@ fn the_same_data_with_other_tags_is_resynced() {
         Request::write(extent(9, 1), data, Durability::Volatile)
     };
     let tags_on = |replica: &TestReplica| match run(&*replica.memory, Request::read(extent(9, 1), Checks::NONE)) {
-        Ok(Response::Data(data)) => data.tags().to_vec(),
+        Ok(Response::Data(data)) => data.joined_tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
     run(&mirror, with_tag(5)).unwrap();

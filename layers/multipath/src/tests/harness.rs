@@ -248,7 +248,7 @@ pub(super) fn read(start: u64) -> Request {
 
 pub(super) fn byte(outcome: Outcome) -> u8 {
     match outcome.unwrap() {
-        Response::Data(data) => data.data()[0],
+        Response::Data(data) => data.joined_data()[0],
         other => panic!("{other:?}"),
     }
 }

@@ -122,7 +122,7 @@ impl Pair {
     fn compare(&self, extent: Extent, seed: u8, poisoned: Option<u64>) -> Request {
         let data = sealed(self.flat.geometry().protection, extent, seed, extent.start().get());
         let Some(poisoned) = poisoned else { return Request::compare(extent, data) };
-        let mut bytes = data.data().to_vec();
+        let mut bytes = data.joined_data().to_vec();
         let at = poisoned as usize % bytes.len();
         bytes[at] ^= 1;
         let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B512, None, &Tags::default());
@@ -151,8 +151,8 @@ impl Pair {
         let (stripe, flat) = (run(&self.stripe, request.clone()), run(&self.flat, request));
         match (stripe, flat) {
             (Ok(Response::Data(a)), Ok(Response::Data(b))) => {
-                assert!(a.data()[..] == b.data()[..], "data of {requested}");
-                assert!(a.tags()[..] == b.tags()[..], "tags of {requested}");
+                assert!(a.joined_data()[..] == b.joined_data()[..], "data of {requested}");
+                assert!(a.joined_tags()[..] == b.joined_tags()[..], "tags of {requested}");
             }
             (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => assert_eq!(a.crc64, b.crc64, "{requested}"),
             (Ok(Response::BlockStatus(a)), Ok(Response::BlockStatus(b))) => {

@@ -121,7 +121,7 @@ fn done(outcome: Outcome) {
 
 fn bytes(outcome: Outcome) -> Vec<u8> {
     match outcome {
-        Ok(Response::Data(data)) => data.data().to_vec(),
+        Ok(Response::Data(data)) => data.joined_data().to_vec(),
         other => panic!("no data but {other:?}"),
     }
 }

@@ -58,7 +58,7 @@ fn verify(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
 
 fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
     let Ok(Response::Data(data)) = read(gate, at) else { panic!("{at} cannot be read") };
-    assert!(data.data().iter().all(|&found| found == byte), "{at} is not all {byte}");
+    assert!(data.joined_data().iter().all(|&found| found == byte), "{at} is not all {byte}");
 }
 
 fn zero(gate: &Gate<MemoryDevice>, extent: Extent, may_unmap: bool) {
@@ -86,7 +86,10 @@ fn what_is_written_is_read_back_with_its_tags() {
             write(&gate, at, 0x5A);
             let Ok(Response::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
             let wanted = blocks(&gate, at, 0x5A);
-            assert_eq!((&data.data()[..], &data.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+            assert_eq!(
+                (&data.joined_data()[..], &data.joined_tags()[..]),
+                (&wanted.joined_data()[..], &wanted.joined_tags()[..])
+            );
             assert!(matches!(verify(&gate, at), Ok(Response::Verified(cost)) if cost.bytes_transferred == 0));
         }
     }
@@ -101,7 +104,7 @@ fn blocks_never_written_are_zeroes_that_verify_and_cost_nothing() {
         assert!(verify(&gate, all).is_ok());
         assert_eq!(gate.device().allocated_bytes(), 0);
         let Ok(Response::Data(data)) = read(&gate, extent(7, 2)) else { panic!("unwritten blocks read") };
-        assert!(data.tags().iter().all(|&byte| byte == 0xFF), "a deallocated block's tuple is all ones");
+        assert!(data.joined_tags().iter().all(|&byte| byte == 0xFF), "a deallocated block's tuple is all ones");
         // A neighbour in the same chunk changes nothing about that.
         write(&gate, extent(8, 1), 1);
         assert_reads(&gate, extent(7, 1), 0);
@@ -215,13 +218,14 @@ fn what_must_be_copied_is_copied_into_a_pool_if_there_is_one() {
     write(&gate, extent(31, 1), 0xEE);
     for _ in 0..4 {
         let Ok(Response::Data(data)) = read(&gate, extent(31, 2)) else { panic!("clean blocks read") };
-        assert!(data.data().arena_id().is_some(), "two chunks");
+        assert!(data.joined_data().arena_id().is_some(), "two chunks");
         assert!(
-            data.data()[..4096].iter().all(|&byte| byte == 0xEE) && data.data()[4096..].iter().all(|&byte| byte == 0)
+            data.joined_data()[..4096].iter().all(|&byte| byte == 0xEE)
+                && data.joined_data()[4096..].iter().all(|&byte| byte == 0)
         );
     }
     let Ok(Response::Data(data)) = read(&gate, extent(31, 1)) else { panic!("clean blocks read") };
-    assert!(data.data().arena_id().is_none(), "the stored bytes themselves");
+    assert!(data.joined_data().arena_id().is_none(), "the stored bytes themselves");
 }
 
 #[test]
@@ -245,7 +249,10 @@ fn answers_keep_their_bytes_and_tags_whatever_is_changed_later() {
                 let wanted = blocks(&gate, at, 1);
                 let Ok(Response::Data(answer)) = read(&gate, at) else { panic!("clean blocks read") };
                 change();
-                assert_eq!((&answer.data()[..], &answer.tags()[..]), (&wanted.data()[..], &wanted.tags()[..]));
+                assert_eq!(
+                    (&answer.joined_data()[..], &answer.joined_tags()[..]),
+                    (&wanted.joined_data()[..], &wanted.joined_tags()[..])
+                );
                 drop(answer);
             }
             drop(run(&gate, Request::discard([at])));

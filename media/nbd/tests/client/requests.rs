@@ -85,11 +85,11 @@ fn zeroes_and_discards_are_carried_out_by_the_server() {
             let zero = Request::write_zeroes(extent(start, 8), may_unmap, durability);
             device.execute(zero).await.unwrap();
         }
-        assert!(read(&device, extent(0, 16)).await.unwrap().data().iter().all(|byte| *byte == 0));
+        assert!(read(&device, extent(0, 16)).await.unwrap().joined_data().iter().all(|byte| *byte == 0));
         device.execute(Request::discard([extent(16, 8), extent(40, 2)])).await.unwrap();
-        assert_eq!(read(&device, extent(24, 16)).await.unwrap().data().len(), 16 << 12);
+        assert_eq!(read(&device, extent(24, 16)).await.unwrap().joined_data().len(), 16 << 12);
         let expected = sealed(&device, extent(0, 64), 7).slice(24, 16);
-        assert!(read(&device, extent(24, 16)).await.unwrap().data()[..] == expected.data()[..]);
+        assert!(read(&device, extent(24, 16)).await.unwrap().joined_data()[..] == expected.joined_data()[..]);
         served.server.stop();
     });
 }

@@ -102,7 +102,7 @@ async fn use_it(address: SocketAddr, export: &str, connections: u16) {
         write(&device, extent(1000, 64), 5).await.unwrap();
         let zero = Request::write_zeroes(extent(1000, 64), may_unmap, Durability::Volatile);
         device.execute(zero).await.unwrap();
-        assert!(read(&device, extent(1000, 64)).await.unwrap().data().iter().all(|byte| *byte == 0));
+        assert!(read(&device, extent(1000, 64)).await.unwrap().joined_data().iter().all(|byte| *byte == 0));
     }
     device.execute(Request::discard([extent(2000, 8)])).await.unwrap();
     device.execute(Request::verify(extent(0, 4096), Checks::NONE)).await.unwrap();
@@ -166,7 +166,7 @@ fn qemu_stores_and_tells_holes() {
         use_it(stock.address, "disk", 2).await;
         let bytes = std::fs::read(&scratch.0).unwrap();
         let device = open(stock.address, "disk", options()).await;
-        assert!(bytes[..4096] == sealed(&device, extent(0, 1), 0).data()[..], "it is in the file");
+        assert!(bytes[..4096] == sealed(&device, extent(0, 1), 0).joined_data()[..], "it is in the file");
         let reported = runs(&device, 0, 4096).await;
         assert_eq!(reported.iter().map(|run| run.0).sum::<u32>(), 4096);
         assert!(reported.iter().any(|run| run.1) && reported.iter().any(|run| !run.1), "holes and data: {reported:?}");

@@ -38,7 +38,13 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
                     codec.check_read(read, &Checks::full(format, Lba::new(7)), &pool, &checksummed)
                 };
                 let back = arrived(&bytes).unwrap();
-                assert_eq!((back.data()[..] == data.data()[..], back.tags()[..] == data.tags()[..]), (true, true));
+                assert_eq!(
+                    (
+                        back.joined_data()[..] == data.joined_data()[..],
+                        back.joined_tags()[..] == data.joined_tags()[..]
+                    ),
+                    (true, true)
+                );
                 let mut wrong = bytes.clone();
                 let last = wrong.len() - size.bytes() / 2;
                 wrong[last] ^= 4;
@@ -61,7 +67,7 @@ fn uniform_tags_are_checked_and_others_are_left_alone() {
         let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: first_ref };
         Sealed::seal(Slice::copy_from(&[1; 512]), BlockSize::B512, Some(format), &tags)
     };
-    let mixed = Sealed::join(&[seal(1, 3), seal(2, 4)]);
+    let mixed = Sealed::join([seal(1, 3), seal(2, 4)]);
     assert!(!codec.write_checks(extent(3, 2), &mixed).prchk.contains(Prchk::APPLICATION_TAG));
     assert!(!codec.write_checks(extent(3, 1), &seal(0xFFFF, 3)).prchk.contains(Prchk::APPLICATION_TAG));
 }
@@ -113,7 +119,7 @@ fn only_verified_guards_yield_a_digest() {
     let data = sealed(BlockSize::B4096, format, 0, 1);
     assert!(data.has_verified_guards());
     assert!(format!("{:?}", codec.payload(&data, &pool)).contains("crcs: Some"));
-    let raw = Unverified::new(data.data().clone(), data.tags().clone(), BlockSize::B4096, Some(format)).unwrap();
+    let raw = Unverified::new(data.joined_data(), data.joined_tags(), BlockSize::B4096, Some(format)).unwrap();
     let raw = raw.verify(&Checks::NONE).unwrap();
     assert!(format!("{:?}", codec.payload(&raw, &pool)).contains("crcs: None"));
 }

@@ -98,7 +98,7 @@ fn requests_beyond_the_queues_depth_wait_and_all_are_answered() {
                 spawn(async move {
                     write(&*device, extent(i, 1), i as u8).await.unwrap();
                     let back = read(&*device, extent(i, 1)).await.unwrap();
-                    assert_eq!(back.data()[..], sealed(&*device, extent(i, 1), i as u8).data()[..]);
+                    assert_eq!(back.joined_data()[..], sealed(&*device, extent(i, 1), i as u8).joined_data()[..]);
                 })
             })
             .collect();
@@ -124,7 +124,7 @@ fn a_target_that_comes_back_is_used_again_under_load() {
                     for round in 0..60 {
                         write(&*device, extent(i, 1), round).await.unwrap();
                         let back = read(&*device, extent(i, 1)).await.unwrap();
-                        assert_eq!(back.data()[..], sealed(&*device, extent(i, 1), round).data()[..]);
+                        assert_eq!(back.joined_data()[..], sealed(&*device, extent(i, 1), round).joined_data()[..]);
                         sleep(Duration::from_millis(1)).await;
                     }
                 })

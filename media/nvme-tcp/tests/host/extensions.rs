@@ -87,7 +87,7 @@ fn a_digest_is_that_of_the_data_and_moves_none() {
                 let before = device.device().counters().received_bytes;
                 let sum = digest(&device, extent(3, 500)).await.unwrap();
                 assert_eq!(device.device().counters().received_bytes, before, "nothing moves");
-                assert_eq!(sum, (guard::crc64(read(&device, extent(3, 500)).await.unwrap().data()), 0));
+                assert_eq!(sum, (read(&device, extent(3, 500)).await.unwrap().crc64(), 0));
                 // All of it is one command, or several: it makes no difference.
                 let small = open(&served, nsid, Options { protection, ..options() }).await;
                 assert_eq!(digest(&small, extent(3, 500)).await.unwrap(), sum);
@@ -118,7 +118,7 @@ fn every_damaged_block_is_named_by_a_digest() {
                     .all(|bad_block| bad_block.expected.is_some() && bad_block.expected != bad_block.actual)
             );
             let between = digest(&device, extent(9, 990)).await.unwrap();
-            assert_eq!(between.0, guard::crc64(read(&device, extent(9, 990)).await.unwrap().data()));
+            assert_eq!(between.0, read(&device, extent(9, 990)).await.unwrap().crc64());
             bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Corruption::Data { at: 1, mask: 0x10 })));
             assert_eq!(digest(&device, extent(0, 2000)).await.unwrap(), good);
         }

@@ -24,13 +24,13 @@ async fn exercise(size: BlockSize, format: Option<PiFormat>, options: Options) {
         write(&device, extent, start as u8).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let back = read(&device, extent).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         let wrote = sealed(&device, extent, start as u8);
-        assert_eq!(back.data()[..], wrote.data()[..], "{what}");
-        assert_eq!(back.tags()[..], wrote.tags()[..], "{what}");
+        assert_eq!(back.joined_data()[..], wrote.joined_data()[..], "{what}");
+        assert_eq!(back.joined_tags()[..], wrote.joined_tags()[..], "{what}");
         let verified = verify(&device, extent).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert!(matches!(verified, Response::Verified(VerifyStats { bytes_transferred: 0, .. })), "{what}");
         let same = Request::compare(extent, wrote.clone());
         device.execute(same).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        let mut other = wrote.data().to_vec();
+        let mut other = wrote.joined_data().to_vec();
         let at = (blocks - 1) as usize * size.bytes() + 9;
         other[at] ^= 1;
         let tags = sealblock_integrity::Tags { initial_ref_tag: start, ..Default::default() };
@@ -52,7 +52,7 @@ async fn zeroes(device: &impl Device, what: &str) {
         write(device, cleared, 7).await.unwrap();
         device.execute(Request::write_zeroes(cleared, may_unmap, durability)).await.unwrap();
         let back = read(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-        assert!(back.data().iter().all(|&byte| byte == 0), "{what}");
+        assert!(back.joined_data().iter().all(|&byte| byte == 0), "{what}");
         verify(device, cleared).await.unwrap_or_else(|error| panic!("{what}: {error}"));
     }
     device.execute(Request::discard([extent(0, 3), extent(70, 9)])).await.unwrap();
@@ -105,12 +105,12 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             assert_eq!(bad_blocks[0].lba, Lba::new(8));
             assert_eq!(bad_blocks[0].cause, BadBlockCause::Tag(Field::RefTag));
             let back = read(&device, place).await.unwrap();
-            assert_eq!(back.data()[..], sealed(&device, place, 1).data()[..]);
+            assert_eq!(back.joined_data()[..], sealed(&device, place, 1).joined_data()[..]);
             // Any application tag of the writer's is good.
             let data = sealed_with(&device, place, 3, place.start(), 0x1234);
             let tagged = Request::write(place, data.clone(), Durability::Volatile);
             device.execute(tagged).await.unwrap();
-            assert_eq!(read(&device, place).await.unwrap().tags()[..], data.tags()[..]);
+            assert_eq!(read(&device, place).await.unwrap().joined_tags()[..], data.joined_tags()[..]);
             served.target.stop();
         }
     });

@@ -51,7 +51,7 @@ fn a_good_fake_works() {
     run(|| async {
         let device = open(&serve(good(), |_| None)).await;
         write(&device, extent(0, 2), 1).await.unwrap();
-        assert!(read(&device, extent(0, 300)).await.unwrap().data().iter().all(|&byte| byte == 0));
+        assert!(read(&device, extent(0, 300)).await.unwrap().joined_data().iter().all(|&byte| byte == 0));
         verify(&device, extent(0, 4096)).await.unwrap();
         device.device().close().await;
     });

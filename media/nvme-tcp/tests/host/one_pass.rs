@@ -69,7 +69,10 @@ fn tags_of_the_host_and_digests_take_one_pass_with_the_guard_of_the_digest_and_t
                 let more = if guard == GuardKind::Crc32c { tags } else { data + tags };
                 assert_eq!(meter.cost(), Cost { moved: data + tags, summed: more }, "write {guard}");
                 let meter = Meter::start(&device);
-                assert_eq!(read(&device, place).await.unwrap().data()[..], sealed(&device, place, 1).data()[..]);
+                assert_eq!(
+                    read(&device, place).await.unwrap().joined_data()[..],
+                    sealed(&device, place, 1).joined_data()[..]
+                );
                 let more = if guard == GuardKind::Crc32c { 0 } else { data };
                 assert_eq!(meter.cost(), Cost { moved: data + tags, summed: data + tags + more }, "read {guard}");
             }
@@ -126,7 +129,7 @@ fn guards_that_were_not_checked_vouch_for_nothing() {
         assert_eq!(meter.cost(), Cost { moved: all, summed: all });
         let meter = Meter::start(&device);
         let back = read(&device, place).await.unwrap();
-        assert_eq!((meter.cost(), &back.data()[..]), (Cost { moved: all, summed: all }, &data[..]));
+        assert_eq!((meter.cost(), &back.joined_data()[..]), (Cost { moved: all, summed: all }, &data[..]));
         // Nobody has checked these either, and they are sent on.
         assert!(back.block_crcs().is_none());
         let meter = Meter::start(&device);
@@ -197,7 +200,10 @@ fn the_target_makes_and_checks_the_guard_of_the_digest_in_the_pass_of_the_digest
                     };
                     assert_eq!(cost, expected, "write {what}");
                     let (back, cost) = at_target(&served, read(&device, extent(start, blocks))).await;
-                    assert_eq!(back.unwrap().data()[..], sealed(&device, extent(start, blocks), 4).data()[..]);
+                    assert_eq!(
+                        back.unwrap().joined_data()[..],
+                        sealed(&device, extent(start, blocks), 4).joined_data()[..]
+                    );
                     let expected = ChecksumStats {
                         sent_bytes: data + tags,
                         sent_bytes_summed: if is_shared { tags } else { data + tags },
@@ -222,7 +228,7 @@ fn the_target_sums_what_nobody_checked() {
         for protection in [PiSource::Target, PiSource::Host] {
             let device = open(&served, 1, digests(protection)).await;
             let (back, cost) = at_target(&served, read(&device, extent(70, 5))).await;
-            assert!(back.unwrap().data().iter().all(|&byte| byte == 0));
+            assert!(back.unwrap().joined_data().iter().all(|&byte| byte == 0));
             assert_eq!(cost.sent_bytes_summed, cost.sent_bytes);
         }
         served.target.stop();
@@ -240,9 +246,9 @@ fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
             let place = extent(start, blocks);
             write(&device, place, 6).await.unwrap();
             let good = sealed(&device, place, 7);
-            let mut tags = good.tags().to_vec();
+            let mut tags = good.joined_tags().to_vec();
             *tags.last_chunk_mut::<16>().unwrap().first_mut().unwrap() ^= 1;
-            let wrong = Unverified::new(good.data().clone(), Slice::copy_from(&tags), SIZE, Some(format)).unwrap();
+            let wrong = Unverified::new(good.joined_data(), Slice::copy_from(&tags), SIZE, Some(format)).unwrap();
             let wrong = wrong.verify(&Checks::NONE).unwrap();
             let attempt = Request::write(place, wrong, Durability::Volatile);
             let (refused, cost) = at_target(&served, device.execute(attempt)).await;
@@ -252,7 +258,10 @@ fn a_wrong_guard_is_found_from_the_sums_of_the_digest() {
                 [start + blocks - 1]
             );
             assert_eq!(cost.guard_bytes_summed, 0);
-            assert_eq!(read(&device, place).await.unwrap().data()[..], sealed(&device, place, 6).data()[..]);
+            assert_eq!(
+                read(&device, place).await.unwrap().joined_data()[..],
+                sealed(&device, place, 6).joined_data()[..]
+            );
         }
         served.target.stop();
     });

@@ -82,7 +82,7 @@ fn damage_on_the_wire_is_refused_and_nothing_is_written() {
             assert_eq!(flip.get(), None, "the wire has seen the tuple");
             let bad_blocks = error.bad_blocks().unwrap_or_else(|| panic!("{error}")).as_slice();
             assert_eq!((bad_blocks[0].lba, bad_blocks[0].cause), (Lba::new(8), BadBlockCause::Tag(field)), "{offset}");
-            assert_eq!(read(&near, place).await.unwrap().data()[..], before.data()[..], "{offset}");
+            assert_eq!(read(&near, place).await.unwrap().joined_data()[..], before.joined_data()[..], "{offset}");
         }
         served.target.stop();
     });

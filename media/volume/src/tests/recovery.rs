@@ -128,7 +128,7 @@ fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
         assert!(again.read(5, 1).is_err(), "{guard:?}: the guard is wrong, and a check says so");
         let unchecked = Request::read(extent, Checks::NONE);
         match again.run(again.gate.execute(unchecked)).unwrap() {
-            sealblock_block::Response::Data(data) => assert!(data.data()[..] == pattern(1, 4096), "{guard:?}"),
+            sealblock_block::Response::Data(data) => assert!(data.joined_data()[..] == pattern(1, 4096), "{guard:?}"),
             other => panic!("a read was answered with {other:?}"),
         }
     }

@@ -24,7 +24,7 @@ fn try_find(medium: &TestMedium, hints: &Hints) -> Result<Found, RemainsError> {
         let extent = Extent::from_raw(lba, 1).unwrap();
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         match block_on(volume.execute(Request::read(extent, checks))) {
-            Ok(Response::Data(data)) => Some(data.data().to_vec()),
+            Ok(Response::Data(data)) => Some(data.joined_data().to_vec()),
             Ok(other) => panic!("{other:?}"),
             Err(_) => None,
         }

@@ -403,7 +403,7 @@ impl Rig {
         let extent = Extent::from_raw(start, blocks).unwrap();
         let checks = self.checks(extent);
         match self.run(self.gate.execute(Request::read(extent, checks)))? {
-            Response::Data(data) => Ok(data.data().to_vec()),
+            Response::Data(data) => Ok(data.joined_data().to_vec()),
             other => panic!("a read was answered with {other:?}"),
         }
     }

@@ -91,7 +91,7 @@ impl Patterns {
         if read.blocks() as u64 != extent.len() {
             return Err(format!("{extent}: {} blocks were read", read.blocks()));
         }
-        let blocks = extent.iter().zip(read.data().chunks_exact(self.size.bytes()));
+        let blocks = extent.iter().zip(read.iter().map(|(block, _)| block));
         blocks.enumerate().map(|(i, (lba, bytes))| self.content(lba, bytes, &read.slice(i, 1))).collect()
     }
 
@@ -100,9 +100,9 @@ impl Patterns {
             return Err(format!("block {lba}: {}", self.describe(lba, bytes)));
         };
         let (Content::Version(version), Some(_)) = (content, self.format) else { return Ok(content) };
-        let due = Sealed::seal(read.data().clone(), self.size, self.format, &self.tags(lba, version));
-        if due.tags()[..] != read.tags()[..] {
-            let (due, read) = (due.tags().to_vec(), read.tags().to_vec());
+        let due = Sealed::seal(read.joined_data(), self.size, self.format, &self.tags(lba, version));
+        if due.joined_tags()[..] != read.joined_tags()[..] {
+            let (due, read) = (due.joined_tags().to_vec(), read.joined_tags().to_vec());
             return Err(format!("block {lba}: version {version} has tags {read:02x?}, not {due:02x?}"));
         }
         Ok(content)
@@ -151,7 +151,7 @@ mod tests {
         let extent = Extent::from_raw(8, 2).unwrap();
         let good = patterns.sealed(extent, 9);
         assert_eq!(patterns.contents(extent, &good), Ok(vec![Content::Version(9); 2]));
-        let stale = Sealed::seal(good.data().clone(), BlockSize::B512, Some(format), &patterns.tags(extent.start(), 8));
+        let stale = Sealed::seal(good.joined_data(), BlockSize::B512, Some(format), &patterns.tags(extent.start(), 8));
         assert!(patterns.contents(extent, &stale).unwrap_err().contains("has tags"));
     }
 }

@@ -145,10 +145,9 @@ async fn are_identical(up: &RunningMirror, extent: Extent) -> bool {
     let mut first: Option<Sealed> = None;
     for env in up.in_use() {
         let Some(data) = read(&env, extent).await else { return false };
-        if first
-            .as_ref()
-            .is_some_and(|first| first.data()[..] != data.data()[..] || first.tags()[..] != data.tags()[..])
-        {
+        if first.as_ref().is_some_and(|first| {
+            first.joined_data()[..] != data.joined_data()[..] || first.joined_tags()[..] != data.joined_tags()[..]
+        }) {
             return false;
         }
         first.get_or_insert(data);

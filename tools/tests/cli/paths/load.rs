@@ -102,9 +102,13 @@ impl Lane {
             return Err(format!("a read of {extent} gave no data"));
         };
         let wanted = content(extent.start(), self.versions[block], geometry.block_size.bytes());
-        let found = u64::from_le_bytes(data.data()[8..16].try_into().expect("eight bytes"));
+        let found = u64::from_le_bytes(data.joined_data()[8..16].try_into().expect("eight bytes"));
         let versions = (self.versions[block], found);
-        if data.data()[..] == wanted[..] { Ok(()) } else { Err(format!("{extent}: wanted and found {versions:?}")) }
+        if data.joined_data()[..] == wanted[..] {
+            Ok(())
+        } else {
+            Err(format!("{extent}: wanted and found {versions:?}"))
+        }
     }
 
     async fn run(mut self, opened: Rc<OpenTarget>, seen: Rc<Seen>, stop: Arc<AtomicBool>) {

@@ -127,7 +127,7 @@ pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error>
 
 /// Whether these blocks hold what was written with this seed.
 pub async fn holds(device: &impl Device, extent: Extent, seed: u8) -> bool {
-    read(device, extent).await.unwrap().data()[..] == sealed(device, extent, seed).data()[..]
+    read(device, extent).await.unwrap().joined_data()[..] == sealed(device, extent, seed).joined_data()[..]
 }
 
 pub async fn flush(device: &impl Device) -> Result<Response, Error> {

@@ -10,7 +10,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Device, Error, ErrorKind, Geometry, Limits,
     Operation, Outcome, Request, RequestKind, ReservedArea, Response, StatusRuns, VerifyStats,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified};
 use sealblock_layers_mirror::label::Label;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
@@ -137,7 +137,7 @@ impl Image {
         let one = Extent::one(lba);
         let sealed = self.read(one, &full(format, one), format).ok()?;
         // What is no content of this block is a stamp that nothing has.
-        Some(stamp_of(lba, sealed.data()).unwrap_or(Stamp::MAX))
+        Some(stamp_of(lba, &sealed.joined_data()).unwrap_or(Stamp::MAX))
     }
 
     fn read(&self, extent: Extent, checks: &Checks, format: Option<PiFormat>) -> Result<Sealed, Error> {
@@ -169,7 +169,7 @@ impl Image {
     fn write(&mut self, extent: Extent, data: &Sealed) {
         for (index, lba) in extent.iter().enumerate() {
             let one = data.slice(index, 1);
-            let stored = Stored::Data(Slice::copy_from(one.data()), Slice::copy_from(one.tags()));
+            let stored = Stored::Data(Slice::copy_from(&one.joined_data()), Slice::copy_from(&one.joined_tags()));
             self.change(lba, stored);
         }
     }
@@ -197,7 +197,7 @@ impl Image {
                 return self.read(extents.one(), checks, format).map(|_| Response::Verified(VerifyStats::default()));
             }
             Operation::Checksum(checks) => {
-                let crc64 = guard::crc64(self.read(extents.one(), checks, format)?.data());
+                let crc64 = self.read(extents.one(), checks, format)?.crc64();
                 return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
             }
             Operation::ReadReserved(area) => {

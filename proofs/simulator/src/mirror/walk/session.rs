@@ -292,7 +292,7 @@ impl Host {
         let checks = full(self.harness.format, extent);
         match self.stack.execute(Request::read(extent, checks)).await {
             Ok(Response::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
-                self.see(lba, data.slice(index, 1).data());
+                self.see(lba, &data.slice(index, 1).joined_data());
             }),
             Ok(other) => self.harness.find(format!("a read was answered with {other:?}")),
             Err(error) => {
