@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use crate::ALIGNMENT;
 use crate::arena::{ArenaId, Registration};
-use crate::owner::{Heap, Owner};
+use crate::owner::{Heap, Lent, Owner};
 
 /// The only handle on a range of initialised bytes; it may read and write them.
 pub struct Buffer {
@@ -39,6 +39,15 @@ impl Buffer {
         let mut buffer = Buffer::zeroed(bytes.len());
         buffer.copy_from_slice(bytes);
         buffer
+    }
+
+    /// The bytes that `lender` hands out now, without copying: memory of a guest, of the kernel, or of a library. The lender is
+    /// dropped with the last handle, on the thread that drops it, and not used before.
+    ///
+    /// The start is aligned as the lender's is, which direct I/O may refuse.
+    pub fn lent(lender: impl AsMut<[u8]> + Send + 'static) -> Buffer {
+        let (bytes, owner) = Lent::own(lender);
+        Buffer { start: bytes.cast(), len: bytes.len(), owner }
     }
 
     /// # Safety
@@ -109,7 +118,7 @@ impl Buffer {
         self.owner.registration()
     }
 
-    /// The arena the memory lies in, registered or not; `None` on the heap.
+    /// The arena the memory lies in, registered or not; `None` on the heap and for lent memory.
     pub fn arena_id(&self) -> Option<ArenaId> {
         self.owner.arena_id()
     }
@@ -220,7 +229,7 @@ impl Slice {
         self.owner.registration()
     }
 
-    /// The arena the memory lies in, registered or not; `None` on the heap.
+    /// The arena the memory lies in, registered or not; `None` on the heap and for lent memory.
     pub fn arena_id(&self) -> Option<ArenaId> {
         self.owner.arena_id()
     }

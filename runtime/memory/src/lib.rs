@@ -1,11 +1,12 @@
 //! Aligned buffers that can be registered with io_uring.
 //!
 //! A [`Buffer`] is the only handle on its bytes and may write them; a [`Slice`] shares its bytes and may only read them.
-//! Both are ranges of a reference-counted allocation, which is either on the heap or a slot of a [`Pool`]'s arena.
+//! Both are ranges of a reference-counted allocation, which is on the heap, a slot of a [`Pool`]'s arena, or lent by another part of
+//! the program.
 //!
 //! Invariants:
 //! - The range of a live `Buffer` overlaps the range of no other live handle.
-//! - All memory is initialised: an allocation is zeroed when it is first obtained from the system. Memory that a pool
+//! - All memory is initialised: our own is zeroed when it is first obtained from the system. Memory that a pool
 //!   hands out again holds the bytes of its former use, so a pool's buffer is filled before it is sent anywhere.
 //! - The thread that drops the last handle of an allocation returns it.
 //!

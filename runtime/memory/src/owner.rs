@@ -1,5 +1,5 @@
 //! Who holds an allocation, and where it returns to when its last handle is dropped: a slot to the arena of its pool, heap memory to
-//! the thread's spare allocations, to the pool that it is charged to, or to the system.
+//! the thread's spare allocations, to the pool that it is charged to, or to the system; lent memory to its lender.
 //!
 //! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. A slot in use, and
 //! heap memory that a pool fell back to, hold one count on the pool, so the arena outlives its last buffer. Spare allocations have no
@@ -28,6 +28,7 @@ pub(crate) enum Owner {
         pool: NonNull<PoolShared>,
         unit: u32,
     },
+    Lent(NonNull<Lent>),
 }
 
 impl Owner {
@@ -35,6 +36,7 @@ impl Owner {
         match (self, other) {
             (Owner::Heap(a), Owner::Heap(b)) => a == b,
             (Owner::Slot { pool: a, unit: i }, Owner::Slot { pool: b, unit: j }) => a == b && i == j,
+            (Owner::Lent(a), Owner::Lent(b)) => a == b,
             _ => false,
         }
     }
@@ -67,6 +69,8 @@ impl Owner {
             Owner::Heap(heap) => Some(unsafe { &heap.as_ref().handles }),
             // SAFETY: as above; the pool is kept alive by the slot, and the slot by this handle.
             Owner::Slot { pool, unit } => Some(unsafe { pool.as_ref() }.handles(*unit)),
+            // SAFETY: as for the heap.
+            Owner::Lent(lent) => Some(unsafe { &lent.as_ref().handles }),
         }
     }
 }
@@ -82,6 +86,7 @@ impl Clone for Owner {
             Owner::Nothing => Owner::Nothing,
             Owner::Heap(heap) => Owner::Heap(*heap),
             Owner::Slot { pool, unit } => Owner::Slot { pool: *pool, unit: *unit },
+            Owner::Lent(lent) => Owner::Lent(*lent),
         }
     }
 }
@@ -104,7 +109,34 @@ impl Drop for Owner {
             Owner::Heap(heap) => unsafe { Heap::free(*heap) },
             // SAFETY: as above, and this handle was the one that kept the slot's hold on the pool.
             Owner::Slot { pool, unit } => unsafe { PoolShared::give_back(*pool, *unit) },
+            // SAFETY: `Lent::own` leaked this very box, and as above no other handle could reach it.
+            Owner::Lent(lent) => drop(unsafe { Box::from_raw(lent.as_ptr()) }),
         }
+    }
+}
+
+/// Memory that belongs to another part of the program, with that part's hold on it.
+pub(crate) struct Lent {
+    handles: AtomicU32,
+    /// From a `Box`. A raw pointer, since moving a `Box` ends all access to what is in it by other pointers.
+    lender: NonNull<dyn Send>,
+}
+
+impl Lent {
+    /// The bytes of a lender, and what keeps it.
+    pub(crate) fn own<T: AsMut<[u8]> + Send + 'static>(lender: T) -> (NonNull<[u8]>, Owner) {
+        let mut lender = NonNull::from(Box::leak(Box::new(lender)));
+        // SAFETY: the box was leaked just now, so this is the only access.
+        let bytes = NonNull::from(unsafe { lender.as_mut() }.as_mut());
+        let header = Box::new(Lent { handles: AtomicU32::new(1), lender });
+        (bytes, Owner::Lent(NonNull::from(Box::leak(header))))
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        // SAFETY: `own` leaked this very box, and the last handle on its bytes is gone.
+        drop(unsafe { Box::from_raw(self.lender.as_ptr()) });
     }
 }
 
