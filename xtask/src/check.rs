@@ -1,4 +1,8 @@
 //! `cargo xtask check`: the steps, in their order, cheap ones first.
+//!
+//! Everything that runs is built once, in the dev profile and for all packages together: with `--package`, Cargo chooses other
+//! features of what they share and builds that again. What needs no programs, or only programs, runs at the lowest priority
+//! beside the steps that wait for the clock, so that no core is idle.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,7 +10,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use crate::step::{self, Done, Steps};
-use crate::test_output::{self, BinaryTime};
+use crate::test_output::{self, TestTime};
 use crate::workspace::{self, Workspace};
 use crate::{circles, dependencies, fuzz, package, sizes};
 
@@ -16,7 +20,7 @@ const CARGO_DENY: &str = "0.20.2";
 /// same answer where only the package registry can be reached. `cargo deny check advisories` checks them by hand.
 const DENY_CHECKS: [&str; 3] = ["licenses", "bans", "sources"];
 /// It connects stock Linux kernels as hosts to `sealblock serve`.
-const CONFORMANCE: &str = "sealblock-proofs-conformance";
+const CONFORMANCE: &str = "sealblock-conformance";
 const SIMULATOR: &str = "sealblock-simulator";
 /// Seeds of the short simulation.
 const SIMULATION_SEEDS: &str = "400";
@@ -28,13 +32,16 @@ const WALK_SEEDS: &str = "100";
 const FRAGILITY: &str = "sealblock-fragility";
 /// Trials of the short run; the table in docs/formats/protected-volume.md is from 20,000.
 const FRAGILITY_TRIALS: &str = "1920";
-/// True if the check fails when the simulator has no binary. Set it as soon as there is one.
-const SIMULATION_REQUIRED: bool = true;
-/// How many test binaries are shown with their times.
-const SHOWN_BINARIES: usize = 10;
+/// How many tests are shown with their times.
+const SHOWN_TESTS: usize = 10;
 
-/// Steps that need no test binary. They run beside the tests, which mostly wait, with what processor time those leave.
-const BESIDE: [&str; 4] = ["deny", "simulation", "fragility", "package"];
+/// Steps beside all others: they build nothing of this workspace, whose builds exclude each other.
+const BESIDE_BUILDS: [&str; 1] = ["deny"];
+/// Steps beside the tests and the guests. The first three need nothing but programs, so they build nothing while Cargo still
+/// looks at the tests.
+const BESIDE_TESTS: [&str; 6] = ["simulation", "fragility", "package", "docs", "fuzz", "doctests"];
+/// Steps that run programs of this workspace.
+const WITH_PROGRAMS: [&str; 4] = ["conformance", "simulation", "fragility", "package"];
 
 /// Which steps to run.
 #[derive(Clone, Copy)]
@@ -43,8 +50,10 @@ pub enum Selection<'a> {
     All,
     /// Those that do not look at dependencies, documentation and crashes.
     Fast,
-    /// Those with these names, in the order of the check.
+    /// Those with these names, in the order of the check, and what they need before them.
     Named(&'a [&'a str]),
+    /// Those with these names, for another run of the check that has built what they need.
+    Beside(&'a [&'a str]),
 }
 
 /// Runs the steps.
@@ -54,36 +63,50 @@ pub fn run(selection: Selection) -> Result<()> {
     println!("checking {}; output of each step: {}", workspace.root.display(), logs.display());
     let mut steps = Steps::new(logs, move |name| is_selected(selection, name))?;
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
-    let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    steps.run("clippy", |log| command(cargo(clippy), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("circles", |_| circles::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
-    steps.run("docs", docs);
-    steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
     if matches!(selection, Selection::All) {
-        steps.start_beside(&BESIDE)?;
+        steps.start_beside(&BESIDE_BUILDS)?;
     }
-    let mut binaries = Vec::new();
-    steps.run("tests", |log| tests(log, &mut binaries));
-    steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
-    steps.run("conformance", conformance);
+    let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    steps.run("clippy", |log| command(cargo(clippy), log));
+    steps.run("build", |log| command(cargo(["build", "--workspace", "--all-targets"]), log));
+    if matches!(selection, Selection::All) {
+        steps.start_beside(&BESIDE_TESTS)?;
+    }
+    let mut times = Vec::new();
+    steps.run("tests", |log| tests(log, &mut times));
+    steps.run("conformance", |log| conformance(&workspace, log));
     steps.run("deny", |log| deny(&workspace, log));
     steps.run("simulation", |log| simulation(&workspace, log));
-    steps.run("fragility", fragility);
+    steps.run("fragility", |log| fragility(&workspace, log));
     steps.run("package", |log| package::check(&workspace, log));
+    steps.run("docs", docs);
+    steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
+    steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
     match selection {
-        Selection::Named(names) => steps.finish_named(names),
-        Selection::All | Selection::Fast => steps.finish(&slowest(&binaries)),
+        Selection::Named(names) | Selection::Beside(names) => steps.finish_named(names),
+        Selection::All | Selection::Fast => steps.finish(&slowest(&times)),
     }
 }
 
 fn is_selected(selection: Selection, step: &str) -> bool {
     match selection {
-        Selection::All => !BESIDE.contains(&step),
+        Selection::All => !BESIDE_BUILDS.contains(&step) && !BESIDE_TESTS.contains(&step),
         Selection::Fast => ["fmt", "clippy", "dependencies", "circles", "sizes", "tests", "doctests"].contains(&step),
-        Selection::Named(names) => names.contains(&step),
+        Selection::Named(names) if step == "build" => {
+            names.iter().any(|name| WITH_PROGRAMS.contains(name) || *name == step)
+        }
+        Selection::Named(names) | Selection::Beside(names) => names.contains(&step),
     }
+}
+
+/// A program of this workspace, as the step "build" leaves it.
+fn program(workspace: &Workspace, name: &str) -> Command {
+    let mut command = Command::new(workspace.built(name));
+    command.current_dir(&workspace.root);
+    command
 }
 
 fn cargo<const N: usize>(words: [&str; N]) -> Command {
@@ -103,24 +126,23 @@ fn docs(log: &Path) -> Result<Done> {
     command(command_line, log)
 }
 
-/// All tests but those in documentation, which nextest does not run. Adds the times of test binaries to `binaries`.
-fn tests(log: &Path, binaries: &mut Vec<BinaryTime>) -> Result<Done> {
+/// All tests but those in documentation, which nextest does not run. Adds the times of tests to `times`.
+fn tests(log: &Path, times: &mut Vec<TestTime>) -> Result<Done> {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
     let mut command_line = match nextest {
         true => cargo(["nextest", "run", "--workspace", "--no-fail-fast"]),
         false => cargo(["test", "--workspace", "--all-targets", "--no-fail-fast"]),
     };
     let output = step::run(&mut command_line, log)?;
-    *binaries = test_output::binary_times(&output);
+    *times = test_output::times(&output);
     Ok(passed(&output))
 }
 
-/// The test binaries that took longest, one line each.
-fn slowest(binaries: &[BinaryTime]) -> String {
-    let lines =
-        binaries.iter().take(SHOWN_BINARIES).map(|binary| format!("{:>10.1} s  {}\n", binary.seconds, binary.name));
+/// The tests that took longest, one line each; `cargo test` gives the times of test binaries only.
+fn slowest(times: &[TestTime]) -> String {
+    let lines = times.iter().take(SHOWN_TESTS).map(|test| format!("{:>10.1} s  {}\n", test.seconds, test.name));
     let lines: String = lines.collect();
-    if lines.is_empty() { lines } else { format!("\nslowest test binaries\n{lines}") }
+    if lines.is_empty() { lines } else { format!("\nslowest tests\n{lines}") }
 }
 
 fn counted(mut command: Command, log: &Path) -> Result<Done> {
@@ -141,29 +163,22 @@ fn deny(workspace: &Workspace, log: &Path) -> Result<Done> {
 }
 
 fn simulation(workspace: &Workspace, log: &Path) -> Result<Done> {
-    let ready = workspace.members.iter().any(|member| member.name == SIMULATOR && member.has_binary);
-    if !ready && !SIMULATION_REQUIRED {
-        return Ok(Done::Skipped(format!("{SIMULATOR} has no binary yet")));
-    }
-    let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--", "--seeds", SIMULATION_SEEDS];
-    step::run(&mut cargo(words), log)?;
+    step::run(program(workspace, SIMULATOR).args(["--seeds", SIMULATION_SEEDS]), log)?;
     for (system, seeds) in [("mirror", MIRROR_SEEDS), ("walk", WALK_SEEDS)] {
-        let words = ["run", "--quiet", "--release", "--package", SIMULATOR, "--"];
-        step::run(cargo(words).args(["--system", system, "--seeds", seeds]), log)?;
+        step::run(program(workspace, SIMULATOR).args(["--system", system, "--seeds", seeds]), log)?;
     }
     let seeds = format!("{SIMULATION_SEEDS} seeds of volumes, {MIRROR_SEEDS} of mirrors, {WALK_SEEDS} of walks");
     Ok(Done::Ok(seeds))
 }
 
 /// Every bound on what damage may cost.
-fn fragility(log: &Path) -> Result<Done> {
-    let words = ["run", "--quiet", "--release", "--package", FRAGILITY, "--", "--short", "--trials", FRAGILITY_TRIALS];
-    step::run(&mut cargo(words), log)?;
+fn fragility(workspace: &Workspace, log: &Path) -> Result<Done> {
+    step::run(program(workspace, FRAGILITY).args(["--short", "--trials", FRAGILITY_TRIALS]), log)?;
     Ok(Done::Ok(format!("{FRAGILITY_TRIALS} damaged volumes")))
 }
 
-fn conformance(log: &Path) -> Result<Done> {
-    let output = step::run(&mut cargo(["run", "--quiet", "--package", CONFORMANCE]), log)?;
+fn conformance(workspace: &Workspace, log: &Path) -> Result<Done> {
+    let output = step::run(program(workspace, CONFORMANCE).arg("--sealblock").arg(workspace.built("sealblock")), log)?;
     Ok(verdict_of_guests(&output))
 }
 
@@ -181,11 +196,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_ten_slowest_binaries_are_shown() {
-        let times = (0..12).map(|at| BinaryTime { name: format!("crate{at}"), seconds: 12.0 - f64::from(at) });
+    fn only_the_ten_slowest_tests_are_shown() {
+        let times = (0..12).map(|at| TestTime { name: format!("crate{at}"), seconds: 12.0 - f64::from(at) });
         let shown = slowest(&times.collect::<Vec<_>>());
         assert_eq!(shown.trim().lines().count(), 11);
-        assert!(shown.starts_with("\nslowest test binaries\n      12.0 s  crate0\n") && shown.ends_with("crate9\n"));
+        assert!(shown.starts_with("\nslowest tests\n      12.0 s  crate0\n") && shown.ends_with("crate9\n"));
         assert_eq!(slowest(&[]), "");
     }
 
@@ -193,10 +208,18 @@ mod tests {
     fn each_step_runs_here_or_beside_and_by_its_name() {
         assert!(is_selected(Selection::All, "tests") && !is_selected(Selection::All, "deny"));
         assert!(is_selected(Selection::Fast, "tests") && !is_selected(Selection::Fast, "conformance"));
-        for beside in BESIDE {
-            assert!(is_selected(Selection::Named(&BESIDE), beside));
+        for beside in BESIDE_BUILDS.iter().chain(&BESIDE_TESTS) {
+            assert!(is_selected(Selection::Beside(&[beside]), beside) && !is_selected(Selection::All, beside));
         }
-        assert!(!is_selected(Selection::Named(&BESIDE), "tests"));
+        assert!(!is_selected(Selection::Named(&BESIDE_TESTS), "tests"));
+    }
+
+    #[test]
+    fn programs_are_built_before_steps_that_are_named_and_run_them() {
+        assert!(is_selected(Selection::Named(&["package"]), "build"));
+        assert!(is_selected(Selection::Named(&["build"]), "build"));
+        assert!(!is_selected(Selection::Named(&["fmt"]), "build"));
+        assert!(!is_selected(Selection::Beside(&["package"]), "build"));
     }
 
     #[test]

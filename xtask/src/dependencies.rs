@@ -164,11 +164,9 @@ mod tests {
             folders.iter().map(|folder| Dependency { folder: (*folder).to_owned(), kind }).collect()
         };
         Member {
-            name: folder.replace('/', "-"),
             folder: folder.to_owned(),
             dependencies: [of(uses, DependencyKind::Normal), of(dev, DependencyKind::Dev)].concat(),
             roots: Vec::new(),
-            has_binary: false,
         }
     }
 

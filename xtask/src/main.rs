@@ -52,6 +52,7 @@ fn main() -> ExitCode {
         }
         ["check"] => check::run(Selection::All),
         ["check", "--fast"] => check::run(Selection::Fast),
+        ["check", "--beside", names @ ..] => check::run(Selection::Beside(names)),
         ["check", names @ ..] => check::run(Selection::Named(names)),
         ["dependencies"] => print_summary(dependencies::check()),
         ["circles"] => print_summary(circles::show()),

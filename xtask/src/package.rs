@@ -25,26 +25,29 @@ const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// Makes the package; with symbols, a second one of them beside it. Returns a line for people.
 pub fn make(symbols: bool) -> Result<String> {
     let workspace = workspace::load()?;
-    let logs = workspace.target.join("xtask");
-    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
     let profile = if symbols { Profile::Symbols } else { Profile::Release };
-    let package = build(&workspace, profile, &logs.join("package.log"))?;
+    let package = build(&workspace, profile, &log(&workspace)?)?;
     Ok(package.display().to_string())
 }
 
 /// Makes the package and tries it. Returns a line for people.
 pub fn make_and_try() -> Result<String> {
     let workspace = workspace::load()?;
-    let logs = workspace.target.join("xtask");
-    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
-    match check(&workspace, &logs.join("package.log"))? {
+    let log = log(&workspace)?;
+    let mut build = workspace::cargo();
+    step::run(build.args(["build", "--package", "sealblock-runtime-reactor", "--example", "forbid_uring"]), &log)?;
+    match tried(&workspace, Profile::Release, &log)? {
         Done::Ok(what) => Ok(what),
         Done::Skipped(why) => Ok(format!("skipped: {why}")),
     }
 }
 
-/// The same as a step of the check.
+/// The same as a step of the check, which has built all programs in the dev profile.
 pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
+    tried(workspace, Profile::Dev, log)
+}
+
+fn tried(workspace: &Workspace, profile: Profile, log: &Path) -> Result<Done> {
     for program in ["dpkg", "dpkg-deb"] {
         if !step::is_installed(program) {
             return Ok(Done::Skipped(format!("there is no {program} here")));
@@ -53,13 +56,21 @@ pub fn check(workspace: &Workspace, log: &Path) -> Result<Done> {
     if !root::is_root() && !step::is_installed("fakeroot") {
         return Ok(Done::Skipped("dpkg installs as root or under fakeroot only".to_owned()));
     }
-    let package = build(workspace, Profile::Release, log)?;
+    let package = build(workspace, profile, log)?;
     trial::run(workspace, &package, log).map(Done::Ok)
+}
+
+fn log(workspace: &Workspace) -> Result<PathBuf> {
+    let logs = workspace.target.join("xtask");
+    fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
+    Ok(logs.join("package.log"))
 }
 
 /// How Cargo builds the program.
 #[derive(Clone, Copy)]
 enum Profile {
+    /// As tests are: for a package that is only tried.
+    Dev,
     /// Stripped, as packages usually are.
     Release,
     /// With its symbols, which go into a package of their own.
@@ -69,6 +80,7 @@ enum Profile {
 impl Profile {
     fn name(self) -> &'static str {
         match self {
+            Profile::Dev => "dev",
             Profile::Release => "release",
             Profile::Symbols => "symbols",
         }
@@ -77,10 +89,15 @@ impl Profile {
 
 fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf> {
     let cargo_deb = step::tool(workspace, "cargo-deb", CARGO_DEB, log)?;
-    let mut build = workspace::cargo();
-    build.args(["build", "--package", "sealblock", "--profile", profile.name()]);
-    step::run(&mut build, log)?;
-    let built = workspace.target.join(profile.name());
+    let built = match profile {
+        Profile::Dev => workspace.built(""),
+        Profile::Release | Profile::Symbols => {
+            let mut build = workspace::cargo();
+            build.args(["build", "--package", "sealblock", "--profile", profile.name()]);
+            step::run(&mut build, log)?;
+            workspace.target.join(profile.name())
+        }
+    };
     generate(&built.join("sealblock"), &built.join("package"), log)?;
     let output = workspace.target.join("package");
     if output.exists() {
@@ -88,10 +105,12 @@ fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf>
     }
     let mut deb = Command::new(cargo_deb);
     deb.current_dir(&workspace.root).args(["--no-build", "--package", "sealblock", "--output"]).arg(&output);
-    deb.args(match profile {
-        Profile::Release => &["--profile", "release"][..],
-        Profile::Symbols => &["--profile", "symbols", "--dbgsym"],
-    });
+    deb.args(["--profile", profile.name()]);
+    match profile {
+        Profile::Dev => deb.arg("--fast"),
+        Profile::Release => &mut deb,
+        Profile::Symbols => deb.arg("--dbgsym"),
+    };
     step::run(&mut deb, log)?;
     let there = fs::read_dir(&output).with_context(|| format!("listing {}", output.display()))?;
     let mut debs =

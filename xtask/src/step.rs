@@ -33,7 +33,7 @@ pub struct Steps<S> {
     started: Times,
     done: Vec<(&'static str, Times)>,
     failed: Option<&'static str>,
-    beside: Option<Beside>,
+    beside: Vec<Beside>,
 }
 
 /// Steps that another process of this program runs at the lowest priority.
@@ -54,7 +54,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
     pub fn new(logs: PathBuf, is_selected: S) -> Result<Steps<S>> {
         fs::create_dir_all(&logs).with_context(|| format!("making {}", logs.display()))?;
         let (started, done) = (Times::now(), Vec::new());
-        Ok(Steps { logs, is_selected, started, done, failed: None, beside: None })
+        Ok(Steps { logs, is_selected, started, done, failed: None, beside: Vec::new() })
     }
 
     /// Has another process run these steps from now on, unless one failed. [`Steps::finish`] waits for it and prints its lines.
@@ -63,28 +63,29 @@ impl<S: Fn(&str) -> bool> Steps<S> {
             return Ok(());
         }
         let program = std::env::current_exe().context("finding this program")?;
-        let output = self.logs.join("beside.log");
+        let output = self.logs.join(format!("beside-{}.log", self.beside.len()));
         let file = File::create(&output).with_context(|| format!("making {}", output.display()))?;
         let errors = file.try_clone().context("sharing the log file")?;
         let mut command = Command::new("nice");
-        command.args(["-n", "19"]).arg(program).arg("check").args(names);
+        command.args(["-n", "19"]).arg(program).args(["check", "--beside"]).args(names);
         command.stdin(Stdio::null()).stdout(file).stderr(errors);
         let process = command.spawn().context("starting nice")?;
-        self.beside = Some(Beside { process, output });
+        self.beside.push(Beside { process, output });
         Ok(())
     }
 
-    /// Waits for the steps of the other process, if there is one, and prints what it has printed.
+    /// Waits for the steps of other processes, and prints what these have printed.
     fn wait_for_beside(&mut self) -> Result<()> {
-        let Some(Beside { mut process, output }) = self.beside.take() else { return Ok(()) };
-        let started = Times::now();
-        let status = process.wait().context("waiting for the steps beside")?;
-        let text = fs::read_to_string(&output).with_context(|| format!("reading {}", output.display()))?;
-        println!("beside, in another process at low priority:");
-        text.lines().skip(1).for_each(|line| println!("{line}"));
-        self.done.push(("beside", Times::now().since(started)));
-        if !status.success() {
-            self.failed.get_or_insert("beside");
+        for Beside { mut process, output } in std::mem::take(&mut self.beside) {
+            let started = Times::now();
+            let status = process.wait().context("waiting for the steps beside")?;
+            let text = fs::read_to_string(&output).with_context(|| format!("reading {}", output.display()))?;
+            println!("beside, in another process at low priority:");
+            text.lines().skip(1).for_each(|line| println!("{line}"));
+            self.done.push(("beside", Times::now().since(started)));
+            if !status.success() {
+                self.failed.get_or_insert("beside");
+            }
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! What the output of `cargo test` and nextest says: how many tests passed, and how long each test binary ran.
+//! What the output of `cargo test` and nextest says: how many tests passed, and how long they took.
 
-/// A test binary and its time.
+/// A test, or a test binary, and its time.
 #[derive(Clone, PartialEq, Debug)]
-pub struct BinaryTime {
-    /// Its crate and the file it begins with.
+pub struct TestTime {
+    /// Its crate, and the test or the file that the binary begins with.
     pub name: String,
-    /// How long its tests took.
+    /// How long it took.
     pub seconds: f64,
 }
 
@@ -19,8 +19,8 @@ pub fn passed(output: &str) -> u64 {
     summaries.filter_map(count).sum()
 }
 
-/// The time of each test binary that `cargo test` ran, the slowest first. Nextest names no binaries, so there are none.
-pub fn binary_times(output: &str) -> Vec<BinaryTime> {
+/// The time of each test that nextest ran, or of each test binary that `cargo test` ran, the slowest first.
+pub fn times(output: &str) -> Vec<TestTime> {
     let (mut crate_name, mut running) = (String::new(), None);
     let mut times = Vec::new();
     for line in output.lines() {
@@ -31,11 +31,21 @@ pub fn binary_times(output: &str) -> Vec<BinaryTime> {
             }
             running = Some(format!("{crate_name} {source}"));
         } else if let Some(seconds) = finished(line) {
-            times.extend(running.take().map(|name| BinaryTime { name, seconds }));
+            times.extend(running.take().map(|name| TestTime { name, seconds }));
+        } else {
+            times.extend(passed_alone(line));
         }
     }
     times.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     times
+}
+
+/// Nextest's line of a test: `PASS [   0.042s] ( 4/27) crate::binary module::test`.
+fn passed_alone(line: &str) -> Option<TestTime> {
+    let (seconds, rest) = line.trim_start().strip_prefix("PASS [")?.split_once("s]")?;
+    let name =
+        rest.trim_start().strip_prefix('(').and_then(|rest| rest.split_once(") ")).map_or(rest, |(_, name)| name);
+    Some(TestTime { name: name.trim().to_owned(), seconds: seconds.trim().parse().ok()? })
 }
 
 /// The source and the name of the binary that Cargo starts: `Running unittests src/lib.rs (target/debug/deps/name-hash)`.
@@ -74,9 +84,16 @@ mod tests {
                       Running benches/no_harness.rs (/t/deps/no_harness-3ca1)\n     \
                       Running unittests src/main.rs (/t/deps/c-1)\n\
                       test result: ok. 0 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n";
-        let times: Vec<_> = binary_times(output).into_iter().map(|time| (time.name, time.seconds)).collect();
+        let found: Vec<_> = times(output).into_iter().map(|time| (time.name, time.seconds)).collect();
         let expected = [("a_b tests/server/main.rs", 12.3), ("a_b src/lib.rs", 0.57), ("c src/main.rs", 0.0)];
-        assert_eq!(times, expected.map(|(name, seconds)| (name.to_owned(), seconds)));
-        assert_eq!(binary_times("     Summary [   0.052s] 12 tests run: 12 passed, 0 skipped\n"), []);
+        assert_eq!(found, expected.map(|(name, seconds)| (name.to_owned(), seconds)));
+        assert_eq!(times("     Summary [   0.052s] 12 tests run: 12 passed, 0 skipped\n"), []);
+    }
+
+    #[test]
+    fn nextest_names_each_test_with_its_time() {
+        let output = "        PASS [   0.042s] (1/2) a::lent lent::a_test\n        PASS [  12.500s] a tests::slow\n        FAIL [   1.000s] a b\n";
+        let found: Vec<_> = times(output).into_iter().map(|time| (time.name, time.seconds)).collect();
+        assert_eq!(found, [("a tests::slow".to_owned(), 12.5), ("a::lent lent::a_test".to_owned(), 0.042)]);
     }
 }

@@ -29,16 +29,12 @@ pub struct Dependency {
 /// A crate of the workspace.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Package name.
-    pub name: String,
     /// Folder relative to the root, with `/` between its parts.
     pub folder: String,
     /// Folders of the tree that the crate depends on.
     pub dependencies: Vec<Dependency>,
     /// Source files that its targets begin with, relative to the root; not those of tests.
     pub roots: Vec<String>,
-    /// True if it has a binary.
-    pub has_binary: bool,
 }
 
 /// The members and the places of one workspace.
@@ -71,6 +67,11 @@ pub fn load() -> Result<Workspace> {
 }
 
 impl Workspace {
+    /// Where Cargo puts a program of the dev profile; of an example, with `examples/` before its name.
+    pub fn built(&self, program: &str) -> PathBuf {
+        self.target.join("debug").join(program)
+    }
+
     /// The members of another workspace inside this one, whose manifest is at this path below the root.
     pub fn members_of(&self, manifest: &str) -> Result<Vec<Member>> {
         members(&metadata(manifest)?, &self.root)
@@ -107,13 +108,7 @@ fn member(package: &Value, root: &Path) -> Result<Member> {
         let kind = if dependency["kind"] == "dev" { DependencyKind::Dev } else { DependencyKind::Normal };
         Some(Dependency { folder: relative(Path::new(path), root), kind })
     });
-    Ok(Member {
-        name: text(package, "name")?.to_owned(),
-        folder,
-        dependencies: dependencies.collect(),
-        roots: roots(package, root),
-        has_binary: targets(package).any(|target| is_of(target, "bin")),
-    })
+    Ok(Member { folder, dependencies: dependencies.collect(), roots: roots(package, root) })
 }
 
 fn targets(package: &Value) -> impl Iterator<Item = &Value> {
@@ -165,7 +160,6 @@ mod tests {
         let workspace = parse(&metadata).unwrap();
         let member = &workspace.members[0];
         assert_eq!(member.folder, "layers/b");
-        assert!(member.has_binary);
         assert_eq!(member.roots, ["layers/b/src/lib.rs", "layers/b/src/main.rs"]);
         let found: Vec<_> = member.dependencies.iter().map(|d| (d.folder.as_str(), d.kind)).collect();
         assert_eq!(

@@ -94,11 +94,13 @@ fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: 
     let mut guest = None;
     for case in cases.iter().filter(|case| case.is_for(kernel, !plan.names.is_empty())) {
         let started = Instant::now();
+        let cpu_before_s = guest.as_ref().map_or(0.0, Guest::cpu_s);
         let outcome = with_retry(parts, plan, kernel, case, &home, &mut guest);
         let seconds = started.elapsed().as_secs_f64();
+        let cpu_s = guest.as_ref().map_or(0.0, Guest::cpu_s) - cpu_before_s;
         let result = TestResult { kernel: short.clone(), case: case.name, failed: outcome.is_err() };
         match outcome {
-            Ok(()) => println!("{short:<5} {:<12} ok     {seconds:>6.1} s", case.name),
+            Ok(()) => println!("{short:<5} {:<12} ok     {seconds:>6.1} s  {cpu_s:>6.1} s CPU of the guest", case.name),
             Err(error) => println!("{short:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", case.name),
         }
         results.lock().map(|mut all| all.push(result)).unwrap_or_default();

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::root::Root;
 use super::service::Service;
 use crate::step;
-use crate::workspace::{self, Workspace};
+use crate::workspace::Workspace;
 
 /// Where the package has its units.
 const UNITS: &str = "/usr/lib/systemd/system";
@@ -104,10 +104,7 @@ fn serve(root: &Root) -> Result<()> {
 
 /// Where io_uring is forbidden, the server logs that, with what to do, and serves all the same.
 fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
-    let mut build = workspace::cargo();
-    build.args(["build", "--quiet", "--package", "sealblock-runtime-reactor", "--example", "forbid_uring"]);
-    output_of(&mut build)?;
-    let forbid = workspace.target.join("debug/examples/forbid_uring");
+    let forbid = workspace.built("examples/forbid_uring");
     for (error, needed) in [("EPERM", "seccomp filter"), ("ENOSYS", "CONFIG_IO_URING")] {
         let mut command = Command::new(&forbid);
         command.arg(error).arg(root.path("/usr/bin/sealblock"));

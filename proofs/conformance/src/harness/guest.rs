@@ -120,6 +120,14 @@ impl Guest {
         }
     }
 
+    /// Processor seconds that the emulator has used so far; 0 where the system does not say.
+    pub fn cpu_s(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.qemu.id())).unwrap_or_default();
+        // Fields 14 and 15 of proc(5), counted behind the name in parentheses; Linux counts in hundredths there.
+        let ticks = stat.rsplit(") ").next().into_iter().flat_map(|rest| rest.split(' ').skip(11).take(2));
+        ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
+    }
+
     /// The last lines that the kernel wrote on its console: errors only, and its death.
     pub fn console_tail(&self) -> String {
         let text = fs::read(&self.console).unwrap_or_default();
