@@ -10,7 +10,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
 
 use crate::ALIGNMENT;
-use crate::buddy::{ORDERS, UNIT_BYTES, bytes_of, order_for};
+use crate::classes::{ORDERS, UNIT_BYTES, bytes_of, order_for};
 
 /// Heap memory, freed on drop.
 pub(crate) struct HeapBlock {
@@ -56,25 +56,17 @@ pub(crate) struct SpareBlocks {
     spare_bytes: usize,
 }
 
-/// The result of a lookup for a spare block.
-pub(crate) enum CacheLookup {
-    /// A block of the length.
-    Hit(HeapBlock),
-    /// No block of the length. A block of another length, if there is one, is freed to make room.
-    Miss { _unused: Option<HeapBlock> },
-}
-
 impl SpareBlocks {
-    /// Takes a block of this order.
-    pub(crate) fn take(&mut self, order: u8) -> CacheLookup {
+    /// Takes a block of this order. If there is none, returns one of another order for the caller to free, so that there is room.
+    pub(crate) fn take(&mut self, order: u8) -> Result<HeapBlock, Option<HeapBlock>> {
         let found = self.blocks[order as usize].pop();
         if let Some(block) = found {
             self.spare_bytes -= block.len_bytes();
-            return CacheLookup::Hit(block);
+            return Ok(block);
         }
         let unused = self.blocks.iter_mut().rev().find_map(Vec::pop);
         self.spare_bytes -= unused.as_ref().map_or(0, HeapBlock::len_bytes);
-        CacheLookup::Miss { _unused: unused }
+        Err(unused)
     }
 
     /// Keeps a block, or returns it if there is no room.

@@ -17,8 +17,8 @@
 #![allow(unsafe_code)]
 
 mod arena;
-mod buddy;
 mod buffer;
+mod classes;
 mod heap;
 mod owner;
 mod pool;

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::arena::{ArenaId, Region, Registration};
-use crate::buddy::{Buddy, LARGEST_BYTES, UNIT_BYTES, bytes_of};
+use crate::classes::{LARGEST_BYTES, SizeClasses, UNIT_BYTES, bytes_of};
 use crate::heap::{HeapBlock, SpareBlocks};
 
 /// More handles than this on one allocation are a leak; stopping beats a wrapped count and a use after free.
@@ -276,7 +276,7 @@ pub(crate) struct PoolShared {
 }
 
 pub(crate) struct PoolState {
-    pub(crate) buddy: Buddy,
+    pub(crate) slots: SizeClasses,
     pub(crate) spare: SpareBlocks,
     pub(crate) counters: Counters,
 }
@@ -286,14 +286,14 @@ impl PoolShared {
     pub(crate) fn new(arena_bytes: usize, limit_bytes: usize) -> PoolShared {
         let blocks = arena_bytes.div_ceil(LARGEST_BYTES);
         let len = blocks * LARGEST_BYTES;
-        let buddy = Buddy::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
+        let slots = SizeClasses::new(u32::try_from(blocks).expect("an arena is shorter than 2 TiB"));
         let counters = Counters { arena_bytes: len, ..Counters::default() };
         PoolShared {
             region: Region::zeroed(len),
             limit_bytes,
             index: AtomicU32::new(UNREGISTERED),
             handles: std::iter::repeat_with(|| AtomicU32::new(0)).take(len / UNIT_BYTES).collect(),
-            state: Mutex::new(PoolState { buddy, spare: SpareBlocks::default(), counters }),
+            state: Mutex::new(PoolState { slots, spare: SpareBlocks::default(), counters }),
         }
     }
 
@@ -338,7 +338,7 @@ impl PoolShared {
         // SAFETY: `Pool::slot` made this pointer from an `Arc` and gave the count to the slot, which ends here.
         let pool = unsafe { Arc::from_raw(pool.as_ptr().cast_const()) };
         let mut state = pool.lock();
-        let order = state.buddy.give_back(unit);
+        let order = state.slots.give_back(unit);
         state.counters.in_use_bytes -= bytes_of(order);
     }
 }

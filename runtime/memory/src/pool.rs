@@ -8,9 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::Arena;
-use crate::buddy::{UNIT_BYTES, bytes_of, order_for};
 use crate::buffer::Buffer;
-use crate::heap::CacheLookup;
+use crate::classes::{UNIT_BYTES, bytes_of, order_for};
 use crate::owner::{Counters, Heap, Owner, PoolShared};
 
 /// An arena with slots of 512 bytes to 1 MiB (powers of two), backed by the heap when it runs out. Clones share it.
@@ -70,7 +69,7 @@ impl Pool {
             return Err(OverLimit { requested_bytes: len, held_bytes, limit_bytes });
         }
         state.counters.taken += 1;
-        if let Some(unit) = order.and_then(|order| state.buddy.take(order)) {
+        if let Some(unit) = order.and_then(|order| state.slots.take(order)) {
             state.counters.in_use_bytes += slot_bytes;
             drop(state);
             return Ok(self.slot(unit, len));
@@ -79,10 +78,8 @@ impl Pool {
         state.counters.heap_bytes += slot_bytes;
         let found = order.map(|order| state.spare.take(order));
         drop(state);
-        let spare = match found {
-            Some(CacheLookup::Hit(block)) => Some(block),
-            _ => None,
-        };
+        // A block of another length, which makes room, is freed without the lock.
+        let spare = found.and_then(Result::ok);
         let (start, owner) = Heap::charged(slot_bytes, spare, Arc::clone(&self.0));
         // SAFETY: the allocation is at least `len` bytes long, initialised, and this is its only handle.
         Ok(unsafe { Buffer::from_parts(start, len, owner) })
