@@ -42,7 +42,9 @@ pub fn run(seconds: u64) -> Result<()> {
 pub fn compiles(target: &Path) -> Command {
     let mut command = workspace::cargo();
     command.args(["check", "--quiet", "--all-targets", "--manifest-path"]).arg(format!("{FOLDER}/Cargo.toml"));
-    command.arg("--target-dir").arg(target.join("fuzz-check"));
+    // With the profile that dependencies have in this workspace, what other steps have read of them serves here, too.
+    command.args(["--config", "profile.dev.opt-level=1", "--config", "profile.dev.debug=false"]);
+    command.arg("--target-dir").arg(target);
     // Nothing is linked, so the fuzzer itself need not be built.
     command.env("CUSTOM_LIBFUZZER_PATH", target.join("libnone.a"));
     command

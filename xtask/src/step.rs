@@ -200,8 +200,10 @@ pub fn tool(workspace: &Workspace, name: &str, version: &str, log: &Path) -> Res
     let build = tools.join("build");
     let mut install = workspace::cargo();
     install.args(["install", "--locked", "--version", version]);
-    // They run for seconds and would be optimised for minutes.
-    install.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0").env("CARGO_PROFILE_RELEASE_LTO", "off");
+    // They run for seconds and would be optimised for minutes. Code for unwinding is a part of what is compiled.
+    for (setting, value) in [("OPT_LEVEL", "0"), ("LTO", "off"), ("DEBUG", "0"), ("PANIC", "abort")] {
+        install.env(format!("CARGO_PROFILE_RELEASE_{setting}"), value);
+    }
     install.arg("--root").arg(&home).arg("--target-dir").arg(&build).arg(name);
     run(&mut install, log).with_context(|| format!("{name} is needed; `cargo xtask check --fast` does without it"))?;
     fs::remove_dir_all(&build).with_context(|| format!("removing {}", build.display()))?;
