@@ -6,7 +6,6 @@
 //! Everything made stays in one folder below the target folder; nothing of the machine is changed.
 
 mod cpio;
-mod elf;
 mod guest;
 mod kernel;
 mod packages;

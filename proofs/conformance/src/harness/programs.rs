@@ -1,13 +1,14 @@
 //! The programs of guests: a shell, nvme-cli, nbd-client, fio, and what makes file systems, all of one suite with its own C
 //! library, so that a guest is the same whatever the machine has installed.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::cpio::Archive;
-use super::elf;
 use super::packages::Suite;
 use super::parts;
 
@@ -74,10 +75,12 @@ fn build(root: &Path, folder: &Path) -> Result<()> {
         let content = fs::read(program).with_context(|| format!("reading {}", program.display()))?;
         archive.file(&format!("usr/bin/{name}"), 0o755, &content)?;
     }
-    let folders = library_folders(root);
-    let first = &folders[0];
-    let always: Vec<PathBuf> = LIBRARIES.iter().map(|name| first.join(name)).collect();
-    let mut libraries = elf::closure(&[programs, always.clone()].concat(), &folders)?;
+    let home = &library_folders(root)[0];
+    let always: Vec<PathBuf> = LIBRARIES.iter().map(|name| home.join(name)).collect();
+    let mut libraries = BTreeMap::new();
+    for program in programs.iter().chain(&always) {
+        libraries.extend(needs(program, root)?);
+    }
     libraries.extend(LIBRARIES.iter().zip(always).map(|(name, path)| (format!("lib/{name}"), path)));
     for (name, path) in libraries {
         let content = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
@@ -88,9 +91,73 @@ fn build(root: &Path, folder: &Path) -> Result<()> {
 }
 
 /// Where packages of this architecture keep libraries, and where some keep those of their own.
-pub(super) fn library_folders(root: &Path) -> Vec<PathBuf> {
+fn library_folders(root: &Path) -> Vec<PathBuf> {
     let home = root.join("usr/lib/x86_64-linux-gnu");
     let below = ["ceph", "systemd", "pulseaudio"].map(|name| home.join(name));
     let others = ["usr/lib64", "lib64", "lib/x86_64-linux-gnu"].map(|name| root.join(name));
     [vec![home.clone()], below.to_vec(), others.to_vec()].concat()
+}
+
+/// A command that runs a program of an unpacked suite with that suite's libraries, by its own loader.
+pub(super) fn loader(root: &Path) -> Command {
+    let paths =
+        ["usr/lib64", "lib64", "lib/x86_64-linux-gnu"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
+    let mut command = Command::new(paths.iter().find(|path| path.is_file()).unwrap_or(&paths[0]));
+    command.arg("--library-path").arg(std::env::join_paths(library_folders(root)).unwrap_or_default());
+    command
+}
+
+/// All libraries that a program needs, directly or not, by their names in the guest, relative to its root.
+fn needs(program: &Path, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let output = loader(root).arg("--list").arg(program).output().context("starting the loader")?;
+    let listed = String::from_utf8_lossy(&output.stdout).into_owned();
+    if !output.status.success() {
+        bail!(
+            "the loader lists no libraries of {}: {}",
+            program.display(),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    listed_libraries(&listed, root).with_context(|| format!("what {} needs", program.display()))
+}
+
+/// What a loader lists: `NAME => PATH (ADDRESS)`; what has no path is the kernel's. The loader goes on to search this machine, whose
+/// libraries are none of the suite's.
+fn listed_libraries(listed: &str, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
+    let mut found = BTreeMap::new();
+    for (name, path) in listed.lines().filter_map(|line| line.trim().split_once(" => ")) {
+        let path = Path::new(path.rsplit_once(" (").map_or(path, |(path, _)| path));
+        if !path.starts_with(root) {
+            bail!("{name} is in no package that was fetched");
+        }
+        let in_guest = name.strip_prefix('/').map_or_else(|| format!("lib/{name}"), str::to_owned);
+        found.insert(in_guest, path.to_owned());
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_are_those_of_the_suite_by_their_names_in_the_guest() {
+        let listed = "\tlinux-vdso.so.1 (0x00007ffd)\n\tlibc.so.6 => /r/usr/lib/libc.so.6 (0x00007f87)\n\
+                      \t/lib64/ld-linux-x86-64.so.2 => /r/lib64/ld-linux-x86-64.so.2 (0x00007f88)\n";
+        let found = listed_libraries(listed, Path::new("/r")).unwrap();
+        let expected = [
+            ("lib/libc.so.6", "/r/usr/lib/libc.so.6"),
+            ("lib64/ld-linux-x86-64.so.2", "/r/lib64/ld-linux-x86-64.so.2"),
+        ];
+        assert_eq!(found, expected.map(|(name, path)| (name.to_owned(), PathBuf::from(path))).into());
+        assert!(listed_libraries("\tstatically linked\n", Path::new("/r")).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_library_that_is_nowhere_or_of_this_machine_is_named() {
+        for listed in ["\tliba.so.1 => not found\n", "\tliba.so.1 => /lib/liba.so.1 (0x00007f87)\n"] {
+            let error = listed_libraries(listed, Path::new("/r")).unwrap_err().to_string();
+            assert!(error.starts_with("liba.so.1 is in no package"), "{error}");
+        }
+    }
 }

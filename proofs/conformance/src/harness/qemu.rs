@@ -66,13 +66,8 @@ impl Qemu {
 
     fn program(&self) -> Command {
         let Some(root) = &self.root else { return Command::new(PROGRAM) };
-        let folders = programs::library_folders(root);
-        let loader =
-            ["usr/lib64", "lib64", "lib/x86_64-linux-gnu"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
-        let loader = loader.iter().find(|path| path.is_file()).unwrap_or(&loader[0]);
-        let mut command = Command::new(loader);
-        let libraries = std::env::join_paths(folders).unwrap_or_default();
-        command.arg("--library-path").arg(libraries).arg(root.join("usr/bin").join(PROGRAM));
+        let mut command = programs::loader(root);
+        command.arg(root.join("usr/bin").join(PROGRAM));
         command.env("QEMU_MODULE_DIR", root.join("usr/lib/x86_64-linux-gnu/qemu"));
         for folder in ["usr/share/qemu", "usr/share/seabios"] {
             command.arg("-L").arg(root.join(folder));
