@@ -14,7 +14,7 @@ use crate::test_output::{self, TestTime};
 use crate::workspace::{self, Workspace};
 use crate::{circles, dependencies, fuzz, package, sizes};
 
-/// The cargo-deny that the check builds for itself, once, into the target folder: two minutes on two cores.
+/// The cargo-deny that the check builds for itself, once, into the target folder: 70 seconds of one core.
 const CARGO_DENY: &str = "0.20.2";
 /// What cargo-deny looks at. Not advisories: their database is a Git repository elsewhere, and the check must give the
 /// same answer where only the package registry can be reached. `cargo deny check advisories` checks them by hand.
