@@ -2,34 +2,11 @@
 //! `base:allocation`.
 
 use crate::config::Export;
-use crate::reply::ReplyForm;
+use crate::reply::ReplyStyle;
 use crate::server::{Event, Server, ServerPhase, ServerStep};
 use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
 use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES, handshake, info, option, rep};
-
-/// What was negotiated so far.
-#[derive(Debug)]
-pub(crate) struct NegotiationState {
-    is_fixed: bool,
-    no_zeroes: bool,
-    pub(crate) style: ReplyForm,
-    /// The export for which `base:allocation` was chosen.
-    pub(crate) context: Option<usize>,
-    options: u32,
-    option_bytes: u64,
-}
-
-impl NegotiationState {
-    pub(crate) const NOTHING: NegotiationState = NegotiationState {
-        is_fixed: false,
-        no_zeroes: false,
-        style: ReplyForm::Simple,
-        context: None,
-        options: 0,
-        option_bytes: 0,
-    };
-}
 
 impl Server {
     pub(crate) fn greet(&mut self) {
@@ -106,7 +83,7 @@ impl Server {
             return Err(Violation::Misplaced(option).into());
         }
         let has_data = !data.is_empty();
-        let is_extended = self.negotiation.style == ReplyForm::Extended;
+        let is_extended = self.negotiation.style == ReplyStyle::Extended;
         match option {
             option::EXPORT_NAME => return self.export_name(data),
             option::ABORT => {
@@ -121,8 +98,8 @@ impl Server {
             }
             option::STARTTLS => return Ok(self.reply(option, self.config.tls.start())),
             option::STRUCTURED_REPLY if is_extended => return Ok(self.reply(option, rep::ERR_EXT_HEADER_REQD)),
-            option::STRUCTURED_REPLY => self.negotiation.style = ReplyForm::Structured,
-            option::EXTENDED_HEADERS => self.negotiation.style = ReplyForm::Extended,
+            option::STRUCTURED_REPLY => self.negotiation.style = ReplyStyle::Structured,
+            option::EXTENDED_HEADERS => self.negotiation.style = ReplyStyle::Extended,
             option::LIST => self.list(),
             _ => return Ok(self.reply(option, rep::ERR_UNSUP)),
         }
@@ -161,11 +138,11 @@ impl Server {
     }
 
     fn flags(&self, export: &Export) -> u16 {
-        export.flags(self.negotiation.style != ReplyForm::Simple)
+        export.flags(self.negotiation.style != ReplyStyle::Simple)
     }
 
     fn export_name(&mut self, name: &[u8]) -> Result<ServerStep, Closed> {
-        if self.negotiation.style == ReplyForm::Extended {
+        if self.negotiation.style == ReplyStyle::Extended {
             return Err(Violation::Misplaced(option::EXPORT_NAME).into());
         }
         let export_index = self.find(name).filter(|_| !self.is_stopping && name.len() <= STRING_BYTES);
@@ -231,7 +208,7 @@ impl Server {
         if sets {
             self.negotiation.context = None;
         }
-        let query = ContextQuery::read(data).filter(|_| self.negotiation.style != ReplyForm::Simple);
+        let query = ContextQuery::read(data).filter(|_| self.negotiation.style != ReplyStyle::Simple);
         let Some(query) = query else { return self.reply(option, rep::ERR_INVALID) };
         let Some(index) = self.find(query.export) else { return self.reply(option, rep::ERR_UNKNOWN) };
         if sets && query.selects() {

@@ -9,11 +9,15 @@ use crate::wire::{self, ErrorCode, chunk, command};
 /// Maximum text of an error, in bytes; far below the protocol's maximum.
 const MESSAGE_BYTES: usize = 512;
 
-/// Form of the replies.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum ReplyForm {
+/// Form of the replies, as negotiated.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum ReplyStyle {
+    /// One header with success or an error, then data.
+    #[default]
     Simple,
+    /// Chunks.
     Structured,
+    /// Chunks with 64-bit lengths.
     Extended,
 }
 
@@ -45,7 +49,7 @@ pub struct StatusDescriptor {
 
 /// Writes replies of one form.
 pub(crate) struct ReplyWriter<'a> {
-    pub(crate) style: ReplyForm,
+    pub(crate) style: ReplyStyle,
     pub(crate) out: &'a mut Output,
 }
 
@@ -53,7 +57,7 @@ impl ReplyWriter<'_> {
     /// Success without data.
     pub(crate) fn done(&mut self, ticket: &Ticket) {
         match self.style {
-            ReplyForm::Simple => self.simple(ticket, 0),
+            ReplyStyle::Simple => self.simple(ticket, 0),
             _ => self.chunk(ticket, chunk::DONE, chunk::NONE, &[], 0),
         }
         self.out.end_reply();
@@ -62,7 +66,7 @@ impl ReplyWriter<'_> {
     /// All data of a read.
     pub(crate) fn data(&mut self, ticket: &Ticket, slices: impl IntoIterator<Item = Slice>) {
         match self.style {
-            ReplyForm::Simple => self.simple(ticket, 0),
+            ReplyStyle::Simple => self.simple(ticket, 0),
             _ => {
                 let at = ticket.offset.to_be_bytes();
                 self.chunk(ticket, chunk::DONE, chunk::OFFSET_DATA, &at, ticket.length as usize);
@@ -74,7 +78,7 @@ impl ReplyWriter<'_> {
 
     /// An error, after the part of a read's data that was read.
     pub(crate) fn fail(&mut self, ticket: &Ticket, before: Vec<Slice>, failed: &ErrorReply) {
-        if self.style == ReplyForm::Simple {
+        if self.style == ReplyStyle::Simple {
             self.simple(ticket, failed.code as u32);
             return self.out.end_reply();
         }
@@ -98,7 +102,7 @@ impl ReplyWriter<'_> {
     /// Status descriptors; at least one.
     pub(crate) fn status(&mut self, ticket: &Ticket, runs: &[StatusDescriptor]) {
         let runs = if ticket.one_run { &runs[..1] } else { runs };
-        let is_extended = self.style == ReplyForm::Extended;
+        let is_extended = self.style == ReplyStyle::Extended;
         let mut payload = wire::BASE_ALLOCATION_ID.to_be_bytes().to_vec();
         if is_extended {
             payload.extend((runs.len() as u32).to_be_bytes());
@@ -127,7 +131,7 @@ impl ReplyWriter<'_> {
     /// The header of a chunk, its short payload, and the length of the data that is to follow.
     fn chunk(&mut self, ticket: &Ticket, flags: u16, kind: u16, payload: &[u8], data_bytes: usize) {
         let length = payload.len() + data_bytes;
-        let is_extended = self.style == ReplyForm::Extended;
+        let is_extended = self.style == ReplyStyle::Extended;
         let magic = if is_extended { wire::EXTENDED_REPLY_MAGIC } else { wire::STRUCTURED_REPLY_MAGIC };
         self.out.put(&magic.to_be_bytes());
         self.out.put(&flags.to_be_bytes());

@@ -4,9 +4,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::ServerConfig;
 use crate::input::{Fill, Input};
-use crate::negotiate::NegotiationState;
 use crate::output::Output;
-use crate::reply::{ErrorReply, ReplyForm, ReplyWriter, StatusDescriptor, wants_payload};
+use crate::reply::{ErrorReply, ReplyStyle, ReplyWriter, StatusDescriptor, wants_payload};
 use crate::request::{Header, Request, Ticket, TransmissionMode};
 use crate::violation::Closed;
 use crate::wire::{ErrorCode, command};
@@ -53,6 +52,19 @@ pub(crate) enum ServerPhase {
     Payload(IncomingPayload),
 }
 
+/// What was negotiated so far.
+#[derive(Debug, Default)]
+pub(crate) struct NegotiationState {
+    pub(crate) is_fixed: bool,
+    pub(crate) no_zeroes: bool,
+    pub(crate) style: ReplyStyle,
+    /// The export for which `base:allocation` was chosen.
+    pub(crate) context: Option<usize>,
+    /// Options so far, and the bytes of their data.
+    pub(crate) options: u32,
+    pub(crate) option_bytes: u64,
+}
+
 /// The server's side of one connection.
 ///
 /// The caller takes events until there are none after each [`Server::received`], and again after each [`Server::sent`] and
@@ -87,7 +99,7 @@ impl Server {
             phase: ServerPhase::ClientFlags,
             input,
             output,
-            negotiation: NegotiationState::NOTHING,
+            negotiation: NegotiationState::default(),
             chosen: None,
             is_stopping: false,
             requests: 0,
@@ -170,8 +182,8 @@ impl Server {
     fn mode(&self) -> TransmissionMode {
         let style = self.negotiation.style;
         TransmissionMode {
-            chunks: style != ReplyForm::Simple,
-            extended: style == ReplyForm::Extended,
+            chunks: style != ReplyStyle::Simple,
+            extended: style == ReplyStyle::Extended,
             status: self.negotiation.context.is_some(),
             payload_bytes: self.config.limits.payload_bytes,
         }
@@ -329,7 +341,7 @@ impl Server {
 
     /// True if replies have chunks, so a failed read may return the data before the failure.
     pub fn has_chunks(&self) -> bool {
-        self.negotiation.style != ReplyForm::Simple
+        self.negotiation.style != ReplyStyle::Simple
     }
 
     /// Appends all output to `out`; returns its bytes. They count against the limits until [`Server::sent`].

@@ -1,6 +1,7 @@
 //! Information about exports, from replies to options.
 
 use crate::client::violation::{Violation, printable};
+use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
 use crate::wire::{STRING_BYTES, info, transmission};
 
@@ -50,17 +51,6 @@ impl BlockSizes {
         let sizes = BlockSizes { smallest, best, largest };
         Some(if good && fits(largest) { Ok(sizes) } else { Err(Violation::BlockSizes(smallest, best, largest)) })
     }
-}
-
-/// Form of the replies, as negotiated.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ReplyStyle {
-    /// One header with success or an error, then data.
-    Simple,
-    /// Chunks.
-    Structured,
-    /// Chunks with 64-bit lengths.
-    Extended,
 }
 
 /// Information about an export.

@@ -1,40 +1,12 @@
 //! The fixed newstyle negotiation of a client: one option after the other, each sent once.
 
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
-use crate::client::export_info::{ExportReply, ListedExport, ReplyStyle};
-use crate::client::session::{Client, ClientPhase, ClientStep, Event};
+use crate::client::export_info::ListedExport;
+use crate::client::session::{Client, ClientPhase, ClientStep, Event, OptionReply};
 use crate::client::violation::{Closed, NegotiationError, Violation};
+use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
 use crate::wire::{self, handshake, info, option, rep};
-
-/// What was negotiated so far.
-#[derive(Debug)]
-pub(super) struct NegotiationState {
-    pub(super) style: ReplyStyle,
-    /// Identifier of `base:allocation` in replies.
-    pub(super) context: Option<u32>,
-    listed: Vec<ListedExport>,
-    export_reply: ExportReply,
-    /// Replies to the current option.
-    replies: usize,
-    /// Bytes of all replies to options.
-    bytes: u64,
-}
-
-impl Default for NegotiationState {
-    fn default() -> NegotiationState {
-        let (listed, export_reply) = (Vec::new(), ExportReply::default());
-        NegotiationState { style: ReplyStyle::Simple, context: None, listed, export_reply, replies: 0, bytes: 0 }
-    }
-}
-
-/// A reply to an option whose data is arriving.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct OptionReply {
-    option: u32,
-    kind: u32,
-    length: u32,
-}
 
 impl Client {
     pub(super) fn greeting(&mut self) -> Result<ClientStep, Closed> {
@@ -209,12 +181,6 @@ impl Client {
         self.export = Some(export.clone());
         self.phase = ClientPhase::Reply;
         Ok(ClientStep::Event(Event::Ready(export)))
-    }
-}
-
-impl OptionReply {
-    fn malformed(&self) -> Closed {
-        Violation::OptionData { option: self.option, length: self.length }.into()
     }
 }
 

@@ -3,13 +3,13 @@
 use sealblock_runtime_memory::Buffer;
 
 use crate::client::request::RequestFields;
-use crate::client::violation::Violation;
+use crate::client::violation::{Violation, after_colon};
 use crate::reply::StatusDescriptor;
 use crate::wire::ErrorCode;
 
 /// An error in a server's reply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{code}{}{}", .offset.map(|at| format!(" at byte {at}")).unwrap_or_default(), Text(.message))]
+#[error("{code}{}{}", .offset.map(|at| format!(" at byte {at}")).unwrap_or_default(), after_colon(.message))]
 pub struct ServerError {
     /// The error.
     pub code: ErrorCode,
@@ -17,15 +17,6 @@ pub struct ServerError {
     pub offset: Option<u64>,
     /// The server's text, possibly empty, without characters that are not printable.
     pub message: String,
-}
-
-/// A message behind a colon, if there is one.
-struct Text<'a>(&'a str);
-
-impl std::fmt::Display for Text<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
-    }
 }
 
 /// Reply to a request that succeeded.

@@ -170,42 +170,32 @@ impl ClientRequest {
 
     fn check_offered(&self, export: &ExportInfo) -> Result<(), SubmitError> {
         use transmission as t;
-        let needs: &[(u16, &'static str)] = match self {
-            ClientRequest::Read { whole: true, .. } => &[(t::SEND_DF, "reads in one chunk")],
-            ClientRequest::Read { .. } => &[],
-            ClientRequest::Write { fua, .. } => fua_if(*fua, &[], &[(t::SEND_FUA, FUA)]),
-            ClientRequest::Flush => &[(t::SEND_FLUSH, "FLUSH")],
-            ClientRequest::Trim { fua, .. } => fua_if(*fua, &[TRIM], &[TRIM, (t::SEND_FUA, FUA)]),
-            ClientRequest::Cache { .. } => &[(t::SEND_CACHE, "CACHE")],
-            ClientRequest::WriteZeroes { fast: true, .. } if !export.has(t::SEND_FAST_ZERO) => {
-                return Err(SubmitError::NotOffered("FAST_ZERO"));
+        let needs = |flag, name| if export.has(flag) { Ok(()) } else { Err(SubmitError::NotOffered(name)) };
+        let changes = match *self {
+            ClientRequest::Write { fua, .. }
+            | ClientRequest::Trim { fua, .. }
+            | ClientRequest::WriteZeroes { fua, .. } => Some(fua),
+            _ => None,
+        };
+        if changes.is_some() && export.has(t::READ_ONLY) {
+            return Err(SubmitError::NotOffered("writing"));
+        }
+        match self {
+            ClientRequest::Read { whole: true, .. } => needs(t::SEND_DF, "reads in one chunk")?,
+            ClientRequest::Flush => needs(t::SEND_FLUSH, "FLUSH")?,
+            ClientRequest::Trim { .. } => needs(t::SEND_TRIM, "TRIM")?,
+            ClientRequest::Cache { .. } => needs(t::SEND_CACHE, "CACHE")?,
+            ClientRequest::WriteZeroes { fast, .. } => {
+                needs(t::SEND_WRITE_ZEROES, "WRITE_ZEROES")?;
+                if *fast {
+                    needs(t::SEND_FAST_ZERO, "FAST_ZERO")?;
+                }
             }
-            ClientRequest::WriteZeroes { fua, .. } => fua_if(*fua, &[ZEROES], &[ZEROES, (t::SEND_FUA, FUA)]),
             ClientRequest::BlockStatus { .. } if export.context.is_none() => {
                 return Err(SubmitError::NotOffered("base:allocation"));
             }
-            ClientRequest::BlockStatus { .. } => &[],
-        };
-        let changes = matches!(
-            self,
-            ClientRequest::Write { .. } | ClientRequest::Trim { .. } | ClientRequest::WriteZeroes { .. }
-        );
-        if changes && export.has(t::READ_ONLY) {
-            return Err(SubmitError::NotOffered("writing"));
+            ClientRequest::Read { .. } | ClientRequest::Write { .. } | ClientRequest::BlockStatus { .. } => {}
         }
-        match needs.iter().find(|(flag, _)| !export.has(*flag)) {
-            Some((_, name)) => Err(SubmitError::NotOffered(name)),
-            None => Ok(()),
-        }
+        if changes == Some(true) { needs(t::SEND_FUA, "FUA") } else { Ok(()) }
     }
-}
-
-const FUA: &str = "FUA";
-const TRIM: (u16, &str) = (transmission::SEND_TRIM, "TRIM");
-const ZEROES: (u16, &str) = (transmission::SEND_WRITE_ZEROES, "WRITE_ZEROES");
-
-type Needs = &'static [(u16, &'static str)];
-
-fn fua_if(fua: bool, without: Needs, with: Needs) -> Needs {
-    if fua { with } else { without }
 }

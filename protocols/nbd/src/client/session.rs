@@ -2,15 +2,15 @@
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::client::chunk::Chunk;
 use crate::client::config::{Config, Goal};
-use crate::client::export_info::{ExportInfo, ListedExport};
-use crate::client::negotiate::{NegotiationState, OptionReply};
+use crate::client::export_info::{ExportInfo, ExportReply, ListedExport};
 use crate::client::pending::{CompletedRequest, PendingRequest};
-use crate::client::reply::Chunk;
 use crate::client::request::{ClientRequest, RequestFields, SubmitError};
-use crate::client::violation::Closed;
+use crate::client::violation::{Closed, Violation};
 use crate::input::Input;
 use crate::output::Output;
+use crate::reply::ReplyStyle;
 use crate::wire::{self, STRING_BYTES, command};
 
 /// What a server did.
@@ -43,6 +43,34 @@ pub(super) enum ClientPhase {
     OptionData(OptionReply),
     Reply,
     Chunk(Box<Chunk>),
+}
+
+/// What was negotiated so far.
+#[derive(Debug, Default)]
+pub(super) struct NegotiationState {
+    pub(super) style: ReplyStyle,
+    /// Identifier of `base:allocation` in replies.
+    pub(super) context: Option<u32>,
+    pub(super) listed: Vec<ListedExport>,
+    pub(super) export_reply: ExportReply,
+    /// Replies to the current option.
+    pub(super) replies: usize,
+    /// Bytes of all replies to options.
+    pub(super) bytes: u64,
+}
+
+/// A reply to an option whose data is arriving.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct OptionReply {
+    pub(super) option: u32,
+    pub(super) kind: u32,
+    pub(super) length: u32,
+}
+
+impl OptionReply {
+    pub(super) fn malformed(&self) -> Closed {
+        Violation::OptionData { option: self.option, length: self.length }.into()
+    }
 }
 
 /// The client's side of one connection.

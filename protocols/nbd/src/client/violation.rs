@@ -133,48 +133,37 @@ pub enum NegotiationError {
     #[error("the server demands TLS, which is not part of this client")]
     TlsRequired,
     /// No such export (NBD_REP_ERR_UNKNOWN).
-    #[error("the server has no such export{0}")]
-    Unknown(ServerText),
+    #[error("the server has no such export{}", after_colon(.0))]
+    Unknown(String),
     /// The server's policy forbids it (NBD_REP_ERR_POLICY).
-    #[error("the server does not allow it{0}")]
-    Policy(ServerText),
+    #[error("the server does not allow it{}", after_colon(.0))]
+    Policy(String),
     /// The server is shutting down (NBD_REP_ERR_SHUTDOWN).
-    #[error("the server is shutting down{0}")]
-    Shutdown(ServerText),
+    #[error("the server is shutting down{}", after_colon(.0))]
+    Shutdown(String),
     /// The server does not support a required option (NBD_REP_ERR_UNSUP).
-    #[error("the server does not know option {option}{text}")]
+    #[error("the server does not know option {option}{}", after_colon(.text))]
     Unsupported {
         /// The option.
         option: u32,
         /// The server's text.
-        text: ServerText,
+        text: String,
     },
     /// Any other error.
-    #[error("the server refuses option {option} with error {kind:#x}{text}")]
+    #[error("the server refuses option {option} with error {kind:#x}{}", after_colon(.text))]
     Other {
         /// The option.
         option: u32,
         /// The type of the reply.
         kind: u32,
         /// The server's text.
-        text: ServerText,
+        text: String,
     },
 }
 
-/// A server's text, possibly empty: printable characters only, at most 256.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct ServerText(pub(super) String);
-
-impl ServerText {
-    pub(super) fn new(bytes: &[u8]) -> ServerText {
-        ServerText(printable(bytes))
-    }
-}
-
-impl std::fmt::Display for ServerText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if self.0.is_empty() { Ok(()) } else { write!(f, ": {}", self.0) }
-    }
+/// A server's text behind a colon, if there is any.
+pub(super) fn after_colon(text: &str) -> String {
+    if text.is_empty() { String::new() } else { format!(": {text}") }
 }
 
 /// The printable part of a server's text.
@@ -193,7 +182,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
 impl NegotiationError {
     /// The error that a reply to an option means.
     pub(super) fn of(option: u32, kind: u32, text: &[u8]) -> NegotiationError {
-        let text = ServerText::new(text);
+        let text = printable(text);
         match kind {
             rep::ERR_TLS_REQD => NegotiationError::TlsRequired,
             rep::ERR_UNKNOWN => NegotiationError::Unknown(text),
