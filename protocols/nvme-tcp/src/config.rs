@@ -12,6 +12,7 @@ use sealblock_protocols_nvme::Command;
 use sealblock_runtime_memory::Pool;
 
 use crate::crcs::BlockLayout;
+use crate::pdu::{Direction, PduRules};
 
 /// In-capsule data that every controller accepts for Fabrics and Admin commands, in bytes (NVMe/TCP 3.3.1).
 pub const ADMIN_IN_CAPSULE_BYTES: u32 = 8192;
@@ -156,6 +157,18 @@ pub struct Negotiated {
     pub max_h2c_data_bytes: u32,
     /// R2Ts that may be outstanding for a command: the host's maximum; at the target, cut to its own.
     pub max_r2ts: u32,
+}
+
+impl Negotiated {
+    /// The rules for PDUs of a direction.
+    pub(crate) fn rules(&self, direction: Direction) -> PduRules {
+        let alignment_bytes = match direction {
+            Direction::ToController => self.controller_alignment_bytes,
+            Direction::ToHost => self.host_alignment_bytes,
+        };
+        let (header_digest, data_digest) = (self.header_digest, self.data_digest);
+        PduRules { direction, header_digest, data_digest, alignment_bytes }
+    }
 }
 
 /// Rounds down to dwords, but to no less than one.

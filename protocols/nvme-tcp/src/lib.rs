@@ -18,12 +18,35 @@
 //! The two sides share the bytes ([`pdu`]), input, output and CRCs; each has its own state and data transfer.
 
 pub mod config;
+mod connection;
 mod crcs;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod host;
 mod output;
-pub mod pdu;
+pub mod pdu {
+    //! The PDUs: their bytes as types, and the rules of length, offset and flags that all of them share.
+    //!
+    //! Every type here is a fixed header, little endian, in which any bit pattern is a value; parsing allocates nothing.
+    //! [`begin`] and [`frame`] are the only way from bytes to the extent of a PDU, so no length is used unchecked. Reserved
+    //! fields are ignored on receipt and zero when sent, as the Base specification asks, except where a clause calls a
+    //! wrong value an error.
+
+    mod common;
+    mod types;
+
+    pub use common::{
+        CommonHeader, DIGEST_BYTES, Direction, Frame, MAX_HEADER_BYTES, PduRules, PduType, begin, flags, frame,
+    };
+    pub(crate) use types::{CCCID_AT, TTAG_AT, digests};
+    pub use types::{
+        CapsuleCmd, CapsuleResp, DIGEST_DATA, DIGEST_HEADER, IcReq, IcResp, MAX_ALIGNMENT_CODE, MAX_TERM_PLEN_BYTES,
+        MIN_MAXH2CDATA_BYTES, TermReq, TransferPdu, alignment_bytes,
+    };
+
+    #[cfg(test)]
+    mod tests;
+}
 mod receive;
 mod slab;
 pub mod target;
@@ -36,17 +59,6 @@ pub use output::{Payload, TransmitLimit};
 pub use receive::ReceiveCounters;
 pub use target::Target;
 pub use violation::{Closed, FatalErrorStatus, Violation};
-
-use zerocopy::FromBytes;
-
-/// The reason in a termination request of the peer. Its data, the offending header, is not waited for.
-fn terminated(header: &[u8]) -> Closed {
-    let request = pdu::TermReq::ref_from_bytes(header).expect("the header of a termination request has its length");
-    match request.is_well_formed() {
-        true => Closed::Terminated { fes: request.fes.get(), fei: request.fei.get() },
-        false => Closed::MalformedTermination,
-    }
-}
 
 #[cfg(test)]
 mod tests;

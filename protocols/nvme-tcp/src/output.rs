@@ -40,7 +40,7 @@ impl Default for TransmitLimit {
 pub(crate) struct Headers(Buffer);
 
 /// The output of one call of `transmit`.
-pub(crate) struct Gather<'a> {
+pub struct Gather<'a> {
     out: &'a mut Vec<Slice>,
     pool: &'a Pool,
     headers: &'a mut Buffer,

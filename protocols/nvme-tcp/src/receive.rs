@@ -8,12 +8,16 @@
 //! Invariants: at most one buffer is lent; nothing stays in the staging buffer between two calls; a byte of a payload is
 //! written only below the length that the side granted and has checked before.
 
+use std::collections::VecDeque;
+
 use sealblock_integrity::guard;
 use sealblock_runtime_memory::{Buffer, Pool};
 use zerocopy::FromBytes;
 
+use crate::config::Negotiated;
 use crate::crcs::{BlockCrcs, BlockLayout, CrcAccumulator};
-use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Frame, MAX_HEADER_BYTES, PduRules, PduType};
+use crate::output::Gather;
+use crate::pdu::{self, CommonHeader, DIGEST_BYTES, Direction, Frame, MAX_HEADER_BYTES, PduRules, PduType};
 use crate::violation::{Closed, Violation};
 
 /// Staging is cut to this while a long payload is expected, so that little of it has to be copied.
@@ -21,7 +25,7 @@ const SHORT_STAGING_BYTES: usize = 4096;
 
 /// Memory of one command's data that is arriving.
 #[derive(Debug)]
-pub(crate) struct Fill {
+pub struct Fill {
     buffer: Buffer,
     filled: usize,
     crcs: Option<CrcAccumulator>,
@@ -69,7 +73,7 @@ impl Fill {
 
 /// Where the data of one PDU goes.
 #[derive(Debug)]
-pub(crate) struct Sink {
+pub struct Sink {
     /// The token of the command.
     pub(crate) token: u32,
     /// Its memory; `None` discards the data.
@@ -83,17 +87,67 @@ impl Sink {
     }
 }
 
-/// What target and host do differently with received PDUs.
-pub(crate) trait Side {
-    /// The rules for the next PDU.
-    fn rules(&self) -> PduRules;
+/// What target and host do differently.
+pub trait Side {
+    /// An event of this side.
+    type Event;
+    /// A PDU to be sent.
+    type Output;
+
+    /// What both sides have.
+    fn link(&self) -> &Link<Self::Event, Self::Output>;
+    /// The same, to change it.
+    fn link_mut(&mut self) -> &mut Link<Self::Event, Self::Output>;
     /// Handles a header; sets in `sink`, which discards, the memory of the data that `frame` announces. In place, because a
     /// sink is large and most headers announce no data.
     fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed>;
     /// Handles the data of that PDU. Not called for PDUs without data.
     fn payload(&mut self, sink: Sink);
-    /// True if a long payload may follow the next header.
-    fn awaits_long_payload(&self) -> bool;
+    /// Adds a PDU to the output.
+    fn put(&mut self, output: Self::Output, gather: &mut Gather<'_>);
+    /// Number of commands in flight.
+    fn commands_in_flight(&self) -> usize;
+    /// Drops all commands, and reports that the connection ended.
+    fn end(&mut self, closed: Closed);
+}
+
+/// What both sides know of a connection, besides its commands.
+pub struct Link<E, O> {
+    pub(crate) incoming: PduRules,
+    pub(crate) outgoing: PduRules,
+    pub(crate) negotiated: Option<Negotiated>,
+    pub(crate) closed: Option<Closed>,
+    pub(crate) events: VecDeque<E>,
+    pub(crate) output: VecDeque<O>,
+    /// The request that follows the output, once the peer has violated the protocol.
+    pub(crate) termination: Option<Box<[u8]>>,
+    /// Transfers in flight that are long enough to be received in place.
+    pub(crate) long_transfers: usize,
+    /// Bytes of command data that were output.
+    pub(crate) sent_bytes: u64,
+}
+
+impl<E, O> Link<E, O> {
+    pub(crate) fn new(incoming: Direction, outgoing: Direction) -> Link<E, O> {
+        Link {
+            incoming: PduRules::initial(incoming),
+            outgoing: PduRules::initial(outgoing),
+            negotiated: None,
+            closed: None,
+            events: VecDeque::new(),
+            output: VecDeque::new(),
+            termination: None,
+            long_transfers: 0,
+            sent_bytes: 0,
+        }
+    }
+
+    /// Has PDUs of both directions follow what was negotiated from now on.
+    pub(crate) fn establish(&mut self, negotiated: Negotiated) {
+        self.incoming = negotiated.rules(self.incoming.direction);
+        self.outgoing = negotiated.rules(self.outgoing.direction);
+        self.negotiated = Some(negotiated);
+    }
 }
 
 /// What was received so far.
@@ -194,7 +248,7 @@ impl Receiver {
         }
         let (pool, len) = (&self.pool, self.staging_bytes);
         let mut staging = self.staging.take().unwrap_or_else(|| pool.take(len));
-        let short = side.awaits_long_payload() && len > SHORT_STAGING_BYTES;
+        let short = side.link().long_transfers > 0 && len > SHORT_STAGING_BYTES;
         let rest = staging.split_off(if short { SHORT_STAGING_BYTES } else { len });
         self.lent = LentBuffer::Staging { rest };
         Some(staging)
@@ -255,7 +309,7 @@ impl Receiver {
     }
 
     fn read_header<'b>(&mut self, bytes: &'b [u8], side: &mut impl Side) -> Result<&'b [u8], Closed> {
-        let rules = side.rules();
+        let rules = side.link().incoming;
         let need = self.kind.map_or(CommonHeader::BYTES, |kind| rules.header_with_digest(kind));
         let (now, later) = bytes.split_at(bytes.len().min(need - self.have));
         self.header[self.have..self.have + now.len()].copy_from_slice(now);

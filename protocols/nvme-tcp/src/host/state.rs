@@ -1,36 +1,22 @@
 //! State of a host's connection: its setup (NVMe/TCP 3.1), and commands from submission (3.3.1, 3.3.2) to completion
 //! (3.3.2.1, 3.6.2.7).
 
-use std::collections::VecDeque;
-
 use sealblock_protocols_nvme::{Command, Completion, DataPointer, StatusCode};
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::{Cid, Event, Host, HostData, ReadData, SubmitError};
+use super::events::{Cid, Event, HostData, ReadData, SubmitError};
 use crate::config::{HostConfig, Negotiated, whole_dwords};
-use crate::output::{Headers, Payload};
-use crate::pdu::{
-    self, CapsuleResp, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduRules, PduType, TermReq,
-};
-use crate::receive::{Fill, Side, Sink};
+use crate::output::{Gather, Payload};
+use crate::pdu::{self, CapsuleResp, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduType, TermReq};
+use crate::receive::{Fill, Link, Side, Sink};
 use crate::slab::Slab;
-use crate::target::Counters;
 use crate::violation::{Closed, Violation, clause};
 
-pub(super) struct HostState {
+pub struct HostState {
     pub(super) config: HostConfig,
-    pub(super) incoming: PduRules,
-    pub(super) outgoing: PduRules,
-    pub(super) negotiated: Option<Negotiated>,
-    pub(super) closed: Option<Closed>,
+    pub(super) link: Link<Event, Output>,
     pub(super) commands: Slab<CommandState>,
-    pub(super) events: VecDeque<Event>,
-    pub(super) output: VecDeque<Output>,
-    /// Reads in flight that are long enough to be received in place.
-    pub(super) long_transfers: usize,
-    pub(super) counters: Counters,
-    pub(super) headers: Headers,
 }
 
 /// A command in flight.
@@ -75,30 +61,20 @@ pub(super) struct ReadTransfer {
     pub(super) is_long: bool,
 }
 
-pub(super) enum Output {
+/// A PDU to be sent; commands by their tokens.
+pub enum Output {
     IcReq,
     Capsule(u32),
     Data(u32),
-    Terminate(Box<[u8]>),
 }
 
 impl HostState {
     pub(super) fn new(mut config: HostConfig) -> HostState {
         config.hpda = config.hpda.min(crate::pdu::MAX_ALIGNMENT_CODE);
         config.max_h2c_data_bytes = whole_dwords(config.max_h2c_data_bytes);
-        HostState {
-            incoming: PduRules::initial(Direction::ToHost),
-            outgoing: PduRules::initial(Direction::ToController),
-            negotiated: None,
-            closed: None,
-            commands: Slab::new(config.max_commands),
-            events: VecDeque::new(),
-            output: VecDeque::from([Output::IcReq]),
-            long_transfers: 0,
-            counters: Counters::default(),
-            headers: Headers::default(),
-            config,
-        }
+        let mut link = Link::new(Direction::ToHost, Direction::ToController);
+        link.output.push_back(Output::IcReq);
+        HostState { link, commands: Slab::new(config.max_commands), config }
     }
 
     /// The ICReq of this host.
@@ -107,44 +83,27 @@ impl HostState {
     }
 
     pub(super) fn requested_digests(&self) -> u8 {
-        let header = if self.config.header_digest { DIGEST_HEADER } else { 0 };
-        header | if self.config.data_digest { DIGEST_DATA } else { 0 }
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.closed.is_none()
-    }
-
-    /// Ends the connection. Reports a violation to the controller, with the offending header.
-    pub(super) fn fail(&mut self, closed: Closed, header: &[u8]) {
-        if !self.is_open() {
-            return;
-        }
-        self.closed = Some(closed);
-        self.output.clear();
-        self.commands.clear();
-        if let Closed::Violated(violation) = closed {
-            let request = TermReq::new(Direction::ToController, &violation, header.len());
-            self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
-        }
-        self.events.push_back(Event::Closed(closed));
+        pdu::digests(self.config.header_digest, self.config.data_digest)
     }
 }
 
 impl Side for HostState {
-    fn rules(&self) -> PduRules {
-        self.incoming
+    type Event = Event;
+    type Output = Output;
+
+    fn link(&self) -> &Link<Event, Output> {
+        &self.link
     }
 
-    fn awaits_long_payload(&self) -> bool {
-        self.long_transfers > 0
+    fn link_mut(&mut self) -> &mut Link<Event, Output> {
+        &mut self.link
     }
 
     fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed> {
         if kind == PduType::C2HTermReq {
-            return Err(crate::terminated(header));
+            return Err(TermReq::reason(header));
         }
-        let outcome = match (self.negotiated, kind) {
+        let outcome = match (self.link.negotiated, kind) {
             (None, _) => self.connect(kind, header),
             (Some(_), PduType::CapsuleResp) => self.response(header),
             (Some(_), PduType::C2HData) => self.c2h_data(header, frame, sink),
@@ -157,11 +116,28 @@ impl Side for HostState {
     fn payload(&mut self, sink: Sink) {
         self.read_data(sink);
     }
+
+    fn put(&mut self, output: Output, gather: &mut Gather<'_>) {
+        match output {
+            Output::IcReq => gather.header(&self.link.outgoing, PduType::IcReq, &self.request()),
+            Output::Capsule(token) => self.put_capsule(token, gather),
+            Output::Data(token) => self.put_data(token, gather),
+        }
+    }
+
+    fn commands_in_flight(&self) -> usize {
+        self.commands.len()
+    }
+
+    fn end(&mut self, closed: Closed) {
+        self.commands.clear();
+        self.link.events.push_back(Event::Closed(closed));
+    }
 }
 
 impl HostState {
     pub(super) fn connect(&mut self, kind: PduType, header: &[u8]) -> Result<(), Violation> {
-        let is_requested = !self.output.iter().any(|output| matches!(output, Output::IcReq));
+        let is_requested = !self.link.output.iter().any(|output| matches!(output, Output::IcReq));
         if kind != PduType::IcResp || !is_requested {
             return Err(Violation::sequence(clause::SETUP, "a PDU before the connection is set up"));
         }
@@ -175,39 +151,16 @@ impl HostState {
             max_h2c_data_bytes: response.maxh2cdata_bytes.get(),
             max_r2ts: self.config.max_r2ts.get(),
         };
-        for rules in [&mut self.incoming, &mut self.outgoing] {
-            rules.header_digest = negotiated.header_digest;
-            rules.data_digest = negotiated.data_digest;
-        }
-        self.incoming.alignment_bytes = negotiated.host_alignment_bytes;
-        self.outgoing.alignment_bytes = negotiated.controller_alignment_bytes;
         self.config.max_h2c_data_bytes = self.config.max_h2c_data_bytes.min(negotiated.max_h2c_data_bytes);
-        self.negotiated = Some(negotiated);
-        self.events.push_back(Event::Established(negotiated));
+        self.link.establish(negotiated);
+        self.link.events.push_back(Event::Established(negotiated));
         Ok(())
     }
 }
 
-impl Host {
-    /// Submits a command; its CID, PSDT and data pointer are set here. Without data the data pointer is left as a
-    /// transport descriptor of length 0, as Linux sends it.
-    ///
-    /// # Errors
-    /// See [`SubmitError`]; the data is dropped, so a caller that retries keeps a handle on it.
-    pub fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
-        self.state.submit(command, data)
-    }
-
-    /// True if one more command may be submitted now.
-    pub fn can_submit(&self) -> bool {
-        let max = usize::from(self.state.config.max_commands.get());
-        self.state.is_open() && self.state.negotiated.is_some() && self.state.commands.len() < max
-    }
-}
-
 impl HostState {
-    fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
-        if self.negotiated.is_none() || !self.is_open() {
+    pub(super) fn submit(&mut self, command: Command, data: HostData) -> Result<Cid, SubmitError> {
+        if self.link.negotiated.is_none() || self.link.closed.is_some() {
             return Err(SubmitError::NotEstablished);
         }
         let (pointer, data) = self.place(data)?;
@@ -220,8 +173,8 @@ impl HostState {
         if let Some(entry) = self.commands.get_mut(token) {
             entry.command = entry.command.with_cid(cid);
         }
-        self.long_transfers += usize::from(is_long);
-        self.output.push_back(Output::Capsule(token));
+        self.link.long_transfers += usize::from(is_long);
+        self.link.output.push_back(Output::Capsule(token));
         Ok(Cid(cid))
     }
 
@@ -245,7 +198,7 @@ impl HostState {
                 let length_bytes = length(buffer.len())?;
                 let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
                 let read = ReadTransfer {
-                    fill: Some(Fill::new(buffer, self.incoming.data_digest, layout)),
+                    fill: Some(Fill::new(buffer, self.link.incoming.data_digest, layout)),
                     len_bytes: length_bytes,
                     received: 0,
                     is_last: false,
@@ -277,7 +230,7 @@ impl HostState {
         let cid = entry.command.cid.get();
         let data = match entry.data {
             TransferData::Read(read) => {
-                self.long_transfers -= usize::from(read.is_long);
+                self.link.long_transfers -= usize::from(read.is_long);
                 read.fill.map(|fill| {
                     let damaged = fill.is_damaged();
                     let (buffer, crcs) = fill.finish();
@@ -290,6 +243,6 @@ impl HostState {
             let sqhd = completion.sqhd.get();
             completion = Completion::new(cid, StatusCode::TRANSIENT_TRANSPORT_ERROR.status(), 0).with_sqhd(sqhd);
         }
-        self.events.push_back(Event::Completed { cid: Cid(cid), completion, data });
+        self.link.events.push_back(Event::Completed { cid: Cid(cid), completion, data });
     }
 }

@@ -2,19 +2,18 @@
 //! CapsuleCmd, H2CData, H2CTermReq.
 
 use sealblock_protocols_nvme::{Completion, Status};
-use sealblock_runtime_memory::Slice;
 use zerocopy::FromBytes;
 
 use super::state::{HostState, Output, R2tRange, TransferData};
-use crate::output::{Gather, TransmitLimit};
-use crate::pdu::{C2HData, CCCID_AT, CapsuleCmd, Frame, H2CData, PduType, R2T};
+use crate::output::Gather;
+use crate::pdu::{CCCID_AT, CapsuleCmd, Frame, PduType, TransferPdu};
 use crate::receive::Sink;
 use crate::violation::{Violation, clause};
 
 impl HostState {
     pub(super) fn r2t(&mut self, header: &[u8]) -> Result<(), Violation> {
-        let pdu = R2T::ref_from_bytes(header).expect("the header of an R2T has its length");
-        pdu.check()?;
+        let pdu = TransferPdu::ref_from_bytes(header).expect("the header of an R2T has its length");
+        pdu.check(PduType::R2T, &Frame::default())?;
         let unknown = Violation::field(CCCID_AT, clause::R2T, "no command in flight has this CCCID");
         let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
         let entry = self.commands.get_mut(token).ok_or(unknown)?;
@@ -24,7 +23,7 @@ impl HostState {
         if !entry.is_sent {
             return Err(Violation::sequence(clause::H2C, "an R2T for a command that was not sent yet"));
         }
-        let (offset, len) = (pdu.r2to.get(), pdu.r2tl.get());
+        let (offset, len) = (pdu.offset.get(), pdu.length.get());
         let end = u64::from(offset) + u64::from(len);
         if end > write.payload.len_bytes() as u64 {
             return Err(Violation::out_of_range(clause::H2C, "an R2T that exceeds the Command Data Buffer"));
@@ -38,7 +37,7 @@ impl HostState {
         write.solicited = end as u32;
         write.r2t_ranges.push(R2tRange { ttag: pdu.ttag.get(), from: offset, to: end as u32 });
         if write.r2t_ranges.len() == 1 {
-            self.output.push_back(Output::Data(token));
+            self.link.output.push_back(Output::Data(token));
         }
         Ok(())
     }
@@ -46,8 +45,8 @@ impl HostState {
 
 impl HostState {
     pub(super) fn c2h_data(&mut self, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Violation> {
-        let pdu = C2HData::ref_from_bytes(header).expect("the header of a C2HData has its length");
-        pdu.check(frame)?;
+        let pdu = TransferPdu::ref_from_bytes(header).expect("the header of a C2HData has its length");
+        pdu.check(PduType::C2HData, frame)?;
         let unknown = Violation::field(CCCID_AT, clause::C2H, "no command in flight has this CCCID");
         let token = self.commands.by_tag(pdu.cccid.get()).ok_or(unknown)?;
         let entry = self.commands.get_mut(token).ok_or(unknown)?;
@@ -60,7 +59,7 @@ impl HostState {
         if read.is_last {
             return Err(Violation::sequence(clause::C2H, "data behind the last data of its command"));
         }
-        let (offset, len) = (pdu.datao.get(), pdu.datal.get());
+        let (offset, len) = (pdu.offset.get(), pdu.length.get());
         if u64::from(offset) + u64::from(len) > u64::from(read.len_bytes) {
             return Err(Violation::out_of_range(clause::C2H, "data outside the Command Data Buffer"));
         }
@@ -87,38 +86,15 @@ impl HostState {
 }
 
 impl HostState {
-    pub(super) fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
-        if self.output.is_empty() {
-            return 0;
-        }
-        let mut checksummed = 0;
-        let pool = self.config.pool.clone();
-        let mut headers = std::mem::take(&mut self.headers);
-        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut checksummed);
-        while gather.has_room() {
-            match self.output.pop_front() {
-                None => break,
-                Some(Output::IcReq) => gather.header(&self.outgoing, PduType::IcReq, &self.request()),
-                Some(Output::Capsule(token)) => self.put_capsule(token, &mut gather),
-                Some(Output::Data(token)) => self.put_data(token, &mut gather),
-                Some(Output::Terminate(request)) => gather.put(&request),
-            }
-        }
-        let bytes = gather.finish();
-        self.headers = headers;
-        self.counters.payload_bytes_sent_checksummed += checksummed;
-        bytes
-    }
-
-    fn put_capsule(&mut self, token: u32, gather: &mut Gather<'_>) {
+    pub(super) fn put_capsule(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(entry) = self.commands.get_mut(token) else { return };
         entry.is_sent = true;
-        let rules = &self.outgoing;
+        let rules = &self.link.outgoing;
         if let TransferData::InCapsule(payload) = &mut entry.data {
             let len = payload.len_bytes();
             let header = CapsuleCmd::new(rules, entry.command, len as u32);
             gather.with_data(rules, PduType::CapsuleCmd, &header, (payload, 0, len));
-            self.counters.payload_bytes_sent += len as u64;
+            self.link.sent_bytes += len as u64;
         } else {
             gather.header(rules, PduType::CapsuleCmd, &CapsuleCmd::new(rules, entry.command, 0));
         }
@@ -126,7 +102,7 @@ impl HostState {
 
     /// Outputs the next H2CData of a command; the rest queues after the output of other commands. Nothing if the command
     /// has completed in the meantime.
-    fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
+    pub(super) fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(entry) = self.commands.get_mut(token) else { return };
         let TransferData::Write(write) = &mut entry.data else { return };
         let Some(range) = write.r2t_ranges.first_mut() else { return };
@@ -134,15 +110,15 @@ impl HostState {
         let len = write.payload.cut_bytes(from, left, self.config.max_h2c_data_bytes as usize);
         let is_last = len == left;
         let cid = entry.command.cid.get();
-        let header = H2CData::new(&self.outgoing, is_last, cid, range.ttag, range.from, len as u32);
-        gather.with_data(&self.outgoing, PduType::H2CData, &header, (&mut write.payload, from, from + len));
+        let header = TransferPdu::h2c_data(&self.link.outgoing, is_last, cid, range.ttag, range.from, len as u32);
+        gather.with_data(&self.link.outgoing, PduType::H2CData, &header, (&mut write.payload, from, from + len));
         range.from += len as u32;
         if is_last {
             write.r2t_ranges.remove(0);
         }
         if !write.r2t_ranges.is_empty() {
-            self.output.push_back(Output::Data(token));
+            self.link.output.push_back(Output::Data(token));
         }
-        self.counters.payload_bytes_sent += len as u64;
+        self.link.sent_bytes += len as u64;
     }
 }

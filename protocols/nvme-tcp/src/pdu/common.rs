@@ -1,10 +1,14 @@
 //! The common header, and the positions of digests, padding and data of a PDU.
 
 use zerocopy::little_endian::U32;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
 
-use super::DIGEST_BYTES;
 use crate::violation::{Violation, clause};
+
+/// Bytes of a header or data digest.
+pub const DIGEST_BYTES: usize = 4;
+/// The longest header, that of ICReq and ICResp.
+pub const MAX_HEADER_BYTES: usize = 128;
 
 /// Bits of the field FLAGS.
 pub mod flags {
@@ -28,7 +32,7 @@ pub enum Direction {
 }
 
 /// PDU type, the combined opcode of the table of PDU types (NVMe/TCP 3.3).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, TryFromBytes)]
 #[repr(u8)]
 pub enum PduType {
     /// Initialize Connection Request.
@@ -53,19 +57,8 @@ pub enum PduType {
 
 impl PduType {
     /// The type with this opcode, if there is one.
-    pub const fn from_opcode(opcode: u8) -> Option<PduType> {
-        Some(match opcode {
-            0x00 => PduType::IcReq,
-            0x01 => PduType::IcResp,
-            0x02 => PduType::H2CTermReq,
-            0x03 => PduType::C2HTermReq,
-            0x04 => PduType::CapsuleCmd,
-            0x05 => PduType::CapsuleResp,
-            0x06 => PduType::H2CData,
-            0x07 => PduType::C2HData,
-            0x09 => PduType::R2T,
-            _ => return None,
-        })
+    pub fn from_opcode(opcode: u8) -> Option<PduType> {
+        PduType::try_read_from_bytes(&[opcode]).ok()
     }
 
     /// Which way it goes: bit 0 of the opcode.

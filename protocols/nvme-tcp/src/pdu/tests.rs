@@ -80,18 +80,18 @@ fn data_and_r2t() {
     // 24 bytes of header, 4 of digest, 36 of padding to 64; 4096 of data and 4 of digest.
     let bytes = hex("06 07 18 40 44 10 00 00  02 01 04 03 00 20 00 00 00 10 00 00 *", 24);
     let expected = Frame { pad_bytes: 36, data_bytes: 4096, data_digest: true };
-    let pdu = H2CData::new(&TO_CONTROLLER, true, 0x0102, 0x0304, 0x2000, 0x1000);
-    assert_eq!(pdu.check(&expected), Ok(()));
+    let pdu = TransferPdu::h2c_data(&TO_CONTROLLER, true, 0x0102, 0x0304, 0x2000, 0x1000);
+    assert_eq!(pdu.check(PduType::H2CData, &expected), Ok(()));
     holds(pdu, bytes, &TO_CONTROLLER, expected);
     // 24 bytes of header, 4 of digest, 4 of padding to 32.
     let bytes = hex("07 0f 18 20 24 10 00 00  02 01 00 00 00 20 00 00 00 10 00 00 *", 24);
     let expected = Frame { pad_bytes: 4, data_bytes: 4096, data_digest: true };
-    let pdu = C2HData::new(&TO_HOST, flags::LAST | flags::SUCCESS, 0x0102, 0x2000, 0x1000);
-    assert_eq!(pdu.check(&expected), Ok(()));
+    let pdu = TransferPdu::c2h_data(&TO_HOST, flags::LAST | flags::SUCCESS, 0x0102, 0x2000, 0x1000);
+    assert_eq!(pdu.check(PduType::C2HData, &expected), Ok(()));
     holds(pdu, bytes, &TO_HOST, expected);
     let bytes = hex("09 01 18 00 1c 00 00 00  02 01 04 03 00 20 00 00 00 10 00 00 *", 24);
-    let pdu = R2T::new(&TO_HOST, 0x0102, 0x0304, 0x2000, 0x1000);
-    assert_eq!(pdu.check(), Ok(()));
+    let pdu = TransferPdu::r2t(&TO_HOST, 0x0102, 0x0304, 0x2000, 0x1000);
+    assert_eq!(pdu.check(PduType::R2T, &Frame::default()), Ok(()));
     holds(pdu, bytes, &TO_HOST, Frame::default());
 }
 

@@ -4,129 +4,56 @@ use sealblock_protocols_nvme::{Command, Completion};
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{CommonHeader, Direction, Frame, PduRules, PduType, flags};
-use crate::violation::{Violation, clause};
+use super::common::{CommonHeader, Direction, Frame, PduRules, PduType, flags};
+use crate::violation::{Closed, Violation, clause};
 
-macro_rules! transfer_header {
-    (
-        $(#[$doc:meta])* $name:ident, $tag:ident, $tag_doc:literal,
-        $offset:ident, $offset_doc:literal, $length:ident, $length_doc:literal
-    ) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
-        #[repr(C)]
-        pub struct $name {
-            /// The common header.
-            pub common: CommonHeader,
-            /// Bytes 9:8: CCCID, identifier of the command.
-            pub cccid: U16,
-            #[doc = $tag_doc]
-            pub $tag: U16,
-            #[doc = $offset_doc]
-            pub $offset: U32,
-            #[doc = $length_doc]
-            pub $length: U32,
-            /// Bytes 23:20: reserved.
-            pub reserved: U32,
-        }
-    };
+/// The header of Host to Controller Data, Controller to Host Data, and Ready to Transfer (NVMe/TCP 3.6.2.8 to 3.6.2.10).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TransferPdu {
+    /// The common header.
+    pub common: CommonHeader,
+    /// Bytes 9:8: CCCID, identifier of the command.
+    pub cccid: U16,
+    /// Bytes 11:10: TTAG, the tag of an R2T, which the H2CData PDUs repeat; reserved in C2HData.
+    pub ttag: U16,
+    /// Bytes 15:12: DATAO or R2TO, offset in the Command Data Buffer, in bytes.
+    pub offset: U32,
+    /// Bytes 19:16: DATAL or R2TL, bytes of data that follow or are requested.
+    pub length: U32,
+    /// Bytes 23:20: reserved.
+    pub reserved: U32,
 }
-
-transfer_header!(
-    /// Host to Controller Data (NVMe/TCP 3.6.2.8).
-    H2CData,
-    ttag,
-    "Bytes 11:10: TTAG, the tag of the R2T.",
-    datao,
-    "Bytes 15:12: DATAO, offset in the Command Data Buffer, in bytes.",
-    datal,
-    "Bytes 19:16: DATAL, bytes of data."
-);
-transfer_header!(
-    /// Controller to Host Data (NVMe/TCP 3.6.2.9).
-    C2HData,
-    reserved_tag,
-    "Bytes 11:10: reserved.",
-    datao,
-    "Bytes 15:12: DATAO, offset in the Command Data Buffer, in bytes.",
-    datal,
-    "Bytes 19:16: DATAL, bytes of data."
-);
-transfer_header!(
-    /// Ready to Transfer (NVMe/TCP 3.6.2.10).
-    R2T,
-    ttag,
-    "Bytes 11:10: TTAG, a tag that the H2CData PDUs repeat.",
-    r2to,
-    "Bytes 15:12: R2TO, offset in the Command Data Buffer, in bytes.",
-    r2tl,
-    "Bytes 19:16: R2TL, requested bytes."
-);
 
 /// Offset of CCCID from the start of the PDU, in bytes.
 pub(crate) const CCCID_AT: u32 = 8;
 /// Offset of TTAG.
 pub(crate) const TTAG_AT: u32 = 10;
 /// Offset of DATAO and R2TO.
-pub(crate) const OFFSET_AT: u32 = 12;
+const OFFSET_AT: u32 = 12;
 /// Offset of DATAL and R2TL.
-pub(crate) const LENGTH_AT: u32 = 16;
+const LENGTH_AT: u32 = 16;
 
-/// Checks that a range is whole dwords and not empty.
-fn check_range(offset: u32, length: u32, clause: &'static str) -> Result<(), Violation> {
-    if !offset.is_multiple_of(4) {
-        return Err(Violation::field(OFFSET_AT, clause, "the data offset is not a number of dwords"));
+impl TransferPdu {
+    fn new(common: CommonHeader, cccid: u16, ttag: u16, offset: u32, length: u32) -> TransferPdu {
+        let (cccid, ttag) = (U16::new(cccid), U16::new(ttag));
+        TransferPdu { common, cccid, ttag, offset: U32::new(offset), length: U32::new(length), reserved: U32::ZERO }
     }
-    if length == 0 || !length.is_multiple_of(4) {
-        return Err(Violation::field(LENGTH_AT, clause, "the data length is not a positive number of dwords"));
-    }
-    Ok(())
-}
 
-fn check_length(length: u32, frame: &Frame, clause: &'static str) -> Result<(), Violation> {
-    if length != frame.data_bytes {
-        return Err(Violation::field(4, clause, "PLEN does not fit PDO and DATAL"));
-    }
-    Ok(())
-}
-
-impl H2CData {
-    /// A header for `datal` bytes of data at `datao`.
-    pub fn new(rules: &PduRules, last: bool, cccid: u16, ttag: u16, datao: u32, datal: u32) -> H2CData {
+    /// H2CData: `datal` bytes of data at `datao`.
+    pub fn h2c_data(rules: &PduRules, last: bool, cccid: u16, ttag: u16, datao: u32, datal: u32) -> TransferPdu {
         let more_flags = if last { flags::LAST } else { 0 };
-        H2CData {
-            common: CommonHeader::new(PduType::H2CData, rules, more_flags, datal),
-            cccid: U16::new(cccid),
-            ttag: U16::new(ttag),
-            datao: U32::new(datao),
-            datal: U32::new(datal),
-            reserved: U32::ZERO,
-        }
+        TransferPdu::new(CommonHeader::new(PduType::H2CData, rules, more_flags, datal), cccid, ttag, datao, datal)
     }
 
-    /// Whether LAST_PDU is set.
-    pub fn is_last(&self) -> bool {
-        self.common.flags & flags::LAST != 0
+    /// C2HData: `datal` bytes of data at `datao`; `more_flags` of [`flags::LAST`] and [`flags::SUCCESS`].
+    pub fn c2h_data(rules: &PduRules, more_flags: u8, cccid: u16, datao: u32, datal: u32) -> TransferPdu {
+        TransferPdu::new(CommonHeader::new(PduType::C2HData, rules, more_flags, datal), cccid, 0, datao, datal)
     }
 
-    /// Checks the fields of this PDU alone.
-    pub fn check(&self, frame: &Frame) -> Result<(), Violation> {
-        check_length(self.datal.get(), frame, clause::H2C_DATA)?;
-        check_range(self.datao.get(), self.datal.get(), clause::H2C_DATA)
-    }
-}
-
-impl C2HData {
-    /// A header for `datal` bytes of data at `datao`; `more_flags` of [`flags::LAST`] and [`flags::SUCCESS`].
-    pub fn new(rules: &PduRules, more_flags: u8, cccid: u16, datao: u32, datal: u32) -> C2HData {
-        C2HData {
-            common: CommonHeader::new(PduType::C2HData, rules, more_flags, datal),
-            cccid: U16::new(cccid),
-            reserved_tag: U16::ZERO,
-            datao: U32::new(datao),
-            datal: U32::new(datal),
-            reserved: U32::ZERO,
-        }
+    /// R2T: a request for `r2tl` bytes at `r2to`.
+    pub fn r2t(rules: &PduRules, cccid: u16, ttag: u16, r2to: u32, r2tl: u32) -> TransferPdu {
+        TransferPdu::new(CommonHeader::new(PduType::R2T, rules, 0, 0), cccid, ttag, r2to, r2tl)
     }
 
     /// Whether LAST_PDU is set.
@@ -139,32 +66,26 @@ impl C2HData {
         self.common.flags & flags::SUCCESS != 0
     }
 
-    /// Checks the fields of this PDU alone.
-    pub fn check(&self, frame: &Frame) -> Result<(), Violation> {
-        if self.is_success() && !self.is_last() {
+    /// Checks the fields of a PDU of this type alone.
+    pub fn check(&self, kind: PduType, frame: &Frame) -> Result<(), Violation> {
+        let clause = match kind {
+            PduType::H2CData => clause::H2C_DATA,
+            PduType::C2HData => clause::C2H_DATA,
+            _ => clause::R2T,
+        };
+        if kind == PduType::C2HData && self.is_success() && !self.is_last() {
             return Err(Violation::field(1, clause::C2H, "SUCCESS without LAST_PDU"));
         }
-        check_length(self.datal.get(), frame, clause::C2H_DATA)?;
-        check_range(self.datao.get(), self.datal.get(), clause::C2H_DATA)
-    }
-}
-
-impl R2T {
-    /// A request for `r2tl` bytes at `r2to`.
-    pub fn new(rules: &PduRules, cccid: u16, ttag: u16, r2to: u32, r2tl: u32) -> R2T {
-        R2T {
-            common: CommonHeader::new(PduType::R2T, rules, 0, 0),
-            cccid: U16::new(cccid),
-            ttag: U16::new(ttag),
-            r2to: U32::new(r2to),
-            r2tl: U32::new(r2tl),
-            reserved: U32::ZERO,
+        if kind != PduType::R2T && self.length.get() != frame.data_bytes {
+            return Err(Violation::field(4, clause, "PLEN does not fit PDO and DATAL"));
         }
-    }
-
-    /// Checks the fields of this PDU alone.
-    pub fn check(&self) -> Result<(), Violation> {
-        check_range(self.r2to.get(), self.r2tl.get(), clause::R2T)
+        if !self.offset.get().is_multiple_of(4) {
+            return Err(Violation::field(OFFSET_AT, clause, "the data offset is not a number of dwords"));
+        }
+        if self.length.get() == 0 || !self.length.get().is_multiple_of(4) {
+            return Err(Violation::field(LENGTH_AT, clause, "the data length is not a positive number of dwords"));
+        }
+        Ok(())
     }
 }
 
@@ -212,6 +133,12 @@ impl CapsuleResp {
 pub const DIGEST_HEADER: u8 = 1 << 0;
 /// DDGST_ENABLE of the field DGST.
 pub const DIGEST_DATA: u8 = 1 << 1;
+/// The field DGST for these digests.
+pub(crate) const fn digests(header: bool, data: bool) -> u8 {
+    let header = if header { DIGEST_HEADER } else { 0 };
+    header | if data { DIGEST_DATA } else { 0 }
+}
+
 /// The largest legal HPDA and CPDA: alignment to 128 bytes.
 pub const MAX_ALIGNMENT_CODE: u8 = 31;
 /// What MAXH2CDATA should at least be, in bytes; less is refused as unsupported.
@@ -339,8 +266,13 @@ impl TermReq {
         TermReq { common, fes, fei, reserved: [0; 10] }
     }
 
-    /// True if the length is one that a receiver may read (NVMe/TCP 3.5).
-    pub fn is_well_formed(&self) -> bool {
-        (24..=MAX_TERM_PLEN_BYTES).contains(&self.common.plen.get())
+    /// The reason that a peer's request gives. Its data, the offending header, is not waited for.
+    pub(crate) fn reason(header: &[u8]) -> Closed {
+        let request = TermReq::ref_from_bytes(header).expect("the header of a termination request has its length");
+        // Other lengths are not to be read (NVMe/TCP 3.5).
+        match (24..=MAX_TERM_PLEN_BYTES).contains(&request.common.plen.get()) {
+            true => Closed::Terminated { fes: request.fes.get(), fei: request.fei.get() },
+            false => Closed::MalformedTermination,
+        }
     }
 }

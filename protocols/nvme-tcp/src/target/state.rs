@@ -1,43 +1,30 @@
 //! State of a target's connection: its setup (NVMe/TCP 3.1), and commands that arrive, with or without data in their
 //! capsule (3.3.1, 3.6.2.6).
 
-use std::collections::VecDeque;
-
 use sealblock_protocols_nvme::{Command, Completion, DataPointer};
 use smallvec::SmallVec;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
-use super::{CommandData, Counters, DataError, Event, Received, Token};
+use super::events::{CommandData, DataError, Event, Received, Token};
 use crate::config::{Negotiated, TargetConfig, whole_dwords};
-use crate::output::{Headers, Payload};
-use crate::pdu::{
-    self, CapsuleCmd, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduRules, PduType, TermReq,
-};
-use crate::receive::{Fill, Side, Sink};
+use crate::output::{Gather, Payload};
+use crate::pdu::{self, CapsuleCmd, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduType, TermReq};
+use crate::receive::{Fill, Link, Side, Sink};
 use crate::slab::{Slab, TagSet};
 use crate::violation::{Closed, Violation, clause};
 
-pub(super) struct TargetState {
+pub struct TargetState {
     pub(super) config: TargetConfig,
-    pub(super) incoming: PduRules,
-    pub(super) outgoing: PduRules,
-    pub(super) negotiated: Option<Negotiated>,
-    pub(super) closed: Option<Closed>,
+    pub(super) link: Link<Event, Output>,
     pub(super) success_flag: bool,
     pub(super) commands: Slab<CommandState>,
     /// By the index of their command.
     pub(super) transfers: Vec<Transfer>,
     /// Command identifiers of the commands in flight.
     pub(super) cids: TagSet,
-    pub(super) events: VecDeque<Event>,
-    pub(super) output: VecDeque<Output>,
     pub(super) bytes_in_flight: usize,
     /// Of those, bytes in capsules.
     pub(super) capsule_bytes: usize,
-    /// Transfers in flight that are long enough to be received in place.
-    pub(super) long_transfers: usize,
-    pub(super) counters: Counters,
-    pub(super) headers: Headers,
 }
 
 /// A command in flight. Kept small, because it is written and dropped for each command; see [`Transfer`].
@@ -87,12 +74,12 @@ pub(super) struct OutgoingData {
     pub(super) sent: usize,
 }
 
-pub(super) enum Output {
+/// A PDU to be sent; of commands, by their tokens.
+pub enum Output {
     IcResp(Box<IcResp>),
     R2t(u32),
     Data(u32),
     Response(u32),
-    Terminate(Box<[u8]>),
 }
 
 impl TargetState {
@@ -102,45 +89,15 @@ impl TargetState {
         config.max_r2t_bytes = whole_dwords(config.max_r2t_bytes);
         config.max_c2h_data_bytes = whole_dwords(config.max_c2h_data_bytes);
         TargetState {
-            incoming: PduRules::initial(Direction::ToController),
-            outgoing: PduRules::initial(Direction::ToHost),
-            negotiated: None,
-            closed: None,
+            link: Link::new(Direction::ToController, Direction::ToHost),
             success_flag: false,
             commands: Slab::new(config.max_commands),
             transfers: Vec::new(),
             cids: TagSet::default(),
-            events: VecDeque::new(),
-            output: VecDeque::new(),
             bytes_in_flight: 0,
             capsule_bytes: 0,
-            long_transfers: 0,
-            counters: Counters::default(),
-            headers: Headers::default(),
             config,
         }
-    }
-
-    pub(super) fn is_open(&self) -> bool {
-        self.closed.is_none()
-    }
-
-    /// Ends the connection. Reports a violation to the host, with the offending header.
-    pub(super) fn fail(&mut self, closed: Closed, header: &[u8]) {
-        if !self.is_open() {
-            return;
-        }
-        self.closed = Some(closed);
-        self.output.clear();
-        self.commands.clear();
-        self.transfers.clear();
-        self.cids = TagSet::default();
-        (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
-        if let Closed::Violated(violation) = closed {
-            let request = TermReq::new(Direction::ToHost, &violation, header.len());
-            self.output.push_back(Output::Terminate([request.as_bytes(), header].concat().into()));
-        }
-        self.events.push_back(Event::Closed(closed));
     }
 
     /// Removes a command whose response was output.
@@ -162,26 +119,26 @@ impl TargetState {
 }
 
 impl Side for TargetState {
-    fn rules(&self) -> PduRules {
-        self.incoming
+    type Event = Event;
+    type Output = Output;
+
+    fn link(&self) -> &Link<Event, Output> {
+        &self.link
     }
 
-    fn awaits_long_payload(&self) -> bool {
-        self.long_transfers > 0
+    fn link_mut(&mut self) -> &mut Link<Event, Output> {
+        &mut self.link
     }
 
     fn header(&mut self, kind: PduType, header: &[u8], frame: &Frame, sink: &mut Sink) -> Result<(), Closed> {
         if kind == PduType::H2CTermReq {
-            return Err(crate::terminated(header));
+            return Err(TermReq::reason(header));
         }
-        let outcome = match (self.negotiated, kind) {
+        let outcome = match (self.link.negotiated, kind) {
             (None, _) => self.connect(kind, header),
             (Some(_), PduType::CapsuleCmd) => self.capsule(header, frame, sink),
             (Some(negotiated), PduType::H2CData) => self.h2c_data(header, frame, &negotiated, sink),
-            (Some(_), _) => Err(crate::violation::Violation::sequence(
-                crate::violation::clause::SETUP,
-                "a second request to set the connection up",
-            )),
+            (Some(_), _) => Err(Violation::sequence(clause::SETUP, "a second request to set the connection up")),
         };
         outcome.map_err(Closed::Violated)
     }
@@ -199,6 +156,27 @@ impl Side for TargetState {
             CommandStage::Received { .. } | CommandStage::Completed => {}
         }
     }
+
+    fn put(&mut self, output: Output, gather: &mut Gather<'_>) {
+        match output {
+            Output::IcResp(response) => gather.header(&self.link.outgoing, PduType::IcResp, &*response),
+            Output::R2t(token) => self.put_r2t(token, gather),
+            Output::Data(token) => self.put_data(token, gather),
+            Output::Response(token) => self.put_response(token, gather),
+        }
+    }
+
+    fn commands_in_flight(&self) -> usize {
+        self.commands.len()
+    }
+
+    fn end(&mut self, closed: Closed) {
+        self.commands.clear();
+        self.transfers.clear();
+        self.cids = TagSet::default();
+        (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
+        self.link.events.push_back(Event::Closed(closed));
+    }
 }
 
 impl TargetState {
@@ -209,9 +187,7 @@ impl TargetState {
         let request = IcReq::ref_from_bytes(header).expect("the header of an ICReq has its length");
         request.check()?;
         let config = &self.config;
-        let allowed =
-            if config.header_digest { DIGEST_HEADER } else { 0 } | if config.data_digest { DIGEST_DATA } else { 0 };
-        let digests = request.digests & allowed;
+        let digests = request.digests & pdu::digests(config.header_digest, config.data_digest);
         let negotiated = Negotiated {
             header_digest: digests & DIGEST_HEADER != 0,
             data_digest: digests & DIGEST_DATA != 0,
@@ -221,15 +197,9 @@ impl TargetState {
             max_r2ts: request.maxr2t.get().saturating_add(1).min(config.max_r2ts.get()),
         };
         let response = IcResp::new(config.cpda, digests, config.max_h2c_data_bytes);
-        for rules in [&mut self.incoming, &mut self.outgoing] {
-            rules.header_digest = negotiated.header_digest;
-            rules.data_digest = negotiated.data_digest;
-        }
-        self.incoming.alignment_bytes = negotiated.controller_alignment_bytes;
-        self.outgoing.alignment_bytes = negotiated.host_alignment_bytes;
-        self.negotiated = Some(negotiated);
-        self.output.push_back(Output::IcResp(Box::new(response)));
-        self.events.push_back(Event::Established(negotiated));
+        self.link.establish(negotiated);
+        self.link.output.push_back(Output::IcResp(Box::new(response)));
+        self.link.events.push_back(Event::Established(negotiated));
         Ok(())
     }
 }
@@ -317,7 +287,7 @@ impl TargetState {
                 if let CommandData::Transport { len_bytes } = data {
                     entry.len_bytes = len_bytes;
                 }
-                self.events.push_back(Event::Command { token: Token(token), command, data });
+                self.link.events.push_back(Event::Command { token: Token(token), command, data });
             }
         }
     }
@@ -332,6 +302,6 @@ impl TargetState {
             let (buffer, crcs) = fill.finish();
             CommandData::InCapsule(Received { buffer, crcs })
         };
-        self.events.push_back(Event::Command { token: Token(sink.token), command, data });
+        self.link.events.push_back(Event::Command { token: Token(sink.token), command, data });
     }
 }

@@ -6,16 +6,17 @@
 //! in order.
 
 use sealblock_protocols_nvme::Completion;
-use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_memory::Buffer;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::U16;
 
+use super::Target;
+use super::events::{CallError, DataError, Event, Received, Token};
 use super::state::{CommandStage, OutgoingData, Output, TargetState, Transfer};
-use super::{CallError, DataError, Event, Received, Target, Token};
 use crate::config::Negotiated;
 use crate::crcs::BlockLayout;
-use crate::output::{Gather, Payload, TransmitLimit};
-use crate::pdu::{C2HData, CCCID_AT, CapsuleResp, Frame, H2CData, PduType, R2T, TTAG_AT, flags};
+use crate::output::{Gather, Payload};
+use crate::pdu::{CCCID_AT, CapsuleResp, Frame, PduType, TTAG_AT, TransferPdu, flags};
 use crate::receive::{Fill, Sink};
 use crate::violation::{Violation, clause};
 
@@ -27,8 +28,8 @@ impl TargetState {
         negotiated: &Negotiated,
         sink: &mut Sink,
     ) -> Result<(), Violation> {
-        let pdu = H2CData::ref_from_bytes(header).expect("the header of an H2CData has its length");
-        pdu.check(frame)?;
+        let pdu = TransferPdu::ref_from_bytes(header).expect("the header of an H2CData has its length");
+        pdu.check(PduType::H2CData, frame)?;
         let unknown = Violation::field(TTAG_AT, clause::H2C, "no R2T has this TTAG");
         let token = self.commands.by_tag(pdu.ttag.get()).ok_or(unknown)?;
         let range_bytes = self.config.max_r2t_bytes;
@@ -42,7 +43,7 @@ impl TargetState {
         if transfer.received == transfer.solicited {
             return Err(Violation::sequence(clause::H2C, "data that no R2T asks for"));
         }
-        let (offset, len) = (pdu.datao.get(), pdu.datal.get());
+        let (offset, len) = (pdu.offset.get(), pdu.length.get());
         if len > negotiated.max_h2c_data_bytes {
             return Err(Violation::limit(clause::H2C, "more data in a PDU than MAXH2CDATA"));
         }
@@ -65,7 +66,7 @@ impl TargetState {
 
     /// Queues as many R2Ts as may be outstanding.
     pub(super) fn queue_r2ts(&mut self, token: u32) {
-        let max = self.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
+        let max = self.link.negotiated.map_or(1, |negotiated| negotiated.max_r2ts);
         let range_bytes = self.config.max_r2t_bytes;
         let Some((entry, transfer)) = self.transfer(token) else { return };
         // A range of which a part has arrived is still outstanding, so count from its start.
@@ -75,7 +76,7 @@ impl TargetState {
             transfer.queued = transfer.queued.saturating_add(range_bytes).min(entry.len_bytes);
             new_r2ts += 1;
         }
-        self.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(new_r2ts));
+        self.link.output.extend(std::iter::repeat_with(|| Output::R2t(token)).take(new_r2ts));
     }
 
     /// Handles the end of a PDU's data.
@@ -87,14 +88,14 @@ impl TargetState {
             self.queue_r2ts(token);
         } else if let Some(fill) = transfer.fill.take() {
             entry.stage = CommandStage::Received { fetched: true };
-            self.long_transfers -= usize::from(transfer.is_long);
+            self.link.long_transfers -= usize::from(transfer.is_long);
             let data = if fill.is_damaged() {
                 Err(DataError::Digest)
             } else {
                 let (buffer, crcs) = fill.finish();
                 Ok(Received { buffer, crcs })
             };
-            self.events.push_back(Event::DataReady { token: Token(token), data });
+            self.link.events.push_back(Event::DataReady { token: Token(token), data });
         }
     }
 
@@ -105,8 +106,8 @@ impl TargetState {
         if transfer.received == transfer.solicited && transfer.fill.is_some() {
             entry.stage = CommandStage::Completed;
             transfer.fill = None;
-            self.long_transfers -= usize::from(transfer.is_long);
-            self.output.push_back(Output::Response(token));
+            self.link.long_transfers -= usize::from(transfer.is_long);
+            self.link.output.push_back(Output::Response(token));
         }
     }
 }
@@ -189,8 +190,8 @@ impl TargetState {
         let is_long = buffer.len() >= self.config.direct_bytes.saturating_mul(2);
         entry.held_bytes = buffer.len();
         self.bytes_in_flight += buffer.len();
-        self.long_transfers += usize::from(is_long);
-        let fill = Some(Fill::new(buffer, self.incoming.data_digest, layout));
+        self.link.long_transfers += usize::from(is_long);
+        let fill = Some(Fill::new(buffer, self.link.incoming.data_digest, layout));
         entry.stage = CommandStage::Fetching;
         self.transfers[place] = Transfer { fill, received: 0, solicited: 0, queued: 0, is_long };
         self.queue_r2ts(token);
@@ -209,7 +210,7 @@ impl TargetState {
             entry.queued_bytes += len_bytes as u32;
             entry.sends.push(OutgoingData { payload, sent: 0 });
             if entry.sends.len() == 1 {
-                self.output.push_back(Output::Data(token));
+                self.link.output.push_back(Output::Data(token));
             }
         }
         match completion {
@@ -232,7 +233,7 @@ impl TargetState {
             entry.stage = CommandStage::Completed;
             // The response follows the data that is still to be sent, or its SUCCESS flag replaces the response.
             if entry.sends.is_empty() {
-                self.output.push_back(Output::Response(token));
+                self.link.output.push_back(Output::Response(token));
             }
         }
         Ok(())
@@ -240,32 +241,8 @@ impl TargetState {
 }
 
 impl TargetState {
-    pub(super) fn transmit(&mut self, out: &mut Vec<Slice>, limit: TransmitLimit) -> usize {
-        if self.output.is_empty() {
-            return 0;
-        }
-        let mut checksummed = 0;
-        let pool = self.config.pool.clone();
-        let mut headers = std::mem::take(&mut self.headers);
-        let mut gather = Gather::new(out, (&pool, &mut headers), limit, &mut checksummed);
-        while gather.has_room() {
-            match self.output.pop_front() {
-                None => break,
-                Some(Output::IcResp(response)) => gather.header(&self.outgoing, PduType::IcResp, &*response),
-                Some(Output::R2t(token)) => self.put_r2t(token, &mut gather),
-                Some(Output::Data(token)) => self.put_data(token, &mut gather),
-                Some(Output::Response(token)) => self.put_response(token, &mut gather),
-                Some(Output::Terminate(request)) => gather.put(&request),
-            }
-        }
-        let bytes = gather.finish();
-        self.headers = headers;
-        self.counters.payload_bytes_sent_checksummed += checksummed;
-        bytes
-    }
-
     /// Outputs the R2T for the next range; nothing if the command completed in the meantime.
-    fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
+    pub(super) fn put_r2t(&mut self, token: u32, gather: &mut Gather<'_>) {
         let tag = self.commands.tag(token);
         let max_bytes = self.config.max_r2t_bytes;
         let Some((entry, transfer)) = self.transfer(token) else { return };
@@ -276,12 +253,12 @@ impl TargetState {
         let len = max_bytes.min(entry.len_bytes - offset);
         transfer.solicited += len;
         let cid = entry.cid;
-        let request = R2T::new(&self.outgoing, cid, tag, offset, len);
-        gather.header(&self.outgoing, PduType::R2T, &request);
+        let request = TransferPdu::r2t(&self.link.outgoing, cid, tag, offset, len);
+        gather.header(&self.link.outgoing, PduType::R2T, &request);
     }
 
     /// Outputs the next C2HData of a command; the rest queues after the output of other commands.
-    fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
+    pub(super) fn put_data(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(entry) = self.commands.get_mut(token) else { return };
         let is_only = entry.sends.len() == 1;
         let Some(send) = entry.sends.first_mut() else { return };
@@ -294,12 +271,12 @@ impl TargetState {
         let is_success = is_last && self.success_flag && entry.completion.as_ref().is_some_and(plain);
         let more_flags = if is_last { flags::LAST } else { 0 } | if is_success { flags::SUCCESS } else { 0 };
         let cid = entry.cid;
-        let header = C2HData::new(&self.outgoing, more_flags, cid, entry.sent_bytes, len as u32);
+        let header = TransferPdu::c2h_data(&self.link.outgoing, more_flags, cid, entry.sent_bytes, len as u32);
         let range = (&mut send.payload, send.sent, send.sent + len);
-        gather.with_data(&self.outgoing, PduType::C2HData, &header, range);
+        gather.with_data(&self.link.outgoing, PduType::C2HData, &header, range);
         send.sent += len;
         entry.sent_bytes += len as u32;
-        self.counters.payload_bytes_sent += len as u64;
+        self.link.sent_bytes += len as u64;
         match (len == left, is_only) {
             (false, _) => {}
             (true, true) => entry.sends.clear(),
@@ -307,17 +284,17 @@ impl TargetState {
         }
         let is_completed = entry.completion.is_some();
         match (is_end, is_success, is_completed) {
-            (false, ..) => self.output.push_back(Output::Data(token)),
+            (false, ..) => self.link.output.push_back(Output::Data(token)),
             (true, true, _) => self.release(token),
-            (true, false, true) => self.output.push_back(Output::Response(token)),
+            (true, false, true) => self.link.output.push_back(Output::Response(token)),
             (true, false, false) => {}
         }
     }
 
-    fn put_response(&mut self, token: u32, gather: &mut Gather<'_>) {
+    pub(super) fn put_response(&mut self, token: u32, gather: &mut Gather<'_>) {
         let Some(completion) = self.commands.get_mut(token).and_then(|entry| entry.completion) else { return };
-        let response = CapsuleResp::new(&self.outgoing, completion);
-        gather.header(&self.outgoing, PduType::CapsuleResp, &response);
+        let response = CapsuleResp::new(&self.link.outgoing, completion);
+        gather.header(&self.link.outgoing, PduType::CapsuleResp, &response);
         self.release(token);
     }
 }

@@ -4,8 +4,8 @@ use sealblock_protocols_nvme::{Completion, DataPointer, Status, StatusCode};
 use sealblock_runtime_memory::{Buffer, Slice};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::wire::{TO_CONTROLLER, Victim, command, pool};
-use crate::pdu::{C2HData, CapsuleCmd};
+use super::{TO_CONTROLLER, Victim, command, pool};
+use crate::pdu::{CapsuleCmd, TransferPdu};
 use crate::target::{CallError, Event, Token};
 use crate::{TargetConfig, TransmitLimit};
 
@@ -59,8 +59,8 @@ fn sent(victim: &mut Victim) -> (Vec<(u8, u32, u32)>, bool) {
     let bytes: Vec<u8> = victim.drain().iter().flat_map(|slice| slice.to_vec()).collect();
     let (mut rest, mut data) = (&bytes[..], Vec::new());
     while rest.first() == Some(&7) {
-        let (header, _) = C2HData::read_from_prefix(rest).unwrap();
-        data.push((header.common.flags, header.datao.get(), header.datal.get()));
+        let (header, _) = TransferPdu::read_from_prefix(rest).unwrap();
+        data.push((header.common.flags, header.offset.get(), header.length.get()));
         rest = &rest[header.common.plen.get() as usize..];
     }
     (data, rest.first() == Some(&5))

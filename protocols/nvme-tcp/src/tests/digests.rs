@@ -6,9 +6,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use zerocopy::IntoBytes;
 
 use super::pair::{Pair, READ, WRITE};
-use super::wire::{Prey, TO_CONTROLLER, TO_HOST, Victim, command, pdu, pool};
+use super::{Prey, TO_CONTROLLER, TO_HOST, Victim, command, pdu, pool};
 use crate::host::{self, HostData};
-use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, PduRules, flags};
+use crate::pdu::{CapsuleCmd, CapsuleResp, PduRules, TransferPdu, flags};
 use crate::target::{CommandData, DataError, Event};
 use crate::{BlockCrcs, BlockLayout, HostConfig, Payload, TargetConfig};
 
@@ -51,7 +51,7 @@ fn damaged_h2c_data_fails_its_command_when_all_has_come() {
         config.header_digest = false;
         let mut victim = Victim::connected(config, DATA_DIGEST);
         let ttag = victim.write(9, 8192);
-        let part = |last, at, flip| digested(&H2CData::new(&H2C, last, 9, ttag, at, 4096), &[4; 4096], flip);
+        let part = |last, at, flip| digested(&TransferPdu::h2c_data(&H2C, last, 9, ttag, at, 4096), &[4; 4096], flip);
         assert_eq!(victim.reaction(&part(false, 0, flip)), None);
         assert!(victim.0.next_event().is_none());
         assert_eq!(victim.reaction(&part(true, 4096, false)), None);
@@ -79,7 +79,7 @@ fn damaged_c2h_data_turns_success_into_a_transport_error() {
         let mut prey = Prey::connected(config, DATA_DIGEST);
         let cid = prey.read(4096);
         let more_flags = flags::LAST | if success_flag { flags::SUCCESS } else { 0 };
-        let data = digested(&C2HData::new(&C2H, more_flags, cid, 0, 4096), &[6; 4096], flip);
+        let data = digested(&TransferPdu::c2h_data(&C2H, more_flags, cid, 0, 4096), &[6; 4096], flip);
         assert_eq!(prey.reaction(&data), None);
         if !success_flag {
             assert_eq!(prey.reaction(CapsuleResp::new(&C2H, Completion::new(cid, status, 0)).as_bytes()), None);
@@ -97,7 +97,7 @@ fn damaged_c2h_data_turns_success_into_a_transport_error() {
 fn less_data_than_asked_for_shortens_the_buffer() {
     let mut prey = Prey::connected(HostConfig::new(pool()), 0);
     let cid = prey.read(8192);
-    assert_eq!(prey.reaction(&pdu(&C2HData::new(&TO_HOST, flags::LAST, cid, 0, 4096), &[1; 4096])), None);
+    assert_eq!(prey.reaction(&pdu(&TransferPdu::c2h_data(&TO_HOST, flags::LAST, cid, 0, 4096), &[1; 4096])), None);
     assert_eq!(prey.reaction(CapsuleResp::new(&TO_HOST, Completion::new(cid, Status::SUCCESS, 0)).as_bytes()), None);
     match std::iter::from_fn(|| prey.0.next_event()).last() {
         Some(host::Event::Completed { data: Some(data), .. }) => assert!(data.buffer[..] == [1; 4096]),

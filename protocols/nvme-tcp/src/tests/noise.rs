@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use sealblock_protocols_nvme::{Completion, DataPointer, Status};
 use zerocopy::IntoBytes;
 
-use super::wire::{TO_CONTROLLER, TO_HOST, command, pdu};
+use super::{TO_CONTROLLER, TO_HOST, command, pdu};
 use crate::fuzz;
-use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, H2CData, R2T};
+use crate::pdu::{CapsuleCmd, CapsuleResp, TransferPdu};
 
 /// PDUs that a host might send, with small numbers in their fields, so that some of them fit together.
 fn host_pdu() -> impl Strategy<Value = Vec<u8>> {
@@ -21,7 +21,7 @@ fn host_pdu() -> impl Strategy<Value = Vec<u8>> {
             pdu(&CapsuleCmd::new(&TO_CONTROLLER, command(1, cid, pointer), len * 512), &vec![1; len as usize * 512])
         }),
         (any::<bool>(), 0_u16..4, 0_u16..20, small(), small()).prop_map(|(last, cid, ttag, at, len)| {
-            let header = H2CData::new(&TO_CONTROLLER, last, cid, ttag, at * 2048, len * 2048);
+            let header = TransferPdu::h2c_data(&TO_CONTROLLER, last, cid, ttag, at * 2048, len * 2048);
             pdu(&header, &vec![2; len as usize * 2048])
         }),
     ]
@@ -35,10 +35,10 @@ fn target_pdu() -> impl Strategy<Value = Vec<u8>> {
             CapsuleResp::new(&TO_HOST, Completion::new(cid, Status::SUCCESS, 0)).as_bytes().to_vec()
         }),
         (0_u8..4, 0_u16..30, small(), small()).prop_map(|(flags, cid, at, len)| {
-            pdu(&C2HData::new(&TO_HOST, flags << 2, cid, at * 2048, len * 2048), &vec![3; len as usize * 2048])
+            pdu(&TransferPdu::c2h_data(&TO_HOST, flags << 2, cid, at * 2048, len * 2048), &vec![3; len as usize * 2048])
         }),
         (0_u16..30, 0_u16..9, small(), small()).prop_map(|(cid, ttag, at, len)| {
-            R2T::new(&TO_HOST, cid, ttag, at * 2048, len * 2048).as_bytes().to_vec()
+            TransferPdu::r2t(&TO_HOST, cid, ttag, at * 2048, len * 2048).as_bytes().to_vec()
         }),
     ]
 }

@@ -3,9 +3,9 @@
 use sealblock_protocols_nvme::{Completion, DataPointer, Status};
 use zerocopy::IntoBytes;
 
-use super::wire::{TO_CONTROLLER, TO_HOST, Term, Victim, command, pdu, pool};
+use super::{TO_CONTROLLER, TO_HOST, Term, Victim, command, pdu, pool};
 use crate::TargetConfig;
-use crate::pdu::{CapsuleCmd, CapsuleResp, H2CData, IcReq, TermReq};
+use crate::pdu::{CapsuleCmd, CapsuleResp, IcReq, TermReq, TransferPdu};
 use crate::target::{CommandData, DataError, Event};
 use crate::violation::{Closed, Violation};
 
@@ -177,7 +177,7 @@ fn fetching() -> (Victim, u16) {
 }
 
 fn h2c(last: bool, cid: u16, ttag: u16, at: u32, len: u32) -> Vec<u8> {
-    pdu(&H2CData::new(&TO_CONTROLLER, last, cid, ttag, at, len), &vec![1; len as usize])
+    pdu(&TransferPdu::h2c_data(&TO_CONTROLLER, last, cid, ttag, at, len), &vec![1; len as usize])
 }
 
 #[test]

@@ -3,9 +3,9 @@
 use sealblock_protocols_nvme::{Completion, Status};
 use zerocopy::IntoBytes;
 
-use super::wire::{Prey, TO_CONTROLLER, TO_HOST, Term, pdu, pool};
+use super::{Prey, TO_CONTROLLER, TO_HOST, Term, pdu, pool};
 use crate::HostConfig;
-use crate::pdu::{C2HData, CapsuleCmd, CapsuleResp, IcResp, PduRules, R2T, TermReq, flags};
+use crate::pdu::{CapsuleCmd, CapsuleResp, IcResp, PduRules, TermReq, TransferPdu, flags};
 use crate::violation::{Closed, Violation};
 
 const FIELD: u16 = 1;
@@ -91,7 +91,7 @@ fn responses() {
 }
 
 fn c2h(more_flags: u8, cid: u16, at: u32, len: u32) -> Vec<u8> {
-    pdu(&C2HData::new(&TO_HOST, more_flags, cid, at, len), &vec![1; len as usize])
+    pdu(&TransferPdu::c2h_data(&TO_HOST, more_flags, cid, at, len), &vec![1; len as usize])
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn writing() -> (Prey, u16) {
 }
 
 fn r2t(cid: u16, at: u32, len: u32) -> Vec<u8> {
-    R2T::new(&TO_HOST, cid, 77, at, len).as_bytes().to_vec()
+    TransferPdu::r2t(&TO_HOST, cid, 77, at, len).as_bytes().to_vec()
 }
 
 #[test]
