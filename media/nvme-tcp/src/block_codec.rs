@@ -98,7 +98,7 @@ impl BlockCodec {
         };
         let mut prchk = Prchk::GUARD;
         if format.protection().increments_ref_tag() && format.reference_tag_bits() > 0 {
-            prchk = prchk | Prchk::REFERENCE_TAG;
+            prchk |= Prchk::REFERENCE_TAG;
         }
         let mut info = ProtectionInfo { prchk, stc: same_storage, ..ProtectionInfo::NONE };
         if same_app {
@@ -215,10 +215,10 @@ fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: 
     let mut info = ProtectionInfo::NONE;
     let mut is_all = true;
     if checks.guard {
-        info.prchk = info.prchk | Prchk::GUARD;
+        info.prchk |= Prchk::GUARD;
     }
     if let Some(app) = checks.app_tag {
-        info.prchk = info.prchk | Prchk::APPLICATION_TAG;
+        info.prchk |= Prchk::APPLICATION_TAG;
         (info.lbat, info.lbatm) = (app.expected, app.mask);
     }
     let mut storage_tag = 0;
@@ -239,7 +239,7 @@ fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: 
         if format.protection() == ProtectionType::Type1 && !is_address {
             is_all = false;
         } else {
-            info.prchk = info.prchk | Prchk::REFERENCE_TAG;
+            info.prchk |= Prchk::REFERENCE_TAG;
             reference = first;
         }
     }

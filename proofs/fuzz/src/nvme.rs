@@ -7,15 +7,14 @@ use sealblock_protocols_nvme::admin::AdminCommand;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea, ReservedHeader};
 use sealblock_protocols_nvme::fabrics::{Connect, ConnectData, FabricsCommand};
 use sealblock_protocols_nvme::features::{
-    AsynchronousEvent, ErrorRecovery, HostBehavior, LbaStatusInterval, NumberOfQueues, TemperatureThreshold, Timestamp,
-    WriteProtection,
+    AsynchronousEvent, HostBehavior, LbaStatusInterval, NumberOfQueues, TemperatureThreshold, Timestamp,
 };
 use sealblock_protocols_nvme::identify::{
     Controller, IndependentNamespace, Namespace, NamespaceFormat, NamespaceId, NvmController, NvmNamespace,
     limit_bytes, namespace_ids, namespace_list, parse_namespace_list,
 };
 use sealblock_protocols_nvme::logs::{
-    AnaLog, DiscoveryEntry, DiscoveryHeader, DiscoveryLog, EffectsLog, ErrorEntry, ErrorLog, FirmwareSlots, Health,
+    DiscoveryEntry, DiscoveryHeader, DiscoveryLog, EffectsLog, ErrorEntry, ErrorLog, FirmwareSlots, Health,
     LbaStatusLog, lists_log_page, parse_changed_namespaces,
 };
 use sealblock_protocols_nvme::nqn::{FIELD_BYTES, Nqn, PaddedText};
@@ -187,9 +186,6 @@ fn logs(page: &[u8]) {
     if let Ok(log) = EffectsLog::decode(page) {
         assert_eq!(EffectsLog::decode(&log.encode()), Ok(log));
     }
-    if let Ok(log) = AnaLog::decode(page) {
-        assert_eq!(AnaLog::decode(&log.encode(false)), Ok(log));
-    }
     if let Ok(log) = LbaStatusLog::decode(page) {
         assert_eq!(LbaStatusLog::decode(&log.encode()), Ok(log));
     }
@@ -228,11 +224,7 @@ fn small(pieces: &mut Pieces) {
     if let Ok(threshold) = TemperatureThreshold::from_bits(dword) {
         assert_eq!(TemperatureThreshold::from_bits(threshold.bits()), Ok(threshold));
     }
-    if let Ok(protection) = WriteProtection::from_bits(dword) {
-        assert_eq!(WriteProtection::from_bits(protection.bits()), Ok(protection));
-    }
-    let (recovery, interval) = (ErrorRecovery::from_bits(dword), LbaStatusInterval::from_bits(dword));
-    assert_eq!(ErrorRecovery::from_bits(recovery.bits()), recovery);
+    let interval = LbaStatusInterval::from_bits(dword);
     assert_eq!(LbaStatusInterval::from_bits(interval.bits()), interval);
     Property::from_code(dword);
     Configuration::from_bits(dword);

@@ -69,7 +69,7 @@ impl ExtensionsLog {
         let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
         let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
         let usable = if has_reserved { checks | Extensions::RESERVED } else { checks };
-        Extensions::from_bits(log.extensions.bits() & usable.bits())
+        Extensions::from_bits_retain(log.extensions.bits() & usable.bits())
     }
 
     /// The number of bitmap pages of namespace `nsid` by this page: none with frames of another size.
@@ -288,7 +288,7 @@ mod tests {
             page[at] ^= 1;
             assert_eq!(ExtensionsLog::bitmap_pages(&page, 3), 0, "pages of another size, byte {at}");
         }
-        let all = Extensions::from_bits(0x1F);
+        let all = Extensions::from_bits_retain(0x1F);
         assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
     }
 

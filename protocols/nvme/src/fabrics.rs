@@ -14,16 +14,12 @@ use crate::wire::{bits, flags, layout};
 
 /// The controller identifier that a host sends when it wants the subsystem to choose (dynamic controller model).
 pub const CNTLID_DYNAMIC: u16 = 0xFFFF;
-/// The controller identifier that a host sends when it wants any static controller.
-pub const CNTLID_ANY_STATIC: u16 = 0xFFFE;
 
 flags! {
     /// Connect attributes (Base, Connect, field CATTR); bits 1:0 are the priority class.
     pub struct ConnectAttributes(u8) {
         /// Submission queue flow control is off.
         DISABLE_SQ_FLOW_CONTROL = 2,
-        /// The host may delete single I/O queues with Disconnect.
-        INDIVIDUAL_QUEUE_DELETION = 3,
     }
 }
 
@@ -193,7 +189,7 @@ impl Connect {
         Ok(Connect {
             queue: (cdw10 >> 16) as u16,
             entries: (cdw11 & 0xFFFF) + 1,
-            attributes: ConnectAttributes::from_bits((cdw11 >> 16) as u8),
+            attributes: ConnectAttributes::from_bits_retain((cdw11 >> 16) as u8),
             keep_alive_ms: command.cdw12.get(),
         })
     }
@@ -215,7 +211,7 @@ impl Connect {
 
     /// Controller identifier and demands in the result of a successful answer.
     pub const fn from_result(result: u64) -> (u16, AuthenticationRequired) {
-        (result as u16, AuthenticationRequired::from_bits((result >> 16) as u16))
+        (result as u16, AuthenticationRequired::from_bits_retain((result >> 16) as u16))
     }
 }
 
@@ -268,9 +264,7 @@ impl FabricsCommand {
             }
             Some(FabricsType::Disconnect) if cdw10 as u16 == 0 => Ok(FabricsCommand::Disconnect),
             Some(FabricsType::Disconnect) => Err(Invalid::field("RECFMT", 10, 0)),
-            Some(FabricsType::AuthenticationSend | FabricsType::AuthenticationReceive) | None => {
-                Err(Invalid::Opcode(command.opcode))
-            }
+            None => Err(Invalid::Opcode(command.opcode)),
         }
     }
 

@@ -57,8 +57,6 @@ codes! {
 flags! {
     /// What can be done with a feature: the answer to [`crate::admin::FeatureSelect::Capabilities`].
     pub struct FeatureCapabilities(u32) {
-        /// The value can be saved.
-        SAVEABLE = 0,
         /// Each namespace has its own value.
         NAMESPACE_SPECIFIC = 1,
         /// The value can be changed.
@@ -81,10 +79,6 @@ flags! {
         BACKUP_FAILED = 4,
         /// Namespace Attribute Notices.
         NAMESPACE_ATTRIBUTE = 8,
-        /// Firmware Activation Notices.
-        FIRMWARE_ACTIVATION = 9,
-        /// Asymmetric Namespace Access Change Notices.
-        ANA_CHANGE = 11,
         /// LBA Status Information Notices.
         LBA_STATUS = 13,
         /// Discovery Log Page Change Notification.
@@ -141,27 +135,6 @@ impl NumberOfQueues {
     }
 }
 
-/// Error Recovery of a namespace (NVM, "Error Recovery").
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ErrorRecovery {
-    /// TLER: limit of retries, in units of 100 ms, 0 for none.
-    pub time_limit_100ms: u16,
-    /// DULBE: reading deallocated blocks fails with Deallocated or Unwritten Logical Block.
-    pub deallocated_error: bool,
-}
-
-impl ErrorRecovery {
-    /// Dword 11 of the command, or dword 0 of the answer.
-    pub const fn bits(self) -> u32 {
-        self.time_limit_100ms as u32 | (self.deallocated_error as u32) << 16
-    }
-
-    /// What the dword says.
-    pub const fn from_bits(bits: u32) -> ErrorRecovery {
-        ErrorRecovery { time_limit_100ms: bits as u16, deallocated_error: bit(bits, 16) }
-    }
-}
-
 /// Temperature Threshold (Base, "Temperature Threshold").
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TemperatureThreshold {
@@ -192,42 +165,6 @@ impl TemperatureThreshold {
 /// Whether the volatile write cache is used (Base, "Volatile Write Cache", bit WCE).
 pub const fn write_cache_enabled(dword: u32) -> bool {
     bit(dword, 0)
-}
-
-/// Whether Host Identifier is 16 bytes rather than 8 (Base, "Host Identifier", bit EXHID). Over Fabrics it always is.
-pub const fn extended_host_identifier(dword: u32) -> bool {
-    bit(dword, 0)
-}
-
-/// Write protection of a namespace (Base, "Namespace Write Protection Config", field WPS).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum WriteProtection {
-    /// 000b: none.
-    None,
-    /// 001b: until it is taken off.
-    Protected,
-    /// 010b: until the next power cycle.
-    UntilPowerCycle,
-    /// 011b: for ever.
-    Permanent,
-}
-
-impl WriteProtection {
-    /// The value that dword 11 requests.
-    pub fn from_bits(dword: u32) -> Result<WriteProtection, Invalid> {
-        match bits(dword, 0, 3) {
-            0 => Ok(WriteProtection::None),
-            1 => Ok(WriteProtection::Protected),
-            2 => Ok(WriteProtection::UntilPowerCycle),
-            3 => Ok(WriteProtection::Permanent),
-            _ => Err(Invalid::field("WPS", 11, 0)),
-        }
-    }
-
-    /// Dword 11 of the command, or dword 0 of the answer.
-    pub const fn bits(self) -> u32 {
-        self as u32
-    }
 }
 
 /// LBA Status Information Report Interval (NVM, "LBA Status Information Attributes").
@@ -305,8 +242,6 @@ pub struct AsynchronousEvent {
 impl AsynchronousEvent {
     /// Notice: the namespaces changed; read Changed Namespace List.
     pub const NAMESPACE_CHANGED: AsynchronousEvent = AsynchronousEvent { kind: 2, information: 0x00, log_page: 0x04 };
-    /// Notice: an ANA state changed; read ANA.
-    pub const ANA_CHANGED: AsynchronousEvent = AsynchronousEvent { kind: 2, information: 0x03, log_page: 0x0C };
     /// Notice: damaged blocks were found; read LBA Status Information.
     pub const LBA_STATUS: AsynchronousEvent = AsynchronousEvent { kind: 2, information: 0x05, log_page: 0x0E };
     /// Notice: the discovery log changed; read Discovery.
@@ -334,7 +269,6 @@ mod tests {
     fn values_stand_in_their_bits() {
         let queues = NumberOfQueues { submission: 4, completion: 6 };
         assert_eq!((queues.bits(), NumberOfQueues::from_bits(0x0005_0003)), (0x0005_0003, Ok(queues)));
-        assert_eq!(ErrorRecovery { time_limit_100ms: 5, deallocated_error: true }.bits(), 0x0001_0005);
         let threshold = TemperatureThreshold { kelvins: 343, sensor: 0, under: true };
         assert_eq!((threshold.bits(), TemperatureThreshold::from_bits(0x0010_0157)), (0x0010_0157, Ok(threshold)));
         assert_eq!(AsynchronousEvent::LBA_STATUS.dword0(), 0x000E_0502);
@@ -354,10 +288,6 @@ mod tests {
         assert_eq!(NumberOfQueues::from_bits(0xFFFF), Err(Invalid::field("NSQR", 11, 0)));
         assert_eq!(NumberOfQueues::from_bits(0xFFFF_0000), Err(Invalid::field("NCQR", 11, 16)));
         assert_eq!(TemperatureThreshold::from_bits(2 << 20), Err(Invalid::field("THSEL", 11, 20)));
-        assert_eq!(WriteProtection::from_bits(4), Err(Invalid::field("WPS", 11, 0)));
-        for value in 0..4 {
-            assert_eq!(WriteProtection::from_bits(value).unwrap().bits(), value);
-        }
     }
 
     #[test]
@@ -371,8 +301,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn dwords_round_trip(dword: u32) {
-            assert_eq!(ErrorRecovery::from_bits(dword).bits(), dword & 0x1_FFFF);
-            assert_eq!(LbaStatusInterval::from_bits(dword).bits(), dword);
+                assert_eq!(LbaStatusInterval::from_bits(dword).bits(), dword);
             assert_eq!(AsynchronousEvent::from_dword0(dword).dword0(), dword & 0x00FF_FF07);
             if let Ok(queues) = NumberOfQueues::from_bits(dword) {
                 assert_eq!(queues.bits(), dword);

@@ -8,16 +8,8 @@ pub const FABRICS_OPCODE: u8 = 0x7F;
 codes! {
     /// Opcodes of the admin queue (Base, "Admin Command Set"; NVM, "Admin Commands").
     pub enum AdminOpcode: u8 {
-        /// Delete I/O Submission Queue; not over Fabrics.
-        DeleteSubmissionQueue = 0x00,
-        /// Create I/O Submission Queue; not over Fabrics.
-        CreateSubmissionQueue = 0x01,
         /// Get Log Page.
         GetLogPage = 0x02,
-        /// Delete I/O Completion Queue; not over Fabrics.
-        DeleteCompletionQueue = 0x04,
-        /// Create I/O Completion Queue; not over Fabrics.
-        CreateCompletionQueue = 0x05,
         /// Identify.
         Identify = 0x06,
         /// Abort.
@@ -28,32 +20,8 @@ codes! {
         GetFeatures = 0x0A,
         /// Asynchronous Event Request.
         AsynchronousEventRequest = 0x0C,
-        /// Namespace Management.
-        NamespaceManagement = 0x0D,
-        /// Firmware Commit.
-        FirmwareCommit = 0x10,
-        /// Firmware Image Download.
-        FirmwareImageDownload = 0x11,
-        /// Device Self-test.
-        DeviceSelfTest = 0x14,
-        /// Namespace Attachment.
-        NamespaceAttachment = 0x15,
         /// Keep Alive.
         KeepAlive = 0x18,
-        /// Directive Send.
-        DirectiveSend = 0x19,
-        /// Directive Receive.
-        DirectiveReceive = 0x1A,
-        /// Fabrics: see [`FabricsType`].
-        Fabrics = 0x7F,
-        /// Format NVM.
-        FormatNvm = 0x80,
-        /// Security Send.
-        SecuritySend = 0x81,
-        /// Security Receive.
-        SecurityReceive = 0x82,
-        /// Sanitize.
-        Sanitize = 0x84,
         /// Get LBA Status.
         GetLbaStatus = 0x86,
     }
@@ -78,18 +46,8 @@ codes! {
         DatasetManagement = 0x09,
         /// Verify.
         Verify = 0x0C,
-        /// Reservation Register.
-        ReservationRegister = 0x0D,
-        /// Reservation Report.
-        ReservationReport = 0x0E,
-        /// Reservation Acquire.
-        ReservationAcquire = 0x11,
-        /// Reservation Release.
-        ReservationRelease = 0x15,
         /// Copy.
         Copy = 0x19,
-        /// Fabrics: see [`FabricsType`].
-        Fabrics = 0x7F,
         /// Checksum: a vendor specific command of sealblock, see [`crate::extensions`].
         Checksum = 0xC0,
     }
@@ -104,10 +62,6 @@ codes! {
         Connect = 0x01,
         /// Property Get, on the admin queue.
         PropertyGet = 0x04,
-        /// Authentication Send.
-        AuthenticationSend = 0x05,
-        /// Authentication Receive.
-        AuthenticationReceive = 0x06,
         /// Disconnect, on I/O queues.
         Disconnect = 0x08,
     }
@@ -150,7 +104,7 @@ mod tests {
         }
         assert_eq!(IoOpcode::from_code(0x0C), Some(IoOpcode::Verify));
         assert_eq!(IoOpcode::from_code(0x03), None);
-        assert_eq!(AdminOpcode::ALL.len(), 24);
+        assert_eq!(AdminOpcode::ALL.len(), 8);
     }
 
     #[test]

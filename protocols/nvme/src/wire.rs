@@ -240,79 +240,38 @@ pub(crate) use layout;
 
 macro_rules! flags {
     (
-        $(#[$meta:meta])*
+        $(#[$($meta:tt)*])*
         pub struct $name:ident($raw:ty) {
-            $($(#[$bit_meta:meta])* $bit:ident = $at:literal,)*
+            $($(#[$($bit_meta:tt)*])* $bit:ident = $at:literal,)*
         }
     ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
-        pub struct $name($raw);
+        bitflags::bitflags! {
+            $(#[$($meta)*])*
+            #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Debug)]
+            pub struct $name: $raw {
+                $(
+                    #[doc = concat!("Bit ", stringify!($at), ": ")]
+                    $(#[$($bit_meta)*])*
+                    const $bit = 1 << $at;
+                )*
+                // Bits that have no name here stay as they are.
+                const _ = !0;
+            }
+        }
 
         impl $name {
             /// No bit.
-            pub const NONE: $name = $name(0);
-            $(
-                #[doc = concat!("Bit ", stringify!($at), ": ")]
-                $(#[$bit_meta])*
-                pub const $bit: $name = $name(1 << $at);
-            )*
-
-            /// The set with these bits, named or not.
-            pub const fn from_bits(bits: $raw) -> $name {
-                $name(bits)
-            }
-
-            /// The bits, named or not.
-            pub const fn bits(self) -> $raw {
-                self.0
-            }
-
-            /// Whether all bits of `other` are in this set.
-            pub const fn contains(self, other: $name) -> bool {
-                self.0 & other.0 == other.0
-            }
-
-            /// Both sets together.
-            pub const fn with(self, other: $name) -> $name {
-                $name(self.0 | other.0)
-            }
-
-            /// This set without the bits of `other`.
-            pub const fn without(self, other: $name) -> $name {
-                $name(self.0 & !other.0)
-            }
-        }
-
-        impl std::ops::BitOr for $name {
-            type Output = $name;
-            fn bitor(self, other: $name) -> $name {
-                self.with(other)
-            }
-        }
-
-        impl std::fmt::Debug for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                let mut unnamed = self.0;
-                write!(f, concat!(stringify!($name), "("))?;
-                $(
-                    if self.contains($name::$bit) {
-                        unnamed &= !(1 << $at);
-                        f.write_str(concat!(stringify!($bit), " "))?;
-                    }
-                )*
-                write!(f, "{unnamed:#x})")
-            }
+            pub const NONE: $name = $name::empty();
         }
 
         impl $crate::wire::Field for $name {
             const BYTES: usize = size_of::<$raw>();
-            const ZERO: Self = $name(0);
+            const ZERO: Self = $name::NONE;
             fn put(&self, to: &mut [u8]) {
-                self.0.put(to);
+                self.bits().put(to);
             }
             fn get(from: &[u8]) -> Self {
-                $name(<$raw>::get(from))
+                $name::from_bits_retain(<$raw>::get(from))
             }
         }
     };
@@ -369,5 +328,49 @@ pub(crate) const fn bit(dword: u32, at: u32) -> bool {
 }
 
 #[cfg(test)]
-#[path = "wire_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    layout! {
+        /// A small one.
+        pub struct Small[16] {
+            /// One.
+            1 => one: u8,
+            /// Two.
+            4 => two: u32,
+            /// Name.
+            8 => name: Ascii<4>,
+            /// Count.
+            12 => count: Count16,
+            /// Pair.
+            14 => pair: [u8; 2],
+        }
+    }
+
+    #[test]
+    fn a_layout_writes_and_reads_its_offsets() {
+        let count = Count16::new(65_536).unwrap();
+        let small = Small { one: 1, two: 0x0506_0708, name: Ascii::new("ab"), count, pair: [3, 4] };
+        let bytes = small.encode();
+        assert_eq!(bytes, [0, 1, 0, 0, 8, 7, 6, 5, b'a', b'b', b' ', b' ', 0xFF, 0xFF, 3, 4]);
+        assert_eq!(Small::decode(&bytes), Ok(small));
+        assert_eq!(Small::decode(&bytes[..15]), Err(TooShort { structure: "Small", needed: 16, got: 15 }));
+        assert_eq!(Small::decode(&[0; Small::BYTES]), Ok(Small::default()));
+    }
+
+    #[test]
+    fn counts_are_one_less_on_the_wire_and_never_none() {
+        assert_eq!((Count8::new(0), Count8::new(257)), (None, None));
+        assert_eq!(Count8::new(256).unwrap().get(), 256);
+        assert_eq!((Count16::new(0), Count16::new(65_537)), (None, None));
+        assert_eq!((Count8::saturating(0).get(), Count8::saturating(999).get()), (1, 256));
+    }
+
+    #[test]
+    fn text_is_cut_padded_and_made_printable() {
+        assert_eq!(Ascii::<4>::new("sealblock").text(), "seal");
+        assert_eq!(Ascii::<4>::new("é\n").text(), "??");
+        assert_eq!(Ascii::<4>::get(&[b'a', 0, 0xFF, 0]).text(), "a??");
+        assert_eq!(Ascii::<4>::ZERO.text(), "");
+    }
+}

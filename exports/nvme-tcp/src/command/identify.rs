@@ -25,11 +25,11 @@ use crate::model::namespace::Namespace;
 const NVM_1_1: u32 = 0x0001_0100;
 /// The commands of every namespace.
 const ONCS: Oncs = Oncs::COMPARE
-    .with(Oncs::DATASET_MANAGEMENT)
-    .with(Oncs::WRITE_ZEROES)
-    .with(Oncs::TIMESTAMP)
-    .with(Oncs::VERIFY)
-    .with(Oncs::COPY);
+    .union(Oncs::DATASET_MANAGEMENT)
+    .union(Oncs::WRITE_ZEROES)
+    .union(Oncs::TIMESTAMP)
+    .union(Oncs::VERIFY)
+    .union(Oncs::COPY);
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 

@@ -32,7 +32,7 @@ const KINDS: [(AsynchronousEvent, EventConfiguration); 4] = [
 
 /// OAES: the events that a controller with namespaces supports.
 pub(crate) const SUPPORTED_EVENTS: EventConfiguration =
-    EventConfiguration::NAMESPACE_ATTRIBUTE.with(EventConfiguration::LBA_STATUS);
+    EventConfiguration::NAMESPACE_ATTRIBUTE.union(EventConfiguration::LBA_STATUS);
 
 /// The events of one controller.
 #[derive(Default)]
@@ -194,7 +194,7 @@ impl AsyncEvents {
         if !state.requests.contains_key(&cid) {
             return Poll::Ready(EventPoll::Aborted);
         }
-        let config = EventConfiguration::from_bits(self.config());
+        let config = EventConfiguration::from_bits_retain(self.config());
         for (i, (event, bit)) in KINDS.into_iter().enumerate() {
             if state.counts.0[i] <= state.reported_counts[i] || state.masked[i] || !config.contains(bit) {
                 continue;

@@ -72,7 +72,7 @@ fn without_limits_one_command_names_what_it_can() {
 #[test]
 fn zeroes_are_promised_only_with_both_bits_of_dlfeat() {
     for (bits, promised) in [(0, false), (1, false), (8, false), (9, true), (10, false), (0x19, true)] {
-        let profile = profile(|pages| pages.namespace.dlfeat = Dlfeat::from_bits(bits)).unwrap();
+        let profile = profile(|pages| pages.namespace.dlfeat = Dlfeat::from_bits_retain(bits)).unwrap();
         assert_eq!(profile.abilities.unmap_zeroes, promised, "{bits:#x}");
     }
 }

@@ -22,7 +22,7 @@ use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
-const BOTH: Extensions = Extensions::CHECKSUM.with(Extensions::RESERVED);
+const BOTH: Extensions = Extensions::CHECKSUM.union(Extensions::RESERVED);
 
 async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
     let checks = full(device, extent);

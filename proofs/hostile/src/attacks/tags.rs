@@ -69,9 +69,13 @@ impl WrongField {
     fn unchecked(self, mut blocks: BlockCommand) -> BlockCommand {
         let prchk = &mut blocks.protection.prchk;
         match self {
-            WrongField::Data | WrongField::Guard => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::GUARD.bits()),
-            WrongField::ApplicationTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::APPLICATION_TAG.bits()),
-            WrongField::ReferenceTag => *prchk = Prchk::from_bits(prchk.bits() & !Prchk::REFERENCE_TAG.bits()),
+            WrongField::Data | WrongField::Guard => {
+                *prchk = Prchk::from_bits_retain(prchk.bits() & !Prchk::GUARD.bits())
+            }
+            WrongField::ApplicationTag => {
+                *prchk = Prchk::from_bits_retain(prchk.bits() & !Prchk::APPLICATION_TAG.bits())
+            }
+            WrongField::ReferenceTag => *prchk = Prchk::from_bits_retain(prchk.bits() & !Prchk::REFERENCE_TAG.bits()),
             WrongField::StorageTag => blocks.protection.stc = false,
         }
         blocks
@@ -181,7 +185,7 @@ impl TagTest<'_> {
             }
             ProtectionType::Type3 => {
                 let prchk = &mut bad.0.protection.prchk;
-                *prchk = Prchk::from_bits(prchk.bits() | Prchk::REFERENCE_TAG.bits());
+                *prchk = Prchk::from_bits_retain(prchk.bits() | Prchk::REFERENCE_TAG.bits());
                 self.write(&bad, INVALID_PROTECTION_INFORMATION, "Type 3 and a check of reference tags")?;
                 if kind.format.reference_tag_bits() > 0 {
                     let mut other = right.clone();

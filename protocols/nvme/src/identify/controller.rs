@@ -19,8 +19,6 @@ codes! {
 flags! {
     /// Controller Multi-Path I/O and Namespace Sharing Capabilities.
     pub struct Cmic(u8) {
-        /// The subsystem may have more than one port.
-        MULTIPLE_PORTS = 0,
         /// The subsystem may have more than one controller.
         MULTIPLE_CONTROLLERS = 1,
         /// Asymmetric Namespace Access is reported.
@@ -47,8 +45,6 @@ flags! {
     pub struct Oacs(u16) {
         /// Format NVM.
         FORMAT = 1,
-        /// Namespace Management and Attachment.
-        NAMESPACE_MANAGEMENT = 3,
         /// Get LBA Status.
         GET_LBA_STATUS = 9,
     }
@@ -57,34 +53,12 @@ flags! {
 flags! {
     /// Log Page Attributes (LPA).
     pub struct Lpa(u8) {
-        /// SMART / health of each namespace.
-        SMART_PER_NAMESPACE = 0,
         /// Commands Supported and Effects.
         COMMANDS_SUPPORTED_AND_EFFECTS = 1,
         /// Offsets, and lengths of more than 16 bits, in Get Log Page.
         EXTENDED_DATA = 2,
-        /// Telemetry.
-        TELEMETRY = 3,
         /// Supported Log Pages, and the other pages that say what is supported.
         SUPPORTED_LOG_PAGES = 5,
-    }
-}
-
-flags! {
-    /// Asymmetric Namespace Access Capabilities (ANACAP).
-    pub struct Anacap(u8) {
-        /// ANA Optimized is reported.
-        OPTIMIZED = 0,
-        /// ANA Non-Optimized is reported.
-        NON_OPTIMIZED = 1,
-        /// ANA Inaccessible is reported.
-        INACCESSIBLE = 2,
-        /// ANA Persistent Loss is reported.
-        PERSISTENT_LOSS = 3,
-        /// ANA Change is reported.
-        CHANGE = 4,
-        /// A namespace keeps its ANA group while it is attached.
-        GROUP_DOES_NOT_CHANGE = 6,
     }
 }
 
@@ -99,24 +73,14 @@ flags! {
         DATASET_MANAGEMENT = 2,
         /// Write Zeroes.
         WRITE_ZEROES = 3,
-        /// Saved features.
-        SAVE = 4,
-        /// Reservations.
-        RESERVATIONS = 5,
         /// The Timestamp feature.
         TIMESTAMP = 6,
         /// Verify.
         VERIFY = 7,
         /// Copy.
         COPY = 8,
-        /// The write of a Copy is atomic as one Write is.
-        COPY_ATOMIC = 9,
-        /// Every Copy is fast.
-        ALL_FAST_COPY = 10,
         /// MAXWZD: Write Zeroes with DEAC has a limit of its own, WZDSL.
         WRITE_ZEROES_DEALLOCATE_LIMIT = 11,
-        /// NSZS: Write Zeroes for the whole namespace.
-        NAMESPACE_ZEROES = 12,
     }
 }
 
@@ -145,22 +109,10 @@ flags! {
     pub struct Sgls(u32) {
         /// SGLs are supported, byte-aligned.
         SUPPORTED = 0,
-        /// Keyed descriptors.
-        KEYED = 2,
-        /// Data longer than the command needs is allowed.
-        OVERSIZE = 18,
         /// The address of a descriptor may be an offset, as data in a capsule has it.
         OFFSET = 20,
         /// Transport SGL data block descriptors.
         TRANSPORT = 21,
-    }
-}
-
-flags! {
-    /// Fabrics controller attributes (FCATT).
-    pub struct Fcatt(u8) {
-        /// Static controller model.
-        STATIC_CONTROLLERS = 0,
     }
 }
 
@@ -246,7 +198,7 @@ layout! {
         /// ANATT: longest ANA transition in seconds.
         342 => anatt: u8,
         /// ANACAP: what of ANA is reported.
-        343 => anacap: Anacap,
+        343 => anacap: u8,
         /// ANAGRPMAX: largest ANA group identifier.
         344 => anagrpmax: u32,
         /// NANAGRPID: ANA groups.
@@ -298,7 +250,7 @@ layout! {
         /// ICDOFF: offset of in-capsule data behind the command in units of 16 bytes.
         1800 => icdoff: u16,
         /// FCATT: controller attributes.
-        1802 => fcatt: Fcatt,
+        1802 => fcatt: u8,
         /// MSDBD: SGL data block descriptors in a capsule; 1 over TCP, 0 for no limit.
         1803 => msdbd: u8,
         /// OFCS: optional Fabrics commands.

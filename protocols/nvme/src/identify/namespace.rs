@@ -5,32 +5,10 @@ use sealblock_integrity::{PiPosition, ProtectionType};
 use crate::wire::{Count8, Count16, Field, flags, layout};
 
 flags! {
-    /// Namespace Features (NSFEAT).
-    pub struct Nsfeat(u8) {
-        /// THINP: thin provisioning; NCAP may be less than NSZE.
-        THIN = 0,
-        /// NSABP: the namespace has atomicity fields of its own.
-        ATOMICITY = 1,
-        /// DAE: reading deallocated blocks can fail (feature Error Recovery, DULBE).
-        DEALLOCATED_ERROR = 2,
-        /// UIDREUSE: identifiers are not used again.
-        UID_NOT_REUSED = 3,
-        /// OPTPERF: NPWG, NPWA, NPDG, NPDA and NOWS are defined (low bit of two).
-        OPTIMAL_PERFORMANCE = 4,
-        /// MAM: multiple atomicity mode.
-        MULTIPLE_ATOMICITY = 6,
-        /// OPTRPERF: read granularity is defined.
-        OPTIMAL_READ = 7,
-    }
-}
-
-flags! {
     /// Metadata Capabilities (MC).
     pub struct Mc(u8) {
         /// MTELBAS: metadata behind each block.
         EXTENDED = 0,
-        /// MTSBS: metadata in a buffer of its own.
-        SEPARATE = 1,
     }
 }
 
@@ -75,8 +53,6 @@ flags! {
         READS_ONES = 1,
         /// WZDS: Write Zeroes has DEAC.
         WRITE_ZEROES_DEALLOCATE = 3,
-        /// GDS: the guard of a deallocated block is its checksum, not FFFFh.
-        GUARD_IS_CRC = 4,
     }
 }
 
@@ -184,7 +160,7 @@ layout! {
         /// NUSE: blocks in use.
         16 => nuse: u64,
         /// NSFEAT: features.
-        24 => nsfeat: Nsfeat,
+        24 => nsfeat: u8,
         /// NLBAF: number of LBA formats.
         25 => nlbaf: Count8,
         /// FLBAS: format in use.

@@ -17,8 +17,6 @@ flags! {
         STORAGE_TAG_MASK_16 = 1,
         /// STCRS: Copy can check storage tags while it reads.
         STORAGE_TAG_CHECK_READ = 2,
-        /// QPIFS: qualified formats.
-        QUALIFIED = 3,
     }
 }
 

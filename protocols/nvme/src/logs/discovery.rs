@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use crate::error::Invalid;
 use crate::nqn::{Nqn, PaddedText};
-use crate::wire::{Field, codes, flags, layout};
+use crate::wire::{Field, codes, layout};
 
 codes! {
     /// TRTYPE: transports.
@@ -60,18 +60,6 @@ codes! {
     }
 }
 
-flags! {
-    /// EFLAGS: about an entry.
-    pub struct DiscoveryFlags(u16) {
-        /// DUPRETINFO: the same information is found at the other entries for this subsystem.
-        DUPLICATE_RETURNED = 0,
-        /// EPCSD: explicit persistent connections to the discovery controller are supported.
-        PERSISTENT_CONNECTION = 1,
-        /// NCC: no connectivity from the discovery controller.
-        NO_CONNECTIVITY = 2,
-    }
-}
-
 layout! {
     /// Head of the page; entries start at byte 1024.
     pub struct DiscoveryHeader[1024] {
@@ -102,7 +90,7 @@ layout! {
         /// ASQSZ: entries of the admin submission queue, at least 32.
         8 => asqsz: u16,
         /// EFLAGS: about the entry.
-        10 => eflags: DiscoveryFlags,
+        10 => eflags: u16,
         /// TRSVCID: port number as text.
         32 => trsvcid: PaddedText<32>,
         /// SUBNQN: name.
@@ -126,7 +114,7 @@ impl DiscoveryEntry {
             portid,
             cntlid: crate::fabrics::CNTLID_DYNAMIC,
             asqsz: 32,
-            eflags: DiscoveryFlags::NONE,
+            eflags: 0,
             trsvcid: PaddedText::new(&port.to_string()),
             subnqn: PaddedText::new(subnqn.as_str()),
             traddr: PaddedText::new(&address.to_string()),

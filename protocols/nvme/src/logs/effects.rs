@@ -10,14 +10,6 @@ flags! {
         SUPPORTED = 0,
         /// LBCC: it may change the content of blocks.
         LOGICAL_BLOCK_CONTENT_CHANGE = 1,
-        /// NCC: it may change what a namespace can do.
-        NAMESPACE_CAPABILITY_CHANGE = 2,
-        /// NIC: it may change which namespaces there are.
-        NAMESPACE_INVENTORY_CHANGE = 3,
-        /// CCC: it may change what the controller can do.
-        CONTROLLER_CAPABILITY_CHANGE = 4,
-        /// USS: it takes a UUID.
-        UUID_SELECTION = 19,
         /// CSP: it acts on a namespace.
         NAMESPACE_SCOPE = 20,
         /// CSP: it acts on a controller.
@@ -87,7 +79,7 @@ impl EffectsLog {
             return Err(TooShort { structure: "EffectsLog", needed: 2048, got: page.len() });
         }
         let dword = |i: usize| u32::from_le_bytes([page[i * 4], page[i * 4 + 1], page[i * 4 + 2], page[i * 4 + 3]]);
-        let effects = |i| CommandEffects::from_bits(dword(i));
+        let effects = |i| CommandEffects::from_bits_retain(dword(i));
         Ok(EffectsLog { admin: std::array::from_fn(effects), io: std::array::from_fn(|i| effects(256 + i)) })
     }
 }

@@ -15,8 +15,6 @@ flags! {
         READ_ONLY = 3,
         /// Volatile memory backup has failed.
         BACKUP_FAILED = 4,
-        /// The persistent memory region is read only or unreliable.
-        PMR = 5,
     }
 }
 

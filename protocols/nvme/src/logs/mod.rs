@@ -2,7 +2,6 @@
 //!
 //! A page is whole bytes here; which part of it a command gets is [`crate::admin::GetLogPage::slice`].
 
-mod ana;
 mod damage;
 mod discovery;
 mod effects;
@@ -10,11 +9,9 @@ mod error_information;
 mod health;
 mod lba_status;
 
-pub use ana::{AnaGroup, AnaLog, AnaState};
 pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, DamageLogError, RawDamageEntry};
 pub use discovery::{
-    AddressFamily, DiscoveryEntry, DiscoveryFlags, DiscoveryHeader, DiscoveryLog, SecurityType, SubsystemType,
-    TransportType,
+    AddressFamily, DiscoveryEntry, DiscoveryHeader, DiscoveryLog, SecurityType, SubsystemType, TransportType,
 };
 pub use effects::{CommandEffects, EffectsLog};
 pub use error_information::{ErrorEntry, ErrorLog};
@@ -145,7 +142,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_page_is_read_or_refused(page in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..3000)) {
-            let _ = (AnaLog::decode(&page), LbaStatusLog::decode(&page), DiscoveryLog::decode(&page));
+            let _ = (LbaStatusLog::decode(&page), DiscoveryLog::decode(&page));
             let _ = (EffectsLog::decode(&page), Health::decode(&page), ErrorLog::decode(&page).count());
             let _ = (parse_changed_namespaces(&page), FirmwareSlots::decode(&page), lists_log_page(&page, 255));
         }

@@ -7,12 +7,12 @@ use sealblock_integrity::{GuardKind, PiFormat};
 use sealblock_units::{Extent, Lba};
 use zerocopy::little_endian::U32;
 
+use super::blocks::{fits, nlb};
+use super::protection::{ProtectionInfo, TagSpace};
 use crate::command::Command;
 use crate::error::Invalid;
 use crate::opcodes::IoOpcode;
 use crate::wire::{Count8, Field, bit, bits, layout};
-
-use super::{ProtectionInfo, TagSpace};
 
 /// The form of the source ranges (NVM, Copy, field CDFS and DESFMT).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -145,14 +145,14 @@ impl CopyCommand {
         let mut total_blocks = 0;
         for entry in list.chunks_exact(self.format.entry_bytes()) {
             let range = CopyRange::decode(self.format, entry, &self.read)?;
-            super::fits(range.extent, capacity_blocks)?;
+            fits(range.extent, capacity_blocks)?;
             at_most(range.extent.len(), u64::from(limits.range_blocks))?;
             total_blocks += range.extent.len();
             ranges.push(range);
         }
         at_most(total_blocks, u64::from(limits.total_blocks))?;
         let destination = Extent::from_raw(self.destination.get(), total_blocks)?;
-        super::fits(destination, capacity_blocks)?;
+        fits(destination, capacity_blocks)?;
         Ok((destination, ranges))
     }
 
@@ -221,7 +221,7 @@ impl CopyRange {
     }
 
     fn encode(&self, format: CopyDescriptorFormat, data: &mut Vec<u8>) -> Result<(), Invalid> {
-        let (slba, nlb) = (self.extent.start().get(), super::nlb(self.extent)? as u16);
+        let (slba, nlb) = (self.extent.start().get(), nlb(self.extent)? as u16);
         let (elbat, elbatm) = (self.protection.lbat, self.protection.lbatm);
         let space = self.protection.space.bits();
         match format {

@@ -12,10 +12,6 @@ use crate::wire::{Count8, flags};
 flags! {
     /// What the ranges are to be used for (NVM, Dataset Management, command dword 11).
     pub struct DsmAttributes(u32) {
-        /// IDR: the ranges are going to be read as a whole.
-        INTEGRAL_READ = 0,
-        /// IDW: the ranges are going to be written as a whole.
-        INTEGRAL_WRITE = 1,
         /// AD: the ranges may be deallocated.
         DEALLOCATE = 2,
     }
@@ -86,7 +82,7 @@ impl DatasetManagement {
 
     pub(super) fn decode(command: &Command) -> DatasetManagement {
         let ranges = Count8::saturating((command.cdw10.get() as u16 & 0xFF) + 1);
-        DatasetManagement { ranges, attributes: DsmAttributes::from_bits(command.cdw11.get()) }
+        DatasetManagement { ranges, attributes: DsmAttributes::from_bits_retain(command.cdw11.get()) }
     }
 
     pub(super) fn encode(&self, nsid: u32) -> Result<Command, Invalid> {

@@ -3,6 +3,7 @@
 use sealblock_units::{Extent, Lba};
 use zerocopy::little_endian::U32;
 
+use super::blocks::fits;
 use crate::command::Command;
 use crate::error::Invalid;
 use crate::opcodes::AdminOpcode;
@@ -114,10 +115,7 @@ impl GetLbaStatus {
     /// The requested blocks in a namespace of this size. A range that goes past the end is cut there; one
     /// that starts there is refused.
     pub fn extent(&self, capacity_blocks: u64) -> Result<Extent, Invalid> {
-        let start = Extent::one(self.start);
-        if !start.fits(capacity_blocks) {
-            return Err(Invalid::PastEnd { extent: start, capacity_blocks });
-        }
+        fits(Extent::one(self.start), capacity_blocks)?;
         let rest = capacity_blocks - self.start.get();
         let blocks = if self.range_blocks == 0 { rest } else { rest.min(u64::from(self.range_blocks)) };
         // An extent has at most 2^32 - 1 blocks; a longer request gets the first part, and the host sends another.

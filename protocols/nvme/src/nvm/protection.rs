@@ -125,7 +125,7 @@ impl ProtectionInfo {
     /// PRACT and PRCHK from the four bits of PRINFO.
     pub(crate) fn with_prinfo(mut self, prinfo: u32) -> ProtectionInfo {
         self.pract = bit(prinfo, 3);
-        self.prchk = Prchk::from_bits(prinfo as u8 & 7);
+        self.prchk = Prchk::from_bits_retain(prinfo as u8 & 7);
         self
     }
 
@@ -215,7 +215,7 @@ mod tests {
         let format = format(GuardKind::Crc32c, ProtectionType::Type1, 16);
         assert_eq!(ProtectionInfo::NONE.with_tags(format, 9, 9).checks(format, u64::MAX), Checks::NONE);
         let info = ProtectionInfo {
-            prchk: Prchk::from_bits(7),
+            prchk: Prchk::from_bits_retain(7),
             stc: true,
             lbat: 5,
             lbatm: 0xFF,

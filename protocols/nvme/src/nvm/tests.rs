@@ -2,7 +2,9 @@
 
 use proptest::prelude::*;
 use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::Lba;
 use zerocopy::IntoBytes;
+use zerocopy::little_endian::U32;
 
 use super::*;
 use crate::wire::Count8;
@@ -203,7 +205,7 @@ fn the_copy_format_goes_with_the_guard() {
 fn any_protection() -> impl Strategy<Value = ProtectionInfo> {
     (any::<bool>(), 0..8_u8, any::<bool>(), any::<u128>(), any::<u16>(), any::<u16>()).prop_map(
         |(pract, prchk, stc, space, lbat, lbatm)| {
-            let prchk = Prchk::from_bits(prchk);
+            let prchk = Prchk::from_bits_retain(prchk);
             ProtectionInfo { pract, prchk, stc, space: TagSpace::from_bits(space), lbat, lbatm }
         },
     )
@@ -249,7 +251,10 @@ fn any_command() -> impl Strategy<Value = IoCommand> {
         }),
         (1..=256_u16, any::<u32>()).prop_map(|(ranges, attributes)| {
             let ranges = Count8::new(ranges).unwrap();
-            IoCommand::DatasetManagement(DatasetManagement { ranges, attributes: DsmAttributes::from_bits(attributes) })
+            IoCommand::DatasetManagement(DatasetManagement {
+                ranges,
+                attributes: DsmAttributes::from_bits_retain(attributes),
+            })
         }),
     ]
 }
