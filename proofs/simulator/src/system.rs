@@ -15,10 +15,7 @@ use sealblock_units::BlockSize;
 use crate::disk::{Image, SimDisk};
 use crate::executor::Executor;
 use crate::random::Random;
-use crate::workload::Workload;
-
-/// Blocks of a full block group of a protected volume with the smaller blocks.
-pub const GROUP_BLOCKS: u64 = 1 << 18;
+use crate::workload::{GROUP_BLOCKS, Workload};
 
 /// The shape of a device under test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,8 +23,6 @@ use crate::random::{Random, Trace};
 use crate::system::{System, VolumeProfile};
 use crate::workload::{self, Workload};
 
-pub use crate::system::GROUP_BLOCKS;
-
 /// So long, and so many times, does a machine go on without requests in some seeds: everything is committed then and has its
 /// second copy. A timer may go off before its time while tasks are ready; that all of them do before the worker has run is next
 /// to impossible.

@@ -10,6 +10,9 @@ use crate::client::{Client, Stop};
 use crate::executor::Executor;
 use crate::random::Random;
 
+/// Blocks of a full block group of a protected volume with the smaller blocks.
+pub const GROUP_BLOCKS: u64 = 1 << 18;
+
 /// A kind of load. To add one, add a variant, its name, and its habits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Workload {
@@ -191,7 +194,7 @@ impl Region {
     fn of(workload: Workload, capacity_blocks: u64, most: u64) -> Region {
         const AROUND_BORDER: u64 = 48;
         if workload == Workload::Zones {
-            let border = crate::trial::GROUP_BLOCKS.min(capacity_blocks.saturating_sub(AROUND_BORDER));
+            let border = GROUP_BLOCKS.min(capacity_blocks.saturating_sub(AROUND_BORDER));
             let first = border.saturating_sub(AROUND_BORDER);
             return Region { first, blocks: (2 * AROUND_BORDER).min(capacity_blocks - first) };
         }

@@ -2,8 +2,7 @@
 
 use std::fmt;
 
-use super::InFlight;
-use super::image::{Content, Image};
+use super::image::{Content, Image, InFlight};
 use crate::random::Random;
 
 /// Which of the sectors that are not known to be durable survive.

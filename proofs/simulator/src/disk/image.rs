@@ -233,3 +233,37 @@ impl Image {
         }
     }
 }
+
+/// What is being written: bytes, or zeroes over a range.
+#[derive(Clone)]
+pub(super) enum Payload {
+    Bytes(Slice),
+    Zeroes,
+}
+
+/// A write that has not returned, and how much of it the disk has taken.
+pub(super) struct InFlight {
+    pub(super) mark: WriteMark,
+    pub(super) first: u64,
+    pub(super) end: u64,
+    pub(super) sector_bytes: usize,
+    pub(super) payload: Payload,
+    pub(super) taken: Vec<u64>,
+}
+
+impl InFlight {
+    /// The sectors that the disk has not taken yet.
+    pub(super) fn left(&self, image: &Image) -> Vec<u64> {
+        let all = match self.payload {
+            Payload::Bytes(_) => (self.first..self.end).collect(),
+            Payload::Zeroes => image.occupied(self.first, self.end),
+        };
+        all.into_iter().filter(|sector| !self.taken.contains(sector)).collect()
+    }
+
+    pub(super) fn content(&self, sector: u64) -> Content {
+        let Payload::Bytes(bytes) = &self.payload else { return None };
+        let at = (sector - self.first) as usize * self.sector_bytes;
+        Some(bytes.slice(at..at + self.sector_bytes))
+    }
+}

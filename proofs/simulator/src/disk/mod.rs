@@ -28,7 +28,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use crate::executor::Executor;
 use crate::random::{Random, Trace};
 use faults::{Faults, error};
-use image::WriteMark;
+use image::{InFlight, Payload, WriteMark};
 
 /// How a disk behaves towards one machine.
 #[derive(Clone, Debug, Default)]
@@ -93,40 +93,6 @@ struct DiskState {
     finding: RefCell<Option<String>>,
     sector_bytes: u32,
     len_bytes: Cell<u64>,
-}
-
-/// What is being written: bytes, or zeroes over a range.
-#[derive(Clone)]
-enum Payload {
-    Bytes(Slice),
-    Zeroes,
-}
-
-/// A write that has not returned, and how much of it the disk has taken.
-struct InFlight {
-    mark: WriteMark,
-    first: u64,
-    end: u64,
-    sector_bytes: usize,
-    payload: Payload,
-    taken: Vec<u64>,
-}
-
-impl InFlight {
-    /// The sectors that the disk has not taken yet.
-    fn left(&self, image: &Image) -> Vec<u64> {
-        let all = match self.payload {
-            Payload::Bytes(_) => (self.first..self.end).collect(),
-            Payload::Zeroes => image.occupied(self.first, self.end),
-        };
-        all.into_iter().filter(|sector| !self.taken.contains(sector)).collect()
-    }
-
-    fn content(&self, sector: u64) -> image::Content {
-        let Payload::Bytes(bytes) = &self.payload else { return None };
-        let at = (sector - self.first) as usize * self.sector_bytes;
-        Some(bytes.slice(at..at + self.sector_bytes))
-    }
 }
 
 /// One machine's hold on a disk. Clones are the same hold.

@@ -5,9 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Reopen, ReplicaSource};
 use sealblock_units::Extent;
 
+use super::harness::Harness;
 use super::machine::RunningMirror;
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 
@@ -54,38 +54,38 @@ async fn release(env: Rc<ReplicaEnv>) {
 }
 
 /// After a while, lets the replica be opened again, unless something else has happened to it since.
-fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&ReplicaEnv) + 'static) {
-    let (env, executor, epoch) = (env.clone(), up.executor.clone(), env.epoch.get());
+fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &ReplicaEnv) + 'static) {
+    let (harness, env, executor, epoch) = (up.harness.clone(), env.clone(), up.executor.clone(), env.epoch.get());
     let most = *up.random.pick(&[200, 5_000, 50_000, 2_000_000]);
     let delay = Duration::from_micros(up.random.between(10, most));
     drop(up.executor.spawn("later", async move {
         executor.delay(delay).await;
         if env.epoch.get() == epoch {
-            then(&env);
+            then(&harness, &env);
         }
     }));
 }
 
 fn disconnect(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
     env.held.set(true);
-    env.break_link(ReplicaLink::Gone);
+    up.harness.break_link(env, ReplicaLink::Gone);
     up.harness.say(format!("at {:?} replica {} goes away", up.executor.now(), env.number));
-    later(up, env, |env| env.held.set(false));
+    later(up, env, |_, env| env.held.set(false));
 }
 
 fn hang(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
     if env.link.get() == ReplicaLink::Up {
         up.harness.say(format!("at {:?} replica {} hangs", up.executor.now(), env.number));
-        env.break_link(ReplicaLink::Hung);
-        later(up, env, |env| env.break_link(ReplicaLink::Gone));
+        up.harness.break_link(env, ReplicaLink::Hung);
+        later(up, env, |harness, env| harness.break_link(env, ReplicaLink::Gone));
     }
 }
 
 fn fill(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
     if env.link.get() == ReplicaLink::Up {
         up.harness.say(format!("at {:?} replica {} fails changes", up.executor.now(), env.number));
-        env.break_link(ReplicaLink::Full);
-        later(up, env, |env| env.break_link(ReplicaLink::Up));
+        up.harness.break_link(env, ReplicaLink::Full);
+        later(up, env, |harness, env| harness.break_link(env, ReplicaLink::Up));
     }
 }
 
@@ -95,20 +95,6 @@ async fn repair(up: &RunningMirror) {
     if let Ok(extent) = Extent::from_raw(first, blocks) {
         let _ = up.client.repair(extent).await;
     }
-}
-
-fn reopen(env: &Rc<ReplicaEnv>) -> Reopen {
-    let env = env.clone();
-    Box::new(move || match env.is_lent.get() {
-        true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
-        false => env.open(),
-    })
-}
-
-/// What the mirror is to know of a replica, which is opened for it.
-pub(super) async fn source(env: &Rc<ReplicaEnv>) -> ReplicaSource {
-    let device = env.open().await;
-    ReplicaSource { name: env.name.clone(), device, reopen: Some(reopen(env)) }
 }
 
 /// A device that is no replica and can be made one.
@@ -123,7 +109,7 @@ fn take_spare(up: &RunningMirror) -> Option<Rc<ReplicaEnv>> {
 async fn add(up: &RunningMirror) {
     let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
     let Some(spare) = take_spare(up) else { return };
-    let added = mirror.add(source(&spare).await, true).await;
+    let added = mirror.add(up.harness.source(&spare).await, true).await;
     up.harness.say(format!("at {:?} replica {} is added: {added:?}", up.executor.now(), spare.number));
     spare.is_member.set(added.is_ok());
 }
@@ -139,7 +125,7 @@ pub(super) async fn replace(up: &RunningMirror, old: &Rc<ReplicaEnv>) {
     }
     let Some(spare) = take_spare(up) else { return };
     spare.replaces.set(Some(old.number));
-    let source = source(&spare).await;
+    let source = up.harness.source(&spare).await;
     let done = mirror.replace(&old.name, source, true).await;
     up.harness.say(format!(
         "at {:?} replica {} is replaced by {}: {done:?}",

@@ -2,16 +2,30 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
-use sealblock_block::{Abilities, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
+use sealblock_block::{Abilities, Clock, Device, Error, ErrorKind, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorInfo, ReplicaInfo};
 use sealblock_units::Extent;
 
-use super::clock::FasterClock;
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::RunContext;
+use crate::executor::Executor;
 use crate::random::Trace;
+
+/// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds meet requests of microseconds.
+#[derive(Clone)]
+pub(super) struct FasterClock {
+    pub executor: Executor,
+    pub factor: u32,
+}
+
+impl Clock for FasterClock {
+    fn sleep(&self, delay: Duration) -> impl Future<Output = ()> {
+        self.executor.delay(delay / self.factor)
+    }
+}
 
 /// The mirror of one machine.
 pub(super) type MirrorHandle = Rc<Mirror<FasterClock>>;
@@ -115,6 +129,18 @@ impl Harness {
             self.losses.set(self.losses.get() + 1);
             self.context.checker.borrow_mut().lose();
         }
+    }
+
+    /// Changes the state of the link, also for requests in flight.
+    pub fn break_link(&self, env: &ReplicaEnv, line: ReplicaLink) {
+        // Whether it is current can be told until the mirror learns of this.
+        self.clear_in_sync();
+        env.link.set(line);
+        env.breaks.set(env.breaks.get() + 1);
+        if line == ReplicaLink::Gone {
+            env.epoch.set(env.epoch.get() + 1);
+        }
+        env.changed.notify();
     }
 
     /// Replicas that can execute every request now, and since when. Those without a label do not count: they cannot store one.

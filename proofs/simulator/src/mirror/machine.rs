@@ -8,9 +8,7 @@ use sealblock_layers_mirror::{
     create_with_hooks, open_with_hooks,
 };
 
-use super::clock::FasterClock;
-use super::events::source;
-use super::harness::{Harness, WatchedMirror};
+use super::harness::{FasterClock, Harness, WatchedMirror};
 use super::replica_env::ReplicaEnv;
 use crate::client::Client;
 use crate::executor::Executor;
@@ -111,7 +109,7 @@ impl MachineSetup {
     async fn sources(&self, is_any_order: bool) -> Vec<ReplicaSource> {
         let mut sources = Vec::new();
         for env in self.harness.members() {
-            sources.push(source(&env).await);
+            sources.push(self.harness.source(&env).await);
         }
         // In a new mirror the position decides which replica's content counts.
         if is_any_order {

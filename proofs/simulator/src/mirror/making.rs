@@ -137,7 +137,7 @@ impl Trial {
 /// Writes to a replica that is a device of its own, and closes it.
 async fn use_alone(stage: &MachineSetup, replica: usize) {
     let env = stage.harness.envs.borrow()[replica].clone();
-    let Ok(stack) = env.open().await else { return };
+    let Ok(stack) = stage.harness.open(&env).await else { return };
     let client = Client::new(stack, stage.harness.context.clone());
     for _ in 0..stage.random.between(1, 8) {
         let blocks = stage.random.between(1, client.capacity_blocks().min(8));

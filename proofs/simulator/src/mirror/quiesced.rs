@@ -9,7 +9,6 @@ use sealblock_layers_mirror::ReplicaInfo;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::{Extent, Lba};
 
-use super::events::source;
 use super::machine::RunningMirror;
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Stop;
@@ -29,8 +28,8 @@ pub(super) async fn quiesce(up: &RunningMirror) -> Result<(), Stop> {
     for env in up.in_use() {
         env.held.set(false);
         match env.link.get() {
-            ReplicaLink::Hung => env.break_link(ReplicaLink::Gone),
-            ReplicaLink::Full => env.break_link(ReplicaLink::Up),
+            ReplicaLink::Hung => up.harness.break_link(&env, ReplicaLink::Gone),
+            ReplicaLink::Full => up.harness.break_link(&env, ReplicaLink::Up),
             ReplicaLink::Up | ReplicaLink::Gone => {}
         }
     }
@@ -62,7 +61,7 @@ async fn make_replicas(up: &RunningMirror) {
         };
         if description.replicas.iter().any(|replica| is_nothing(&replica)) {
             env.is_lent.set(true);
-            let done = mirror.replace(&env.name, source(&env).await, true).await;
+            let done = mirror.replace(&env.name, up.harness.source(&env).await, true).await;
             env.is_lent.set(false);
             up.harness.say(format!("at {:?} replica {} is made a replica: {done:?}", up.executor.now(), env.number));
         }

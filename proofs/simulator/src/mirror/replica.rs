@@ -127,7 +127,6 @@ impl Replica {
             executor: executor.clone(),
             random: random.fork("site"),
             trace: harness.trace.clone(),
-            harness: harness.clone(),
             disk: Default::default(),
             image: self.image.take().into(),
             behaviour: Default::default(),
@@ -150,7 +149,7 @@ impl Replica {
     }
 
     /// Takes over the state at the end of a machine.
-    pub fn take_over(&mut self, env: &ReplicaEnv, survival: Survival) {
+    pub fn take_over(&mut self, harness: &Harness, env: &ReplicaEnv, survival: Survival) {
         self.image = Some(env.take_image(survival));
         self.allowed = env.allowed.take();
         self.is_member = env.is_member.get();
@@ -160,18 +159,18 @@ impl Replica {
             // Never a replica, or stopped half-way to be one: it is made again.
             self.make_spare();
         }
-        if let Some((state, _)) = env.harness.state(env) {
+        if let Some((state, _)) = harness.state(env) {
             self.is_current = self.is_in_use() && state == ReplicaState::InSync;
             // One that could not be added is called removed, too.
             self.is_removed |= self.is_member && state == ReplicaState::Removed;
         } else if !self.is_in_use() {
             self.is_current = false;
         }
-        if env.harness.quiesced_count.get() > 0 {
+        if harness.quiesced_count.get() > 0 {
             self.is_old = false;
         }
-        env.harness.clear_in_sync();
-        self.missed_writes = env.harness.missed_writes.borrow()[env.number];
+        harness.clear_in_sync();
+        self.missed_writes = harness.missed_writes.borrow()[env.number];
     }
 
     /// The label of an image.

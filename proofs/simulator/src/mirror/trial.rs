@@ -353,7 +353,7 @@ impl Trial {
             let survival = if is_kill { Survival::Kill } else { all };
             let survival = if self.random.chance(50) && !is_kill { Survival::draw(&self.random) } else { survival };
             self.report.ios += env.disk.borrow().as_ref().map_or(0, |disk| disk.counts().ios);
-            replica.take_over(env, survival);
+            replica.take_over(harness, env, survival);
             self.story.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
             self.settled &= replica.is_settled();
             if replica.older.is_none() && replica.is_settled() {

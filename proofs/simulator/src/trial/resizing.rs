@@ -6,11 +6,11 @@ use std::rc::Rc;
 
 use sealblock_units::Extent;
 
-use super::{GROUP_BLOCKS, Trial, audit};
+use super::{Trial, audit};
 use crate::disk::{Image, Survival};
 use crate::machine::{MachineConfig, MachineEnd};
 use crate::system::{Resizing, System, VolumeProfile};
-use crate::workload::Workload;
+use crate::workload::{GROUP_BLOCKS, Workload};
 
 /// Blocks that a device becomes longer by at most.
 const MOST_MORE: u64 = 2_000;

@@ -9,7 +9,6 @@ use sealblock_layers_mirror::label::ReplicaState;
 use super::harness::{Harness, MirrorHandle, Session};
 use super::model::{HistoryState, Id, NodeId};
 use super::replica::{BLOCKS, Replica};
-use super::session::SessionPlan;
 
 /// The good copies that there were before something happened.
 pub struct GoodCopies {
@@ -86,11 +85,10 @@ pub fn check_in_sync(harness: &Harness) {
 }
 
 /// Says which history a mirror that has opened represents.
-pub fn adopt(harness: &Harness, mirror: MirrorHandle, plan: &SessionPlan) {
-    let given = &plan.present;
+pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: &[usize]) {
     let blank = harness.model.borrow().state(0).clone();
     *harness.session.borrow_mut() =
-        Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: plan.named.clone() });
+        Some(Session { mirror, node: 0, state: blank.clone(), opened: blank, given: named.to_vec() });
     let model = harness.model.borrow();
     let in_sync = harness.in_sync();
     check_members(harness, &in_sync);
@@ -103,10 +101,10 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, plan: &SessionPlan) {
         let known = known(&harness.replicas[number]);
         known.holds.is_some_and(|holds| !known.is_mixed && model.has_flushed_more(holds, tip))
     };
-    let loses = |tip: &&NodeId| given.iter().any(|number| has_more(*number, **tip));
+    let loses = |tip: &&NodeId| present.iter().any(|number| has_more(*number, **tip));
     let node = tips.iter().find(|tip| !loses(tip)).or(tips.first()).copied();
     if let Some(tip) = tips.first().filter(|_| tips.iter().all(|tip| loses(&tip))) {
-        let who = given.iter().filter(|number| has_more(**number, *tip));
+        let who = present.iter().filter(|number| has_more(**number, *tip));
         let names: Vec<&str> = who.map(|number| &*harness.replicas[*number].name).collect();
         harness.find(format!("it opens without the flushed writes that {} has", names.join(", ")));
     }

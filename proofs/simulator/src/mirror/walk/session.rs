@@ -15,8 +15,9 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
 use super::harness::{Harness, MirrorHandle};
+use super::linked::LinkedReplica;
 use super::model::{ImageInfo, Stamp};
-use super::replica::{BLOCKS, Image, LinkedReplica, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
+use super::replica::{BLOCKS, Image, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
 use super::rules::{GoodCopies, adopt, check_in_sync, check_refusal};
 use crate::executor::Executor;
 
@@ -103,7 +104,7 @@ pub async fn run(
     }
     let Some(opened) = open(&harness, &executor, &plan).await else { return };
     result.borrow_mut().opened = true;
-    adopt(&harness, opened.mirror.clone(), &plan);
+    adopt(&harness, opened.mirror.clone(), &plan.named, &plan.present);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
     let stack = DynDevice::new(Gate::new("mirror", SharedMirror(opened.mirror.clone())));
     let host = Host { harness, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };

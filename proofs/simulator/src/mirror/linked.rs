@@ -1,0 +1,174 @@
+//! The link to a replica's volume, which can break: opening it, and every request on the way to it.
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use futures_util::future::{Either, LocalBoxFuture, select};
+use sealblock_block::{
+    Abilities, Ability, Device, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind,
+};
+use sealblock_layers_mirror::{Reopen, ReplicaSource};
+use sealblock_units::Extent;
+
+use super::harness::Harness;
+use super::replica_env::{ReplicaEnv, ReplicaLink};
+use crate::disk::{Behaviour, SimDisk, Survival};
+use crate::system::{System, Volumes};
+
+impl Harness {
+    /// What the mirror is to know of a replica, which is opened for it.
+    pub async fn source(self: &Rc<Self>, env: &Rc<ReplicaEnv>) -> ReplicaSource {
+        let device = self.open(env).await;
+        let (harness, again) = (self.clone(), env.clone());
+        let reopen: Reopen = Box::new(move || match again.is_lent.get() {
+            true => Box::pin(std::future::ready(Err("it is in use".to_owned()))),
+            false => harness.open(&again),
+        });
+        ReplicaSource { name: env.name.clone(), device, reopen: Some(reopen) }
+    }
+
+    /// Opens the volume, on its first disk or, after a break, on what a kill or a power cut has left of it.
+    pub fn open(self: &Rc<Self>, env: &Rc<ReplicaEnv>) -> LocalBoxFuture<'static, Result<DynDevice, String>> {
+        let (harness, env) = (self.clone(), env.clone());
+        Box::pin(async move {
+            if env.held.get() {
+                return Err("it is away".to_owned());
+            }
+            // One opening after the other: the disk of one that is in flight cannot be taken.
+            env.changed.wait_until(|| !env.is_opening.get()).await;
+            let _opening = IsOpening::of(&env);
+            harness.break_link(&env, ReplicaLink::Gone);
+            let disk = harness.fresh_disk(&env);
+            let epoch = env.epoch.get() + 1;
+            env.epoch.set(epoch);
+            let session = Volumes::default().open(disk, env.executor.clone(), env.profile, false).await;
+            let session = session.map_err(|error| {
+                if !harness.is_damaged.get() {
+                    harness.find(format!("replica {} cannot be opened: {error}", env.number));
+                }
+                error
+            })?;
+            if env.epoch.get() != epoch || env.held.get() {
+                return Err("it went away again".to_owned());
+            }
+            *env.volume.borrow_mut() = Some(session.stack.clone());
+            *env.close.borrow_mut() = Some(session.close);
+            env.link.set(ReplicaLink::Up);
+            let plug = LinkedDevice {
+                geometry: session.stack.geometry().clone(),
+                inner: session.stack,
+                epoch,
+                env: env.clone(),
+                harness: harness.clone(),
+            };
+            Ok(DynDevice::new(Gate::new("replica", plug)))
+        })
+    }
+
+    /// Takes what a stop leaves of the disk that was in use, and makes a new disk of it.
+    fn fresh_disk(&self, env: &ReplicaEnv) -> SimDisk {
+        let used = env.disk.borrow_mut().take();
+        if let Some(used) = used {
+            let survival = Survival::draw(&env.random);
+            self.say(format!("replica {} is opened anew after {survival}", env.number));
+            self.restarted(env);
+            *env.image.borrow_mut() = Some(used.power_off(survival, &env.random.fork("survival")));
+        }
+        let image = env.image.borrow_mut().take().expect("a replica has an image or a disk");
+        let behaviour = Behaviour { fuse: self.fuse.borrow().clone(), ..env.behaviour.take() };
+        let disk = SimDisk::new(image, behaviour, &env.executor, env.random.fork("disk"), env.trace.clone());
+        *env.disk.borrow_mut() = Some(disk.clone());
+        disk
+    }
+}
+
+/// A replica that is being opened, however that ends.
+struct IsOpening(Rc<ReplicaEnv>);
+
+impl IsOpening {
+    fn of(env: &Rc<ReplicaEnv>) -> IsOpening {
+        env.is_opening.set(true);
+        IsOpening(env.clone())
+    }
+}
+
+impl Drop for IsOpening {
+    fn drop(&mut self) {
+        self.0.is_opening.set(false);
+        self.0.changed.notify();
+    }
+}
+
+/// The link to a replica's volume, as of one open.
+struct LinkedDevice {
+    geometry: Geometry,
+    inner: DynDevice,
+    epoch: u64,
+    env: Rc<ReplicaEnv>,
+    harness: Rc<Harness>,
+}
+
+impl LinkedDevice {
+    fn is_lost(&self) -> bool {
+        self.env.epoch.get() != self.epoch
+    }
+
+    /// Waits while the link hangs; false if it broke meanwhile.
+    async fn is_answered(&self) -> bool {
+        self.env.changed.wait_until(|| self.is_lost() || self.env.link.get() != ReplicaLink::Hung).await;
+        !self.is_lost()
+    }
+
+    fn refuses(&self, request: &Request) -> bool {
+        self.env.link.get() == ReplicaLink::Full
+            && (request.kind().changes_blocks() || request.kind() == RequestKind::WriteReserved)
+    }
+
+    /// Checks that a write to a replica concerns regions that hosts have changed and it may lack.
+    fn check(&self, extent: Extent) {
+        let allowed = self.env.allowed.borrow();
+        for region in self.harness.regions(extent) {
+            if !allowed.contains(&region) {
+                let number = self.env.number;
+                self.harness.find(format!("replica {number} is written to at {extent}, which it does not lack"));
+            }
+        }
+    }
+}
+
+fn unreachable() -> Outcome {
+    Err(ErrorKind::Unreachable { reason: "the line broke".to_owned() }.into())
+}
+
+impl Device for LinkedDevice {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let of = self.inner.abilities();
+        let reserved = if self.env.has_no_label { Ability::Absent } else { of.reserved };
+        Abilities { reserved, ..of }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if !self.is_answered().await {
+            return unreachable();
+        }
+        if self.refuses(&request) {
+            return Err(ErrorKind::NoSpace { reason: "the replica is full".to_owned() }.into());
+        }
+        if matches!(request.kind(), RequestKind::Write | RequestKind::WriteZeroes) {
+            self.check(request.extents.one());
+        }
+        let inner = self.inner.clone();
+        // A task of its own: a request continues when its future is dropped.
+        let task = self.env.executor.spawn("replica", async move { inner.execute(request).await });
+        let lost = self.env.changed.wait_until(|| self.is_lost());
+        let outcome = match select(pin!(task), pin!(lost)).await {
+            Either::Left((outcome, _)) => outcome,
+            Either::Right(_) => return unreachable(),
+        };
+        if self.is_answered().await { outcome } else { unreachable() }
+    }
+}
