@@ -1,12 +1,37 @@
-//! Names of targets: any text is refused or prints as a text that reads as the same target.
+//! Every fuzz target. Each `[[bin]]` of `Cargo.toml` builds this file, and its name chooses the function.
 #![no_main]
 
-use sealblock_stack::target::TargetName;
 use libfuzzer_sys::fuzz_target;
+use sealblock_fuzz::{block_map, controller, image, labels, nvme, values, volume};
+use sealblock_protocols_nbd::fuzz as nbd;
+use sealblock_protocols_nvme_tcp::fuzz as nvme_tcp;
 
-fuzz_target!(|text: &str| {
-    if let Ok(target) = text.parse::<TargetName>() {
-        let printed = target.to_string();
-        assert_eq!(printed.parse::<TargetName>().as_ref(), Ok(&target), "{printed}");
+const TARGET: fn(&[u8]) = target(env!("CARGO_BIN_NAME"));
+
+/// What the target of this name tries an input on.
+const fn target(name: &str) -> fn(&[u8]) {
+    match name.as_bytes() {
+        b"superblock" => volume::try_superblock,
+        b"log" => volume::try_log,
+        b"block_map" => block_map::try_block_map,
+        b"label" => labels::try_mirror_label,
+        b"stripe_label" => labels::try_stripe_label,
+        b"image" => image::try_image,
+        b"resized" => image::try_resized,
+        b"remains" => image::try_remains,
+        b"tags" => values::try_tags,
+        b"target" => values::try_target,
+        b"rules" => values::try_rules,
+        b"nvme-tcp-target" => nvme_tcp::target,
+        b"nvme-tcp-host" => nvme_tcp::host,
+        b"nvme-tcp-pair" => nvme_tcp::pair,
+        b"nvme-tcp-controller" => controller::try_controller,
+        b"nbd-server" => nbd::run,
+        b"nbd-client" => nbd::client::run,
+        b"nvme" => nvme::try_structures,
+        b"nqn" => nvme::try_name,
+        _ => panic!("a target has a function here"),
     }
-});
+}
+
+fuzz_target!(|input: &[u8]| TARGET(input));

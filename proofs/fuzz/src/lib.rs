@@ -3,9 +3,13 @@
 //! A mutated byte in metadata fails the checksum and goes no further, so a target that only mutates tests the checksum.
 //! The forging functions make the checksum right again, and what lies behind it is tested too.
 
+pub mod block_map;
 pub mod controller;
 pub mod image;
+pub mod labels;
 pub mod nvme;
+pub mod values;
+pub mod volume;
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_media_volume::format::{MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES};

@@ -1,22 +1,23 @@
-//! Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled
-//! or refused.
-#![no_main]
+//! Labels of mirrors and stripes.
 
-use libfuzzer_sys::fuzz_target;
-use sealblock_fuzz::{Pieces, forge_label};
 use sealblock_layers_mirror::assemble::{Assembly, ReplicaProbe, assemble};
 use sealblock_layers_mirror::label::{Label, ReplicaRecord, ReplicaState};
 use sealblock_layers_mirror::lineage::Lineage;
 use sealblock_layers_mirror::regions::{RegionMap, Regions};
-use sealblock_units::BlockSize;
+use sealblock_layers_stripe::label::{Label as StripeLabel, MAX_MEMBERS};
+use sealblock_units::{BlockSize, ByteCount};
 
-fuzz_target!(|input: &[u8]| {
-    check(input);
+use crate::{Pieces, forge_label, forge_stripe_label};
+
+/// Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled
+/// or refused.
+pub fn try_mirror_label(input: &[u8]) {
+    check_mirror_label(input);
     let mut pieces = Pieces::new(input);
     let count = usize::from(pieces.byte() % 4) + 1;
     let labels = (0..count).filter_map(|own| {
         let bytes = changed(&mut pieces, own);
-        check(&bytes)
+        check_mirror_label(&bytes)
     });
     let mut found: Vec<ReplicaProbe> = labels.map(|label| ReplicaProbe::Labelled(Box::new(label))).collect();
     match pieces.byte() % 4 {
@@ -29,7 +30,7 @@ fuzz_target!(|input: &[u8]| {
         let in_sync = |at: &usize| known.label.replicas[*at].state == ReplicaState::InSync;
         assert!(known.indices.iter().any(in_sync), "a mirror has a replica that is in sync");
     }
-});
+}
 
 /// A valid label of three replicas with some bytes changed, its checksum right.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
@@ -82,8 +83,40 @@ fn lineage(pieces: &mut Pieces) -> Lineage {
     lineage
 }
 
-fn check(bytes: &[u8]) -> Option<Label> {
+fn check_mirror_label(bytes: &[u8]) -> Option<Label> {
     let label = Label::decode(bytes).ok().flatten()?;
     assert_eq!(Label::decode(&label.encode()), Ok(Some(label.clone())));
     Some(label)
+}
+
+/// Labels of stripes: any bytes are refused, are no label, or mean what writing them again would mean.
+pub fn try_stripe_label(input: &[u8]) {
+    check_stripe_label(input);
+    // A good label with some bytes changed, its checksum right.
+    let mut pieces = Pieces::new(input);
+    let members = usize::from(pieces.byte()) % MAX_MEMBERS + 1;
+    let label = StripeLabel {
+        uuid: [7; 16],
+        members,
+        own_index: usize::from(pieces.byte()) % members,
+        chunk: ByteCount::new(4096 << (pieces.byte() % 20)),
+        capacity_blocks: pieces.word(),
+        block_size: BlockSize::B4096,
+        group_label: vec![1; usize::from(pieces.byte())],
+    };
+    let mut bytes = label.encode();
+    assert_eq!(StripeLabel::decode(&bytes), Ok(Some(label)));
+    while !pieces.is_empty() {
+        let at = usize::from(pieces.short()) % bytes.len();
+        bytes[at] = pieces.byte();
+    }
+    forge_stripe_label(&mut bytes);
+    check_stripe_label(&bytes);
+}
+
+fn check_stripe_label(bytes: &[u8]) {
+    if let Ok(Some(label)) = StripeLabel::decode(bytes) {
+        assert!(label.own_index < label.members && label.members <= MAX_MEMBERS);
+        assert_eq!(StripeLabel::decode(&label.encode()), Ok(Some(label)));
+    }
 }

@@ -1,17 +1,17 @@
-//! Generations, block group maps and reserved areas: any bytes are refused or mean what writing them again would mean.
-#![no_main]
+//! Generations, the block group map and reserved areas of a volume.
 
-use libfuzzer_sys::fuzz_target;
 use sealblock_block::ReservedArea;
-use sealblock_fuzz::{Pieces, forge_reserved_area, forge_sector};
 use sealblock_media_volume::format::{Generations, GroupMapSector, ReservedCopy, Seed};
 use sealblock_units::Lba;
+
+use crate::{Pieces, forge_reserved_area, forge_sector};
 
 const UUID: [u8; 16] = [9; 16];
 /// Bytes in front of what a sector of metadata holds.
 const HEAD: usize = 32;
 
-fuzz_target!(|input: &[u8]| {
+/// Generations, block group maps and reserved areas: any bytes are refused or mean what writing them again would mean.
+pub fn try_block_map(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let (kind, place, more) = (pieces.byte(), pieces.word(), pieces.byte());
     let sector_bytes = if kind & 64 == 0 { 512 } else { 4096 };
@@ -38,7 +38,7 @@ fuzz_target!(|input: &[u8]| {
         }
         _ => changed_reserved_area(kind, rest, place, more),
     }
-});
+}
 
 /// A good sector with the first bytes changed, its checksum right.
 fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: u8) {

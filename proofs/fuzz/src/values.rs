@@ -1,12 +1,17 @@
-//! Tuples and checks: any bytes can be checked in any format, and what was sealed passes.
-#![no_main]
+//! Tuples, and what people write: names of targets and fault rules.
 
-use libfuzzer_sys::fuzz_target;
-use sealblock_fuzz::{Pieces, format};
+use std::fmt::{Debug, Display};
+use std::str::FromStr;
+
 use sealblock_integrity::{Checks, Masked, Tags, Tuple, seal, verify};
+use sealblock_layers_fault::Rules;
+use sealblock_stack::target::TargetName;
 use sealblock_units::BlockSize;
 
-fuzz_target!(|input: &[u8]| {
+use crate::{Pieces, format};
+
+/// Tuples and checks: any bytes can be checked in any format, and what was sealed passes.
+pub fn try_tags(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let Some(format) = format(&mut pieces) else { return };
     let (flags, size) = (pieces.byte(), BlockSize::B512);
@@ -45,4 +50,22 @@ fuzz_target!(|input: &[u8]| {
         initial_ref_tag: Some(with.initial_ref_tag),
     };
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
-});
+}
+
+/// Names of targets: any text is refused or prints as a text that reads as the same target.
+pub fn try_target(input: &[u8]) {
+    try_text::<TargetName>(input);
+}
+
+/// Fault rules: any text is refused or prints as a text that reads as the same rules.
+pub fn try_rules(input: &[u8]) {
+    try_text::<Rules>(input);
+}
+
+fn try_text<T: FromStr + Display + PartialEq + Debug>(input: &[u8]) {
+    // The text before the first byte that is none.
+    let text = input.utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    let Ok(value) = text.parse::<T>() else { return };
+    let printed = value.to_string();
+    assert_eq!(printed.parse::<T>().ok().as_ref(), Some(&value), "{printed}");
+}
