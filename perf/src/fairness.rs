@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use fastrand::Rng;
 use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
@@ -136,9 +137,9 @@ async fn one(
 
 async fn neighbour_waits<D: Device>(device: &D, neighbour: Neighbour, time: Duration) -> anyhow::Result<Vec<Duration>> {
     let blocks = device.geometry().capacity_blocks;
-    let (mut waits, mut state, begun) = (Vec::new(), 7, Instant::now());
+    let (mut waits, mut rng, begun) = (Vec::new(), Rng::with_seed(7), Instant::now());
     while begun.elapsed() < time || waits.is_empty() {
-        let extent = Extent::from_raw(load::random(&mut state) % blocks, 1)?;
+        let extent = Extent::from_raw(rng.u64(..blocks), 1)?;
         let asked = Instant::now();
         match neighbour {
             Neighbour::Read => _ = device.execute(read(device, extent)).await?,
@@ -158,10 +159,10 @@ async fn neighbour_waits<D: Device>(device: &D, neighbour: Neighbour, time: Dura
 /// Asks again and again, until it is over.
 async fn flooder<D: Device>(device: Rc<D>, flood: Flood, number: u64, over: Rc<Cell<bool>>) -> anyhow::Result<()> {
     let blocks = device.geometry().capacity_blocks;
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(number + 1);
+    let mut rng = Rng::with_seed(number);
     let durability = Durability::Volatile;
     while !over.get() {
-        let place = load::random(&mut state) % (blocks / FLOOD_BLOCKS) * FLOOD_BLOCKS;
+        let place = rng.u64(..blocks / FLOOD_BLOCKS) * FLOOD_BLOCKS;
         let extent = Extent::from_raw(place, FLOOD_BLOCKS)?;
         for operation in operations(&*device, flood, extent, durability) {
             device.execute(operation).await?;

@@ -6,13 +6,13 @@
 //! show how far the emulation of its scheme can be trusted. What each scheme guarantees is printed beside its figures.
 
 mod emulation;
-mod group;
 
 use std::rc::Rc;
 
+use fastrand::Rng;
 use sealblock_runtime_reactor::{Config, Reactor};
 
-use crate::load::{Load, Sample, Until, random};
+use crate::load::{Load, Sample, Until};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, Spread, shuffled};
 use crate::setup::{Contender, Prepared};
@@ -82,15 +82,13 @@ async fn one(options: &FileOptions, load: Load) -> anyhow::Result<()> {
     let guard: Protection = "crc16".parse()?;
     let volume = Contender::volume(options, guard, Prepared::Written).await?;
     let (mut rounds, mut written) = (Rounds::default(), vec![Vec::new(); SCHEMES.len() + 1]);
-    let mut state = 1;
+    let mut rng = Rng::with_seed(1);
     for number in 0..options.rounds {
         let mut turns = vec![Sample::default(); SCHEMES.len() + 1];
-        for next in shuffled(turns.len(), &mut state) {
+        for next in shuffled(turns.len(), &mut rng) {
             let before = volume.written_bytes();
             let (turn, bytes) = match emulations.get(next) {
-                Some(emulation) => {
-                    emulation::drive(Rc::clone(emulation), load, options.turn(), random(&mut state)).await?
-                }
+                Some(emulation) => emulation::drive(Rc::clone(emulation), load, options.turn(), rng.u64(..)).await?,
                 None => {
                     let turn = volume.turn(load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
                     (turn, volume.written_bytes() - before)

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use fastrand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Sealed, Tags};
@@ -90,21 +91,10 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// What a random address or payload is made of.
-pub fn random(state: &mut u64) -> u64 {
-    *state ^= *state << 13;
-    *state ^= *state >> 7;
-    *state ^= *state << 17;
-    *state
-}
-
 /// Bytes to be written, out of the reactor's registered memory, so that no side copies.
 pub fn payload() -> Slice {
     let mut buffer = pool().take(PAYLOAD_BYTES);
-    let mut state = 0x9e37_79b9_7f4a_7c15;
-    for word in buffer.as_chunks_mut::<8>().0 {
-        *word = random(&mut state).to_le_bytes();
-    }
+    Rng::with_seed(0).fill(&mut buffer);
     buffer.freeze()
 }
 
@@ -113,7 +103,7 @@ struct Shared {
     end: Option<Instant>,
     left: Cell<u64>,
     cursor: Cell<u64>,
-    state: Cell<u64>,
+    rng: RefCell<Rng>,
     answered: Cell<u64>,
     places: u64,
     payload: Slice,
@@ -130,14 +120,11 @@ impl Shared {
         }
         self.left.set(self.left.get() - 1);
         let place = if self.load.random {
-            let mut state = self.state.get();
-            let place = random(&mut state);
-            self.state.set(state);
-            place
+            self.rng.borrow_mut().u64(..self.places)
         } else {
-            self.cursor.replace(self.cursor.get() + 1)
+            self.cursor.replace(self.cursor.get() + 1) % self.places
         };
-        Extent::from_raw(place % self.places * self.load.blocks, self.load.blocks).ok()
+        Extent::from_raw(place * self.load.blocks, self.load.blocks).ok()
     }
 }
 
@@ -153,7 +140,7 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
         end,
         left: Cell::new(left),
         cursor: Cell::new(0),
-        state: Cell::new(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) | 1),
+        rng: Rng::with_seed(seed).into(),
         answered: Cell::new(0),
         places: device.geometry().capacity_blocks / load.blocks,
         payload: payload(),

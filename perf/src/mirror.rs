@@ -10,6 +10,7 @@
 
 use std::rc::Rc;
 
+use fastrand::Rng;
 use futures_util::future::try_join;
 use sealblock_block::{Abilities, Clock, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
 use sealblock_integrity::Checks;
@@ -222,8 +223,8 @@ async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             let mut turns = vec![Sample::default(); contenders.len()];
-            let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            for next in shuffled(contenders.len(), &mut state) {
+            let mut rng = Rng::with_seed(u64::from(number));
+            for next in shuffled(contenders.len(), &mut rng) {
                 let until = Until::Passed(options.turn());
                 turns[next] = setup.turn(contenders[next], *load, until, u64::from(number) + 1).await?;
             }
@@ -249,8 +250,8 @@ async fn verifies(options: &FileOptions, setup: &Setup) -> anyhow::Result<()> {
     let mut rounds = Rounds::default();
     for number in 0..options.rounds {
         let mut turns = vec![Sample::default(); VERIFY_NAMES.len()];
-        let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        for next in shuffled(VERIFY_NAMES.len(), &mut state) {
+        let mut rng = Rng::with_seed(u64::from(number));
+        for next in shuffled(VERIFY_NAMES.len(), &mut rng) {
             turns[next] = setup.verify(next).await?;
         }
         rounds.0.push(turns);

@@ -13,9 +13,10 @@ mod servers;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use fastrand::Rng;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::load::{Until, random};
+use crate::load::Until;
 use crate::options::NbdOptions;
 use crate::report::{Spread, shuffled, verdict};
 use client::{Client, Load};
@@ -66,14 +67,14 @@ pub fn run(options: &NbdOptions) -> Result<()> {
         client.fill()?;
         contenders.push((served, client));
     }
-    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let mut rng = Rng::with_seed(0);
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds: Vec<Vec<Sample>> = Vec::new();
         for _ in 0..options.rounds {
             let mut turns = vec![None; contenders.len()];
-            for index in shuffled(contenders.len(), &mut state) {
+            for index in shuffled(contenders.len(), &mut rng) {
                 let (served, client) = &mut contenders[index];
-                let seed = random(&mut state);
+                let seed = rng.u64(..);
                 turns[index] = Some(turn(served, client, *load, options, seed)?);
             }
             rounds.push(turns.into_iter().flatten().collect());

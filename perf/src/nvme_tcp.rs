@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
+use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_block::Gate;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
@@ -241,10 +242,10 @@ pub async fn rounds(
     load: Load,
 ) -> anyhow::Result<Vec<Vec<Measured>>> {
     let mut rounds = Vec::new();
-    let mut state = 0x9e37_79b9_7f4a_7c15;
+    let mut rng = Rng::with_seed(0);
     for round in 0..options.rounds {
         let mut measured = vec![None; contenders.len()];
-        for index in shuffled(contenders.len(), &mut state) {
+        for index in shuffled(contenders.len(), &mut rng) {
             let turn = contenders[index].turn(load, Until::Passed(options.turn()), u64::from(round) + 1).await;
             measured[index] = Some(turn.with_context(|| contenders[index].name.clone())?);
         }

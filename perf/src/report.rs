@@ -1,6 +1,8 @@
 //! Tables of ratios: medians over rounds in which every contender has its turn.
 
-use crate::load::{Sample, random};
+use fastrand::Rng;
+
+use crate::load::Sample;
 
 /// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the baseline.
 #[derive(Default)]
@@ -85,11 +87,9 @@ impl Rounds {
 }
 
 /// The numbers below `count` in a new order each time, so that no contender always follows the same other.
-pub fn shuffled(count: usize, state: &mut u64) -> Vec<usize> {
+pub fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
-    for last in (1..count).rev() {
-        order.swap(last, (random(state) % (last as u64 + 1)) as usize);
-    }
+    rng.shuffle(&mut order);
     order
 }
 

@@ -15,9 +15,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::load::{Until, random};
+use crate::load::Until;
 use crate::nbd::client::{Client, Load};
 use crate::options::RestartOptions;
 use crate::remote::process_cpu;
@@ -34,12 +35,12 @@ pub fn run(options: &RestartOptions) -> Result<()> {
         "{:>9} {:>9} | {:>9} | {:>9} {:>7} {:>7} | {:>9} {:>7} {:>7}",
         "writes", "file, MiB", "memory", "killed, s", "CPU, s", "memory", "closed, s", "CPU, s", "memory"
     );
-    let (mut state, mut written) = (0x9e37_79b9_7f4a_7c15, 0);
+    let (mut rng, mut written) = (Rng::with_seed(0), 0);
     for writes in &options.writes {
         written += writes;
         let mut server = Server::start(options, &volume.0)?.0;
         let mut client = Client::connect(server.address, "")?;
-        client.drive(RANDOM_WRITES, Until::Asked(*writes), random(&mut state))?;
+        client.drive(RANDOM_WRITES, Until::Asked(*writes), rng.u64(..))?;
         client.sync()?;
         let (_, in_use) = server.cost()?;
         server.kill(Signal::KILL)?;

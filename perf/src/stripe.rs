@@ -7,6 +7,7 @@
 
 use std::rc::Rc;
 
+use fastrand::Rng;
 use futures_util::future::try_join;
 use sealblock_block::{Device, DynDevice, Gate};
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
@@ -122,8 +123,8 @@ async fn measure(options: &FileOptions, setup: &Setup, threshold: Option<f64>) -
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             let mut turns = vec![Sample::default(); NAMES.len()];
-            let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            for next in shuffled(NAMES.len(), &mut state) {
+            let mut rng = Rng::with_seed(u64::from(number));
+            for next in shuffled(NAMES.len(), &mut rng) {
                 turns[next] = setup.turn(next, *load, Until::Passed(options.turn()), u64::from(number) + 1).await?;
             }
             rounds.0.push(turns);

@@ -9,6 +9,7 @@
 
 use std::time::Duration;
 
+use fastrand::Rng;
 use sealblock_runtime_reactor::{Config, Reactor};
 
 use crate::load::{Load, Sample, Until};
@@ -103,8 +104,8 @@ fn names(contenders: &[Contender]) -> Vec<String> {
 /// One round: every contender has a turn, in another order each time.
 async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) -> anyhow::Result<Vec<Sample>> {
     let mut turns = vec![Sample::default(); contenders.len()];
-    let mut state = u64::from(number).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    for next in shuffled(contenders.len(), &mut state) {
+    let mut rng = Rng::with_seed(u64::from(number));
+    for next in shuffled(contenders.len(), &mut rng) {
         turns[next] = contenders[next].turn(load, until, u64::from(number) + 1).await?;
     }
     Ok(turns)

@@ -6,18 +6,20 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::future::poll_fn;
 use std::rc::Rc;
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use fastrand::Rng;
 use futures_util::future::try_join_all;
 use sealblock_block::Medium;
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::spawn;
 
-use super::group::Group;
-use crate::load::{Load, Sample, Stopwatch, payload, random};
+use crate::load::{Load, Sample, Stopwatch, payload};
 use crate::options::FileOptions;
 use crate::setup::{self, Prepared, Scratch};
 
@@ -303,17 +305,19 @@ pub async fn drive(emulation: Rc<Emulation>, load: Load, turn: Duration, seed: u
     let (before, end) = (emulation.written_bytes.get(), Instant::now() + turn);
     emulation.regions.take();
     let answered = Rc::new(Cell::new(0_u64));
-    let next = Rc::new(Cell::new(if load.random { seed | 1 } else { 0 }));
+    let (rng, next) = (Rc::new(RefCell::new(Rng::with_seed(seed))), Rc::new(Cell::new(0)));
     let watch = Stopwatch::start();
     let workers: Vec<_> = (0..load.depth)
         .map(|_| {
-            let (emulation, answered, next) = (Rc::clone(&emulation), Rc::clone(&answered), Rc::clone(&next));
+            let (emulation, answered) = (Rc::clone(&emulation), Rc::clone(&answered));
+            let (rng, next) = (Rc::clone(&rng), Rc::clone(&next));
             spawn(async move {
                 while Instant::now() < end {
-                    let mut state = next.get();
-                    let place = if load.random { random(&mut state) } else { state };
-                    next.set(if load.random { state } else { state + 1 });
-                    emulation.write(place % emulation.places).await?;
+                    let place = match load.random {
+                        true => rng.borrow_mut().u64(..emulation.places),
+                        false => next.replace(next.get() + 1) % emulation.places,
+                    };
+                    emulation.write(place).await?;
                     answered.set(answered.get() + 1);
                     if answered.get().is_multiple_of(load.flush_every) {
                         emulation.flush().await?;
@@ -329,4 +333,53 @@ pub async fn drive(emulation: Rc<Emulation>, load: Load, turn: Duration, seed: u
     emulation.flush().await?;
     let turn = watch.stop(answered.get(), load.blocks * BLOCK_BYTES);
     Ok((turn, emulation.written_bytes.get() - before))
+}
+
+/// Work that several requests share: gathers items until one request takes all of them, and does it for all that wait.
+#[derive(Default)]
+struct Group<T> {
+    items: RefCell<Vec<T>>,
+    begun: Cell<u64>,
+    ended: Cell<u64>,
+    busy: Cell<bool>,
+    waiting: RefCell<Vec<Waker>>,
+}
+
+impl<T> Group<T> {
+    /// Adds an item and returns once `work` was done on a batch with it in, by this request or another.
+    async fn share<F: Future<Output = anyhow::Result<()>>>(
+        &self,
+        item: Option<T>,
+        work: impl Fn(Vec<T>) -> F,
+    ) -> anyhow::Result<()> {
+        self.items.borrow_mut().extend(item);
+        let batch = self.begun.get() + 1;
+        loop {
+            if self.ended.get() >= batch {
+                return Ok(());
+            }
+            if self.busy.replace(true) {
+                self.wait(batch).await;
+                continue;
+            }
+            let items = self.items.take();
+            self.begun.set(self.begun.get() + 1);
+            let done = work(items).await;
+            self.ended.set(self.begun.get());
+            self.busy.set(false);
+            self.waiting.take().into_iter().for_each(Waker::wake);
+            done?;
+        }
+    }
+
+    async fn wait(&self, batch: u64) {
+        poll_fn(|context| {
+            if self.ended.get() >= batch || !self.busy.get() {
+                return Poll::Ready(());
+            }
+            self.waiting.borrow_mut().push(context.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
 }

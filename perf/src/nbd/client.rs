@@ -5,8 +5,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use fastrand::Rng;
 
-use crate::load::{Until, random};
+use crate::load::Until;
 
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 const REPLY_MAGIC: u32 = 0x6744_6698;
@@ -77,11 +78,11 @@ impl Client {
     /// Keeps requests in flight until the turn is over, then waits for the last; how many there were, and how long it took.
     pub fn drive(&mut self, load: Load, until: Until, seed: u64) -> Result<(u64, Duration)> {
         let (kind, reply_bytes) = if load.write { (WRITE, 0) } else { (READ, load.bytes) };
-        let (mut state, mut next) = (seed | 1, 0);
+        let (mut rng, mut next) = (Rng::with_seed(seed), 0);
         let places = self.size / load.bytes as u64;
         ensure!(places > 0, "the export is too small");
         let mut place = || {
-            next = if load.is_random { random(&mut state) % places } else { (next + 1) % places };
+            next = if load.is_random { rng.u64(..places) } else { (next + 1) % places };
             next * load.bytes as u64
         };
         let begun = Instant::now();

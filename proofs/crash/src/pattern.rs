@@ -1,5 +1,6 @@
 //! The content of a block, made from its write and its address, so that reading it identifies both; and the random draws.
 
+use fastrand::Rng;
 use sealblock_units::Lba;
 
 /// The number of a write: unique on a volume, and never zero.
@@ -18,11 +19,8 @@ pub enum Content {
 
 /// Fills one block.
 pub fn fill(block: &mut [u8], version: Version, lba: Lba) {
-    let mut words = Draw::new(version, lba.get());
     block[..8].copy_from_slice(&version.to_le_bytes());
-    for word in block[8..].chunks_mut(8) {
-        word.copy_from_slice(&words.word().to_le_bytes()[..word.len()]);
-    }
+    rng(version, lba.get()).fill(&mut block[8..]);
 }
 
 /// Identifies the content of a block, comparing every byte.
@@ -36,40 +34,9 @@ pub fn recognise(block: &[u8], lba: Lba) -> Content {
     if expected == block { Content::Written(version) } else { Content::Foreign }
 }
 
-/// A source of random choices: xorshift64*, which is small, and good enough to choose blocks by.
-#[derive(Clone, Debug)]
-pub struct Draw(u64);
-
-impl Draw {
-    /// The draws of this seed and this stream. Streams of one seed are independent.
-    pub fn new(seed: u64, stream: u64) -> Draw {
-        let mixed =
-            seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ stream.wrapping_add(1).wrapping_mul(0xd1b5_4a32_d192_ed03);
-        let mut draw = Draw(mixed | 1);
-        // The first few values still resemble the seed.
-        for _ in 0..8 {
-            draw.word();
-        }
-        draw
-    }
-
-    /// 64 random bits.
-    pub fn word(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// A number from 0 to `end - 1`; 0 when `end` is 0.
-    pub fn below(&mut self, end: u64) -> u64 {
-        ((u128::from(self.word()) * u128::from(end)) >> 64) as u64
-    }
-
-    /// True once in `times`.
-    pub fn once_in(&mut self, times: u64) -> bool {
-        self.below(times) == 0
-    }
+/// The random choices of this seed and this stream. Streams of one seed are independent.
+pub fn rng(seed: u64, stream: u64) -> Rng {
+    Rng::with_seed(Rng::with_seed(seed).u64(..) ^ stream)
 }
 
 #[cfg(test)]
@@ -92,8 +59,8 @@ mod tests {
 
     #[test]
     fn choices_stay_in_range_and_follow_the_seed() {
-        let mut draws = [Draw::new(1, 0), Draw::new(1, 0), Draw::new(1, 1)];
-        let drawn = draws.each_mut().map(|draw| (0..1000).map(|_| draw.below(8)).collect::<Vec<_>>());
+        let mut draws = [rng(1, 0), rng(1, 0), rng(1, 1)];
+        let drawn = draws.each_mut().map(|rng| (0..1000).map(|_| rng.u64(..8)).collect::<Vec<_>>());
         assert!(drawn[0] == drawn[1] && drawn[0] != drawn[2]);
         assert!((0..8).all(|value| drawn[0].contains(&value)) && drawn[0].iter().all(|value| *value < 8));
     }

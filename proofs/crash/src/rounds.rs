@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Parser;
+use fastrand::Rng;
 use sealblock::cli::Cli;
 use sealblock::exit::Exit;
 use sealblock_block::Device;
@@ -22,7 +23,7 @@ use sealblock_stack::{Access, data_of, on_reactor, open};
 use sealblock_units::Lba;
 
 use crate::history::History;
-use crate::pattern::{Content, Draw, recognise};
+use crate::pattern::{Content, recognise, rng};
 use crate::report::Event;
 
 /// The options of the volumes that rounds alternate between.
@@ -128,8 +129,8 @@ fn run_command(arguments: &str, path: &Path) -> Result<Exit> {
 }
 
 fn one_round(plan: &Plan, round: u64, volume: &mut TestVolume, totals: &mut Totals) -> Result<()> {
-    let mut draw = Draw::new(plan.seed, round << 32);
-    let history = run_worker(plan, round, &volume.path, &mut draw, totals)?;
+    let mut rng = rng(plan.seed, round << 32);
+    let history = run_worker(plan, round, &volume.path, &mut rng, totals)?;
     let content = contents(&volume.path).context("after the kill")?;
     for (index, (before, found)) in volume.content.iter().zip(&content).enumerate() {
         history.check(Lba::new(index as u64), *before, *found).map_err(|report| anyhow!("{report}"))?;
@@ -144,8 +145,8 @@ fn one_round(plan: &Plan, round: u64, volume: &mut TestVolume, totals: &mut Tota
 }
 
 /// Runs a worker and kills it; returns what it reported.
-fn run_worker(plan: &Plan, round: u64, path: &Path, draw: &mut Draw, totals: &mut Totals) -> Result<History> {
-    let runtime = if draw.once_in(3) { "syscalls" } else { "auto" };
+fn run_worker(plan: &Plan, round: u64, path: &Path, rng: &mut Rng, totals: &mut Totals) -> Result<History> {
+    let runtime = if rng.u64(..3) == 0 { "syscalls" } else { "auto" };
     let mut worker = Command::new(&plan.program)
         .arg("worker")
         .arg(path)
@@ -157,11 +158,11 @@ fn run_worker(plan: &Plan, round: u64, path: &Path, draw: &mut Draw, totals: &mu
         .with_context(|| format!("starting {}", plan.program.display()))?;
     let output = worker.stdout.take().context("the worker has standard output")?;
     let (ready, reader) = read_events(output);
-    let is_early = draw.once_in(EARLY_ONCE_IN);
+    let is_early = rng.u64(..EARLY_ONCE_IN) == 0;
     if is_early {
-        thread::sleep(Duration::from_micros(draw.below(OPENING_US)));
+        thread::sleep(Duration::from_micros(rng.u64(..OPENING_US)));
     } else if ready.recv().is_ok() {
-        thread::sleep(Duration::from_micros(draw.below(LIFE_US)));
+        thread::sleep(Duration::from_micros(rng.u64(..LIFE_US)));
     }
     let has_ended = kill_worker(&mut worker)?;
     let history = reader.join().map_err(|_| anyhow!("the reader of the worker's report panicked"))?;

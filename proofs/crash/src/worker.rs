@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use anyhow::{Context, Result, anyhow};
+use fastrand::Rng;
 use futures_util::future::try_join_all;
 use sealblock_block::{Device, Durability, Gate, Geometry, Request};
 use sealblock_integrity::{Sealed, Tags};
@@ -15,7 +16,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_stack::{FileVolume, ReactorClock, StackError, of_block, of_open, of_volume, on_reactor, open_medium};
 use sealblock_units::Extent;
 
-use crate::pattern::{self, Draw, Version};
+use crate::pattern::{self, Version, rng};
 use crate::report::{Change, Event};
 
 /// Concurrent tasks.
@@ -44,7 +45,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
         let volume = open(path, mutation).await.map_err(|failure| failure.on(path.display()))?;
         let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
         worker.report(Event::Ready);
-        try_join_all((0..TASKS).map(|task| worker.work(Draw::new(seed, round * TASKS + task)))).await?;
+        try_join_all((0..TASKS).map(|task| worker.work(rng(seed, round * TASKS + task)))).await?;
         volume.close().await.map_err(|error| of_block("closing", &error))
     })
     .map_err(|failure| anyhow!("{failure}"))
@@ -75,14 +76,14 @@ impl Worker {
         self.requests.get()
     }
 
-    async fn work(&self, mut draw: Draw) -> Result<(), StackError> {
+    async fn work(&self, mut rng: Rng) -> Result<(), StackError> {
         for _ in 0..CHANGES_MAX {
-            match draw.below(16) {
+            match rng.u64(..16) {
                 0 => self.flush().await?,
-                1 => self.zero(&mut draw).await?,
-                2 => self.discard(&mut draw).await?,
-                3..6 => self.write(&mut draw, Durability::ForceUnitAccess).await?,
-                _ => self.write(&mut draw, Durability::Volatile).await?,
+                1 => self.zero(&mut rng).await?,
+                2 => self.discard(&mut rng).await?,
+                3..6 => self.write(&mut rng, Durability::ForceUnitAccess).await?,
+                _ => self.write(&mut rng, Durability::Volatile).await?,
             }
         }
         Ok(())
@@ -96,20 +97,20 @@ impl Worker {
         Ok(())
     }
 
-    async fn zero(&self, draw: &mut Draw) -> Result<(), StackError> {
-        let extent = self.extent(draw);
-        let durability = if draw.once_in(4) { Durability::ForceUnitAccess } else { Durability::Volatile };
-        let request = Request::write_zeroes(extent, draw.once_in(2), durability);
+    async fn zero(&self, rng: &mut Rng) -> Result<(), StackError> {
+        let extent = self.extent(rng);
+        let durability = if rng.u64(..4) == 0 { Durability::ForceUnitAccess } else { Durability::Volatile };
+        let request = Request::write_zeroes(extent, rng.u64(..2) == 0, durability);
         self.change(extent, Change::Zero, durability, request).await
     }
 
-    async fn discard(&self, draw: &mut Draw) -> Result<(), StackError> {
-        let extent = self.extent(draw);
+    async fn discard(&self, rng: &mut Rng) -> Result<(), StackError> {
+        let extent = self.extent(rng);
         self.change(extent, Change::Zero, Durability::Volatile, Request::discard([extent])).await
     }
 
-    async fn write(&self, draw: &mut Draw, durability: Durability) -> Result<(), StackError> {
-        let extent = self.extent(draw);
+    async fn write(&self, rng: &mut Rng, durability: Durability) -> Result<(), StackError> {
+        let extent = self.extent(rng);
         let version = self.round << 32 | (self.requests.get() + 1);
         let data = sealed(self.gate.geometry(), extent, version);
         let request = Request::write(extent, data, durability);
@@ -132,11 +133,11 @@ impl Worker {
     }
 
     /// Draws the blocks of the next change, mostly among the crowded ones.
-    fn extent(&self, draw: &mut Draw) -> Extent {
+    fn extent(&self, rng: &mut Rng) -> Extent {
         let capacity = self.gate.geometry().capacity_blocks;
-        let blocks = 1 + draw.below(BLOCKS_MAX);
-        let within = if draw.once_in(8) { capacity } else { capacity.min(CROWDED_BLOCKS) };
-        Extent::from_raw(draw.below(within - blocks + 1), blocks).expect("drawn inside the volume")
+        let blocks = 1 + rng.u64(..BLOCKS_MAX);
+        let within = if rng.u64(..8) == 0 { capacity } else { capacity.min(CROWDED_BLOCKS) };
+        Extent::from_raw(rng.u64(..within - blocks + 1), blocks).expect("drawn inside the volume")
     }
 }
 

@@ -5,7 +5,7 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk, ProtectionInfo};
 use sealblock_units::{BlockSize, Extent};
 
-use crate::random::Random;
+use fastrand::Rng;
 
 /// The subsystem of these namespaces.
 pub const FORMATS_NQN: &str = "nqn.2026-11.org.example:formats";
@@ -94,9 +94,9 @@ impl FormattedNamespace {
 
     /// Block `index` of a write of this version from `start` on, with its tuple behind it.
     pub fn unit(&self, version: u64, start: u64, index: u64) -> Vec<u8> {
-        let mut random = Random::new(version << 20 ^ (start + index));
+        let mut random = Rng::with_seed(version << 20 ^ (start + index));
         let words = self.size.bytes() / 8;
-        let mut unit: Vec<u8> = (0..words).flat_map(|_| random.next().to_le_bytes()).collect();
+        let mut unit: Vec<u8> = (0..words).flat_map(|_| random.u64(..).to_le_bytes()).collect();
         let tuple = Tuple { guard: guard::compute(self.format.guard(), &unit), ..self.tags(version, start, index) };
         unit.resize(self.unit_bytes(), 0);
         tuple.write(self.format, &mut unit[self.size.bytes()..]);

@@ -17,8 +17,8 @@ use sealblock_units::Extent;
 
 use crate::process::{PLAIN, PROTECTED};
 use crate::proxy::Proxy;
-use crate::random::Random;
 use crate::wire::{HANG_TIMEOUT, SUBNQN};
+use fastrand::Rng;
 
 /// The counters of a host's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,12 +39,12 @@ pub struct Summary {
 
 /// Returns options with short timeouts for a target that falls silent. A correct target behind a proxy that corrupts
 /// nothing is slow only when the machine is, so it gets the maximum time.
-fn options(random: &mut Random, is_clean: bool) -> Options {
+fn options(random: &mut Rng, is_clean: bool) -> Options {
     let options = Options {
-        queues: 1 + random.below(2) as u16,
+        queues: 1 + random.u16(..2),
         queue_depth: 8,
-        header_digest: random.below(4) == 0,
-        data_digest: random.below(4) == 0,
+        header_digest: random.u64(..4) == 0,
+        data_digest: random.u64(..4) == 0,
         transfer_bytes: 64 << 10,
         connect_timeout: Duration::from_millis(1000),
         request_timeout: Duration::from_millis(1000),
@@ -105,7 +105,7 @@ pub fn peak_mib() -> Result<u64> {
 /// When a call does not complete; and any error when no PDU is corrupted.
 pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
     let proxy = Proxy::start(target, seed, if one_in == 0 { u64::MAX } else { one_in })?;
-    let mut random = Random::new(seed);
+    let mut random = Rng::with_seed(seed);
     let reactor = Reactor::new(Config { pool_arena_bytes: 4 << 20, ..Config::default() })?;
     let mut summary = reactor.block_on(host(proxy.address, &mut random, one_in == 0))?;
     drop(reactor);
@@ -113,7 +113,7 @@ pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
     Ok(summary)
 }
 
-async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Result<Summary> {
+async fn host(address: SocketAddr, random: &mut Rng, is_clean: bool) -> Result<Summary> {
     let mut summary = Summary::default();
     let options = options(random, is_clean);
     let log = timeout(HANG_TIMEOUT, discover(address.into(), options.clone()))
@@ -121,7 +121,7 @@ async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Resul
         .context("a discovery that never ends")?;
     ensure!(!is_clean || log.is_ok(), "a discovery of a good target: {log:?}");
     summary.discovered += u64::from(log.is_ok());
-    let nsid = [PLAIN, PROTECTED][random.below(2) as usize];
+    let nsid = [PLAIN, PROTECTED][random.usize(..2)];
     let open = NvmeTcpDevice::connect(address.into(), SUBNQN.parse()?, Some(nsid), options);
     let device = match timeout(HANG_TIMEOUT, open).await.context("opening that never ends")? {
         Ok(device) => device,
@@ -145,16 +145,16 @@ async fn host(address: SocketAddr, random: &mut Random, is_clean: bool) -> Resul
 }
 
 /// Returns a random request.
-fn random_request(device: &NvmeTcpDevice, random: &mut Random) -> Result<Request> {
+fn random_request(device: &NvmeTcpDevice, random: &mut Rng) -> Result<Request> {
     let geometry = device.geometry();
     let capacity = geometry.capacity_blocks;
-    let count = (1 + random.below(12)).min(capacity);
-    let extent = Extent::from_raw(random.below(capacity - count + 1), count)?;
+    let count = (1 + random.u64(..12)).min(capacity);
+    let extent = Extent::from_raw(random.u64(..capacity - count + 1), count)?;
     let checks = Checks { guard: true, app_tag: None, storage_tag: None, initial_ref_tag: None };
-    let bytes = vec![random.next() as u8; count as usize * geometry.block_size.bytes()];
+    let bytes = vec![random.u8(..); count as usize * geometry.block_size.bytes()];
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let durability = Durability::Volatile;
-    Ok(match random.below(6) {
+    Ok(match random.u64(..6) {
         0 | 1 => Request::read(extent, checks),
         2 => {
             let data = Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags);

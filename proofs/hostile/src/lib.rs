@@ -22,7 +22,6 @@ pub mod host;
 pub mod oracle;
 pub mod process;
 pub mod proxy;
-pub mod random;
 pub mod restart;
 pub mod served;
 pub mod suite;

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::random::Random;
+use fastrand::Rng;
 
 /// A running proxy; stops when dropped.
 pub struct Proxy {
@@ -71,7 +71,7 @@ fn serve(listener: &TcpListener, shared: &Arc<ProxyState>) {
         let shared = Arc::clone(shared);
         // Ends when either socket ends.
         thread::spawn(move || {
-            let random = Random::new(shared.seed.wrapping_mul(1000).wrapping_add(number));
+            let random = Rng::with_seed(shared.seed.wrapping_mul(1000).wrapping_add(number));
             let (Ok(from_host), Ok(to_target)) = (host.try_clone(), target.try_clone()) else { return };
             let there = thread::spawn(move || copy(from_host, to_target));
             relay_responses(&target, &host, random, &shared);
@@ -85,19 +85,19 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
 }
 
 /// Relays PDUs until either side ends.
-fn relay_responses(mut target: &TcpStream, mut host: &TcpStream, mut random: Random, shared: &ProxyState) {
+fn relay_responses(mut target: &TcpStream, mut host: &TcpStream, mut random: Rng, shared: &ProxyState) {
     let mut kept: Option<Vec<u8>> = None;
     while let Some(mut pdu) = pdu(&mut target) {
         let mut out = Vec::new();
-        if random.below(shared.one_in) == 0 {
+        if random.u64(..shared.one_in) == 0 {
             shared.corrupted.fetch_add(1, Ordering::Relaxed);
-            match random.below(10) {
+            match random.u64(..10) {
                 0 => return,
                 1 => pdu.clear(),
                 2 => pdu.extend_from_within(..),
-                3 => pdu.truncate(random.below(pdu.len() as u64) as usize),
+                3 => pdu.truncate(random.usize(..pdu.len())),
                 4 => kept = Some(std::mem::take(&mut pdu)),
-                5 => pdu = (0..random.below(300)).map(|_| random.next() as u8).collect(),
+                5 => pdu = (0..random.u64(..300)).map(|_| random.u8(..)).collect(),
                 6 => silence(host),
                 _ => change(&mut pdu, &mut random),
             }
@@ -127,20 +127,20 @@ const FIELDS: [usize; 36] = [
     512, 514, 516, 520, 525, 536, 1024, 1792, 1796,
 ];
 
-fn change(pdu: &mut [u8], random: &mut Random) {
+fn change(pdu: &mut [u8], random: &mut Rng) {
     const C2H_DATA: u8 = 7;
     const ODD: [u32; 10] = [0, 1, 3, 4, 24, 4096, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFC, u32::MAX];
-    for _ in 0..1 + random.below(3) {
+    for _ in 0..1 + random.u64(..3) {
         // Mostly fields of the header, which has the lengths and identifiers.
-        let most = if random.below(3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
-        let mut at = random.below(most) as usize;
-        if pdu[0] == C2H_DATA && random.below(2) == 0 {
-            at = (24 + FIELDS[random.below(FIELDS.len() as u64) as usize]).min(pdu.len() - 1);
+        let most = if random.u64(..3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
+        let mut at = random.u64(..most) as usize;
+        if pdu[0] == C2H_DATA && random.u64(..2) == 0 {
+            at = (24 + FIELDS[random.usize(..FIELDS.len())]).min(pdu.len() - 1);
         }
-        if random.below(2) == 0 {
-            pdu[at] = random.next() as u8;
+        if random.u64(..2) == 0 {
+            pdu[at] = random.u8(..);
         } else if let Some(field) = pdu.get_mut(at & !3..(at & !3) + 4) {
-            field.copy_from_slice(&ODD[random.below(10) as usize].to_le_bytes());
+            field.copy_from_slice(&ODD[random.usize(..10)].to_le_bytes());
         }
     }
 }

@@ -24,9 +24,9 @@ use sealblock_units::Extent;
 use crate::formats::{FORMATS_NQN, FormattedNamespace};
 use crate::oracle::{Oracle, Version};
 use crate::process::{PLAIN, Process};
-use crate::random::Random;
 use crate::served::Program;
 use crate::wire::{HANG_TIMEOUT, SUBNQN};
+use fastrand::Rng;
 
 /// Tasks that write, each to its own blocks.
 const TASKS: usize = 6;
@@ -131,9 +131,9 @@ struct RunSignals {
 
 /// Kills and restarts the server each time that some more writes have completed.
 fn kill_repeatedly(config: &RestartConfig, mut server: Process, signals: &RunSignals) -> Result<Process> {
-    let mut random = Random::new(config.seed ^ 0xD1E);
+    let mut random = Rng::with_seed(config.seed ^ 0xD1E);
     for _ in 0..config.rounds {
-        let wanted = signals.completed_writes.load(Ordering::SeqCst) + 10 + random.below(100);
+        let wanted = signals.completed_writes.load(Ordering::SeqCst) + 10 + random.u64(..100);
         let start = Instant::now();
         while signals.completed_writes.load(Ordering::SeqCst) < wanted {
             if signals.is_ending.load(Ordering::SeqCst) {
@@ -144,7 +144,7 @@ fn kill_repeatedly(config: &RestartConfig, mut server: Process, signals: &RunSig
         }
         let address = server.address;
         server.kill()?;
-        thread::sleep(Duration::from_millis(random.below(20)));
+        thread::sleep(Duration::from_millis(random.u64(..20)));
         server = config.serve(address).context("starting the server again")?;
     }
     Ok(server)
@@ -166,7 +166,7 @@ async fn run_host(config: &RestartConfig, address: SocketAddr, signals: &Arc<Run
         Rc::new(Host { device, kind: config.kind, oracle, summary: Cell::default(), signals: Arc::clone(signals) });
     let mut tasks = vec![spawn(Rc::clone(&host).run_flushes())];
     for task in 0..TASKS {
-        tasks.push(spawn(Rc::clone(&host).run_writes(task, Random::new(config.seed << 8 ^ task as u64))));
+        tasks.push(spawn(Rc::clone(&host).run_writes(task, Rng::with_seed(config.seed << 8 ^ task as u64))));
     }
     // A task that fails ends the others.
     let mut outcome = Ok(());
@@ -226,17 +226,17 @@ impl Host {
     }
 
     /// A task that writes its blocks, and checks them.
-    async fn run_writes(self: Rc<Self>, task: usize, mut random: Random) -> Result<()> {
+    async fn run_writes(self: Rc<Self>, task: usize, mut random: Rng) -> Result<()> {
         let first = task * BLOCKS;
         for version in 1.. {
             if self.is_ending() {
                 break;
             }
-            let (at, durable) = (random.below(BLOCKS as u64) as usize, random.below(4) == 0);
-            let len = 1 + random.below((BLOCKS - at) as u64) as usize;
+            let (at, durable) = (random.usize(..BLOCKS), random.u64(..4) == 0);
+            let len = 1 + random.usize(..BLOCKS - at);
             let step = async {
                 self.write(first + at..first + at + len, version, durable).await?;
-                if random.below(4) == 0 { self.check_blocks(first..first + BLOCKS).await } else { Ok(()) }
+                if random.u64(..4) == 0 { self.check_blocks(first..first + BLOCKS).await } else { Ok(()) }
             };
             let completed = step.await;
             completed

@@ -6,8 +6,8 @@ use sealblock_protocols_nvme::{AdminOpcode, Command};
 
 use super::context::{TestContext, queues};
 use crate::process::PLAIN;
-use crate::random::Random;
 use crate::wire::{Peer, SUBNQN, capsule, connect, icreq, in_capsule, transport};
+use fastrand::Rng;
 
 /// What a host sends until it has identified the controller.
 fn session() -> Vec<u8> {
@@ -66,10 +66,10 @@ pub(super) fn truncated(context: &TestContext) -> Result<()> {
 }
 
 pub(super) fn random(context: &TestContext) -> Result<()> {
-    let mut random = Random::new(context.seed);
+    let mut random = Rng::with_seed(context.seed);
     for turn in 0..context.effort * 300 {
-        let len = random.below(4096) as usize;
-        let mut bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
+        let len = random.usize(..4096);
+        let mut bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
         // Half of them begin as a capsule or as data does.
         if turn % 2 == 0 && len > 8 {
             let head = if turn % 4 == 0 { [4, 0, 72, 0, 72, 0, 0, 0] } else { [6, 4, 24, 24, 24, 16, 0, 0] };
@@ -86,19 +86,19 @@ pub(super) fn random(context: &TestContext) -> Result<()> {
 }
 
 pub(super) fn mutated(context: &TestContext) -> Result<()> {
-    let mut random = Random::new(context.seed ^ 0x5EED);
+    let mut random = Rng::with_seed(context.seed ^ 0x5EED);
     let (session, io_session) = (session(), io_session()?);
     for turn in 0..context.effort * 300 {
         let (mut bytes, queue) = if turn % 2 == 0 { (session.clone(), None) } else { (io_session.clone(), Some(())) };
-        for _ in 0..1 + random.below(4) {
-            let at = random.below(bytes.len() as u64) as usize;
-            match random.below(4) {
-                0 => bytes[at] ^= 1 << random.below(8),
-                1 => bytes[at] = random.next() as u8,
-                2 => drop(bytes.drain(at..(at + 1 + random.below(80) as usize).min(bytes.len()))),
+        for _ in 0..1 + random.u64(..4) {
+            let at = random.usize(..bytes.len());
+            match random.u64(..4) {
+                0 => bytes[at] ^= 1 << random.u64(..8),
+                1 => bytes[at] = random.u8(..),
+                2 => drop(bytes.drain(at..(at + 1 + random.usize(..80)).min(bytes.len()))),
                 _ => {
                     let part = bytes[at..(at + 72).min(bytes.len())].to_vec();
-                    let to = random.below(bytes.len() as u64) as usize;
+                    let to = random.usize(..bytes.len());
                     bytes.splice(to..to, part);
                 }
             }
