@@ -1,13 +1,28 @@
-//! The suite as a program: `cargo run -p sealblock-proofs-conformance -- --list`.
+//! Conformance: what hosts that are not ours do with what sealblock serves.
+//!
+//! Stock Linux kernels run under QEMU ([`harness`]), connect to `sealblock serve` on this machine, and do what hosts do
+//! ([`suite`]). The same program is in the guests ([`guest`]) and carries out there what no other program does.
+//!
+//! A test is a function that goes back and forth between the two sides: it serves a volume, has the guest use it, damages it
+//! or kills the server, and looks at the guest again.
+//!
+//! `cargo run -p sealblock-proofs-conformance -- --list` prints the tests.
+
+mod context;
+mod guest;
+mod harness;
+mod runner;
+mod served;
+mod suite;
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
-use sealblock_proofs_conformance::harness::{Parts, Unavailable};
-use sealblock_proofs_conformance::runner::{self, RunPlan};
-use sealblock_proofs_conformance::{guest, suite};
+
+use harness::{Parts, Unavailable};
+use runner::RunPlan;
 
 /// Stock Linux kernels as hosts of `sealblock serve`.
 #[derive(Parser)]
