@@ -248,12 +248,12 @@ pub fn try_name(input: &[u8]) {
     PaddedText::<FIELD_BYTES>::new(&String::from_utf8_lossy(input)).text();
     let from_field = Nqn::from_field(&field);
     if let Ok(name) = &from_field {
-        assert_eq!(Nqn::from_field(&name.to_field()).as_ref(), Ok(name));
+        assert_eq!(Nqn::from_field(PaddedText::new(name.as_str()).bytes()).as_ref(), Ok(name));
         in_uri(name);
     }
     let Some(name) = std::str::from_utf8(input).ok().and_then(|text| text.parse::<Nqn>().ok()) else { return };
     assert_eq!(name.to_string().parse::<Nqn>().as_ref(), Ok(&name));
-    assert_eq!(Nqn::from_field(&name.to_field()), Ok(name.clone()));
+    assert_eq!(Nqn::from_field(PaddedText::new(name.as_str()).bytes()), Ok(name.clone()));
     in_uri(&name);
 }
 

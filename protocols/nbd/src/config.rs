@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sealblock_runtime_memory::Pool;
 
-use crate::wire::{STRING_BYTES, rep, transmission};
+use crate::wire::{STRING_BYTES, transmission};
 
 /// Maximum payload of any connection, in bytes.
 pub const MAX_PAYLOAD_BYTES: u32 = 32 << 20;
@@ -96,8 +96,6 @@ pub struct ServerConfig {
     pub default_export: Option<usize>,
     /// Bounds on what a client can make the connection hold.
     pub limits: Limits,
-    /// The reply to STARTTLS.
-    pub tls: Tls,
     /// Length of the staging buffer; raised to the longest option.
     pub staging_bytes: usize,
     /// Data of a write of which at least this much is missing is received directly into the write's memory.
@@ -113,7 +111,6 @@ impl ServerConfig {
             exports,
             default_export: Some(0),
             limits: Limits::default(),
-            tls: Tls::default(),
             staging_bytes: 64 << 10,
             direct_bytes: 8 << 10,
         }
@@ -130,27 +127,6 @@ impl ServerConfig {
         self.staging_bytes = self.staging_bytes.max(limits.option_bytes).max(4096);
         self.direct_bytes = self.direct_bytes.max(1);
         self
-    }
-}
-
-/// The reply to STARTTLS. TLS is not implemented ("NOTLS mode"). To add it, acknowledge the option here, hand the stream
-/// to a TLS library below this core, and discard the negotiation before it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum Tls {
-    /// The server does not support TLS.
-    #[default]
-    Unsupported,
-    /// The server's policy forbids TLS.
-    Forbidden,
-}
-
-impl Tls {
-    /// The type of the reply to STARTTLS.
-    pub(crate) fn start(self) -> u32 {
-        match self {
-            Tls::Unsupported => rep::ERR_UNSUP,
-            Tls::Forbidden => rep::ERR_POLICY,
-        }
     }
 }
 

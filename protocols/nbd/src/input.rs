@@ -4,6 +4,14 @@
 
 use sealblock_runtime_memory::{Buffer, Pool};
 
+/// Result of one step of a side: an event, or what it waits for.
+pub(crate) enum Step<E> {
+    Event(E),
+    Again,
+    /// More input is needed; at a server, or room within the limits.
+    Wait,
+}
+
 enum LentBuffer {
     Nothing,
     Staging,

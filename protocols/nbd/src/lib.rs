@@ -66,7 +66,7 @@ mod server;
 mod violation;
 pub mod wire;
 
-pub use config::{Export, Limits, ServerConfig, Tls};
+pub use config::{Export, Limits, ServerConfig};
 pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};

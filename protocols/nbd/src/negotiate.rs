@@ -2,8 +2,9 @@
 //! `base:allocation`.
 
 use crate::config::Export;
+use crate::input::Step;
 use crate::reply::ReplyStyle;
-use crate::server::{Event, Server, ServerPhase, ServerStep};
+use crate::server::{Event, Server, ServerPhase};
 use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
 use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES, handshake, info, option, rep};
@@ -15,8 +16,8 @@ impl Server {
         self.output.put(&(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES).to_be_bytes());
     }
 
-    pub(crate) fn client_flags(&mut self) -> Result<ServerStep, Closed> {
-        let Some(mut fields) = self.input.peek(4).map(FieldReader) else { return Ok(ServerStep::Wait) };
+    pub(crate) fn client_flags(&mut self) -> Result<Step<Event>, Closed> {
+        let Some(mut fields) = self.input.peek(4).map(FieldReader) else { return Ok(Step::Wait) };
         let flags = fields.u32().unwrap_or(0);
         self.input.take(4);
         if flags & !u32::from(handshake::FIXED_NEWSTYLE | handshake::NO_ZEROES) != 0 {
@@ -25,12 +26,12 @@ impl Server {
         self.negotiation.is_fixed = flags & u32::from(handshake::FIXED_NEWSTYLE) != 0;
         self.negotiation.no_zeroes = flags & u32::from(handshake::NO_ZEROES) != 0;
         self.phase = ServerPhase::OptionHeader;
-        Ok(ServerStep::Again)
+        Ok(Step::Again)
     }
 
-    pub(crate) fn option_header(&mut self) -> Result<ServerStep, Closed> {
+    pub(crate) fn option_header(&mut self) -> Result<Step<Event>, Closed> {
         let Some(mut fields) = self.input.peek(wire::OPTION_HEADER_BYTES).map(FieldReader) else {
-            return Ok(ServerStep::Wait);
+            return Ok(Step::Wait);
         };
         let magic = fields.u64().unwrap_or(0);
         let (option, len) = (fields.u32().unwrap_or(0), fields.u32().unwrap_or(0));
@@ -54,14 +55,14 @@ impl Server {
         } else {
             ServerPhase::Option { option, len }
         };
-        Ok(ServerStep::Again)
+        Ok(Step::Again)
     }
 
-    pub(crate) fn skip_option(&mut self, option: u32, left: usize) -> Result<ServerStep, Closed> {
+    pub(crate) fn skip_option(&mut self, option: u32, left: usize) -> Result<Step<Event>, Closed> {
         let left = left - self.input.take(left).len();
         if left > 0 {
             self.phase = ServerPhase::SkipOption { option, left };
-            return Ok(ServerStep::Wait);
+            return Ok(Step::Wait);
         }
         self.phase = ServerPhase::OptionHeader;
         match option {
@@ -71,14 +72,14 @@ impl Server {
         }
     }
 
-    pub(crate) fn whole_option(&mut self, option: u32, len: usize) -> Result<ServerStep, Closed> {
-        let Some(data) = self.input.peek(len).map(<[u8]>::to_vec) else { return Ok(ServerStep::Wait) };
+    pub(crate) fn whole_option(&mut self, option: u32, len: usize) -> Result<Step<Event>, Closed> {
+        let Some(data) = self.input.peek(len).map(<[u8]>::to_vec) else { return Ok(Step::Wait) };
         self.input.take(len);
         self.phase = ServerPhase::OptionHeader;
         self.option(option, &data)
     }
 
-    fn option(&mut self, option: u32, data: &[u8]) -> Result<ServerStep, Closed> {
+    fn option(&mut self, option: u32, data: &[u8]) -> Result<Step<Event>, Closed> {
         if !self.negotiation.is_fixed && option != option::EXPORT_NAME {
             return Err(Violation::Misplaced(option).into());
         }
@@ -96,20 +97,21 @@ impl Server {
             option::LIST | option::STARTTLS | option::STRUCTURED_REPLY | option::EXTENDED_HEADERS if has_data => {
                 return Ok(self.reply(option, rep::ERR_INVALID));
             }
-            option::STARTTLS => return Ok(self.reply(option, self.config.tls.start())),
             option::STRUCTURED_REPLY if is_extended => return Ok(self.reply(option, rep::ERR_EXT_HEADER_REQD)),
             option::STRUCTURED_REPLY => self.negotiation.style = ReplyStyle::Structured,
             option::EXTENDED_HEADERS => self.negotiation.style = ReplyStyle::Extended,
             option::LIST => self.list(),
+            // STARTTLS too ("NOTLS mode"). To add TLS, acknowledge it, hand the stream to a TLS library below this core, and
+            // discard the negotiation before it.
             _ => return Ok(self.reply(option, rep::ERR_UNSUP)),
         }
         Ok(self.reply(option, rep::ACK))
     }
 
     /// A reply to an option without data.
-    fn reply(&mut self, option: u32, kind: u32) -> ServerStep {
+    fn reply(&mut self, option: u32, kind: u32) -> Step<Event> {
         self.reply_with(option, kind, &[]);
-        ServerStep::Again
+        Step::Again
     }
 
     fn reply_with(&mut self, option: u32, kind: u32, data: &[u8]) {
@@ -141,7 +143,7 @@ impl Server {
         export.flags(self.negotiation.style != ReplyStyle::Simple)
     }
 
-    fn export_name(&mut self, name: &[u8]) -> Result<ServerStep, Closed> {
+    fn export_name(&mut self, name: &[u8]) -> Result<Step<Event>, Closed> {
         if self.negotiation.style == ReplyStyle::Extended {
             return Err(Violation::Misplaced(option::EXPORT_NAME).into());
         }
@@ -160,15 +162,15 @@ impl Server {
         Ok(self.choose(index))
     }
 
-    fn choose(&mut self, index: usize) -> ServerStep {
+    fn choose(&mut self, index: usize) -> Step<Event> {
         self.negotiation.context = self.negotiation.context.filter(|export| *export == index);
         self.chosen = Some(index);
         self.phase = ServerPhase::Request;
-        ServerStep::Event(Event::Chosen(index))
+        Step::Event(Event::Chosen(index))
     }
 
     /// INFO and GO.
-    fn describe(&mut self, option: u32, data: &[u8]) -> ServerStep {
+    fn describe(&mut self, option: u32, data: &[u8]) -> Step<Event> {
         let Some((name, wanted)) = read_info(data) else { return self.reply(option, rep::ERR_INVALID) };
         let Some(index) = self.find(name) else {
             self.reply(option, rep::ERR_UNKNOWN);
@@ -193,7 +195,7 @@ impl Server {
         let about = [&info::EXPORT.to_be_bytes()[..], &export.size_bytes.to_be_bytes(), &flags].concat();
         self.reply_with(option, rep::INFO, &about);
         self.reply(option, rep::ACK);
-        if option == option::GO { self.choose(index) } else { ServerStep::Again }
+        if option == option::GO { self.choose(index) } else { Step::Again }
     }
 
     fn put_block_sizes(&mut self, option: u32, sizes: [u32; 3]) {
@@ -203,7 +205,7 @@ impl Server {
     }
 
     /// LIST_META_CONTEXT and SET_META_CONTEXT.
-    fn contexts(&mut self, option: u32, data: &[u8]) -> ServerStep {
+    fn contexts(&mut self, option: u32, data: &[u8]) -> Step<Event> {
         let sets = option == option::SET_META_CONTEXT;
         if sets {
             self.negotiation.context = None;
@@ -222,9 +224,9 @@ impl Server {
 }
 
 /// Reports that a client requested an unknown export.
-fn unknown(name: &[u8]) -> ServerStep {
+fn unknown(name: &[u8]) -> Step<Event> {
     let name = &name[..name.len().min(STRING_BYTES)];
-    ServerStep::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
+    Step::Event(Event::Unknown(String::from_utf8_lossy(name).into_owned()))
 }
 
 /// The name and the information that INFO or GO requests.

@@ -3,7 +3,7 @@
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::config::ServerConfig;
-use crate::input::{Fill, Input};
+use crate::input::{Fill, Input, Step};
 use crate::output::Output;
 use crate::reply::{ErrorReply, ReplyStyle, ReplyWriter, StatusDescriptor, wants_payload};
 use crate::request::{Header, Request, Ticket, TransmissionMode};
@@ -22,14 +22,6 @@ pub enum Event {
     Request(Request),
     /// The connection ended: nothing more is read. Requests in flight may still complete.
     Closed(Closed),
-}
-
-/// Result of a step.
-pub(crate) enum ServerStep {
-    Event(Event),
-    Again,
-    /// More input is needed, or room within the limits.
-    Wait,
 }
 
 /// A request whose payload is arriving.
@@ -153,15 +145,15 @@ impl Server {
                 return (!std::mem::replace(&mut self.is_close_reported, true)).then_some(Event::Closed(closed));
             }
             match self.step() {
-                Ok(ServerStep::Event(event)) => return Some(event),
-                Ok(ServerStep::Again) => {}
-                Ok(ServerStep::Wait) => return None,
+                Ok(Step::Event(event)) => return Some(event),
+                Ok(Step::Again) => {}
+                Ok(Step::Wait) => return None,
                 Err(closed) => self.end(closed),
             }
         }
     }
 
-    fn step(&mut self) -> Result<ServerStep, Closed> {
+    fn step(&mut self) -> Result<Step<Event>, Closed> {
         (self.is_full, self.wanted) = (false, None);
         match &mut self.phase {
             ServerPhase::ClientFlags => self.client_flags(),
@@ -189,10 +181,10 @@ impl Server {
         }
     }
 
-    fn request(&mut self) -> Result<ServerStep, Closed> {
+    fn request(&mut self) -> Result<Step<Event>, Closed> {
         let mode = self.mode();
         let len = Header::bytes(mode.extended);
-        let Some(bytes) = self.input.peek(len) else { return Ok(ServerStep::Wait) };
+        let Some(bytes) = self.input.peek(len) else { return Ok(Step::Wait) };
         let header = Header::read(bytes, mode.extended)?;
         if header.kind == command::DISC {
             self.input.take(len);
@@ -209,7 +201,7 @@ impl Server {
         let held_bytes = if verdict.is_ok() { header.held_bytes(payload) } else { 0 };
         if !self.has_room(held_bytes) {
             self.is_full = true;
-            return Ok(ServerStep::Wait);
+            return Ok(Step::Wait);
         }
         self.input.take(len);
         self.requests += 1;
@@ -218,7 +210,7 @@ impl Server {
         let fill = is_wanted.then(|| Fill::new(self.config.pool.take(payload)));
         self.phase =
             ServerPhase::Payload(IncomingPayload { header, check_result: verdict, fill, left: payload, held_bytes });
-        Ok(ServerStep::Again)
+        Ok(Step::Again)
     }
 
     /// True if one more request with these bytes fits into the limits.
@@ -252,30 +244,27 @@ impl Server {
     }
 
     /// Reads the payload of a request, which may be empty.
-    fn payload(&mut self) -> ServerStep {
-        let ServerPhase::Payload(payload) = &mut self.phase else { return ServerStep::Again };
+    fn payload(&mut self) -> Step<Event> {
+        let ServerPhase::Payload(payload) = &mut self.phase else { return Step::Again };
         let now = self.input.take(payload.left);
         payload.left -= now.len();
         if let Some(fill) = &mut payload.fill {
             fill.push(now);
         }
         if payload.left > 0 {
-            return ServerStep::Wait;
+            return Step::Wait;
         }
         let ServerPhase::Payload(payload) = std::mem::replace(&mut self.phase, ServerPhase::Request) else {
-            return ServerStep::Again;
+            return Step::Again;
         };
         let IncomingPayload { header, check_result: verdict, fill, held_bytes, .. } = payload;
         let data = fill.map(Fill::finish).unwrap_or_default();
-        if let Err(code) = verdict {
-            self.fail(header.ticket(held_bytes), Vec::new(), &code.into());
-            return ServerStep::Again;
-        }
-        match header.command(data) {
-            Some(command) => ServerStep::Event(Event::Request(Request { ticket: header.ticket(held_bytes), command })),
-            None => {
-                self.fail(header.ticket(held_bytes), Vec::new(), &ErrorCode::Invalid.into());
-                ServerStep::Again
+        let ticket = header.ticket(held_bytes);
+        match verdict.and_then(|()| header.command(data).ok_or(ErrorCode::Invalid)) {
+            Ok(command) => Step::Event(Event::Request(Request { ticket, command })),
+            Err(code) => {
+                self.fail(ticket, Vec::new(), &code.into());
+                Step::Again
             }
         }
     }

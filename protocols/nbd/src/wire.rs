@@ -96,8 +96,6 @@ pub mod rep {
     pub const ERR_UNKNOWN: u32 = 1 << 31 | 6;
     /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = 1 << 31 | 7;
-    /// The client must request block sizes.
-    pub const ERR_BLOCK_SIZE_REQD: u32 = 1 << 31 | 8;
     /// Too large.
     pub const ERR_TOO_BIG: u32 = 1 << 31 | 9;
     /// Extended headers were negotiated before.
@@ -201,57 +199,42 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Identifier of [`BASE_ALLOCATION`] in replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// Errors of replies ("Error values").
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Errors of replies ("Error values"), shown by the names that the protocol has for them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u32)]
 pub enum ErrorCode {
-    /// EPERM: the export is read-only.
+    /// The export is read-only.
+    #[error("EPERM")]
     NotPermitted = 1,
-    /// EIO: the medium failed, or blocks are damaged.
+    /// The medium failed, or blocks are damaged.
+    #[error("EIO")]
     Io = 5,
-    /// ENOMEM: the server has no memory.
+    /// The server has no memory.
+    #[error("ENOMEM")]
     NoMemory = 12,
-    /// EINVAL: malformed, out of range, misaligned or unknown.
+    /// Malformed, out of range, misaligned or unknown.
+    #[error("EINVAL")]
     Invalid = 22,
-    /// ENOSPC: a write past the end, or a full medium.
+    /// A write past the end, or a full medium.
+    #[error("ENOSPC")]
     NoSpace = 28,
-    /// EOVERFLOW: longer than the announced payload.
+    /// Longer than the announced payload.
+    #[error("EOVERFLOW")]
     Overflow = 75,
-    /// ENOTSUP: FAST_ZERO was set, and zeroing would not be fast.
+    /// FAST_ZERO was set, and zeroing would not be fast.
+    #[error("ENOTSUP")]
     NotSupported = 95,
-    /// ESHUTDOWN: the server is shutting down.
+    /// The server is shutting down.
+    #[error("ESHUTDOWN")]
     Shutdown = 108,
 }
 
 impl ErrorCode {
     /// The error of this number. One that the protocol does not name means EINVAL ("Error values").
     pub fn of(number: u32) -> ErrorCode {
-        match number {
-            1 => ErrorCode::NotPermitted,
-            5 => ErrorCode::Io,
-            12 => ErrorCode::NoMemory,
-            28 => ErrorCode::NoSpace,
-            75 => ErrorCode::Overflow,
-            95 => ErrorCode::NotSupported,
-            108 => ErrorCode::Shutdown,
-            _ => ErrorCode::Invalid,
-        }
-    }
-}
-
-impl std::fmt::Display for ErrorCode {
-    /// The name that the protocol has for it.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            ErrorCode::NotPermitted => "EPERM",
-            ErrorCode::Io => "EIO",
-            ErrorCode::NoMemory => "ENOMEM",
-            ErrorCode::Invalid => "EINVAL",
-            ErrorCode::NoSpace => "ENOSPC",
-            ErrorCode::Overflow => "EOVERFLOW",
-            ErrorCode::NotSupported => "ENOTSUP",
-            ErrorCode::Shutdown => "ESHUTDOWN",
-        })
+        use ErrorCode::*;
+        let named = [NotPermitted, Io, NoMemory, NoSpace, Overflow, NotSupported, Shutdown];
+        named.into_iter().find(|code| *code as u32 == number).unwrap_or(Invalid)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The commands in flight of a connection, by a token for the caller and a 16-bit tag for the wire; and a set of tags.
+//! The commands in flight of a connection, by a token for the caller and a 16-bit tag for the wire.
 //!
 //! Invariants: never more entries than the limit; the token or tag of a removed entry finds nothing until its generation
 //! wraps around (after 65,536 uses of one index for tokens; fewer for tags, by the bits left of 16).
@@ -121,31 +121,6 @@ impl<T> Slab<T> {
     }
 }
 
-/// A set of 16-bit numbers, one bit each: 8 KiB, allocated with the first.
-#[derive(Default)]
-pub(crate) struct TagSet(Option<Box<[u64; 1024]>>);
-
-impl TagSet {
-    /// Inserts `tag`; false if it was present.
-    pub(crate) fn insert(&mut self, tag: u16) -> bool {
-        let words = self.0.get_or_insert_with(|| Box::new([0; 1024]));
-        let (word, bit) = (&mut words[usize::from(tag >> 6)], 1 << (tag & 63));
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
-    }
-
-    pub(crate) fn remove(&mut self, tag: u16) {
-        if let Some(words) = &mut self.0 {
-            words[usize::from(tag >> 6)] &= !(1 << (tag & 63));
-        }
-    }
-
-    pub(crate) fn contains(&self, tag: u16) -> bool {
-        self.0.as_ref().is_some_and(|words| words[usize::from(tag >> 6)] & 1 << (tag & 63) != 0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,15 +157,5 @@ mod tests {
         assert!(slab.get_mut(old).is_none() && slab.remove(old).is_none() && slab.by_tag(tag).is_none());
         assert_eq!(slab.get_mut(new), Some(&mut 2));
         assert_eq!(slab.tokens().collect::<Vec<_>>(), [new]);
-    }
-
-    #[test]
-    fn every_number_is_its_own() {
-        let mut set = TagSet::default();
-        for tag in [0, 1, 63, 64, 65, u16::MAX] {
-            assert!(!set.contains(tag) && set.insert(tag) && !set.insert(tag) && set.contains(tag));
-        }
-        set.remove(64);
-        assert!(!set.contains(64) && set.contains(63) && set.contains(65));
     }
 }

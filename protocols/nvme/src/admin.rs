@@ -76,17 +76,18 @@ pub struct GetLogPage {
     pub csi: u8,
 }
 
-/// Which value Get Features returns (Base, Get Features, field SEL).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum FeatureSelect {
-    /// 000b: the current value.
-    Current,
-    /// 001b: the default value.
-    Default,
-    /// 010b: the saved value.
-    Saved,
-    /// 011b: what can be done with the feature.
-    Capabilities,
+codes! {
+    /// Which value Get Features returns (Base, Get Features, field SEL).
+    pub enum FeatureSelect: u8 {
+        /// The current value.
+        Current = 0,
+        /// The default value.
+        Default = 1,
+        /// The saved value.
+        Saved = 2,
+        /// What can be done with the feature.
+        Capabilities = 3,
+    }
 }
 
 /// Get Features (Base, "Get Features command").
@@ -154,13 +155,8 @@ impl AdminCommand {
             Some(AdminOpcode::Identify) => Identify::decode(command).map(AdminCommand::Identify),
             Some(AdminOpcode::GetLogPage) => Ok(AdminCommand::GetLogPage(GetLogPage::decode(command))),
             Some(AdminOpcode::GetFeatures) => {
-                let select = match bits(cdw10, 8, 3) {
-                    0 => FeatureSelect::Current,
-                    1 => FeatureSelect::Default,
-                    2 => FeatureSelect::Saved,
-                    3 => FeatureSelect::Capabilities,
-                    _ => return Err(Invalid::field("SEL", 10, 8)),
-                };
+                let select = FeatureSelect::from_code(bits(cdw10, 8, 3) as u8);
+                let select = select.ok_or(Invalid::field("SEL", 10, 8))?;
                 Ok(AdminCommand::GetFeatures(GetFeatures { fid, select, nsid, cdw11 }))
             }
             Some(AdminOpcode::SetFeatures) => {
@@ -261,7 +257,7 @@ impl GetFeatures {
     /// The submission queue entry.
     pub fn encode(&self) -> Command {
         let mut command = Command::new(AdminOpcode::GetFeatures.code(), self.nsid);
-        command.cdw10 = U32::new(u32::from(self.fid) | (self.select as u32) << 8);
+        command.cdw10 = U32::new(u32::from(self.fid) | u32::from(self.select.code()) << 8);
         command.cdw11 = U32::new(self.cdw11);
         command
     }

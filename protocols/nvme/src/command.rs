@@ -62,24 +62,12 @@ pub enum Fuse {
     Reserved,
 }
 
-/// How a command points to its data (Base, field CDW0.PSDT).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Psdt {
-    /// 00b: physical region pages; not allowed over Fabrics.
-    Prp,
-    /// 01b: SGL, and MPTR is the address of one buffer. The form of every command over Fabrics.
-    SglMetadataBuffer,
-    /// 10b: SGL, and MPTR is the address of an SGL segment.
-    SglMetadataSegment,
-    /// 11b: reserved.
-    Reserved,
-}
-
 impl Command {
     /// Bytes of a submission queue entry.
     pub const BYTES: usize = 64;
 
-    /// A command with this opcode for this namespace; everything else is zero and [`Psdt::SglMetadataBuffer`].
+    /// A command with this opcode for this namespace; its data are found by SGL (PSDT 01b, the form of every command
+    /// over Fabrics), and everything else is zero.
     pub fn new(opcode: u8, nsid: u32) -> Command {
         Command { opcode, flags: 0x40, nsid: U32::new(nsid), ..Command::default() }
     }
@@ -105,16 +93,6 @@ impl Command {
         self
     }
 
-    /// How the command points to its data.
-    pub fn psdt(&self) -> Psdt {
-        match self.flags >> 6 {
-            0 => Psdt::Prp,
-            1 => Psdt::SglMetadataBuffer,
-            2 => Psdt::SglMetadataSegment,
-            _ => Psdt::Reserved,
-        }
-    }
-
     /// The same command with this command identifier.
     pub fn with_cid(mut self, cid: u16) -> Command {
         self.cid = U16::new(cid);
@@ -130,9 +108,9 @@ impl Command {
     /// Where the data of the command is, for a command received over Fabrics: refuses PRPs and descriptor types that
     /// Fabrics without keys do not have (Base, "Scatter Gather List"; status as of [`SglError::status_code`]).
     pub fn data(&self) -> Result<DataPointer, SglError> {
-        match self.psdt() {
-            Psdt::SglMetadataBuffer | Psdt::SglMetadataSegment => self.dptr.data_pointer(),
-            Psdt::Prp | Psdt::Reserved => Err(SglError::NotSgl),
+        match self.flags >> 6 {
+            1 | 2 => self.dptr.data_pointer(),
+            _ => Err(SglError::NotSgl),
         }
     }
 
@@ -206,7 +184,7 @@ mod tests {
             assert_eq!(command.fuse(), fuse);
             assert_eq!(command.with_fuse(fuse), command);
         }
-        assert_eq!(Command::new(1, 1).psdt(), Psdt::SglMetadataBuffer);
+        assert_eq!(Command::new(1, 1).flags, 0x40);
     }
 
     #[test]

@@ -19,10 +19,6 @@ codes! {
         VolatileWriteCache = 0x06,
         /// Number of Queues.
         NumberOfQueues = 0x07,
-        /// Interrupt Coalescing; not over Fabrics.
-        InterruptCoalescing = 0x08,
-        /// Interrupt Vector Configuration; not over Fabrics.
-        InterruptVector = 0x09,
         /// Write Atomicity Normal.
         WriteAtomicity = 0x0A,
         /// Asynchronous Event Configuration.
@@ -31,20 +27,12 @@ codes! {
         Timestamp = 0x0E,
         /// Keep Alive Timer.
         KeepAliveTimer = 0x0F,
-        /// Host Controlled Thermal Management.
-        ThermalManagement = 0x10,
         /// LBA Status Information Report Interval.
         LbaStatusInterval = 0x15,
         /// Host Behavior Support; has 512 bytes of data.
         HostBehavior = 0x16,
         /// Host Identifier; has 8 or 16 bytes of data.
         HostIdentifier = 0x81,
-        /// Reservation Notification Mask.
-        ReservationNotificationMask = 0x82,
-        /// Reservation Persistence.
-        ReservationPersistence = 0x83,
-        /// Namespace Write Protection Configuration.
-        NamespaceWriteProtection = 0x84,
         /// Label of a group: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].
         ReservedGroupLabel = 0xC0,
         /// State of a scrub: a vendor specific feature of sealblock, see [`crate::extensions::ReservedArea`].

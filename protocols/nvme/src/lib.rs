@@ -45,7 +45,7 @@ pub mod sgl;
 pub mod status;
 pub mod wire;
 
-pub use command::{Command, Fuse, NSID_ALL, Psdt};
+pub use command::{Command, Fuse, NSID_ALL};
 pub use completion::Completion;
 pub use error::{FieldLocation, Invalid};
 pub use opcodes::{AdminOpcode, Direction, FABRICS_OPCODE, FabricsType, IoOpcode};

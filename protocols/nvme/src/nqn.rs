@@ -58,27 +58,15 @@ impl Nqn {
 
     /// The name made of a UUID.
     pub fn from_uuid(uuid: [u8; 16]) -> Nqn {
-        let mut text = String::from(UUID_PREFIX);
-        for (i, byte) in uuid.iter().enumerate() {
-            if matches!(i, 4 | 6 | 8 | 10) {
-                text.push('-');
-            }
-            text.push_str(&format!("{byte:02x}"));
-        }
-        Nqn(text.into())
+        let hex = format!("{:032x}", u128::from_be_bytes(uuid));
+        let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &hex[part]);
+        Nqn(format!("{UUID_PREFIX}{a}-{b}-{c}-{d}-{e}").into())
     }
 
     /// The name in a field of the wire: up to the first NUL, which must be there. Bytes behind it are not looked at.
     pub fn from_field(field: &[u8; FIELD_BYTES]) -> Result<Nqn, NqnError> {
         let end = field.iter().position(|&byte| byte == 0).ok_or(NqnError::Unterminated)?;
         std::str::from_utf8(&field[..end]).map_err(|_| NqnError::NotUtf8)?.parse()
-    }
-
-    /// The 256 bytes of the wire.
-    pub fn to_field(&self) -> [u8; FIELD_BYTES] {
-        let mut field = [0; FIELD_BYTES];
-        field[..self.0.len()].copy_from_slice(self.0.as_bytes());
-        field
     }
 
     /// The text.
@@ -198,7 +186,7 @@ mod tests {
         for text in [UUID, DISCOVERY, "nqn.2026-11.org.sealblock:default", "nqn.2014-08.com.example:nvme.host.sys.xyz"]
         {
             let nqn: Nqn = text.parse().unwrap();
-            assert_eq!((nqn.as_str(), Nqn::from_field(&nqn.to_field())), (text, Ok(nqn.clone())));
+            assert_eq!((nqn.as_str(), Nqn::from_field(PaddedText::new(nqn.as_str()).bytes())), (text, Ok(nqn.clone())));
         }
     }
 
@@ -225,7 +213,7 @@ mod tests {
     #[test]
     fn a_field_must_be_ended_and_be_text() {
         assert_eq!(Nqn::from_field(&[b'a'; 256]), Err(NqnError::Unterminated));
-        let mut field = Nqn::discovery().to_field();
+        let mut field = *PaddedText::new(DISCOVERY).bytes();
         field[5] = 0xFF;
         assert_eq!(Nqn::from_field(&field), Err(NqnError::NotUtf8));
         assert_eq!(Nqn::from_field(&[0; 256]), Err(NqnError::Empty));

@@ -154,18 +154,12 @@ status_codes! {
 // Command Specific Status of the NVM command set: these numbers are shared with Fabrics commands, so a number alone
 // does not name them.
 impl StatusCode {
-    /// `0x180` of an NVM command: Conflicting Attributes.
-    pub const CONFLICTING_ATTRIBUTES: StatusCode = StatusCode(0x180);
     /// `0x181` of an NVM command: Invalid Protection Information.
     pub const INVALID_PROTECTION_INFORMATION: StatusCode = StatusCode(0x181);
     /// `0x182` of an NVM command: Attempted Write to Read Only Range.
     pub const WRITE_TO_READ_ONLY_RANGE: StatusCode = StatusCode(0x182);
     /// `0x183` of an NVM command: Command Size Limit Exceeded.
     pub const COMMAND_SIZE_LIMIT_EXCEEDED: StatusCode = StatusCode(0x183);
-    /// `0x185` of an NVM command: Incompatible Namespace or Format.
-    pub const INCOMPATIBLE_NAMESPACE: StatusCode = StatusCode(0x185);
-    /// `0x186` of an NVM command: Fast Copy Not Possible.
-    pub const FAST_COPY_NOT_POSSIBLE: StatusCode = StatusCode(0x186);
     /// `0x187` of an NVM command: Overlapping I/O Range.
     pub const OVERLAPPING_IO_RANGE: StatusCode = StatusCode(0x187);
     /// `0x189` of an NVM command: Insufficient Resources.

@@ -2,15 +2,16 @@
 
 use crate::client::config::{Goal, OPTION_REPLY_DATA_BYTES};
 use crate::client::export_info::ListedExport;
-use crate::client::session::{Client, ClientPhase, ClientStep, Event, OptionReply};
+use crate::client::session::{Client, ClientPhase, Event, OptionReply};
 use crate::client::violation::{Closed, NegotiationError, Violation};
+use crate::input::Step;
 use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
 use crate::wire::{self, handshake, info, option, rep};
 
 impl Client {
-    pub(super) fn greeting(&mut self) -> Result<ClientStep, Closed> {
-        let Some(mut fields) = self.input.peek(16).map(FieldReader) else { return Ok(ClientStep::Wait) };
+    pub(super) fn greeting(&mut self) -> Result<Step<Event>, Closed> {
+        let Some(mut fields) = self.input.peek(16).map(FieldReader) else { return Ok(Step::Wait) };
         let (magic, style) = (fields.u64().unwrap_or(0), fields.u64().unwrap_or(0));
         if magic != wire::INIT_MAGIC {
             return Err(Violation::Greeting(magic).into());
@@ -21,7 +22,7 @@ impl Client {
             other => return Err(Violation::Style(other).into()),
         }
         let Some(flags) = self.input.peek(wire::GREETING_BYTES).and_then(|all| FieldReader(&all[16..]).u16()) else {
-            return Ok(ClientStep::Wait);
+            return Ok(Step::Wait);
         };
         self.input.take(wire::GREETING_BYTES);
         if flags & handshake::FIXED_NEWSTYLE == 0 {
@@ -34,7 +35,7 @@ impl Client {
             _ if self.config.wants_extended => self.send_option(option::EXTENDED_HEADERS, &[]),
             _ => self.send_option(option::STRUCTURED_REPLY, &[]),
         }
-        Ok(ClientStep::Again)
+        Ok(Step::Again)
     }
 
     fn send_option(&mut self, option: u32, data: &[u8]) {
@@ -55,9 +56,9 @@ impl Client {
         Closed::Ended
     }
 
-    pub(super) fn option_header(&mut self, option: u32) -> Result<ClientStep, Closed> {
+    pub(super) fn option_header(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let Some(mut fields) = self.input.peek(wire::OPTION_REPLY_BYTES).map(FieldReader) else {
-            return Ok(ClientStep::Wait);
+            return Ok(Step::Wait);
         };
         let magic = fields.u64().unwrap_or(0);
         let mut word = || fields.u32().unwrap_or(0);
@@ -83,12 +84,12 @@ impl Client {
             return Err(reply.malformed());
         }
         self.phase = ClientPhase::OptionData(reply);
-        Ok(ClientStep::Again)
+        Ok(Step::Again)
     }
 
-    pub(super) fn option_data(&mut self, reply: OptionReply) -> Result<ClientStep, Closed> {
+    pub(super) fn option_data(&mut self, reply: OptionReply) -> Result<Step<Event>, Closed> {
         let length = reply.length as usize;
-        let Some(data) = self.input.peek(length).map(<[u8]>::to_vec) else { return Ok(ClientStep::Wait) };
+        let Some(data) = self.input.peek(length).map(<[u8]>::to_vec) else { return Ok(Step::Wait) };
         self.input.take(length);
         self.phase = ClientPhase::OptionHeader { option: reply.option };
         if reply.kind >> 31 == 1 {
@@ -99,12 +100,12 @@ impl Client {
             (option::LIST, rep::SERVER) => {
                 let listed = ListedExport::read(&data).ok_or_else(|| reply.malformed())?;
                 self.negotiation.listed.push(listed);
-                Ok(ClientStep::Again)
+                Ok(Step::Again)
             }
             (option::SET_META_CONTEXT, rep::META_CONTEXT) => self.set_context(reply, &data),
             (option::INFO | option::GO, rep::INFO) => {
                 self.negotiation.export_reply.take(&data).ok_or_else(|| reply.malformed())??;
-                Ok(ClientStep::Again)
+                Ok(Step::Again)
             }
             (_, rep::ACK) => Err(reply.malformed()),
             (option, kind) => Err(Violation::OptionReply { option, kind }.into()),
@@ -112,25 +113,25 @@ impl Client {
     }
 
     /// Stores the context's identifier; refuses any other context than the requested one.
-    fn set_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<ClientStep, Closed> {
+    fn set_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<Step<Event>, Closed> {
         let mut fields = FieldReader(data);
         let id = fields.u32().ok_or_else(|| reply.malformed())?;
         if fields.0 != wire::BASE_ALLOCATION.as_bytes() || self.negotiation.context.is_some() {
             return Err(reply.malformed());
         }
         self.negotiation.context = Some(id);
-        Ok(ClientStep::Again)
+        Ok(Step::Again)
     }
 
     /// Handles an error reply: the server may refuse an optional option.
-    fn option_refused(&mut self, reply: OptionReply, text: &[u8]) -> Result<ClientStep, Closed> {
+    fn option_refused(&mut self, reply: OptionReply, text: &[u8]) -> Result<Step<Event>, Closed> {
         let refused = NegotiationError::of(reply.option, reply.kind, text);
         let is_final = matches!(refused, NegotiationError::TlsRequired | NegotiationError::Shutdown(_));
         match reply.option {
             _ if is_final => Err(refused.into()),
             option::EXTENDED_HEADERS => {
                 self.send_option(option::STRUCTURED_REPLY, &[]);
-                Ok(ClientStep::Again)
+                Ok(Step::Again)
             }
             option::STRUCTURED_REPLY => self.choose(),
             option::SET_META_CONTEXT => {
@@ -141,7 +142,7 @@ impl Client {
         }
     }
 
-    fn option_done(&mut self, option: u32) -> Result<ClientStep, Closed> {
+    fn option_done(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         match option {
             option::EXTENDED_HEADERS | option::STRUCTURED_REPLY => {
                 let is_extended = option == option::EXTENDED_HEADERS;
@@ -151,36 +152,36 @@ impl Client {
                 }
                 let (name, context) = (named(self.config.export()), named(wire::BASE_ALLOCATION));
                 self.send_option(option::SET_META_CONTEXT, &[name, 1_u32.to_be_bytes().to_vec(), context].concat());
-                Ok(ClientStep::Again)
+                Ok(Step::Again)
             }
             option::SET_META_CONTEXT => self.choose(),
             option::LIST => {
                 self.done = Some(self.abort());
-                Ok(ClientStep::Event(Event::Listed(std::mem::take(&mut self.negotiation.listed))))
+                Ok(Step::Event(Event::Listed(std::mem::take(&mut self.negotiation.listed))))
             }
             _ => self.end_of_info(option),
         }
     }
 
     /// INFO or GO.
-    fn choose(&mut self) -> Result<ClientStep, Closed> {
+    fn choose(&mut self) -> Result<Step<Event>, Closed> {
         let option = if matches!(self.config.goal, Goal::Go(_)) { option::GO } else { option::INFO };
         let wanted = [3, info::NAME, info::DESCRIPTION, info::BLOCK_SIZE].map(u16::to_be_bytes).concat();
         let data = [named(self.config.export()), wanted].concat();
         self.send_option(option, &data);
-        Ok(ClientStep::Again)
+        Ok(Step::Again)
     }
 
-    fn end_of_info(&mut self, option: u32) -> Result<ClientStep, Closed> {
+    fn end_of_info(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
         let export = export_reply.finish(self.negotiation.style, self.negotiation.context)?;
         if option == option::INFO {
             self.done = Some(self.abort());
-            return Ok(ClientStep::Event(Event::Described(export)));
+            return Ok(Step::Event(Event::Described(export)));
         }
         self.export = Some(export.clone());
         self.phase = ClientPhase::Reply;
-        Ok(ClientStep::Event(Event::Ready(export)))
+        Ok(Step::Event(Event::Ready(export)))
     }
 }
 

@@ -8,7 +8,7 @@ use crate::client::export_info::{ExportInfo, ExportReply, ListedExport};
 use crate::client::pending::{CompletedRequest, PendingRequest};
 use crate::client::request::{ClientRequest, RequestFields, SubmitError};
 use crate::client::violation::{Closed, Violation};
-use crate::input::Input;
+use crate::input::{Input, Step};
 use crate::output::Output;
 use crate::reply::ReplyStyle;
 use crate::wire::{self, STRING_BYTES, command};
@@ -26,14 +26,6 @@ pub enum Event {
     Completed(CompletedRequest),
     /// The connection ended: nothing more is read, and requests in flight are lost.
     Closed(Closed),
-}
-
-/// Result of a step.
-pub(super) enum ClientStep {
-    Event(Event),
-    Again,
-    /// More input is needed.
-    Wait,
 }
 
 /// What the next bytes are.
@@ -163,15 +155,15 @@ impl Client {
                 return (!is_told).then(|| Event::Closed(closed.clone()));
             }
             match self.step() {
-                Ok(ClientStep::Event(event)) => return Some(event),
-                Ok(ClientStep::Again) => {}
-                Ok(ClientStep::Wait) => return None,
+                Ok(Step::Event(event)) => return Some(event),
+                Ok(Step::Again) => {}
+                Ok(Step::Wait) => return None,
                 Err(closed) => self.end(closed),
             }
         }
     }
 
-    fn step(&mut self) -> Result<ClientStep, Closed> {
+    fn step(&mut self) -> Result<Step<Event>, Closed> {
         match &mut self.phase {
             ClientPhase::Greeting => self.greeting(),
             ClientPhase::OptionHeader { option } => {

@@ -1,6 +1,7 @@
 //! State of a target's connection: its setup (NVMe/TCP 3.1), and commands that arrive, with or without data in their
 //! capsule (3.3.1, 3.6.2.6).
 
+use rustc_hash::FxHashSet;
 use sealblock_protocols_nvme::{Command, Completion, DataPointer};
 use smallvec::SmallVec;
 use zerocopy::FromBytes;
@@ -10,7 +11,7 @@ use crate::config::{Negotiated, TargetConfig, whole_dwords};
 use crate::output::{Gather, Payload};
 use crate::pdu::{self, CapsuleCmd, DIGEST_DATA, DIGEST_HEADER, Direction, Frame, IcReq, IcResp, PduType, TermReq};
 use crate::receive::{Fill, Link, Side, Sink};
-use crate::slab::{Slab, TagSet};
+use crate::slab::Slab;
 use crate::violation::{Closed, Violation, clause};
 
 pub struct TargetState {
@@ -21,7 +22,7 @@ pub struct TargetState {
     /// By the index of their command.
     pub(super) transfers: Vec<Transfer>,
     /// Command identifiers of the commands in flight.
-    pub(super) cids: TagSet,
+    pub(super) cids: FxHashSet<u16>,
     pub(super) bytes_in_flight: usize,
     /// Of those, bytes in capsules.
     pub(super) capsule_bytes: usize,
@@ -93,7 +94,7 @@ impl TargetState {
             success_flag: false,
             commands: Slab::new(config.max_commands),
             transfers: Vec::new(),
-            cids: TagSet::default(),
+            cids: FxHashSet::default(),
             bytes_in_flight: 0,
             capsule_bytes: 0,
             config,
@@ -104,7 +105,7 @@ impl TargetState {
     pub(super) fn release(&mut self, token: u32) {
         let freed = self.commands.release(token, |entry| (entry.cid, entry.held_bytes, entry.len_bytes));
         if let Some((cid, held_bytes, len_bytes)) = freed {
-            self.cids.remove(cid);
+            self.cids.remove(&cid);
             self.bytes_in_flight -= held_bytes;
             // A command without a host's buffer had its data in the capsule.
             self.capsule_bytes -= if len_bytes == 0 { held_bytes } else { 0 };
@@ -173,7 +174,7 @@ impl Side for TargetState {
     fn end(&mut self, closed: Closed) {
         self.commands.clear();
         self.transfers.clear();
-        self.cids = TagSet::default();
+        self.cids.clear();
         (self.bytes_in_flight, self.capsule_bytes) = (0, 0);
         self.link.events.push_back(Event::Closed(closed));
     }
@@ -212,7 +213,7 @@ impl TargetState {
         }
         let data = self.capsule_data_of(&command, frame)?;
         let cid = command.cid.get();
-        if self.cids.contains(cid) && !self.forget_unanswered(cid) {
+        if self.cids.contains(&cid) && !self.forget_unanswered(cid) {
             return Err(Violation::field(CapsuleCmd::CID_AT, clause::CAPSULE_CMD, "the CID is in use"));
         }
         let entry = || CommandState {

@@ -48,18 +48,6 @@ codes! {
     }
 }
 
-codes! {
-    /// SECTYPE of TSAS for TCP: transport security.
-    pub enum SecurityType: u8 {
-        /// None.
-        None = 0,
-        /// TLS 1.2, not used any more.
-        Tls12 = 1,
-        /// TLS 1.3.
-        Tls13 = 2,
-    }
-}
-
 layout! {
     /// Head of the page; entries start at byte 1024.
     pub struct DiscoveryHeader[1024] {
@@ -97,7 +85,7 @@ layout! {
         256 => subnqn: PaddedText<256>,
         /// TRADDR: address as text.
         512 => traddr: PaddedText<256>,
-        /// TSAS byte 0, for TCP SECTYPE: see [`SecurityType`].
+        /// TSAS byte 0, for TCP SECTYPE: 0 without transport security.
         768 => sectype: u8,
     }
 }
@@ -118,7 +106,7 @@ impl DiscoveryEntry {
             trsvcid: PaddedText::new(&port.to_string()),
             subnqn: PaddedText::new(subnqn.as_str()),
             traddr: PaddedText::new(&address.to_string()),
-            sectype: SecurityType::None.code(),
+            sectype: 0,
         }
     }
 

@@ -10,14 +10,13 @@ mod health;
 mod lba_status;
 
 pub use damage::{DamageEntry, DamageEntryFlags, DamageFlags, DamageHeader, DamageLog, DamageLogError, RawDamageEntry};
-pub use discovery::{
-    AddressFamily, DiscoveryEntry, DiscoveryHeader, DiscoveryLog, SecurityType, SubsystemType, TransportType,
-};
+pub use discovery::{AddressFamily, DiscoveryEntry, DiscoveryHeader, DiscoveryLog, SubsystemType, TransportType};
 pub use effects::{CommandEffects, EffectsLog};
 pub use error_information::{ErrorEntry, ErrorLog};
 pub use health::{CriticalWarning, Health};
 pub use lba_status::{LbaStatusElement, LbaStatusLog, LbaStatusRanges};
 
+use crate::identify::parse_namespace_list;
 use crate::wire::{Ascii, codes, layout};
 
 codes! {
@@ -83,11 +82,8 @@ layout! {
 /// if there are more than 1024.
 pub fn changed_namespaces(changed: &[u32]) -> [u8; 4096] {
     let mut page = [0; 4096];
-    if changed.len() > 1024 {
-        page[..4].copy_from_slice(&u32::MAX.to_le_bytes());
-        return page;
-    }
-    for (entry, nsid) in page.chunks_exact_mut(4).zip(changed) {
+    let named = if changed.len() > 1024 { &[u32::MAX] } else { changed };
+    for (entry, nsid) in page.chunks_exact_mut(4).zip(named) {
         entry.copy_from_slice(&nsid.to_le_bytes());
     }
     page
@@ -95,8 +91,7 @@ pub fn changed_namespaces(changed: &[u32]) -> [u8; 4096] {
 
 /// The namespaces that a page Changed Attached Namespace List names; `None` if any may have changed.
 pub fn parse_changed_namespaces(page: &[u8]) -> Option<Vec<u32>> {
-    let ids = page.chunks_exact(4).map(|entry| u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]));
-    let ids: Vec<u32> = ids.take(1024).take_while(|&nsid| nsid != 0).collect();
+    let ids: Vec<u32> = parse_namespace_list(page).collect();
     if ids.first() == Some(&u32::MAX) { None } else { Some(ids) }
 }
 
