@@ -160,13 +160,9 @@ impl ReservedArea {
     pub const ALL: [ReservedArea; 2] = [ReservedArea::Group, ReservedArea::Scrub];
 
     /// The area of a feature, if it is one.
-    pub const fn of_feature(feature: FeatureId) -> Option<ReservedArea> {
-        match feature {
-            FeatureId::ReservedGroupLabel => Some(ReservedArea::Group),
-            FeatureId::ReservedScrubState => Some(ReservedArea::Scrub),
-            FeatureId::ReservedBitmap => Some(ReservedArea::Bitmap),
-            _ => None,
-        }
+    pub fn of_feature(feature: FeatureId) -> Option<ReservedArea> {
+        let areas = [ReservedArea::Group, ReservedArea::Scrub, ReservedArea::Bitmap];
+        areas.into_iter().find(|area| area.feature() == feature)
     }
 
     /// The feature of the area.

@@ -63,6 +63,10 @@ layout! {
     }
 }
 
+/// The field of each code; none where the block could not be read at all.
+const FIELDS: [Option<TagField>; 5] =
+    [None, Some(TagField::Guard), Some(TagField::AppTag), Some(TagField::RefTag), Some(TagField::StorageTag)];
+
 /// One damaged block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DamageEntry {
@@ -143,13 +147,7 @@ impl DamageHeader {
 impl DamageEntry {
     /// The 32 bytes of the entry.
     pub fn encode(&self) -> [u8; RawDamageEntry::BYTES] {
-        let field = match self.field {
-            None => 0,
-            Some(TagField::Guard) => 1,
-            Some(TagField::AppTag) => 2,
-            Some(TagField::RefTag) => 3,
-            Some(TagField::StorageTag) => 4,
-        };
+        let field = FIELDS.iter().position(|field| *field == self.field).expect("every field has a code") as u8;
         let (expected, actual) = self.values.unwrap_or_default();
         let flag = |is_set, flag| if is_set { flag } else { DamageEntryFlags::NONE };
         let flags = flag(self.values.is_some(), DamageEntryFlags::VALUES)
@@ -160,14 +158,7 @@ impl DamageEntry {
     /// The entry in the first 32 bytes of `from`.
     pub fn decode(from: &[u8]) -> Result<DamageEntry, DamageLogError> {
         let raw = RawDamageEntry::decode(from)?;
-        let field = match raw.field {
-            0 => None,
-            1 => Some(TagField::Guard),
-            2 => Some(TagField::AppTag),
-            3 => Some(TagField::RefTag),
-            4 => Some(TagField::StorageTag),
-            code => return Err(DamageLogError::Field { code }),
-        };
+        let field = *FIELDS.get(usize::from(raw.field)).ok_or(DamageLogError::Field { code: raw.field })?;
         Ok(DamageEntry {
             lba: Lba::new(raw.lba),
             field,

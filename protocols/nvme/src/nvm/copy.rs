@@ -12,15 +12,16 @@ use super::protection::{ProtectionInfo, TagSpace};
 use crate::command::Command;
 use crate::error::Invalid;
 use crate::opcodes::IoOpcode;
-use crate::wire::{Count8, Field, bit, bits, layout};
+use crate::wire::{Count8, Field, bit, bits, codes, layout};
 
-/// The form of the source ranges (NVM, Copy, field CDFS and DESFMT).
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum CopyDescriptorFormat {
-    /// 0h: 32 bytes each, tags of the 16-bit guard.
-    Format0,
-    /// 1h: 40 bytes each, tags of the 32- and 64-bit guards.
-    Format1,
+codes! {
+    /// The form of the source ranges (NVM, Copy, field CDFS and DESFMT).
+    pub enum CopyDescriptorFormat: u8 {
+        /// 32 bytes each, tags of the 16-bit guard.
+        Format0 = 0,
+        /// 40 bytes each, tags of the 32- and 64-bit guards.
+        Format1 = 1,
+    }
 }
 
 /// A Copy command.
@@ -171,16 +172,12 @@ impl CopyCommand {
 
     pub(super) fn decode(command: &Command) -> Result<CopyCommand, Invalid> {
         let cdw12 = command.cdw12.get();
-        let format = match bits(cdw12, 8, 4) {
-            0 => CopyDescriptorFormat::Format0,
-            1 => CopyDescriptorFormat::Format1,
-            _ => return Err(Invalid::field("DESFMT", 12, 8)),
-        };
+        let format = CopyDescriptorFormat::from_code(bits(cdw12, 8, 4) as u8);
         let read = ProtectionInfo { stc: bit(cdw12, 25), ..ProtectionInfo::NONE.with_prinfo(cdw12 >> 12) };
         Ok(CopyCommand {
             destination: Lba::new(command.cdw10_11()),
             ranges: Count8::saturating((cdw12 as u16 & 0xFF) + 1),
-            format,
+            format: format.ok_or(Invalid::field("DESFMT", 12, 8))?,
             read,
             write: ProtectionInfo::decode(command),
             force_unit_access: bit(cdw12, 30),
@@ -191,10 +188,7 @@ impl CopyCommand {
     pub(super) fn encode(&self, nsid: u32) -> Result<Command, Invalid> {
         let mut command = Command::new(IoOpcode::Copy.code(), nsid);
         command.set_cdw10_11(self.destination.get());
-        let format = match self.format {
-            CopyDescriptorFormat::Format0 => 0,
-            CopyDescriptorFormat::Format1 => 1,
-        };
+        let format = u32::from(self.format.code());
         let flags = u32::from(self.force_unit_access) << 30 | u32::from(self.limited_retry) << 31;
         let read = self.read.prinfo() << 12 | u32::from(self.read.stc) << 25;
         command.cdw12 = U32::new(u32::from(self.ranges.get() - 1) | format << 8 | read | flags);
