@@ -24,7 +24,7 @@ struct Arguments {
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// One load only; all of them unless given.
-    #[arg(long, value_parser = workload)]
+    #[arg(long, value_enum)]
     workload: Option<Workload>,
     /// What is put to the test: volume, mirror, or walk (mirrors through histories of their replicas).
     #[arg(long, default_value = "volume")]
@@ -47,11 +47,6 @@ struct Arguments {
     /// Go on after a finding, and report all.
     #[arg(long)]
     keep_going: bool,
-}
-
-fn workload(name: &str) -> Result<Workload, String> {
-    let names = || Workload::ALL.map(Workload::name).join(", ");
-    Workload::from_name(name).ok_or_else(|| format!("the loads are {}", names()))
 }
 
 fn main() -> ExitCode {

@@ -1,5 +1,6 @@
 //! What can be put to the test, by the names of the command line.
 
+use clap::ValueEnum;
 use sealblock_layers_mirror::Mutation as MirrorMutation;
 use sealblock_media_volume::Mutation as VolumeMutation;
 
@@ -92,7 +93,7 @@ impl SystemUnderTest {
     /// The loads it is put under.
     pub fn loads(self) -> &'static [Workload] {
         match self {
-            SystemUnderTest::Volume(_) => &Workload::ALL,
+            SystemUnderTest::Volume(_) => Workload::value_variants(),
             SystemUnderTest::Mirror(_) => &mirror::LOADS,
             SystemUnderTest::Walk(_) => &mirror::walk::LOADS,
         }

@@ -2,6 +2,7 @@
 //!
 //! Long runs are the binary's work; these are short enough for every build.
 
+use clap::ValueEnum;
 use sealblock_media_volume::Mutation;
 
 use crate::reference_device::ReferenceSystem;
@@ -63,7 +64,7 @@ fn a_device_that_hangs_is_a_finding_and_no_hang() {
 #[test]
 fn volumes_pass_under_every_load() {
     let mut total = Report::default();
-    for workload in Workload::ALL {
+    for &workload in Workload::value_variants() {
         total += run_seeds(&Volumes::default(), workload, 30).unwrap_or_else(|failure| panic!("{failure}"));
     }
     assert!(total.crashes > 400 && total.recovery_crashes > 100 && total.damages_found > 100, "{total:?}");
@@ -136,7 +137,7 @@ fn a_volume_that_lets_runs_win_over_later_writes_is_caught() {
 
 #[test]
 fn a_volume_that_begins_its_log_behind_what_its_tables_lack_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::TailEarly }, &Workload::ALL, 60);
+    assert_caught(&Volumes { mutation: Mutation::TailEarly }, Workload::value_variants(), 60);
 }
 
 #[test]
@@ -201,7 +202,7 @@ fn a_volume_that_keeps_bits_of_zones_that_went_is_caught() {
 
 #[test]
 fn a_seed_is_a_run() {
-    for workload in Workload::ALL {
+    for &workload in Workload::value_variants() {
         let config = TrialConfig { seed: 11, workload, crash_at: None };
         let (one, two) = (run(&Volumes::default(), config), run(&Volumes::default(), config));
         assert_eq!(one, two, "{}", workload.name());

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use sealblock_units::Extent;
 
 use crate::client::{Client, Stop};
@@ -13,8 +14,8 @@ use crate::random::Random;
 /// Blocks of a full block group of a protected volume with the smaller blocks.
 pub const GROUP_BLOCKS: u64 = 1 << 18;
 
-/// A kind of load. To add one, add a variant, its name, and its habits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+/// A kind of load. To add one, add a variant and its habits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
 pub enum Workload {
     /// Random writes of 1 to 8 blocks, with flushes.
     Mixed,
@@ -85,41 +86,9 @@ const HABITS: ClientProfile = ClientProfile {
 };
 
 impl Workload {
-    /// Every kind.
-    pub const ALL: [Workload; 11] = [
-        Workload::Mixed,
-        Workload::Forced,
-        Workload::Laps,
-        Workload::Hot,
-        Workload::Trim,
-        Workload::Crowd,
-        Workload::Zones,
-        Workload::Wide,
-        Workload::Idle,
-        Workload::Spoil,
-        Workload::Faulty,
-    ];
-
     /// The name on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Workload::Mixed => "mixed",
-            Workload::Forced => "forced",
-            Workload::Laps => "laps",
-            Workload::Hot => "hot",
-            Workload::Trim => "trim",
-            Workload::Crowd => "crowd",
-            Workload::Zones => "zones",
-            Workload::Wide => "wide",
-            Workload::Idle => "idle",
-            Workload::Spoil => "spoil",
-            Workload::Faulty => "faulty",
-        }
-    }
-
-    /// The kind with this name.
-    pub fn from_name(name: &str) -> Option<Workload> {
-        Workload::ALL.into_iter().find(|workload| workload.name() == name)
+    pub fn name(self) -> String {
+        self.to_possible_value().expect("no load is hidden").get_name().to_owned()
     }
 
     const fn habits(self) -> ClientProfile {
@@ -283,18 +252,5 @@ impl Host {
         let first = self.region.first + self.at.get();
         self.at.set((self.at.get() + blocks) % self.region.blocks);
         Extent::from_raw(first, blocks).expect("a lap stays within its region")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_come_back() {
-        for workload in Workload::ALL {
-            assert_eq!(Workload::from_name(workload.name()), Some(workload));
-        }
-        assert_eq!(Workload::from_name("nothing"), None);
     }
 }
