@@ -53,6 +53,7 @@ pub mod target;
 pub mod violation;
 
 pub use config::{HostConfig, Negotiated, TargetConfig};
+pub use connection::{Connection, Counters};
 pub use crcs::{BlockCrcs, BlockLayout};
 pub use host::Host;
 pub use output::{Payload, TransmitLimit};

@@ -12,7 +12,7 @@ use crate::violation::Closed;
 pub struct Token(pub(super) u32);
 
 impl Token {
-    /// Index of the command: below [`TargetConfig::max_commands`](crate::TargetConfig::max_commands), and unique among those in flight.
+    /// Index of the command: below [`max_commands`](crate::TargetConfig::max_commands), and unique among those in flight.
     pub fn place(self) -> usize {
         usize::from(self.0 as u16)
     }
@@ -32,7 +32,7 @@ pub enum Event {
         /// Its data.
         data: CommandData,
     },
-    /// The data that [`Target::fetch_data`](crate::Target::fetch_data) requested has arrived. The command is still to be completed.
+    /// The data that [`fetch_data`](crate::Target::fetch_data) requested has arrived. The command is still to be completed.
     DataReady {
         /// The command.
         token: Token,
@@ -59,8 +59,8 @@ pub enum CommandData {
     None,
     /// The data was in the capsule.
     InCapsule(Received),
-    /// A Command Data Buffer of the host: fetched with [`Target::fetch_data`](crate::Target::fetch_data) if the command writes, filled with
-    /// [`Target::send_data`](crate::Target::send_data) if it reads, left alone otherwise.
+    /// A Command Data Buffer of the host: fetched with [`fetch_data`](crate::Target::fetch_data) if the command writes,
+    /// filled with [`send_data`](crate::Target::send_data) if it reads, left alone otherwise.
     Transport {
         /// Its length in bytes, not 0.
         len_bytes: u32,
@@ -115,7 +115,7 @@ pub enum CallError {
         /// Bytes left in the host's buffer.
         room_bytes: usize,
     },
-    /// [`TargetConfig::max_bytes_in_flight`](crate::TargetConfig::max_bytes_in_flight) leaves no room; retry when other commands have completed.
+    /// [`max_bytes_in_flight`](crate::TargetConfig::max_bytes_in_flight) leaves no room; retry when other commands have completed.
     #[error("the data exceeds the bytes allowed in flight")]
     OverLimit,
 }

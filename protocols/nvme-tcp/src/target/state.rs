@@ -112,7 +112,7 @@ impl TargetState {
         }
     }
 
-    /// The transfer of a command that is in [`Stage::Fetching`].
+    /// The transfer of a command that is in [`CommandStage::Fetching`].
     pub(super) fn transfer(&mut self, token: u32) -> Option<(&mut CommandState, &mut Transfer)> {
         let entry = self.commands.get_mut(token).filter(|entry| matches!(entry.stage, CommandStage::Fetching))?;
         Some((entry, self.transfers.get_mut(usize::from(token as u16))?))
