@@ -57,11 +57,7 @@ impl StackError {
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
     pub fn io(doing: impl Into<String>, error: &io::Error) -> StackError {
         let (cause, advice) = classify(error.kind());
-        let failure = StackError::new(cause, doing, error);
-        match advice {
-            Some(advice) => failure.advise(advice),
-            None => failure,
-        }
+        StackError::new(cause, doing, error).advise_if(advice)
     }
 
     /// On which target it happened.
@@ -74,6 +70,15 @@ impl StackError {
     #[must_use]
     pub fn advise(self, advice: impl Into<String>) -> StackError {
         StackError { advice: Some(advice.into()), ..self }
+    }
+
+    /// What to try instead, where anything is known to help.
+    #[must_use]
+    pub fn advise_if(self, advice: Option<&str>) -> StackError {
+        match advice {
+            Some(advice) => self.advise(advice),
+            None => self,
+        }
     }
 
     /// Why it failed and what to try, without what was being done and on what.

@@ -22,11 +22,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
     };
     // The device name repeats a target of one device, and names the device of a target of several.
     let failure = StackError::new(cause, doing, error.kind());
-    let failure = error.device_name().map_or(failure.clone(), |hop| failure.on(hop));
-    match advice {
-        Some(advice) => failure.advise(advice),
-        None => failure,
-    }
+    error.device_name().map_or(failure.clone(), |hop| failure.on(hop)).advise_if(advice)
 }
 
 /// A file or block device that could not be opened.

@@ -19,8 +19,8 @@ use crate::failures::{of_medium, of_open, of_volume};
 use crate::held::{Access, CloseHandle, FileVolume};
 use crate::info::TargetInfo;
 use crate::opened::OpenTarget;
+use crate::program::ReactorClock;
 use crate::quantity::count;
-use crate::reactor::ReactorClock;
 use crate::target::TargetName;
 
 /// The kind of a plain file's bytes.

@@ -9,7 +9,7 @@ use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::{UpkeepCounts, Volume};
 
-use crate::reactor::ReactorClock;
+use crate::program::ReactorClock;
 
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::FileInfo as FileDescription;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
@@ -80,5 +81,13 @@ impl TargetInfo {
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
         here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()
+    }
+}
+
+/// A protection format in words.
+pub fn protection_text(format: Option<PiFormat>) -> String {
+    match format {
+        None => "no protection information".to_owned(),
+        Some(format) => format!("guard {}, Type {}", format.guard(), format.protection() as u8 + 1),
     }
 }

@@ -9,7 +9,13 @@
 mod error;
 mod failures;
 mod files;
-mod groups;
+/// Several targets as one device.
+mod groups {
+    pub(crate) mod mirror;
+    pub(crate) mod multipath;
+    pub(crate) mod replicas;
+    pub(crate) mod stripe;
+}
 mod held;
 mod holder;
 pub mod identity;
@@ -20,7 +26,6 @@ mod opened;
 mod program;
 pub mod quantity;
 pub mod range;
-mod reactor;
 mod remote;
 mod salvage;
 pub mod target;
@@ -35,12 +40,11 @@ pub use files::{
 pub use groups::replicas::{CHANGING, OpenMirror};
 pub use held::{Access, FileVolume, Usage};
 pub use holder::process_text;
-pub use info::TargetInfo;
+pub use info::{TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
 pub use opened::{Closer, OpenTarget, data_of};
-pub use program::{Program, set_program};
-pub use reactor::{ReactorClock, config, of_start, on_reactor, warning};
+pub use program::{Program, ReactorClock, config, of_start, on_reactor, set_program, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use whole::Whole;

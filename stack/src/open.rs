@@ -17,9 +17,9 @@ use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
 use crate::membership::guard;
 use crate::opened::OpenTarget;
+use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::range::BlockRange;
-use crate::reactor::ReactorClock;
 use crate::remote::{connect, connect_nbd};
 use crate::target::{GroupKind, TargetName};
 

@@ -1,8 +1,23 @@
-//! The program that uses this library: what it is, and what it knows that lies above.
+//! The program that uses this library, a command or a server: what it is, and what it knows that lies above; its reactors; and what
+//! to say where io_uring is refused: by whom, and what lets it in.
+//!
+//! Commands work without it, by system calls. A server that does so is slower than its operator expects and says so once;
+//! with `SEALBLOCK_RUNTIME=uring` the program does not start.
 
-use std::fmt;
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+use std::{fmt, fs};
+
+use sealblock_block::Clock;
+use sealblock_runtime_reactor::{Backend, Config, Reactor, StartError, UringUnavailable};
+
+use crate::error::{Cause, StackError};
+
+/// The setting that forbids io_uring since Linux 6.6: 0 for no process, 1 for all but root and a group, 2 for all processes.
+const SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
+/// What goes without it, and says that this is meant.
+const WITHOUT: &str = "SEALBLOCK_RUNTIME=syscalls";
 
 /// What a program is and knows.
 #[derive(Clone, Copy)]
@@ -39,4 +54,122 @@ pub(crate) fn program() -> Program {
 /// Tells the program's user something.
 pub(crate) fn note(what: impl fmt::Display) {
     (program().note)(&what);
+}
+
+/// The time of the reactor.
+#[derive(Clone, Copy, Debug)]
+pub struct ReactorClock;
+
+impl Clock for ReactorClock {
+    async fn sleep(&self, delay: Duration) {
+        sealblock_runtime_reactor::sleep(delay).await;
+    }
+}
+
+/// The settings of a command's reactors: less registered memory than a server's, since registration dominates the time of a
+/// short command, and an ordinary user may lock little memory.
+pub fn config() -> Config {
+    const POOL_BYTES: usize = 8 << 20;
+    Config { pool_arena_bytes: POOL_BYTES, ..Config::default() }
+}
+
+/// Runs a command's work on a reactor of this thread.
+pub fn on_reactor<T>(work: impl Future<Output = Result<T, StackError>>) -> Result<T, StackError> {
+    let reactor = Reactor::new(config()).map_err(|error| of_start(&error))?;
+    reactor.block_on(work)
+}
+
+/// What an operator should know of a server that runs on this.
+pub fn warning(backend: &Backend) -> Option<String> {
+    let Backend::Syscalls { reason: Some(refusal), .. } = backend else { return None };
+    let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
+    Some(format!(
+        "io_uring is refused ({refusal}), and slower system calls do its work: {remedy}; {WITHOUT} does not ask for it"
+    ))
+}
+
+/// Why nothing was started.
+pub fn of_start(error: &StartError) -> StackError {
+    let failure = StackError::new(Cause::Io, "starting", error);
+    match error {
+        StartError::Uring(refusal) => {
+            let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
+            failure.advise(format!("{WITHOUT}, or to let it in: {remedy}"))
+        }
+        _ => failure.advise(WITHOUT),
+    }
+}
+
+/// Who refused, and what would help. `setting` is what stands in [`SETTING`].
+fn remedy(refusal: &UringUnavailable, setting: Option<&str>) -> String {
+    const FILTER: &str = "a seccomp filter of the service manager or container has to allow io_uring_setup, io_uring_enter \
+         and io_uring_register (systemd: SystemCallFilter=@aio; Docker and Podman: --security-opt seccomp=PROFILE)";
+    let words = match (refusal, setting.map(str::trim)) {
+        (UringUnavailable::Errno(libc::EPERM), Some("2")) => {
+            "kernel.io_uring_disabled is 2, which forbids it to everybody; `sysctl kernel.io_uring_disabled=0` allows it"
+        }
+        (UringUnavailable::Errno(libc::EPERM), Some("1")) => {
+            "kernel.io_uring_disabled is 1, which allows it to root and the group kernel.io_uring_group only; `sysctl \
+             kernel.io_uring_disabled=0` allows it to everybody"
+        }
+        (UringUnavailable::Errno(libc::EPERM), _) => FILTER,
+        (UringUnavailable::Errno(libc::ENOSYS), _) => {
+            return format!(
+                "either the kernel was built without it (Linux 5.11 or newer, CONFIG_IO_URING=y), or {FILTER}"
+            );
+        }
+        (UringUnavailable::Errno(libc::EACCES), _) => "a security module (SELinux, AppArmor) has to allow it",
+        (UringUnavailable::Errno(libc::ENOMEM) | UringUnavailable::LockedMemory { .. }, _) => {
+            "the limit on locked memory has to be higher (systemd: LimitMEMLOCK=; shells: ulimit -l)"
+        }
+        (UringUnavailable::Lacks(_) | UringUnavailable::Errno(libc::EINVAL), _) => {
+            "a newer kernel is needed, best Linux 6.1 or later"
+        }
+        (UringUnavailable::Errno(_) | UringUnavailable::TurnedOff | UringUnavailable::ArenaTooLarge, _) => {
+            "the system's log may say more"
+        }
+    };
+    words.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_refused_is_named_with_what_helps() {
+        for (errno, setting, needed) in [
+            (libc::EPERM, Some("2\n"), ["is 2", "sysctl kernel.io_uring_disabled=0"]),
+            (libc::EPERM, Some("1\n"), ["is 1", "kernel.io_uring_group"]),
+            (libc::EPERM, Some("0\n"), ["seccomp", "SystemCallFilter=@aio"]),
+            (libc::EPERM, None, ["seccomp", "io_uring_setup, io_uring_enter and io_uring_register"]),
+            (libc::ENOSYS, Some("0\n"), ["CONFIG_IO_URING", "seccomp"]),
+            (libc::EACCES, None, ["SELinux", "AppArmor"]),
+            (libc::ENOMEM, None, ["locked memory", "LimitMEMLOCK="]),
+            (libc::EINVAL, None, ["newer kernel", "6.1"]),
+        ] {
+            let words = remedy(&UringUnavailable::Errno(errno), setting);
+            assert!(needed.iter().all(|word| words.contains(word)), "{errno} {setting:?}: {words}");
+        }
+        let words = remedy(&UringUnavailable::Errno(libc::EPERM), Some("0\n"));
+        assert!(!words.contains("sysctl"), "a setting that allows it is no reason: {words}");
+    }
+
+    #[test]
+    fn a_server_warns_once_and_only_of_what_was_not_asked_for() {
+        let refused = Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(libc::ENOSYS)) };
+        let words = warning(&refused).unwrap();
+        assert!(words.starts_with("io_uring is refused (ENOSYS)") && words.contains(WITHOUT), "{words}");
+        assert!(!words.contains('\n'), "{words}");
+        assert_eq!(warning(&Backend::Syscalls { threads: 4, reason: None }), None);
+    }
+
+    #[test]
+    fn a_ring_that_was_asked_for_is_a_failure_with_advice() {
+        let failure = of_start(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
+        let said = failure.to_string();
+        assert!(said.contains("ENOSYS") && said.contains("try: SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
+        let failure = of_start(&StartError::UnknownChoice("ring".to_owned()));
+        assert_eq!(failure.advice(), Some(WITHOUT));
+    }
 }

@@ -1,4 +1,5 @@
-//! Opens namespaces over NVMe/TCP, with the identity of this host, and exports over NBD; failures to connect.
+//! Opens namespaces over NVMe/TCP, with the identity of this host, and exports over NBD; what members of groups are opened with that
+//! are on other hosts; failures to connect.
 
 use std::fs;
 use std::num::{NonZeroU16, NonZeroU32};
@@ -12,7 +13,7 @@ use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
 
 use crate::error::{Cause, StackError};
 use crate::identity::{uuid_from, uuid_of};
-use crate::target::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions};
+use crate::target::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
 
 /// The files with the identity of a Linux host, for all programs that connect.
 const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
@@ -93,6 +94,55 @@ fn as_host(named: Option<Nqn>) -> Options {
     Options { host_nqn, host_id, ..Options::default() }
 }
 
+/// The default request timeout and keep-alive timeout of a path or member over NVMe/TCP. Short, since there is another
+/// one.
+pub(crate) const SHORT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The same target, with short timeouts where it names none.
+pub(crate) fn with_short_timeouts(target: &TargetName) -> TargetName {
+    let mut target = target.clone();
+    hasten(&mut target);
+    target
+}
+
+fn hasten(target: &mut TargetName) {
+    match target {
+        TargetName::NvmeTcp { options, .. } => {
+            options.timeout.get_or_insert(SHORT_TIMEOUT);
+            options.keep_alive.get_or_insert(SHORT_TIMEOUT);
+            options.reconnect.get_or_insert(Duration::ZERO);
+        }
+        TargetName::Group { members, .. } => members.iter_mut().for_each(hasten),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => hasten(target),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux(_)
+        | TargetName::Memory(_)
+        | TargetName::Null(_)
+        | TargetName::Nbd { .. } => {}
+    }
+}
+
+/// The options of all namespaces over NVMe/TCP in a target.
+pub(crate) fn remotes(target: &TargetName) -> Vec<&RemoteOptions> {
+    match target {
+        TargetName::NvmeTcp { options, .. } => vec![options],
+        TargetName::Group { members, .. } => members.iter().flat_map(remotes).collect(),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => remotes(target),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux(_)
+        | TargetName::Memory(_)
+        | TargetName::Null(_)
+        | TargetName::Nbd { .. } => Vec::new(),
+    }
+}
+
+/// True if any part of it is on another host.
+pub(crate) fn is_remote(target: &TargetName) -> bool {
+    !remotes(target).is_empty()
+}
+
 /// A failure to connect as a failure of a command.
 fn of_connect(doing: &str, error: &ConnectError) -> StackError {
     const CHECK: &str = "check that the server runs, and its address and port";
@@ -115,11 +165,7 @@ fn of_connect(doing: &str, error: &ConnectError) -> StackError {
         | ConnectError::Unsupported { .. }
         | ConnectError::Changed { .. } => (Cause::Unsuitable, None),
     };
-    let failure = StackError::new(cause, doing, error);
-    match advice {
-        Some(advice) => failure.advise(advice),
-        None => failure,
-    }
+    StackError::new(cause, doing, error).advise_if(advice)
 }
 
 /// Opens an export.

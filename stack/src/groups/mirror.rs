@@ -15,8 +15,7 @@ use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
 use crate::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
-use crate::program::note;
-use crate::reactor::ReactorClock;
+use crate::program::{ReactorClock, note};
 use crate::target::TargetName;
 
 /// Opens the replicas concurrently. The mirror runs without unreachable ones, as far as the labels of the others permit.
@@ -187,13 +186,9 @@ fn of_mirror(error: &MirrorError) -> StackError {
         | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
-    let failure = StackError::new(cause, "opening", error);
+    let failure = StackError::new(cause, "opening", error).advise_if(advice);
     // What labels forbid needs a command that changes replicas or labels.
-    let failure = if cause == Cause::Refused { failure.lasting() } else { failure };
-    match advice {
-        Some(advice) => failure.advise(advice),
-        None => failure,
-    }
+    if cause == Cause::Refused { failure.lasting() } else { failure }
 }
 
 fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {

@@ -10,13 +10,13 @@ use sealblock_block::{
 };
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
-use super::{SHORT_TIMEOUT, is_remote, remotes, with_short_timeouts};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, Usage, close_all, received_bytes};
 use crate::identity::uuid_text;
 use crate::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
-use crate::reactor::ReactorClock;
+use crate::program::ReactorClock;
+use crate::remote::{SHORT_TIMEOUT, is_remote, remotes, with_short_timeouts};
 use crate::target::{GroupKind, RemoteOptions, TargetName};
 
 /// The paths of one device.

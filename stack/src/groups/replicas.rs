@@ -8,10 +8,10 @@ use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, 
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
 
-use super::{is_remote, with_short_timeouts};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
-use crate::reactor::ReactorClock;
+use crate::program::ReactorClock;
+use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{TargetLabel, TargetName};
 
 /// What would make replicas fit.

@@ -13,7 +13,7 @@ pub const MAX_MEMBERS: usize = 64;
 
 /// Why a text names no target.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("column {column}: {problem}; try {}", .problem.advice())]
+#[error("column {column}: {problem}")]
 pub struct TargetError {
     /// Where, in characters, counted from 1.
     pub column: usize,
@@ -21,159 +21,133 @@ pub struct TargetError {
     pub problem: TargetErrorKind,
 }
 
-/// What is wrong at one place of a target name.
+/// What is wrong at one place of a target name, and what to try instead.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum TargetErrorKind {
     /// The text is longer than [`MAX_TEXT_BYTES`].
-    #[error("the name goes on past {MAX_TEXT_BYTES} bytes")]
+    #[error("the name goes on past {MAX_TEXT_BYTES} bytes; try a shorter name")]
     TooLong,
     /// Groups, offsets and faults nest deeper than [`MAX_DEPTH`].
-    #[error("targets nest deeper than {MAX_DEPTH}")]
+    #[error("targets nest deeper than {MAX_DEPTH}; try a flatter arrangement")]
     TooDeep,
     /// Nothing stands where a target is needed.
-    #[error("a target is missing here")]
+    #[error("a target is missing here; try a path, such as disk.img, or mem:1GiB")]
     Missing,
     /// `-` where a target is needed.
-    #[error("'-' is standard input or output, which only copy takes")]
+    #[error("'-' is standard input or output, which only copy takes; try ./- for a file of that name")]
     Standard,
     /// A word and a colon that name no kind of target.
-    #[error("'{0}' is no kind of target")]
+    #[error(
+        "'{0}' is no kind of target; try file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, \
+         mirror:, stripe:, multipath:, offset: and fault:"
+    )]
     Unknown(String),
     /// A URI without its slashes.
-    #[error("'{0}' is followed by two slashes")]
+    #[error("'{0}' is followed by two slashes; try {form}", form = form_of(.0))]
     Slashes(&'static str),
     /// No path can hold a zero byte.
-    #[error("a path holds no zero byte")]
+    #[error("a path holds no zero byte; try a path without it")]
     ZeroByte,
     /// What should be a size is none.
-    #[error(transparent)]
+    #[error("{0}; try 1GiB")]
     Size(#[from] SizeError),
     /// A device without a byte.
-    #[error("a device of no bytes holds nothing")]
+    #[error("a device of no bytes holds nothing; try 1GiB")]
     NoBytes,
     /// What should be a range of blocks is none.
-    #[error(transparent)]
+    #[error("{0}; try offset:0..99,TARGET")]
     Range(#[from] RangeError),
     /// A URI without a host.
-    #[error("the host is missing")]
+    #[error("the host is missing; try a name or an address behind the slashes, such as localhost or [::1]")]
     NoHost,
     /// A host name with a character it cannot have, or longer than 253 bytes.
-    #[error("'{0}' is no host name or address")]
+    #[error(
+        "'{0}' is no host name or address; try a name, an IPv4 address, or an IPv6 address in brackets such as [::1]"
+    )]
     Host(String),
     /// A port that is none.
-    #[error("'{0}' is no port from 1 to 65535")]
+    #[error("'{0}' is no port from 1 to 65535; try leaving the port out, for the usual one")]
     Port(String),
     /// `%` without two hexadecimal digits, or bytes that are no text.
-    #[error("'%' and two hexadecimal digits stand for one byte of UTF-8 text, and this is none")]
+    #[error(
+        "'%' and two hexadecimal digits stand for one byte of UTF-8 text, and this is none; try %25 for a percent sign"
+    )]
     Percent,
     /// A part of URIs that these do not have.
-    #[error("'{0}' has no meaning here")]
+    #[error("'{0}' has no meaning here; try %{code:02X} if it is part of the name", code = u32::from(*.0))]
     UriPart(char),
     /// An option of an NVMe/TCP target that there is not.
-    #[error("'{0}' is no option of an NVMe/TCP target")]
+    #[error(
+        "'{0}' is no option of an NVMe/TCP target; try hdgst, ddgst, pract=0, pract=1, queues=4, depth=128, hostnqn=NQN, timeout=5s, \
+         keepalive=5s, reconnect=0s or attempts=3, with & between them"
+    )]
     Option(String),
     /// What is behind the `?` of an NBD name is no option.
-    #[error("'{0}' is no option of NBD")]
+    #[error("'{0}' is no option of NBD; try connections=4")]
     NbdOption(String),
     /// An option that was given before.
-    #[error("'{0}' is given twice")]
+    #[error("'{0}' is given twice; try each option once")]
     OptionTwice(String),
     /// No subsystem is named.
-    #[error("the NQN of the subsystem is missing")]
+    #[error("the NQN of the subsystem is missing; try nvme+tcp://HOST/nqn.2026-01.org.example:disk")]
     NoNqn,
     /// A name that cannot be a subsystem's.
-    #[error("'{0}' is no NQN: it begins with 'nqn.' and has at most 223 bytes, none of them a control character")]
+    #[error(
+        "'{0}' is no NQN: it begins with 'nqn.' and has at most 223 bytes, none of them a control character; try nvme+tcp://HOST/nqn.2026-01.org.example:disk"
+    )]
     Nqn(String),
     /// A namespace identifier that is none.
-    #[error("'{0}' is no namespace identifier from 1 to 4294967294")]
+    #[error(
+        "'{0}' is no namespace identifier from 1 to 4294967294; try leaving the namespace out when there is only one"
+    )]
     Nsid(String),
     /// An export name longer than NBD allows, or with a zero byte.
-    #[error("the export's name has more than 4096 bytes or a zero byte")]
+    #[error("the export's name has more than 4096 bytes or a zero byte; try the name that the server lists")]
     Export,
     /// A group of fewer than two.
-    #[error("a {0} is made of at least two targets")]
+    #[error("a {0} is made of at least two targets; try {0}:A,B")]
     FewLegs(&'static str),
     /// A group of more than [`MAX_MEMBERS`].
-    #[error("a {0} has more than {MAX_MEMBERS} targets")]
+    #[error("a {0} has more than {MAX_MEMBERS} targets; try groups of groups, such as {0}:[{0}:A,B],[{0}:C,D]")]
     ManyLegs(&'static str),
     /// A `[` that nothing closes.
-    #[error("this '[' is not closed")]
+    #[error("this '[' is not closed; try one ']' for each '['; a name with a single one cannot be in a group")]
     Unclosed,
     /// A `]` that nothing opened.
-    #[error("this ']' closes nothing")]
+    #[error("this ']' closes nothing; try one ']' for each '['; a name with a single one cannot be in a group")]
     Unopened,
     /// Something follows the `]` of a target in brackets.
-    #[error("a target in brackets ends with its ']'")]
+    #[error("a target in brackets ends with its ']'; try a comma, or file: in front of a path that begins with '['")]
     BehindBracket,
     /// Brackets straight inside of brackets.
-    #[error("these brackets stand straight inside of others")]
+    #[error(
+        "these brackets stand straight inside of others; try one pair of brackets, or file: in front of a path that begins with '['"
+    )]
     Doubled,
     /// An export where only its server is meant.
-    #[error("this is to name a server, and no export of it")]
+    #[error("this is to name a server, and no export of it; try nbd+unix:///?socket=PATH")]
     ServerOnly,
     /// A Unix socket on a host.
-    #[error("a Unix socket is on no host: three slashes come before the export")]
+    #[error("a Unix socket is on no host: three slashes come before the export; try nbd+unix:///EXPORT?socket=PATH")]
     SocketHost,
     /// An NBD server without its socket.
-    #[error("the path of the socket is missing")]
+    #[error("the path of the socket is missing; try nbd+unix:///EXPORT?socket=PATH")]
     NoSocket,
     /// An offset or a fault without a target.
-    #[error("a comma and a target are missing")]
+    #[error("a comma and a target are missing; try {form}", form = form_of(.0))]
     NoInner(&'static str),
     /// A fault without rules in brackets.
-    #[error("the rules of a fault stand here in brackets")]
+    #[error("the rules of a fault stand here in brackets; try fault:[seed=7;read-error@100..200],TARGET")]
     NoRules,
 }
 
-impl TargetErrorKind {
-    /// What to try instead: the end of a sentence.
-    pub fn advice(&self) -> String {
-        let text = match self {
-            TargetErrorKind::TooLong => "a shorter name",
-            TargetErrorKind::TooDeep => "a flatter arrangement",
-            TargetErrorKind::Missing => "a path, such as disk.img, or mem:1GiB",
-            TargetErrorKind::Standard => "./- for a file of that name",
-            TargetErrorKind::Unknown(_) => {
-                "file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, mirror:, \
-                 stripe:, multipath:, offset: and fault:"
-            }
-            TargetErrorKind::Slashes("nbd:") => "nbd://HOST/EXPORT",
-            TargetErrorKind::Slashes("nbd+unix:") | TargetErrorKind::SocketHost | TargetErrorKind::NoSocket => {
-                "nbd+unix:///EXPORT?socket=PATH"
-            }
-            TargetErrorKind::Slashes(_) | TargetErrorKind::NoNqn | TargetErrorKind::Nqn(_) => {
-                "nvme+tcp://HOST/nqn.2026-01.org.example:disk"
-            }
-            TargetErrorKind::ServerOnly => "nbd+unix:///?socket=PATH",
-            TargetErrorKind::ZeroByte => "a path without it",
-            TargetErrorKind::Size(_) | TargetErrorKind::NoBytes => "1GiB",
-            TargetErrorKind::Range(_) => "offset:0..99,TARGET",
-            TargetErrorKind::NoHost => "a name or an address behind the slashes, such as localhost or [::1]",
-            TargetErrorKind::Host(_) => "a name, an IPv4 address, or an IPv6 address in brackets such as [::1]",
-            TargetErrorKind::Port(_) => "leaving the port out, for the usual one",
-            TargetErrorKind::Percent => "%25 for a percent sign",
-            TargetErrorKind::UriPart(part) => return format!("%{:02X} if it is part of the name", u32::from(*part)),
-            TargetErrorKind::Option(_) => {
-                "hdgst, ddgst, pract=0, pract=1, queues=4, depth=128, hostnqn=NQN, timeout=5s, keepalive=5s, reconnect=0s or \
-                 attempts=3, with & between them"
-            }
-            TargetErrorKind::NbdOption(_) => "connections=4",
-            TargetErrorKind::OptionTwice(_) => "each option once",
-            TargetErrorKind::Nsid(_) => "leaving the namespace out when there is only one",
-            TargetErrorKind::Export => "the name that the server lists",
-            TargetErrorKind::FewLegs(kind) => return format!("{kind}:A,B"),
-            TargetErrorKind::ManyLegs(kind) => {
-                return format!("groups of groups, such as {kind}:[{kind}:A,B],[{kind}:C,D]");
-            }
-            TargetErrorKind::Unclosed | TargetErrorKind::Unopened => {
-                "one ']' for each '['; a name with a single one cannot be in a group"
-            }
-            TargetErrorKind::BehindBracket => "a comma, or file: in front of a path that begins with '['",
-            TargetErrorKind::Doubled => "one pair of brackets, or file: in front of a path that begins with '['",
-            TargetErrorKind::NoInner("fault") => "fault:[RULES],TARGET",
-            TargetErrorKind::NoInner(_) => "offset:FIRST..LAST,TARGET, in brackets where it is one of several",
-            TargetErrorKind::NoRules => "fault:[seed=7;read-error@100..200],TARGET",
-        };
-        text.to_owned()
+/// What a kind of target looks like.
+fn form_of(kind: &str) -> &'static str {
+    match kind {
+        "nbd:" => "nbd://HOST/EXPORT",
+        "nbd+unix:" => "nbd+unix:///EXPORT?socket=PATH",
+        "fault" => "fault:[RULES],TARGET",
+        "offset" => "offset:FIRST..LAST,TARGET, in brackets where it is one of several",
+        _ => "nvme+tcp://HOST/nqn.2026-01.org.example:disk",
     }
 }

@@ -13,7 +13,7 @@ use std::num::NonZeroU16;
 use std::time::Duration;
 
 use super::error::TargetErrorKind;
-use super::piece::{Fail, Piece, decode, encode};
+use super::piece::{Fail, Piece, decode, digits, encode};
 use crate::quantity::Time;
 
 /// Longest NVMe Qualified Name, in bytes (NVM Express Base Specification, "NVMe Qualified Names").
@@ -52,68 +52,47 @@ pub(super) fn is_nqn(text: &str) -> bool {
 /// Reads what is behind the `?`.
 pub(super) fn options(piece: Piece<'_>) -> Result<RemoteOptions, Fail> {
     let mut options = RemoteOptions::default();
-    let mut rest = Some(piece);
-    while let Some(piece) = rest {
-        let (option, more) = match piece.split_once('&') {
-            Some((option, more)) => (option, Some(more)),
-            None => (piece, None),
-        };
-        read(option, &mut options)?;
-        rest = more;
-    }
+    piece.split('&').try_for_each(|option| read(option, &mut options))?;
     Ok(options)
 }
 
 fn read(option: Piece<'_>, options: &mut RemoteOptions) -> Result<(), Fail> {
-    let unknown = || option.fail(TargetErrorKind::Option(option.text.to_owned()));
-    let number = |value: &str| {
-        let digits = value.bytes().all(|byte| byte.is_ascii_digit());
-        value.parse::<NonZeroU16>().ok().filter(|_| digits)
-    };
+    let number = |value: &str| digits(value)?.parse::<NonZeroU16>().ok();
     // As long as the protocol's own timers count, in milliseconds.
     let time = |value: &str| {
         let time = value.parse::<Time>().ok().map(|time| time.0);
         time.filter(|time| time.as_millis() <= u128::from(u32::MAX))
     };
     let some_time = |value: &str| time(value).filter(|time| !time.is_zero());
-    let set = |place: &mut Option<Duration>, value: Option<Duration>| value.map(|value| place.replace(value).is_none());
     let is_new = match option.text.split_once('=') {
-        None if option.text == "hdgst" => !std::mem::replace(&mut options.header_digest, true),
-        None if option.text == "ddgst" => !std::mem::replace(&mut options.data_digest, true),
-        Some(("pract", "0" | "1")) => options.target_makes_tags.replace(option.text.ends_with('1')).is_none(),
-        Some(("queues", value)) => match number(value) {
-            Some(number) => options.queues.replace(number).is_none(),
-            None => return unknown(),
-        },
-        Some(("depth", value)) => match number(value) {
-            Some(number) => options.depth.replace(number).is_none(),
-            None => return unknown(),
-        },
-        Some(("attempts", value)) => match number(value) {
-            Some(number) => options.attempts.replace(number).is_none(),
-            None => return unknown(),
-        },
+        None if option.text == "hdgst" => Some(!std::mem::replace(&mut options.header_digest, true)),
+        None if option.text == "ddgst" => Some(!std::mem::replace(&mut options.data_digest, true)),
+        Some(("pract", "0" | "1")) => set(&mut options.target_makes_tags, Some(option.text.ends_with('1'))),
+        Some(("queues", value)) => set(&mut options.queues, number(value)),
+        Some(("depth", value)) => set(&mut options.depth, number(value)),
+        Some(("attempts", value)) => set(&mut options.attempts, number(value)),
         Some(("hostnqn", value)) => {
             let name = decode(Piece { text: value, at: option.at + "hostnqn=".len() })?;
             if !is_nqn(&name) {
                 return option.fail(TargetErrorKind::Nqn(name));
             }
-            options.host_nqn.replace(name).is_none()
+            set(&mut options.host_nqn, Some(name))
         }
-        Some((word @ ("timeout" | "keepalive" | "reconnect"), value)) => {
-            let is_new = match word {
-                "timeout" => set(&mut options.timeout, some_time(value)),
-                "keepalive" => set(&mut options.keep_alive, some_time(value)),
-                _ => set(&mut options.reconnect, time(value)),
-            };
-            match is_new {
-                Some(is_new) => is_new,
-                None => return unknown(),
-            }
-        }
-        _ => return unknown(),
+        Some(("timeout", value)) => set(&mut options.timeout, some_time(value)),
+        Some(("keepalive", value)) => set(&mut options.keep_alive, some_time(value)),
+        Some(("reconnect", value)) => set(&mut options.reconnect, time(value)),
+        _ => None,
     };
-    if is_new { Ok(()) } else { option.fail(TargetErrorKind::OptionTwice(option.text.to_owned())) }
+    match is_new {
+        Some(true) => Ok(()),
+        Some(false) => option.fail(TargetErrorKind::OptionTwice(option.text.to_owned())),
+        None => option.fail(TargetErrorKind::Option(option.text.to_owned())),
+    }
+}
+
+/// Sets an option. Returns true if it was not given before; `None` without a value.
+fn set<T>(place: &mut Option<T>, value: Option<T>) -> Option<bool> {
+    value.map(|value| place.replace(value).is_none())
 }
 
 impl fmt::Display for RemoteOptions {
@@ -176,10 +155,8 @@ mod tests {
 
     #[test]
     fn the_hint_names_every_option() {
-        let hint = TargetErrorKind::Option(String::new())
-            .advice()
-            .replace("hostnqn=NQN", "hostnqn=nqn.a")
-            .replace(" or ", " ");
+        let hint = TargetErrorKind::Option(String::new()).to_string();
+        let hint = hint.split("try ").nth(1).unwrap().replace("hostnqn=NQN", "hostnqn=nqn.a").replace(" or ", " ");
         let named: Vec<&str> =
             hint.split(", with").next().unwrap().split([',', ' ']).filter(|word| !word.is_empty()).collect();
         for option in &named {

@@ -30,6 +30,16 @@ impl<'a> Piece<'a> {
         Some((Piece { text: before, at: self.at }, Piece { text: behind, at }))
     }
 
+    /// The parts between marks; the whole if there is none.
+    pub fn split(self, mark: char) -> impl Iterator<Item = Piece<'a>> {
+        let mut at = self.at;
+        self.text.split(mark).map(move |text| {
+            let part = Piece { text, at };
+            at += text.len() + mark.len_utf8();
+            part
+        })
+    }
+
     /// The problem, at the beginning of this piece.
     pub fn fail<T>(self, problem: impl Into<TargetErrorKind>) -> Result<T, Fail> {
         Err(Fail { at: self.at, problem: problem.into() })

@@ -72,13 +72,7 @@ pub(super) fn nbd_unix(piece: Piece<'_>) -> Result<TargetName, Fail> {
     };
     let name = export_name(export)?;
     let (mut socket, mut number) = (None, None);
-    let mut options = Some(query).filter(|query| !query.text.is_empty());
-    while let Some(rest) = options {
-        let option;
-        (option, options) = match rest.split_once('&') {
-            Some((option, rest)) => (option, Some(rest)),
-            None => (rest, None),
-        };
+    for option in query.split('&').filter(|_| !query.text.is_empty()) {
         let is_new = match option.text.strip_prefix("socket=") {
             Some(text) => {
                 let path = decode(Piece { text, at: option.at + "socket=".len() })?;
