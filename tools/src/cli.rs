@@ -13,7 +13,6 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
-use sealblock_stack::Usage;
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::target::TargetName;
@@ -23,9 +22,9 @@ pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
-pub use serve::{ControlSocket, Discover, LogLevel, Protection, Serve, listen_address, nbd_address};
+pub use serve::{Discover, Protection, Serve};
 pub use status::{Log, ServerName, Status};
-pub use values::{CorruptKind, Endpoint, Guard, Mode, ProtectionType, RemoteServer, Volume};
+pub use values::{CorruptKind, Endpoint, Guard, Labels, Members, Mode, ProtectionType, RemoteServer, Volume};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -64,38 +63,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-}
-
-/// Whether labels of groups are heeded.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct Labels {
-    /// Trust the order of a stripe's members and the chunk size as given, if the members have no labels; the same
-    /// as stripe-nolabel:.
-    #[arg(long)]
-    pub no_label: bool,
-}
-
-/// Whether a member of a mirror or stripe is written to by itself.
-#[derive(Args, Clone, Copy, Debug, Default)]
-pub struct Members {
-    /// Write to a member of a mirror or stripe by itself. The mirror resyncs it afterwards.
-    #[arg(long)]
-    pub force_leg: bool,
-}
-
-impl Members {
-    /// What a target is opened for.
-    pub fn usage(self) -> Usage {
-        if self.force_leg { Usage::Forced } else { Usage::Alone }
-    }
-}
-
-impl Labels {
-    fn settle(self, target: &mut TargetName) {
-        if self.no_label {
-            *target = target.clone().without_label();
-        }
-    }
 }
 
 impl Cli {

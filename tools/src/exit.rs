@@ -2,6 +2,7 @@
 
 use std::process::ExitCode;
 
+use sealblock_server::status::health::Health;
 use sealblock_stack::Cause;
 
 /// A command that did its work.
@@ -15,6 +16,16 @@ pub enum Exit {
     Incomplete,
     /// Exit status 130, or what a shell shows for the signal: it ended early and has printed how far it came.
     Interrupted,
+}
+
+impl From<Health> for Exit {
+    fn from(health: Health) -> Exit {
+        match health {
+            Health::Healthy => Exit::Clean,
+            Health::Damaged => Exit::DamageFound,
+            Health::Incomplete | Health::Degraded | Health::Other => Exit::Incomplete,
+        }
+    }
 }
 
 impl From<Exit> for ExitCode {
@@ -46,6 +57,13 @@ pub const fn status(cause: Cause) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_known_to_be_good_is_not_clean() {
+        let exits = [Health::Healthy, Health::Incomplete, Health::Degraded, Health::Other].map(Exit::from);
+        assert_eq!(exits, [Exit::Clean, Exit::Incomplete, Exit::Incomplete, Exit::Incomplete]);
+        assert_eq!(Exit::from(Health::Damaged), Exit::DamageFound);
+    }
 
     #[test]
     fn only_bad_usage_has_exit_status_2() {

@@ -5,7 +5,6 @@
 
 pub mod cli;
 pub mod commands;
-pub mod control;
 pub mod exit;
 pub mod findings;
 pub mod interrupt;

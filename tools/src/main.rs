@@ -6,10 +6,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use sealblock::cli::Cli;
 use sealblock::commands;
-use sealblock::control::client::server_of_file;
 use sealblock::exit::{Exit, status};
 use sealblock::interrupt;
 use sealblock::report::note;
+use sealblock_server::control::client::server_of_file;
 use sealblock_stack::{Program, set_program};
 
 fn main() -> ExitCode {

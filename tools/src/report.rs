@@ -7,9 +7,10 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sealblock_server::status::health::Checked;
 use sealblock_stack::StackError;
 use sealblock_stack::range::BlockRange;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Serialize, Serializer};
 
 use crate::exit::Exit;
 
@@ -48,23 +49,6 @@ pub(crate) fn as_text<S: Serializer>(value: &Option<impl fmt::Display>, serializ
     match value {
         Some(value) => serializer.collect_str(value),
         None => serializer.serialize_none(),
-    }
-}
-
-/// What blocks were checked against.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Checked {
-    /// Every block against its seal.
-    Seals,
-    /// Blocks, or some of them, have no seals: they could be read.
-    Readability,
-}
-
-impl Checked {
-    /// What a device is checked against whose blocks have seals, or have not.
-    pub const fn of(seals: bool) -> Checked {
-        if seals { Checked::Seals } else { Checked::Readability }
     }
 }
 

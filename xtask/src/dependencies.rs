@@ -1,9 +1,10 @@
 //! Which folder may use which.
 //!
 //! `units <- integrity <- block <- {layers, media, exports, filesystem}`; protocols are pure and know only units and
-//! integrity; only tools, perf and proofs use everything. A folder that the table below does not name is an error, so that
-//! a new folder gets its rule together with its manifest. Development dependencies are free, because a test may set up
-//! whatever it needs; except under `protocols/`, because these crates are apart in order to stay pure.
+//! integrity; `stack` builds devices and `server` serves them; only tools, perf and proofs use everything. A folder that the
+//! table below does not name is an error, so that a new folder gets its rule together with its manifest. Development
+//! dependencies are free, because a test may set up whatever it needs; except under `protocols/`, because these crates are
+//! apart in order to stay pure.
 
 use anyhow::{Result, bail};
 
@@ -54,6 +55,23 @@ const STACK: &[&str] = &[
     "layers/fault",
     "layers/stripe",
 ];
+/// What serves stacks of devices: no program and no command line.
+const SERVER: &[&str] = &[
+    "units",
+    "integrity",
+    "block",
+    "scrub",
+    "runtime/memory",
+    "runtime/reactor",
+    "protocols/nvme",
+    "media/file",
+    "media/volume",
+    "layers/mirror",
+    "layers/multipath",
+    "layers/cross-core",
+    "exports/*",
+    "stack",
+];
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -89,6 +107,7 @@ const RULES: &[Rule] = &[
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("stack", STACK),
+    rule("server", SERVER),
     rule("tools", EVERYTHING),
     rule("perf", EVERYTHING),
     rule("proofs/*", EVERYTHING),
@@ -193,7 +212,8 @@ mod tests {
             member("exports/nbd", &["block", "protocols/nbd", "runtime/reactor", "layers/cross-core"], &[]),
             member("layers/cross-core", &["block", "runtime/reactor"], &["media/memory"]),
             member("stack", &["media/file", "layers/mirror", "runtime/reactor"], &[]),
-            member("tools", &["stack", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
+            member("server", &["stack", "scrub", "layers/cross-core", "exports/nvme-tcp"], &[]),
+            member("tools", &["server", "stack", "layers/mirror", "exports/nbd"], &["proofs/simulator"]),
             member("proofs/simulator", &["tools", "media/volume"], &[]),
         ];
         assert_eq!(refused(&members), Vec::<String>::new());
@@ -227,6 +247,9 @@ mod tests {
             ("media/file", "stack"),
             ("stack", "exports/nbd"),
             ("stack", "tools"),
+            ("stack", "server"),
+            ("server", "tools"),
+            ("server", "media/nbd"),
             ("xtask", "units"),
             ("block", "/elsewhere/block"),
         ] {

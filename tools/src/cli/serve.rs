@@ -1,18 +1,20 @@
 //! The command line of `serve`.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::str::FromStr;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_server::control::protocol::LogLevel;
+use sealblock_server::control::socket_path::ControlSocket;
+use sealblock_server::plan::{nbd_address, nvme_address};
 use sealblock_stack::quantity::{Rate, Time};
-use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName};
-use serde::{Deserialize, Serialize};
+use sealblock_stack::target::TargetName;
 
-use super::values::RemoteServer;
-use super::{Labels, Members};
+use super::values::{Labels, Members, RemoteServer};
 
 const SERVE_HELP: &str = "\
 Examples:
@@ -37,7 +39,7 @@ pub struct Serve {
     #[arg(long, value_name = "FILE", conflicts_with = "targets")]
     pub config: Option<PathBuf>,
     /// Where to listen; may be given several times. Port 0 lets the system choose one. 127.0.0.1:4420 unless something is said.
-    #[arg(long, value_name = "ADDR:PORT", value_parser = listen_address)]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = nvme_address)]
     pub listen: Vec<SocketAddr>,
     /// Where to listen for NBD clients as well, each target an export NAME; may be given several times. Port 10809 unless given.
     #[arg(long, value_name = "ADDR:PORT", value_parser = nbd_address)]
@@ -87,58 +89,11 @@ pub struct Serve {
     pub control: Option<ControlSocket>,
     /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else. `sealblock log` changes
     /// it while the server runs.
-    #[arg(long, value_name = "LEVEL", value_enum)]
+    #[arg(long, value_name = "LEVEL", value_parser = log_level())]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
     #[arg(long)]
     pub json: bool,
-}
-
-/// Where the control socket is.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum ControlSocket {
-    /// Nowhere: there is none.
-    None,
-    /// At this path.
-    Path(PathBuf),
-}
-
-impl FromStr for ControlSocket {
-    type Err = std::convert::Infallible;
-
-    fn from_str(text: &str) -> Result<ControlSocket, Self::Err> {
-        Ok(if text == "none" { ControlSocket::None } else { ControlSocket::Path(text.into()) })
-    }
-}
-
-/// How much the server logs besides events.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum LogLevel {
-    /// Nothing.
-    Off,
-    /// What went wrong for good.
-    Error,
-    /// What may need a look.
-    #[default]
-    Warn,
-    /// What happens.
-    Info,
-    /// Connections that end, and requests that fail, each with its reason.
-    Debug,
-}
-
-impl LogLevel {
-    /// As it is written.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            LogLevel::Off => "off",
-            LogLevel::Error => "error",
-            LogLevel::Warn => "warn",
-            LogLevel::Info => "info",
-            LogLevel::Debug => "debug",
-        }
-    }
 }
 
 /// What hosts see of protection information.
@@ -151,21 +106,27 @@ pub enum Protection {
     Shown,
 }
 
-/// Reads `ADDR:PORT`, or an address alone for the usual port of NVMe/TCP.
-pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
-    address(text, NVME_TCP_PORT)
+impl From<Protection> for PiVisibility {
+    fn from(protection: Protection) -> PiVisibility {
+        match protection {
+            Protection::Plain => PiVisibility::Plain,
+            Protection::Shown => PiVisibility::Protected,
+        }
+    }
 }
 
-/// Reads `ADDR:PORT`, or an address alone for the usual port of NBD.
-pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
-    address(text, NBD_PORT)
-}
-
-fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
-    let alone = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    text.parse().or_else(|_| alone.map(|address| SocketAddr::new(address, port))).map_err(|_| {
-        format!("an address and a port are needed, such as 127.0.0.1:{port}, [::1]:{port} or 0.0.0.0:{port}")
-    })
+/// Reads the name of a log level.
+pub(super) fn log_level() -> impl TypedValueParser<Value = LogLevel> {
+    const HELP: [&str; 5] = [
+        "Nothing",
+        "What went wrong for good",
+        "What may need a look",
+        "What happens",
+        "Connections that end, and requests that fail, each with its reason",
+    ];
+    let levels = LogLevel::ALL.into_iter().zip(HELP);
+    PossibleValuesParser::new(levels.map(|(level, help)| PossibleValue::new(level.as_str()).help(help)))
+        .map(|name| LogLevel::from_name(&name).unwrap_or_default())
 }
 
 /// Reads how often to scrub.

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::Args;
+use sealblock_server::control::protocol::LogLevel;
 
-use super::{LogLevel, ServedName};
+use super::scrub::ServedName;
+use super::serve::log_level;
 
 const HELP: &str = "\
 Examples:
@@ -45,7 +47,7 @@ pub struct Status {
 )]
 pub struct Log {
     /// The level from now on; without it, the command prints the level.
-    #[arg(value_name = "LEVEL", value_enum)]
+    #[arg(value_name = "LEVEL", value_parser = log_level())]
     pub level: Option<LogLevel>,
     /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. Not needed where
     /// only one runs.

@@ -3,6 +3,9 @@
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 
+use sealblock_server::control::socket_path::ControlSocket;
+use sealblock_stack::Usage;
+
 use super::*;
 
 fn parse(line: &str) -> Result<Command, clap::Error> {

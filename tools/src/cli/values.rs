@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
+use sealblock_stack::Usage;
 use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 use sealblock_units::{BlockSize, Lba};
 
@@ -171,6 +172,38 @@ impl fmt::Display for Endpoint {
         match self {
             Endpoint::Standard => f.write_str("-"),
             Endpoint::Target(target) => target.fmt(f),
+        }
+    }
+}
+
+/// Whether labels of groups are heeded.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Labels {
+    /// Trust the order of a stripe's members and the chunk size as given, if the members have no labels; the same
+    /// as stripe-nolabel:.
+    #[arg(long)]
+    pub no_label: bool,
+}
+
+/// Whether a member of a mirror or stripe is written to by itself.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Members {
+    /// Write to a member of a mirror or stripe by itself. The mirror resyncs it afterwards.
+    #[arg(long)]
+    pub force_leg: bool,
+}
+
+impl Members {
+    /// What a target is opened for.
+    pub fn usage(self) -> Usage {
+        if self.force_leg { Usage::Forced } else { Usage::Alone }
+    }
+}
+
+impl Labels {
+    pub(super) fn settle(self, target: &mut TargetName) {
+        if self.no_label {
+            *target = target.clone().without_label();
         }
     }
 }

@@ -1,22 +1,20 @@
 //! `sealblock compare`: two targets block by block, or one with zeroes.
 //!
 //! Every byte counts: a plain file may end within a block, which is compared as far as both sides have it.
-//! If a target is remote and can compute checksums itself, checksums are compared first, see `checksums.rs`.
+//! If a target is remote and can compute checksums itself, checksums are compared first, see `sides.rs`.
 //! A block that cannot be read does not keep the others from being compared: it is named, and the targets are not called equal.
 
-mod checksums;
 mod report;
+mod sides;
 
 use std::cell::Cell;
 use std::time::Instant;
 
-use futures_util::future::{join, ready};
+use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::Device;
-use sealblock_runtime_memory::Slice;
-use sealblock_stack::range::{BlockRange, Run, join_run};
+use sealblock_stack::range::BlockRange;
 use sealblock_stack::{Cause, StackError, Whole, on_reactor};
-use sealblock_units::{BlockSize, ByteCount, Lba};
+use sealblock_units::{ByteCount, Lba};
 
 use crate::cli::{Compare, Comparison};
 use crate::exit::Exit;
@@ -24,10 +22,9 @@ use crate::findings::{Findings, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::print_json;
-use report::{Report, Unreadable, What};
+use report::{Report, What};
+use sides::{CHUNK_BYTES, REGION_BYTES, Sides};
 
-/// Bytes read from each side at once.
-const CHUNK_BYTES: u64 = 1 << 20;
 /// Chunks in flight at once.
 const IN_FLIGHT: usize = 8;
 
@@ -62,18 +59,6 @@ pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
     }
     report::report_resume(&report.names(), arguments.range, report.resume_lba);
     Ok(report.exit())
-}
-
-/// What is compared with what, in blocks of which size.
-struct Sides<'a> {
-    a: &'a Whole,
-    /// Zeroes without it.
-    b: Option<&'a Whole>,
-    block: BlockSize,
-    /// The first byte that was read and differs.
-    first: Cell<Option<u64>>,
-    /// Bytes that were read of both.
-    read_bytes: Cell<u64>,
 }
 
 async fn compare(
@@ -126,7 +111,7 @@ async fn regions(
     findings: &mut Findings<What>,
     reached: &Cell<u64>,
 ) -> Result<(u64, u64), StackError> {
-    let step = if by_digest { checksums::REGION_BYTES } else { CHUNK_BYTES };
+    let step = if by_digest { REGION_BYTES } else { CHUNK_BYTES };
     let from = reached.get();
     let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| (at, step.min(to - at)));
     let mut compared = stream::iter(regions)
@@ -153,87 +138,4 @@ async fn regions(
         findings.reached(Lba::new(reached.get() >> sides.block.shift()), progress);
     }
     Ok((different, unreadable))
-}
-
-/// A side's bytes, and which of its blocks could not be read.
-type Read = (Slice, Vec<Run<What>>);
-
-impl Sides<'_> {
-    /// The first byte that differs, if it was read: checksums may have named a block before the first one that was.
-    fn first_byte(&self, first_lba: Option<u64>) -> Option<u64> {
-        let block = first_lba? << self.block.shift();
-        self.first.get().filter(|byte| (block..block + self.block.bytes() as u64).contains(byte))
-    }
-
-    /// The blocks that differ or cannot be read, found by reading both sides.
-    async fn read_runs(&self, offset: u64, length: u64) -> Result<Vec<Run<What>>, StackError> {
-        let mut runs = Vec::new();
-        for from in (0..length).step_by(CHUNK_BYTES as usize) {
-            let (at, length) = (offset + from, CHUNK_BYTES.min(length - from));
-            let other = async {
-                match self.b {
-                    Some(b) => self.read(b, at, length).await.map(Some),
-                    None => Ok(None),
-                }
-            };
-            let (a, b) = join(self.read(self.a, at, length), other).await;
-            let ((a, mut lost), b) = (a?, b?);
-            let (b, lost_b) = b.unzip();
-            lost.extend(lost_b.into_iter().flatten());
-            let is_lost = |lba: u64| lost.iter().any(|run| (run.lba..run.end()).contains(&lba));
-            let mut found = self.differences(at, &a, b.as_deref(), is_lost);
-            found.extend(lost);
-            found.sort_by_key(|run| run.lba);
-            found.into_iter().for_each(|run| join_run(&mut runs, run));
-        }
-        Ok(runs)
-    }
-
-    /// Reads of one side; what cannot be read is named, in blocks of the comparison.
-    async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, StackError> {
-        let read = side.read_past_damage("comparing", offset, length).await?;
-        self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
-        let (mut lost, target) = (Vec::new(), side.opened.target());
-        let shift = side.opened.gate.geometry().block_size.shift();
-        for run in read.lost {
-            let (first, last) =
-                (run.lba << shift >> self.block.shift(), (run.end() - 1) << shift >> self.block.shift());
-            let what = What::Unreadable(Unreadable { target: target.to_string(), why: run.what.why });
-            // Two blocks of a side may lie in one of the comparison.
-            let first = lost.last().map_or(first, |before: &Run<What>| first.max(before.end()));
-            if first <= last {
-                join_run(&mut lost, Run::new(first, last + 1 - first, what));
-            }
-        }
-        Ok((read.data, lost))
-    }
-
-    /// The blocks of a chunk that differ, but for those that are lost; one comparison finds equal chunks.
-    fn differences(&self, offset: u64, a: &[u8], b: Option<&[u8]>, is_lost: impl Fn(u64) -> bool) -> Vec<Run<What>> {
-        let mut runs = Vec::new();
-        if is_equal(a, b) {
-            return runs;
-        }
-        for (index, a) in a.chunks(self.block.bytes()).enumerate() {
-            let at = index * self.block.bytes();
-            let b = b.map(|b| &b[at..at + a.len()]);
-            let lba = (offset >> self.block.shift()) + index as u64;
-            if is_equal(a, b) || is_lost(lba) {
-                continue;
-            }
-            let differs = |at: &usize| a[*at] != b.map_or(0, |b| b[*at]);
-            let first = (0..a.len()).find(differs).map(|byte| offset + (at + byte) as u64);
-            self.first.set([self.first.get(), first].into_iter().flatten().min());
-            join_run(&mut runs, Run::new(lba, 1, What::Differ));
-        }
-        runs
-    }
-}
-
-/// Whether bytes are the same, or zeroes where there is nothing to compare them with.
-fn is_equal(a: &[u8], b: Option<&[u8]>) -> bool {
-    match b {
-        Some(b) => a == b,
-        None => a.iter().fold(0, |seen, byte| seen | byte) == 0,
-    }
 }

@@ -4,7 +4,6 @@
 //! has as many as there were, and the rest of a device's last block is zeroes. Zeroes are not written where the device can
 //! unmap instead, or the file has a hole. With `--salvage` blocks that cannot be read are named and left out, see `Losing`.
 
-mod lost;
 mod sink;
 mod source;
 
@@ -26,14 +25,8 @@ use crate::progress::{Progress, Show};
 use crate::report::print_json;
 use crate::tally::Tally;
 
-pub(super) use lost::{Losses, byte_ranges};
-pub(super) use sink::{Losing, Sink};
-use source::{Chunk, Source};
-
-/// Bytes read and written at once.
-const CHUNK_BYTES: usize = 1 << 20;
-/// Chunks in flight at once, on either side.
-const IN_FLIGHT: usize = 8;
+pub(super) use sink::{Losing, Losses, Sink, byte_ranges};
+use source::{Chunk, IN_FLIGHT, Source};
 
 /// The answer of `copy`.
 #[derive(Serialize)]

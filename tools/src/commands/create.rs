@@ -10,7 +10,9 @@ use sealblock_media_volume::{CreateOptions, create, format::Layout};
 use sealblock_runtime_memory::Buffer;
 use sealblock_stack::identity::{new_uuid, uuid_text};
 use sealblock_stack::quantity::count;
-use sealblock_stack::{Cause, FileKind, StackError, inspect, of_medium, of_open, of_volume, on_reactor, open_medium};
+use sealblock_stack::{
+    Cause, FileKind, StackError, inspect, of_medium, of_open, of_volume, on_reactor, open_medium, protection_text,
+};
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
@@ -124,14 +126,6 @@ pub fn protection(guard: Guard, kind: Type) -> Option<PiFormat> {
     Some(PiFormat::with_default_storage_tag(guard, kind))
 }
 
-/// A protection format in words.
-pub fn protection_text(format: Option<PiFormat>) -> String {
-    match format {
-        None => "no protection information".to_owned(),
-        Some(format) => format!("guard {}, {}", format.guard(), type_text(format.protection())),
-    }
-}
-
 /// A protection format as JSON has it.
 pub fn protection_json(format: PiFormat) -> serde_json::Value {
     serde_json::json!({
@@ -140,14 +134,6 @@ pub fn protection_json(format: PiFormat) -> serde_json::Value {
         "storage_tag_bits": format.storage_tag_bits(),
         "tuple_bytes": format.tuple_bytes(),
     })
-}
-
-fn type_text(kind: ProtectionType) -> &'static str {
-    match kind {
-        ProtectionType::Type1 => "Type 1",
-        ProtectionType::Type2 => "Type 2",
-        ProtectionType::Type3 => "Type 3",
-    }
 }
 
 /// Opens the place for a volume; one that holds something already only with `force`.

@@ -11,15 +11,16 @@ use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, OpenTarget, RAW_FILE, StackError, TargetInfo, on_reactor, open};
+use sealblock_stack::{Access, OpenTarget, RAW_FILE, StackError, TargetInfo, on_reactor, open, protection_text};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
-use super::create::{protection_json, protection_text};
+use super::create::protection_json;
+use super::mirror::to_text as mirror_text;
 use crate::cli::Info;
-use crate::control::mirror_status::MirrorStatus;
 use crate::exit::Exit;
 use crate::report::{print_json, say};
+use sealblock_server::status::mirror::MirrorStatus;
 
 /// Prints what the target is.
 pub fn run(arguments: &Info) -> Result<Exit, StackError> {
@@ -336,7 +337,7 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         export_text(lines, export);
     }
     if let Some(mirror) = &info.mirror {
-        lines.0.push_str(&MirrorStatus::of(&mirror.describe()).to_text());
+        lines.0.push_str(&mirror_text(&MirrorStatus::of(&mirror.describe())));
     }
     for path in info.paths.iter().flat_map(PathMonitor::paths) {
         let state = match &path.last_error {

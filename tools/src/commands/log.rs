@@ -6,10 +6,10 @@ use sealblock_stack::{Cause, StackError};
 
 use crate::cli::Log;
 use crate::commands::status::servers;
-use crate::control::client::log;
-use crate::control::protocol::LogReport;
 use crate::exit::Exit;
 use crate::report::{print_json, say};
+use sealblock_server::control::client::log;
+use sealblock_server::control::protocol::LogReport;
 
 /// Does it.
 pub fn run(arguments: &Log) -> Result<Exit, StackError> {

@@ -2,6 +2,7 @@
 //!
 //! A server that has the mirror open is asked; else the mirror is opened here.
 
+use std::fmt::Write;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -12,13 +13,13 @@ use sealblock_units::ByteCount;
 
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
-use crate::commands::serve::mirrors::execute;
-use crate::control::client::{FoundServer, find};
-use crate::control::mirror_status::{MirrorStatus, ReplicaStatus};
-use crate::control::protocol::ControlCommand;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
 use crate::report::{print_json, say};
+use sealblock_server::control::client::{FoundServer, find};
+use sealblock_server::control::protocol::ControlCommand;
+use sealblock_server::mirrors::execute;
+use sealblock_server::status::mirror::{MirrorStatus, ReplicaStatus, state_text};
 
 /// How often progress is looked at.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -129,7 +130,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
         };
         opened.close(made).await
     })?;
-    say(status.to_text().trim_end())?;
+    say(to_text(&status).trim_end())?;
     say(&format!("{:<16}{target}", "use it as"))?;
     Ok(Exit::Clean)
 }
@@ -169,9 +170,9 @@ fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     if arguments.json {
         print_json(&status)?;
     } else {
-        say(status.to_text().trim_end())?;
+        say(to_text(&status).trim_end())?;
     }
-    Ok(status.exit())
+    Ok(status.health().into())
 }
 
 /// The server that has the mirror. One that was named has to have it.
@@ -217,7 +218,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
         })?,
     };
     say(&format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(kept(&status))))?;
-    say(status.to_text().trim_end())?;
+    say(to_text(&status).trim_end())?;
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
@@ -234,7 +235,7 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> R
         };
         opened.close(changed).await
     })?;
-    say(status.to_text().trim_end())?;
+    say(to_text(&status).trim_end())?;
     if is_served {
         eprintln!(
             "sealblock: have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
@@ -283,5 +284,70 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
             let why = replica.and_then(|replica| replica.last_error.clone()).unwrap_or_default();
             Err(StackError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
         }
+    }
+}
+
+/// A mirror for people: a line for its identity, its state and each replica.
+pub fn to_text(status: &MirrorStatus) -> String {
+    let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", status.uuid, "state", status.state);
+    for replica in replica_texts(status) {
+        writeln!(words, "{:<16}{replica}", "replica").expect("a text takes what is written to it");
+    }
+    if status.dirty_bytes > 0 {
+        let bytes = ByteCount::new(status.dirty_bytes);
+        writeln!(words, "{:<16}{bytes}, where replicas may differ", "dirty")
+            .expect("a text takes what is written to it");
+    }
+    words
+}
+
+/// Each replica for people.
+pub fn replica_texts(status: &MirrorStatus) -> Vec<String> {
+    status.replicas.iter().filter(|replica| !replica.is_removed()).map(replica_text).collect()
+}
+
+fn replica_text(replica: &ReplicaStatus) -> String {
+    let out_of_sync = match replica.out_of_sync_bytes {
+        0 => String::new(),
+        bytes if replica.is_out_of_sync() => format!(": up to {}", ByteCount::new(bytes)),
+        bytes => format!(", out of sync: up to {}", ByteCount::new(bytes)),
+    };
+    let offline = if replica.online { "" } else { ", offline" };
+    let repaired = match replica.repaired_blocks {
+        0 => String::new(),
+        blocks => format!(", {blocks} repaired"),
+    };
+    let stale = match replica.stale_blocks {
+        0 => String::new(),
+        blocks => format!(", {blocks} older copies kept"),
+    };
+    let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}", replica.name, state_text(&replica.state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replica_in_a_line_names_its_state_once() {
+        let text = |state: &str, online, out_of_sync_bytes| {
+            let status = ReplicaStatus {
+                name: "b".to_owned(),
+                state: state.to_owned(),
+                online,
+                last_error: Some("refused".to_owned()).filter(|_| !online),
+                out_of_sync_bytes,
+                resynced_bytes: 0,
+                repaired_blocks: u64::from(online),
+                stale_blocks: 0,
+                failures: 0,
+            };
+            replica_text(&status)
+        };
+        assert_eq!(text("in_sync", true, 0), "b: in sync, 1 repaired");
+        assert_eq!(text("in_sync", false, 0), "b: in sync, offline: refused");
+        assert_eq!(text("out_of_sync", false, 1 << 16), "b: out of sync: up to 64 KiB, offline: refused");
+        assert_eq!(text("resyncing", true, 1 << 16), "b: resyncing, out of sync: up to 64 KiB, 1 repaired");
     }
 }

@@ -12,23 +12,21 @@ use sealblock_stack::{
     Cause, FileKind, ReactorClock, StackError, bars_resizing, inspect, of_open, of_remains, of_resize, of_volume,
     on_reactor, open_medium,
 };
-use sealblock_units::BlockSize;
 
 use crate::cli::{Resize, ServedName};
 use crate::commands::scrub::name_of;
-use crate::control::client::find;
-use crate::control::protocol::ResizeReport;
+use crate::commands::serve::text::resized_text;
 use crate::exit::Exit;
 use crate::report::{print_json, say};
-
-/// What is being done.
-pub const DOING: &str = "changing the size";
+use sealblock_server::control::client::find;
+use sealblock_server::control::protocol::{RESIZING, ResizeReport};
+use sealblock_server::resize::blocks_of;
 
 /// Does it.
 pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
     let target = &arguments.target;
     let size = NonZeroU64::new(arguments.size.get()).ok_or_else(|| {
-        StackError::new(Cause::Usage, DOING, "a volume has at least one block").on(target).advise("a larger size")
+        StackError::new(Cause::Usage, RESIZING, "a volume has at least one block").on(target).advise("a larger size")
     })?;
     let report = match find(&name_of(target)?, arguments.control.as_deref())? {
         Some(server) => server.resize(size)?,
@@ -37,22 +35,9 @@ pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
     if arguments.json {
         print_json(&report)?;
     } else {
-        say(&report.to_text())?;
+        say(&resized_text(&report))?;
     }
     Ok(Exit::Clean)
-}
-
-/// The blocks of a size.
-///
-/// # Errors
-/// When it is no multiple of the block size, or nothing at all.
-pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackError> {
-    let blocks = size_bytes >> block_size.shift();
-    if blocks == 0 || blocks << block_size.shift() != size_bytes {
-        let why = format!("{size_bytes} bytes are not whole blocks of {} bytes", block_size.bytes());
-        return Err(StackError::new(Cause::Usage, DOING, why).advise("a multiple of the block size"));
-    }
-    Ok(blocks)
 }
 
 /// Resizes a volume that no server has open.
@@ -62,9 +47,13 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
         ServedName::Subsystem(..) | ServedName::Target(TargetName::NvmeTcp { .. }) => return Err(unserved(target)),
         ServedName::Target(TargetName::File(path) | TargetName::Linux(path)) => path,
         ServedName::Target(_) => {
-            return Err(StackError::new(Cause::Unsuitable, DOING, "only a protected volume has another size at will")
-                .on(target)
-                .advise("the path of a volume"));
+            return Err(StackError::new(
+                Cause::Unsuitable,
+                RESIZING,
+                "only a protected volume has another size at will",
+            )
+            .on(target)
+            .advise("the path of a volume"));
         }
     };
     let (before_bytes, size_bytes) = on_reactor(on_medium(path, size)).map_err(|failure| failure.on(target))?;
@@ -72,7 +61,7 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
 }
 
 fn unserved(target: &ServedName) -> StackError {
-    StackError::new(Cause::Unreachable, DOING, "no server of this user on this machine serves it")
+    StackError::new(Cause::Unreachable, RESIZING, "no server of this user on this machine serves it")
         .on(target)
         .advise("the volume's path; or --control PATH for a server that has its own socket")
 }
@@ -80,7 +69,7 @@ fn unserved(target: &ServedName) -> StackError {
 /// Bytes of data before and after.
 async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
-        let failure = of_open(DOING, &error);
+        let failure = of_open(RESIZING, &error);
         match failure.cause() {
             Cause::Refused => failure.advise("--control PATH of the server that has it, if it has its own socket"),
             _ => failure,
@@ -88,13 +77,13 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
     })?;
     match inspect(&medium).await? {
         FileKind::Volume => {}
-        FileKind::Remains(parts) => return Err(of_remains(DOING, path, &parts)),
-        FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, DOING, "it is no protected volume")),
+        FileKind::Remains(parts) => return Err(of_remains(RESIZING, path, &parts)),
+        FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, RESIZING, "it is no protected volume")),
     }
-    let block_size = probe(&medium).await.map_err(|error| of_volume(DOING, &error))?.layout.block_size();
+    let block_size = probe(&medium).await.map_err(|error| of_volume(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;
     let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
-    let resized = resize(&medium, ReactorClock, &options).await.map_err(|error| of_resize(DOING, &error))?;
+    let resized = resize(&medium, ReactorClock, &options).await.map_err(|error| of_resize(RESIZING, &error))?;
     let bytes = |blocks: u64| blocks << block_size.shift();
     Ok((bytes(resized.before_blocks), bytes(resized.capacity_blocks)))
 }

@@ -6,7 +6,6 @@ pub mod text;
 mod watch;
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
-use std::path::Path;
 
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::{Scrub as Machine, ScrubRecord};
@@ -14,12 +13,13 @@ use sealblock_stack::target::{Address, Host, NVME_TCP_PORT, TargetName};
 use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open};
 
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
-use crate::control::client::{FoundServer, find};
-use crate::control::protocol::{ControlCommand, TargetRef};
-use crate::control::status::ScrubStatus;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::report::{print_json, say};
+use sealblock_server::control::client::{FoundServer, find};
+use sealblock_server::control::protocol::{ControlCommand, TargetRef, canonical};
+use sealblock_server::status::health::Health;
+use sealblock_server::status::scrub::ScrubStatus;
 use watch::Waited;
 
 /// Does it.
@@ -59,7 +59,7 @@ fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> 
         None => saved(what)?,
     };
     print(&status, json)?;
-    Ok(status.exit())
+    Ok(Exit::from(status.health()))
 }
 
 fn print(status: &ScrubStatus, json: bool) -> Result<(), StackError> {
@@ -72,8 +72,8 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
         Waited::Ended(status) => {
             print(&status, json)?;
             // Held half-way, nothing is known of the rest.
-            let is_held = status.run.is_some() && status.exit() == Exit::Clean;
-            Ok(if is_held { Exit::Incomplete } else { status.exit() })
+            let is_held = status.run.is_some() && status.health() == Health::Healthy;
+            Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
         }
         Waited::Interrupted(status) => {
             if json {
@@ -135,11 +135,6 @@ fn resolve(address: &Address) -> std::io::Result<Vec<SocketAddr>> {
     };
     let port = address.port.map_or(NVME_TCP_PORT, Into::into);
     (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
-}
-
-/// The path as servers compare it.
-pub fn canonical(path: &Path) -> Option<String> {
-    path.canonicalize().ok().map(|path| path.to_string_lossy().into_owned())
 }
 
 /// Whether an address is this machine's: only then something can be bound to it.

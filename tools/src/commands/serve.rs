@@ -1,65 +1,49 @@
 //! `sealblock serve`: targets for other hosts, over NVMe/TCP and NBD.
 //!
-//! A plan says what is to be served (`plan.rs`); it is made from the command line or a configuration (`config.rs`) before
-//! anything is opened. The server (`server.rs`) opens what opens of it, and the rest later (`waiting.rs`), serves until a
-//! signal comes, and leaves every volume clean.
+//! What is served is planned here, from the command line or a configuration; `server/` serves it and says what happens, which is
+//! printed here.
 
-mod announce;
-mod backing;
-mod bad_runs;
-mod config;
-mod control;
-mod devices;
-mod embedded;
-mod failing;
-mod front;
-mod health;
-mod identity;
-mod inspect;
-mod listeners;
-mod log;
-mod members;
-pub mod mirrors;
-mod observer;
-mod plan;
-mod recent;
-mod resize;
-mod resize_queue;
-mod run;
-mod scrub;
-mod server;
-mod service;
-mod sockets;
-mod waiting;
+pub mod text;
 
-use std::num::NonZeroUsize;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::thread::available_parallelism;
 
+use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_scrub::Settings;
+use sealblock_server::listeners::Inherited;
+use sealblock_server::plan::{DEFAULT_LISTEN, NamespacePlan, Plan, SubsystemPlan, names};
+use sealblock_server::{config, log, run::run as serve_plan};
+use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, StackError};
+use sealblock_stack::{Cause, FileKind, StackError, Usage, inspect, of_open, of_remains, on_reactor, open_medium};
+use sealblock_units::ByteCount;
 
+use super::create;
 use crate::cli::Serve;
 use crate::exit::Exit;
-use announce::EventWriter;
-use listeners::Inherited;
-use plan::Plan;
+
+/// The folder of the default volume, in the working directory; shared with the demonstration.
+const FOLDER: &str = "sealblock-data";
+/// The volume in it.
+const DEFAULT_VOLUME: &str = "default.volume";
+/// Bytes of data it holds. The file is sparse: it takes space as it is written to.
+const DEFAULT_SIZE: ByteCount = ByteCount::new(1 << 30);
 
 /// Serves.
 pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
     log::install(arguments.log, arguments.json)?;
-    // Settled before anything is opened.
-    front::started_unix_s();
-    serve(arguments).map_err(|failure| match arguments.json {
+    let served = serve(arguments).map_err(|failure| match arguments.json {
         false => failure,
         true => {
             log::report_end(&failure);
             failure.reported()
         }
-    })
+    });
+    served.map(|()| Exit::Clean)
 }
 
-fn serve(arguments: &Serve) -> Result<Exit, StackError> {
+fn serve(arguments: &Serve) -> Result<(), StackError> {
     let source = Source::of(arguments)?;
     let inherited = Inherited::take()?;
     let again = || source.plan(arguments, &inherited);
@@ -67,17 +51,8 @@ fn serve(arguments: &Serve) -> Result<Exit, StackError> {
     for warning in plan.warnings() {
         tracing::warn!("{warning}");
     }
-    let (announcer, control) = (EventWriter::new(arguments.json), arguments.control.as_ref());
-    run::run(&plan, cores(plan.cores), announcer, control, again)
-}
-
-/// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
-/// other's way; else all up to eight. A host opens a connection for each CPU of its own and all of them spread, but a
-/// volume's work stays on one core, so that further ones seldom pay for their memory.
-fn cores(said: Option<NonZeroUsize>) -> usize {
-    const MAX_DEFAULT_NAMESPACES: usize = 8;
-    let cpus = available_parallelism().map_or(1, usize::from);
-    said.map_or(cpus.min(MAX_DEFAULT_NAMESPACES), |said| said.get().min(cpus))
+    let events = if arguments.json { text::print_event } else { text::say_event };
+    serve_plan(&plan, events, arguments.control.as_ref(), again)
 }
 
 /// What was said, or else what was planned.
@@ -101,7 +76,7 @@ impl Source {
         let default = || Path::new(config::DEFAULT_NAME).exists().then(|| config::DEFAULT_NAME.into());
         match arguments.config.clone().or_else(default) {
             Some(path) => Source::config(arguments, path),
-            None => Ok(Source::Targets(vec![embedded::volume()?])),
+            None => Ok(Source::Targets(vec![default_volume()?])),
         }
     }
 
@@ -129,7 +104,7 @@ impl Source {
     /// The plan; read anew each time. What the command line says of addresses and cores goes first.
     fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, StackError> {
         let plan = match self {
-            Source::Targets(targets) => Plan::of_targets(arguments, targets),
+            Source::Targets(targets) => plan_of(arguments, targets),
             Source::Config(path) => {
                 let plan = config::read(path)?;
                 let strict = arguments.strict || plan.strict;
@@ -149,4 +124,88 @@ impl Source {
         plan.check()?;
         Ok(plan)
     }
+}
+
+/// The plan of a command line: a subsystem for each target.
+fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
+    let hosts = match arguments.allow_host.as_slice() {
+        [] => Hosts::Any,
+        names => Hosts::Only(names.to_vec()),
+    };
+    let scrub = Settings {
+        every: arguments.scrub_every.map(|time| time.0),
+        rate: arguments.scrub_rate.map(Rate::bytes_per_second),
+        ..Settings::default()
+    };
+    let subsystem = |(nqn, target): (Nqn, &TargetName)| SubsystemPlan {
+        nqn,
+        hosts: hosts.clone(),
+        serial: None,
+        model: None,
+        namespaces: vec![NamespacePlan {
+            nsid: 1,
+            target: target.clone(),
+            protection: arguments.protection.unwrap_or_default().into(),
+            read_only: arguments.read_only,
+            relocate: !arguments.no_relocate,
+            usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
+            uuid: None,
+            scrub,
+            nbd: None,
+        }],
+    };
+    Plan {
+        listeners: or(&arguments.listen, vec![DEFAULT_LISTEN]),
+        inherited: Inherited::default(),
+        advertised: Vec::new(),
+        nbd: arguments.nbd.clone(),
+        nbd_sockets: arguments.nbd_socket.clone(),
+        strict: arguments.strict,
+        cores: arguments.cores,
+        limits: Limits::default(),
+        subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
+    }
+}
+
+/// The default volume; made if nothing has its name, never over a file that is there.
+///
+/// # Errors
+/// When it cannot be made, or something else is there.
+fn default_volume() -> Result<TargetName, StackError> {
+    let path = Path::new(FOLDER).join(DEFAULT_VOLUME);
+    // A link that leads nowhere is something, too.
+    if path.symlink_metadata().is_err() {
+        make_default(&path)?;
+    } else {
+        check_default(&path)?;
+    }
+    Ok(TargetName::File(path))
+}
+
+/// Makes it under another name first, so that a half-made volume never has this one.
+fn make_default(path: &Path) -> Result<(), StackError> {
+    let failed = |error: &std::io::Error| StackError::io("making the default volume", error).on(path.display());
+    fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
+    let draft = path.with_extension(format!("volume.{}", std::process::id()));
+    create::make(&draft, &create::default_options(DEFAULT_SIZE)?, false)?;
+    // Unlike a rename, a link replaces no file.
+    let placed = fs::hard_link(&draft, path);
+    // It has its own name now, or is not wanted; a draft that cannot be removed is harmless.
+    fs::remove_file(&draft).ok();
+    placed.map_err(|error| failed(&error))
+}
+
+fn check_default(path: &Path) -> Result<(), StackError> {
+    on_reactor(async {
+        let medium = open_medium(path, sealblock_media_file::Options::READ)
+            .await
+            .map_err(|error| of_open("opening the default volume", &error))?;
+        match inspect(&medium).await? {
+            FileKind::Volume => Ok(()),
+            FileKind::Remains(parts) => Err(of_remains("opening the default volume", path, &parts)),
+            FileKind::Raw => Err(StackError::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
+                .on(path.display())
+                .advise("moving it away, or naming the targets to serve")),
+        }
+    })
 }

@@ -19,11 +19,12 @@ use serde::Serialize;
 
 use crate::cli::{ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
-use crate::control::client::{find, is_alive, query};
-use crate::control::server::{DeviceStatus, ServerStatus};
-use crate::control::socket_path::{FoundSocket, sockets, sockets_of_others};
 use crate::exit::Exit;
 use crate::report::{print_json, say};
+use sealblock_server::control::client::{find, is_alive, query};
+use sealblock_server::control::socket_path::{self, FoundSocket};
+use sealblock_server::status::front::reaches;
+use sealblock_server::status::server::{DeviceStatus, ServerStatus};
 
 /// How long all servers together may take to respond.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -88,7 +89,7 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
 
 impl Report {
     fn exit(&self) -> Exit {
-        let has = |exit| self.servers.iter().any(|server| server.health.exit() == exit);
+        let has = |exit| self.servers.iter().any(|server| Exit::from(server.health) == exit);
         if has(Exit::DamageFound) {
             Exit::DamageFound
         } else if has(Exit::Incomplete) || !self.silent.is_empty() {
@@ -120,7 +121,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
     }
     match server {
         None => {
-            let report = ask_all(everybody());
+            let report = ask_all(socket_path::all());
             let is_nobody = report.servers.is_empty() && report.silent.is_empty();
             if is_nobody { Err(nobody("no server of this user runs on this machine")) } else { Ok(report) }
         }
@@ -133,8 +134,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
         }
         Some(name @ ServerName::Address(address)) => chosen(name, "no server of this user listens there", |server| {
             let mut listeners = server.listeners.iter().chain(&server.nbd_listeners);
-            let takes_all = |ip: std::net::IpAddr| ip.is_unspecified() && (ip.is_ipv6() || address.is_ipv4());
-            listeners.any(|own| own.port() == address.port() && (own.ip() == address.ip() || takes_all(own.ip())))
+            listeners.any(|own| reaches(*own, *address))
         }),
     }
 }
@@ -167,7 +167,7 @@ fn serving(served: &ServedName) -> Result<Report, StackError> {
 
 /// The servers that are configured to serve this and could not open it.
 fn waiting_for(served: &ServedName) -> Result<Report, StackError> {
-    let mut report = ask_all(everybody());
+    let mut report = ask_all(socket_path::all());
     let name = served.to_string();
     let is_it =
         |device: &DeviceStatus| device.target == name || device.exports.iter().any(|export| export.name == name);
@@ -180,18 +180,12 @@ fn waiting_for(served: &ServedName) -> Result<Report, StackError> {
 
 /// The servers that match.
 fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, StackError> {
-    let mut report = ask_all(everybody());
+    let mut report = ask_all(socket_path::all());
     report.servers.retain(is_it);
     if report.servers.is_empty() {
         return Err(nobody(why).on(name));
     }
     Ok(Report { silent: Vec::new(), ..report })
-}
-
-/// The sockets of all servers that this user may query.
-fn everybody() -> Vec<FoundSocket> {
-    let own = sockets().into_iter().map(|path| FoundSocket { path, owner: None });
-    own.chain(sockets_of_others()).collect()
 }
 
 fn ask_all(asks: Vec<FoundSocket>) -> Report {

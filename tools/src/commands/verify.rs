@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, Device, Unchecked};
+use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for};
@@ -18,7 +19,7 @@ use crate::cli::Verify;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{Checked, NotChecked, VerifyReport, print_json, say};
+use crate::report::{NotChecked, VerifyReport, print_json, say};
 use crate::tally::Tally;
 use text::block_error;
 

@@ -11,9 +11,13 @@ use sealblock_stack::range::Run;
 use sealblock_stack::{Lost, OpenTarget, Salvaged, StackError, Whole};
 use sealblock_units::{BlockSize, Extent};
 
-use super::{CHUNK_BYTES, IN_FLIGHT};
 use crate::cli::Endpoint;
 use crate::interrupt;
+
+/// Bytes read and written at once.
+const CHUNK_BYTES: usize = 1 << 20;
+/// Chunks in flight at once, on either side.
+pub(super) const IN_FLIGHT: usize = 8;
 
 /// A chunk of data.
 pub(super) struct Chunk {

@@ -1,13 +1,13 @@
 //! A scrub as text.
 
 use std::fmt::Write;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
-use crate::control::status::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
-use crate::report::Checked;
+use sealblock_server::dates::{date, span};
+use sealblock_server::status::health::Checked;
+use sealblock_server::status::scrub::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
 
 /// The whole state.
 pub fn to_text(status: &ScrubStatus) -> String {
@@ -99,76 +99,6 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
     }
 }
 
-/// A duration in one unit, or two.
-pub fn span(seconds: u64) -> String {
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min {} s", seconds / 60, seconds % 60),
-        3600..86_400 => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
-        _ => format!("{} d {} h", seconds / 86_400, seconds % 86_400 / 3600),
-    }
-}
-
-/// A date and time, and how far that is from now.
-pub fn date(unix_s: u64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    match now.checked_sub(unix_s) {
-        Some(ago) => format!("{} ({} ago)", utc(unix_s), span(ago)),
-        None => format!("{} (in {})", utc(unix_s), span(unix_s - now)),
-    }
-}
-
-/// A date and time in UTC, from seconds since 1970.
-fn utc(unix_s: u64) -> String {
-    let mut days = unix_s / 86_400;
-    let mut year = 1970 + days / 146_097 * 400;
-    days %= 146_097;
-    let is_leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let days_of = |year: u64| if is_leap(year) { 366 } else { 365 };
-    while days >= days_of(year) {
-        days -= days_of(year);
-        year += 1;
-    }
-    let february = if is_leap(year) { 29 } else { 28 };
-    let mut month = 1;
-    for days_of in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if days < days_of {
-            break;
-        }
-        days -= days_of;
-        month += 1;
-    }
-    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, unix_s / 3600 % 24, unix_s / 60 % 60)
-}
-
 fn put(text: &mut String, line: String) {
     writeln!(text, "{line}").expect("a text takes what is written to it");
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        for (unix_s, expected) in [
-            (0, "1970-01-01 00:00 UTC"),
-            (951_782_400, "2000-02-29 00:00 UTC"),
-            (951_868_799, "2000-02-29 23:59 UTC"),
-            (951_868_800, "2000-03-01 00:00 UTC"),
-            (1_735_689_599, "2024-12-31 23:59 UTC"),
-            (1_735_689_600, "2025-01-01 00:00 UTC"),
-            (4_107_542_400, "2100-03-01 00:00 UTC"),
-            (16_725_225_600, "2500-01-01 00:00 UTC"),
-        ] {
-            assert_eq!(utc(unix_s), expected);
-        }
-        assert!(utc(u64::MAX).ends_with(" UTC"));
-    }
-
-    #[test]
-    fn spans_say_what_matters() {
-        let words = [5, 65, 3_700, 90_000].map(span);
-        assert_eq!(words, ["5 s", "1 min 5 s", "1 h 1 min", "1 d 1 h"]);
-    }
 }

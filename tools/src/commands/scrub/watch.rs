@@ -11,12 +11,12 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_units::ByteCount;
 
-use crate::control::client::FoundServer;
-use crate::control::protocol::ControlCommand;
-use crate::control::status::{RunStatus, ScrubStatus, StateWord};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::say;
+use sealblock_server::control::client::FoundServer;
+use sealblock_server::control::protocol::ControlCommand;
+use sealblock_server::status::scrub::{RunStatus, ScrubStatus, StateWord};
 
 /// How often the server is asked; as many lines a second there are at most.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);

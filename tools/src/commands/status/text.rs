@@ -7,11 +7,14 @@ use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 use serde_json::{Map, Value};
 
-use crate::commands::scrub::text::{date, past, run_text, span};
-use crate::control::server::{
-    ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, Health, IoStatus, ServerStatus,
+use crate::commands::mirror::replica_texts;
+use crate::commands::scrub::text::{past, run_text};
+use sealblock_server::dates::{date, span};
+use sealblock_server::status::health::Health;
+use sealblock_server::status::scrub::{ScrubStatus, StateWord};
+use sealblock_server::status::server::{
+    ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, IoStatus, ServerStatus,
 };
-use crate::control::status::{ScrubStatus, StateWord};
 
 /// Runs of scrubs that are named.
 const MAX_RUNS: usize = 3;
@@ -96,7 +99,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
     damage(lines, &seen.damage);
     for mirror in &seen.mirrors {
         lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));
-        for replica in mirror.status.replica_texts() {
+        for replica in replica_texts(&mirror.status) {
             lines.put("", replica);
         }
     }

@@ -1,0 +1,75 @@
+//! Watches the files under served targets: logs when a file is deleted, renamed, replaced or truncated, and when that is undone.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
+
+use sealblock_media_file::{Backing, BackingError, open_files};
+use sealblock_stack::TargetInfo;
+
+use crate::status::server::FileError;
+
+/// How often files are looked at.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// Looks after the files that this process has open, until it ends. On a thread of its own: a file system may be long in answering.
+///
+/// # Errors
+/// When the system has no thread for it.
+pub fn watch() -> io::Result<()> {
+    let look = || loop {
+        thread::sleep(EVERY);
+        for backing in open_files() {
+            if let Some(news) = backing.look() {
+                report(&backing, news);
+            }
+        }
+    };
+    thread::Builder::new().name("backing".to_owned()).spawn(look).map(drop)
+}
+
+fn report(backing: &Backing, news: Option<BackingError>) {
+    let file = backing.path().display();
+    match news {
+        Some(BackingError::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
+        Some(BackingError::Replaced) => {
+            tracing::error!(%file, "another file is in the place of the one that is in use")
+        }
+        Some(BackingError::CutOff { left_bytes, length_bytes }) => {
+            tracing::error!(%file, left_bytes, length_bytes, "the file was cut off while it is in use");
+        }
+        None => tracing::warn!(%file, "the file is there again"),
+    }
+}
+
+/// The files that a device was opened with, as long as they are open.
+pub struct Files(Vec<Weak<Backing>>);
+
+impl Files {
+    /// Those of a device that was just opened.
+    pub fn of(info: &TargetInfo) -> Files {
+        let all = info.all();
+        let is_of = |open: &&Arc<Backing>| {
+            let mut files = all.iter().filter_map(|info| info.file.as_ref());
+            files.any(|file| file.path == open.path())
+        };
+        Files(open_files().iter().filter(is_of).map(Arc::downgrade).collect())
+    }
+
+    /// What was found when they were looked at last.
+    pub fn errors(&self) -> Vec<FileError> {
+        self.0.iter().filter_map(Weak::upgrade).filter_map(|backing| error_of(&backing)).collect()
+    }
+}
+
+fn error_of(backing: &Backing) -> Option<FileError> {
+    let (trouble, lengths) = match backing.trouble()? {
+        BackingError::Gone => ("gone", None),
+        BackingError::Replaced => ("replaced", None),
+        BackingError::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
+    };
+    let (left_bytes, length_bytes) = lengths.unzip();
+    let path = backing.path().display().to_string();
+    Some(FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
+}

@@ -1,0 +1,73 @@
+//! Bad blocks as runs, for log lines.
+
+use sealblock_block::BadBlock;
+
+/// Consecutive bad blocks with one cause and one state.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BadRun {
+    /// The first block.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+    /// The first bad block; the cause is that of all.
+    pub fault: BadBlock,
+    /// True if all of them were repaired.
+    pub repaired: bool,
+}
+
+/// Bad blocks, in order, as runs. A block counts as repaired if all its entries are.
+pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
+    let mut runs: Vec<BadRun> = Vec::new();
+    for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
+        let (fault, at) = (of_block[0], of_block[0].lba.get());
+        let repaired = of_block.iter().all(|fault| fault.repaired);
+        match runs.last_mut() {
+            Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.cause == fault.cause => {
+                run.last = at
+            }
+            _ => runs.push(BadRun { first: at, last: at, fault, repaired }),
+        }
+    }
+    runs
+}
+
+/// The blocks of a run in a text: `6`, or `3..5`.
+pub fn blocks_text(first: u64, last: u64) -> String {
+    if first == last { first.to_string() } else { format!("{first}..{last}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::BadBlockCause;
+    use sealblock_integrity::Field;
+    use sealblock_units::Lba;
+
+    fn fault(lba: u64, repaired: bool) -> BadBlock {
+        BadBlock { repaired, ..BadBlock::new(Lba::new(lba), BadBlockCause::Tag(Field::Guard), Some(1), Some(2)) }
+    }
+
+    #[test]
+    fn blocks_of_one_state_are_one_run() {
+        let faults = [
+            fault(3, false),
+            fault(4, false),
+            fault(5, true),
+            fault(7, true),
+            fault(7, false),
+            BadBlock::media(Lba::new(8)),
+        ];
+        let runs: Vec<_> = bad_runs(&faults).iter().map(|run| (run.first, run.last, run.repaired)).collect();
+        assert_eq!(runs, [(3, 4, false), (5, 5, true), (7, 7, false), (8, 8, false)]);
+        assert_eq!(bad_runs(&[]), []);
+    }
+
+    #[test]
+    fn blocks_of_another_field_are_another_run() {
+        let media = |lba| BadBlock::media(Lba::new(lba));
+        let conflict = BadBlock::new(Lba::new(6), BadBlockCause::Conflict, None, None);
+        let faults = [media(3), media(4), media(4), media(5), conflict, media(9)];
+        let runs: Vec<_> = bad_runs(&faults).iter().map(|run| (run.first, run.last)).collect();
+        assert_eq!(runs, [(3, 5), (6, 6), (9, 9)]);
+    }
+}

@@ -1,0 +1,403 @@
+//! The configuration file: what TOML says becomes a [`Plan`].
+//!
+//! A key that is not known is an error, and every error names the file and the line. Nothing is opened here. Relative paths
+//! are relative to the folder of the file, wherever the server was started: a service manager starts it in `/`.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs;
+use std::net::SocketAddr;
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID, PiVisibility};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_scrub::Settings;
+use sealblock_stack::identity::uuid_from;
+use sealblock_stack::quantity::{Rate, Time};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError, Usage};
+use sealblock_units::ByteCount;
+use serde::Deserialize;
+use serde::de::{self, Deserializer, Visitor};
+use toml::Spanned;
+
+use crate::listeners::Inherited;
+use crate::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
+
+/// The file that is used when nothing else is said.
+pub const DEFAULT_NAME: &str = "sealblock.toml";
+/// Bytes of a configuration at most.
+const MAX_BYTES: u64 = 16 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    cores: Option<NonZeroUsize>,
+    #[serde(default)]
+    strict: bool,
+    #[serde(default)]
+    listeners: Vec<ListenerTable>,
+    #[serde(default)]
+    nbd: Vec<Spanned<NbdTable>>,
+    #[serde(default)]
+    limits: LimitsTable,
+    #[serde(default)]
+    scrub: ScrubTable,
+    #[serde(default)]
+    subsystems: Vec<Spanned<SubsystemTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ListenerTable {
+    #[serde(deserialize_with = "address")]
+    address: SocketAddr,
+    #[serde(default, deserialize_with = "some_address")]
+    advertise: Option<SocketAddr>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NbdTable {
+    #[serde(default, deserialize_with = "nbd_listener")]
+    address: Option<SocketAddr>,
+    socket: Option<PathBuf>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct LimitsTable {
+    connections: Option<usize>,
+    io_queues: Option<u16>,
+    commands: Option<u16>,
+    #[serde(deserialize_with = "size")]
+    bytes_in_flight: Option<ByteCount>,
+    #[serde(deserialize_with = "size")]
+    total_bytes_in_flight: Option<ByteCount>,
+    #[serde(deserialize_with = "size")]
+    transfer_bytes: Option<ByteCount>,
+    #[serde(deserialize_with = "time")]
+    connect: Option<Time>,
+    #[serde(deserialize_with = "time")]
+    idle: Option<Time>,
+    #[serde(deserialize_with = "time")]
+    receive: Option<Time>,
+    #[serde(deserialize_with = "time")]
+    drain: Option<Time>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SubsystemTable {
+    #[serde(default, deserialize_with = "text")]
+    nqn: Option<Nqn>,
+    name: Option<String>,
+    hosts: Option<Vec<Written<Nqn>>>,
+    serial: Option<String>,
+    model: Option<String>,
+    #[serde(default)]
+    namespaces: Vec<Spanned<NamespaceTable>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamespaceTable {
+    nsid: Option<NonZeroU32>,
+    target: Written<TargetName>,
+    #[serde(default)]
+    protection: Shown,
+    #[serde(default)]
+    read_only: bool,
+    #[serde(default = "yes")]
+    relocate: bool,
+    #[serde(default)]
+    as_member: bool,
+    #[serde(default, deserialize_with = "text")]
+    uuid: Option<Uuid>,
+    #[serde(default)]
+    scrub: ScrubTable,
+    nbd: Option<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Shown {
+    #[default]
+    Plain,
+    Shown,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A value that is written as the command line has it.
+struct Written<T>(T);
+
+impl<'de, T: FromStr<Err: fmt::Display>> Deserialize<'de> for Written<T> {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Written<T>, D::Error> {
+        let text = String::deserialize(from)?;
+        text.parse().map(Written).map_err(de::Error::custom)
+    }
+}
+
+fn text<'de, D: Deserializer<'de>, T: FromStr<Err: fmt::Display>>(from: D) -> Result<Option<T>, D::Error> {
+    Written::deserialize(from).map(|written: Written<T>| Some(written.0))
+}
+
+fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
+    nvme_address(&String::deserialize(from)?).map_err(de::Error::custom)
+}
+
+fn nbd_listener<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    nbd_address(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
+}
+
+fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
+    address(from).map(Some)
+}
+
+fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
+    text(from)
+}
+
+/// A size: a number of bytes, or a text with a unit.
+fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Error> {
+    struct Size;
+    impl Visitor<'_> for Size {
+        type Value = ByteCount;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a size, such as 4096 or \"4KiB\"")
+        }
+
+        fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteCount, E> {
+            u64::try_from(bytes).map(ByteCount::new).map_err(|_| E::custom("a size is not negative"))
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteCount, E> {
+            text.parse().map_err(E::custom)
+        }
+    }
+    from.deserialize_any(Size).map(Some)
+}
+
+/// An identity in its usual form of 36 characters.
+struct Uuid([u8; 16]);
+
+impl FromStr for Uuid {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Uuid, String> {
+        let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
+        uuid_from(text).map(Uuid).ok_or_else(error)
+    }
+}
+
+/// How namespaces are scrubbed: `[scrub]`, and `scrub = { ... }` of a namespace. What is said may be that there is none.
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct ScrubTable {
+    #[serde(deserialize_with = "every")]
+    every: Option<Option<Duration>>,
+    #[serde(deserialize_with = "rate")]
+    rate: Option<Option<Rate>>,
+    pause_when_busy: Option<bool>,
+}
+
+/// How often: a time, or `never`.
+fn every<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Duration>>, D::Error> {
+    let text = String::deserialize(from)?;
+    match text.parse() {
+        _ if text == "never" => Ok(Some(None)),
+        Ok(Time(time)) if time.as_secs() == 0 => Err(de::Error::custom("every = less than a second: write 1s or more")),
+        Ok(Time(time)) => Ok(Some(Some(time))),
+        Err(error) => Err(de::Error::custom(format!("{error}, or never"))),
+    }
+}
+
+/// How fast: a rate, or `none`.
+fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Rate>>, D::Error> {
+    let text = String::deserialize(from)?;
+    match text.parse::<Rate>() {
+        _ if text == "none" => Ok(Some(None)),
+        Ok(rate) => Ok(Some(Some(rate))),
+        Err(error) => Err(de::Error::custom(format!("{error}, or none"))),
+    }
+}
+
+impl ScrubTable {
+    /// What counts for a namespace: what its own table says, and else what `all` says.
+    fn over(&self, all: &ScrubTable) -> Settings {
+        let usual = Settings::default();
+        Settings {
+            every: self.every.or(all.every).flatten(),
+            rate: self.rate.or(all.rate).flatten().map(Rate::bytes_per_second),
+            pause_when_busy: self.pause_when_busy.or(all.pause_when_busy).unwrap_or(usual.pause_when_busy),
+        }
+    }
+}
+
+/// Reads a configuration.
+///
+/// # Errors
+/// When the file cannot be read; bad usage with file and line when it cannot be meant.
+pub fn read(path: &Path) -> Result<Plan, StackError> {
+    const DOING: &str = "reading the configuration";
+    let failed = |error: std::io::Error| {
+        StackError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
+    };
+    let bytes = fs::metadata(path).map_err(failed)?.len();
+    if bytes > MAX_BYTES {
+        return Err(StackError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
+    }
+    let text = fs::read_to_string(path).map_err(failed)?;
+    let plan = parse(&text).map_err(|why| StackError::new(Cause::Usage, DOING, why).on(path.display()))?;
+    Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
+}
+
+/// The plan that a text says.
+///
+/// # Errors
+/// What is wrong, and on which line.
+pub fn parse(text: &str) -> Result<Plan, String> {
+    let file: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
+    if file.subsystems.is_empty() {
+        return Err(
+            "there are no subsystems: write [[subsystems]] with a name and [[subsystems.namespaces]]".to_owned()
+        );
+    }
+    let mut nqns = BTreeSet::new();
+    let mut subsystems = Vec::with_capacity(file.subsystems.len());
+    for table in file.subsystems {
+        let at = line(table.span().start);
+        let subsystem =
+            subsystem(table.into_inner(), &file.scrub, &line).map_err(|why| match why.starts_with("line ") {
+                true => why,
+                false => format!("line {at}: {why}"),
+            })?;
+        if !nqns.insert(subsystem.nqn.clone()) {
+            return Err(format!("line {at}: there are two subsystems {}", subsystem.nqn));
+        }
+        subsystems.push(subsystem);
+    }
+    let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
+    let advertised =
+        file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
+    let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
+    let (nbd, nbd_sockets) = nbd(file.nbd, &line)?;
+    let (inherited, limits) = (Inherited::default(), limits(&file.limits)?);
+    let (strict, cores) = (file.strict, file.cores);
+    Ok(Plan { listeners, inherited, advertised, nbd, nbd_sockets, strict, cores, limits, subsystems })
+}
+
+/// Where NBD clients are listened for: each table has the one or the other.
+fn nbd(
+    tables: Vec<Spanned<NbdTable>>,
+    line: &impl Fn(usize) -> usize,
+) -> Result<(Vec<SocketAddr>, Vec<PathBuf>), String> {
+    let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
+    for table in tables {
+        let at = line(table.span().start);
+        match table.into_inner() {
+            NbdTable { address: Some(address), socket: None } => addresses.push(address),
+            NbdTable { address: None, socket: Some(path) } => sockets.push(path),
+            NbdTable { .. } => return Err(format!("line {at}: [[nbd]] has an address or a socket, one of the two")),
+        }
+    }
+    Ok((addresses, sockets))
+}
+
+fn limits(table: &LimitsTable) -> Result<Limits, String> {
+    let fits = |size: ByteCount, name: &str| {
+        u32::try_from(size.get()).map_err(|_| format!("limits.{name}: {} bytes are too many", size.get()))
+    };
+    let or = Limits::default();
+    let transfer_bytes = table.transfer_bytes.map(|size| fits(size, "transfer_bytes")).transpose()?;
+    let bytes_in_flight = table.bytes_in_flight.map(|size| fits(size, "bytes_in_flight")).transpose()?;
+    let total = table.total_bytes_in_flight.map(|size| size.get().try_into());
+    let total = total.transpose().map_err(|_| "limits.total_bytes_in_flight: more than there can be".to_owned())?;
+    Ok(Limits {
+        connections: table.connections.unwrap_or(or.connections),
+        io_queues: table.io_queues.unwrap_or(or.io_queues),
+        commands: table.commands.unwrap_or(or.commands),
+        bytes_in_flight: bytes_in_flight.map_or(or.bytes_in_flight, |bytes| bytes as usize),
+        total_bytes_in_flight: total.unwrap_or(or.total_bytes_in_flight),
+        transfer_bytes: transfer_bytes.unwrap_or(or.transfer_bytes),
+        connect: table.connect.map_or(or.connect, |time| time.0),
+        idle: table.idle.map_or(or.idle, |time| time.0),
+        receive: table.receive.map_or(or.receive, |time| time.0),
+        drain: table.drain.map_or(or.drain, |time| time.0),
+    })
+}
+
+fn subsystem(
+    table: SubsystemTable,
+    scrub: &ScrubTable,
+    line: &impl Fn(usize) -> usize,
+) -> Result<SubsystemPlan, String> {
+    let nqn = match (table.nqn, table.name) {
+        (Some(nqn), None) => nqn,
+        (None, Some(name)) => {
+            let nqn = format!("{NQN_PREFIX}{name}");
+            nqn.parse().map_err(|error| format!("name = {name:?} makes no NQN: {error}"))?
+        }
+        (Some(_), Some(_)) => return Err("a subsystem has nqn or name, not both".to_owned()),
+        (None, None) => return Err("a subsystem needs nqn = \"nqn...\", or name = \"...\"".to_owned()),
+    };
+    if nqn.is_discovery() {
+        return Err(format!("{nqn} is the name of the discovery subsystem, which is there by itself"));
+    }
+    let hosts = match table.hosts {
+        None => Hosts::Any,
+        Some(hosts) => Hosts::Only(hosts.into_iter().map(|host| host.0).collect()),
+    };
+    let namespaces = namespaces(&nqn, table.namespaces, scrub, line)?;
+    Ok(SubsystemPlan { nqn, hosts, serial: table.serial, model: table.model, namespaces })
+}
+
+fn namespaces(
+    nqn: &Nqn,
+    tables: Vec<Spanned<NamespaceTable>>,
+    scrub: &ScrubTable,
+    line: &impl Fn(usize) -> usize,
+) -> Result<Vec<NamespacePlan>, String> {
+    let mut namespaces = Vec::with_capacity(tables.len());
+    let mut taken = BTreeSet::new();
+    for table in tables {
+        let at = line(table.span().start);
+        let table = table.into_inner();
+        let nsid = table.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
+        if nsid > MAX_NSID {
+            return Err(format!("line {at}: nsid = {nsid} is too large: identifiers go up to {MAX_NSID}"));
+        }
+        if !taken.insert(nsid) {
+            return Err(format!("line {at}: {nqn} has two namespaces {nsid}"));
+        }
+        if table.read_only && table.as_member {
+            return Err(format!("line {at}: a member that takes no changes needs no as_member: write one of the two"));
+        }
+        namespaces.push(NamespacePlan {
+            nsid,
+            target: table.target.0,
+            protection: match table.protection {
+                Shown::Plain => PiVisibility::Plain,
+                Shown::Shown => PiVisibility::Protected,
+            },
+            read_only: table.read_only,
+            relocate: table.relocate,
+            usage: if table.as_member { Usage::AsMember } else { Usage::Alone },
+            uuid: table.uuid.map(|uuid| uuid.0),
+            scrub: table.scrub.over(scrub),
+            nbd: table.nbd,
+        });
+    }
+    Ok(namespaces)
+}
+
+#[cfg(test)]
+mod tests;

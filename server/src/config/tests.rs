@@ -1,0 +1,154 @@
+//! Configurations that are good, with what they mean, and bad ones, with why.
+
+use sealblock_stack::Access;
+
+use super::*;
+
+/// One subsystem, after these lines.
+fn with(lines: &str) -> String {
+    format!("{lines}\n[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\n")
+}
+
+#[test]
+fn the_documented_example_is_read_and_shows_the_defaults() {
+    let plan = parse(include_str!("../../../docs/sealblock.toml")).unwrap();
+    assert_eq!(plan.limits, Limits::default());
+    assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
+    assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);
+    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("two subsystems") };
+    assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
+    assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
+    let [one, seven] = photos.namespaces.as_slice() else { panic!("two namespaces") };
+    assert_eq!((one.nsid, one.protection, one.read_only, one.uuid), (1, PiVisibility::Plain, false, None));
+    assert_eq!((seven.nsid, seven.protection, seven.read_only), (7, PiVisibility::Protected, true));
+    assert_eq!((one.nbd.as_deref(), seven.nbd.as_deref()), (None, Some("archive")));
+    assert_eq!((scratch.serial.as_deref(), scratch.model.as_deref()), (Some("SCRATCH0001"), Some("scratch space")));
+    assert_eq!((scratch.hosts == Hosts::Any, scratch.namespaces[0].uuid.unwrap()[0]), (true, 0x6f));
+}
+
+#[test]
+fn a_member_is_served_as_one_where_that_is_said() {
+    let usage = |lines: &str| parse(&(with("") + lines)).map(|plan| plan.subsystems[0].namespaces[0].usage);
+    assert_eq!((usage(""), usage("as_member = true")), (Ok(Usage::Alone), Ok(Usage::AsMember)));
+    assert!(usage("as_member = true\nread_only = true").unwrap_err().contains("as_member"));
+}
+
+#[test]
+fn blocks_are_moved_unless_something_else_is_said() {
+    let access = |lines: &str| parse(&(with("") + lines)).map(|plan| plan.subsystems[0].namespaces[0].access());
+    assert_eq!((access(""), access("relocate = false")), (Ok(Access::Write), Ok(Access::WriteInPlace)));
+    assert_eq!(access("read_only = true"), Ok(Access::Read));
+}
+
+#[test]
+fn little_is_needed() {
+    let plan = parse(&with("")).unwrap();
+    assert_eq!((plan.listeners, plan.limits), (vec![DEFAULT_LISTEN], Limits::default()));
+    assert!(plan.nbd.is_empty());
+}
+
+#[test]
+fn a_listener_is_advertised_by_another_address_where_that_is_said() {
+    let listeners =
+        "[[listeners]]\naddress = \"0.0.0.0:4420\"\nadvertise = \"192.0.2.7\"\n[[listeners]]\naddress = \"[::1]:4420\"";
+    let plan = parse(&with(listeners)).unwrap();
+    assert_eq!(plan.advertised, [("0.0.0.0:4420".parse().unwrap(), "192.0.2.7:4420".parse().unwrap())]);
+    let bad = parse(&with("[[listeners]]\naddress = \"[::1]:4420\"\nadvertise = \"here\"")).unwrap_err();
+    assert!(bad.contains("line 3") && bad.contains("127.0.0.1:4420"), "{bad}");
+}
+
+#[test]
+fn limits_are_read_by_name() {
+    let limits = "[limits]\nconnections = 3\nio_queues = 2\ncommands = 64\nbytes_in_flight = 4096\ntotal_bytes_in_flight = \"1GiB\"\ntransfer_bytes = \"64KiB\"\n\
+                  connect = \"1s\"\nidle = \"3min\"\nreceive = \"7s\"\ndrain = \"250ms\"";
+    assert_eq!(
+        parse(&with(limits)).unwrap().limits,
+        Limits {
+            connections: 3,
+            io_queues: 2,
+            commands: 64,
+            bytes_in_flight: 4096,
+            total_bytes_in_flight: 1 << 30,
+            transfer_bytes: 64 << 10,
+            connect: Duration::from_secs(1),
+            idle: Duration::from_secs(180),
+            receive: Duration::from_secs(7),
+            drain: Duration::from_millis(250),
+        }
+    );
+}
+
+#[test]
+fn a_subsystem_may_have_no_namespaces_yet() {
+    let plan = parse("[[subsystems]]\nname = \"a\"").unwrap();
+    assert!(plan.subsystems[0].namespaces.is_empty());
+}
+
+#[test]
+fn bad_configurations_say_where_and_why() {
+    let twice = with("") + &with("");
+    let spaces = "\n[[subsystems.namespaces]]\ntarget = \"mem:1MiB\"\nnsid = 1\n";
+    for (text, words) in [
+        (with("lisener = 1"), ["line 1", "unknown field `lisener`"]),
+        (with("[limits]\nconnection = 1"), ["line 2", "unknown field `connection`"]),
+        (with("[limits]\nconnections = -1"), ["line 2", "connections"]),
+        (with("[limits]\nconnect = 10"), ["line 2", "connect"]),
+        (with("[limits]\nconnect = \"10\""), ["line 2", "is no time"]),
+        (with("[limits]\ntransfer_bytes = \"lots\""), ["line 2", "not a size"]),
+        (with("[limits]\ntransfer_bytes = \"4GiB\""), ["limits.transfer_bytes", "too many"]),
+        (with("[[listeners]]\naddress = \"localhost\""), ["line 2", "127.0.0.1:4420"]),
+        (with("[[listeners]]"), ["line 1", "missing field `address`"]),
+        (String::new(), ["no subsystems", "[[subsystems]]"]),
+        ("[[subsystems]]\n[[subsystems.namespaces]]\ntarget=\"v\"".to_owned(), ["line 1", "needs nqn"]),
+        (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "makes no NQN"]),
+        (with("").replace("name = \"a\"", "nqn = \"a\""), ["line 3", "nqn.yyyy-mm"]),
+        (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is no kind of target"]),
+        (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
+        (with("") + "uuid = \"1\"", ["line 6", "is no UUID"]),
+        (with("") + "nsid = 0", ["line 6", "nsid"]),
+        (with("") + "nsid = 1025", ["line 4", "up to 1024"]),
+        (with("") + spaces, ["line 7", "two namespaces 1"]),
+        (twice, ["line 7", "two subsystems"]),
+        ("[".to_owned(), ["line 1", "TOML"]),
+    ] {
+        let why = parse(&text).err().unwrap_or_else(|| panic!("{text} is taken"));
+        for word in words {
+            assert!(why.contains(word), "{text}\n'{word}' is missing in: {why}");
+        }
+    }
+}
+
+proptest::proptest! {
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let _ = parse(&text);
+    }
+}
+
+#[test]
+fn scrubs_are_for_all_and_each_namespace_may_have_it_otherwise() {
+    let settings = |all: &str, own: &str| {
+        let text = format!("{}{own}", with(all));
+        parse(&text).map(|plan| plan.subsystems[0].namespaces[0].scrub)
+    };
+    assert_eq!(settings("", ""), Ok(sealblock_scrub::Settings::default()));
+    let all = "[scrub]\nevery = \"7d\"\nrate = \"50MiB/s\"\npause_when_busy = false\n";
+    let scrub = settings(all, "").unwrap();
+    assert_eq!((scrub.every, scrub.rate.unwrap().get()), (Some(Duration::from_secs(604_800)), 50 << 20));
+    assert!(!scrub.pause_when_busy);
+    let own = settings(all, "scrub = { every = \"never\", rate = \"none\", pause_when_busy = true }\n").unwrap();
+    assert_eq!(own, sealblock_scrub::Settings::default());
+    let own = settings(all, "scrub = { rate = \"1KiB/s\" }\n").unwrap();
+    assert_eq!((own.every, own.rate.unwrap().get()), (scrub.every, 1024));
+    for (all, own, why) in [
+        ("[scrub]\nspeed = 1\n", "", "line 2"),
+        ("[scrub]\nevery = \"0s\"\n", "", "1s or more"),
+        ("[scrub]\nevery = 7\n", "", "line 2"),
+        ("[scrub]\nevery = \"often\"\n", "", "or never"),
+        ("[scrub]\nrate = \"50MiB\"\n", "", "or none"),
+        ("", "scrub = { speed = 1 }\n", "line 6"),
+    ] {
+        let error = settings(all, own).unwrap_err();
+        assert!(error.contains(why), "{all}{own}: {error}");
+    }
+}

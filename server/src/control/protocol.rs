@@ -1,0 +1,365 @@
+//! The messages of a control socket: a request and a response, each one JSON object on one line.
+//!
+//! Any process that may open the socket sends lines: their length is bounded, and they are checked before a command is executed. A
+//! request of another version is refused with this version's number; unknown fields are skipped, unknown commands are refused.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::status::mirror::MirrorStatus;
+use crate::status::scrub::ScrubStatus;
+use crate::status::server::ServerStatus;
+
+/// The version of both.
+pub const VERSION: u32 = 1;
+/// Max. bytes of a request, with its end of line: more than the longest target needs.
+pub const MAX_REQUEST_BYTES: usize = 256 << 10;
+/// Max. bytes of a response: more than the state of a server with thousands of devices.
+pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
+/// What a resize does, for errors: a server leaves it out of its reason where the command says it.
+pub const RESIZING: &str = "changing the size";
+
+/// A request to a server.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ControlRequest {
+    /// [`VERSION`].
+    pub version: u32,
+    /// Its target; none for [`ControlCommand::Status`] and [`ControlCommand::Log`].
+    #[serde(default)]
+    pub target: TargetRef,
+    /// The command.
+    #[serde(flatten)]
+    pub command: ControlCommand,
+}
+
+/// A command for a target, or for the server as a whole.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(tag = "command", rename_all = "snake_case")]
+pub enum ControlCommand {
+    /// Report the state of the server and its devices.
+    Status,
+    /// Set or report the log level.
+    Log {
+        /// The new level, if it is to change.
+        level: Option<LogLevel>,
+    },
+    /// Report the state of its scrub.
+    ScrubStatus,
+    /// Begin a run, or resume a paused one.
+    ScrubStart {
+        /// The first block, if it is not 0.
+        from: Option<u64>,
+        /// Bytes a second, if not the default.
+        rate: Option<NonZeroU64>,
+    },
+    /// Pause the run.
+    ScrubPause,
+    /// End the run.
+    ScrubStop,
+    /// Report the state of a mirror.
+    MirrorStatus,
+    /// Add a replica to a mirror.
+    MirrorAdd {
+        /// The target that becomes a replica.
+        replica: String,
+        /// True if its content may be replaced.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Replace a replica by another device. One that is in sync is taken out when the resync of the other one has finished.
+    MirrorReplace {
+        /// The name of the replica.
+        old: String,
+        /// The target that becomes a replica.
+        new: String,
+        /// True if its content may be replaced, and if the name `old` is trusted where only labels could identify an offline replica.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Make the older copies on a replica the blocks' content.
+    MirrorAcceptStale {
+        /// The name of the replica.
+        replica: String,
+    },
+    /// Take a replica out of a mirror.
+    MirrorRemove {
+        /// The name of the replica.
+        replica: String,
+        /// True if its name is trusted where only labels could identify an offline replica.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Resize a volume.
+    Resize {
+        /// Bytes of data that it is to hold.
+        size: NonZeroU64,
+    },
+}
+
+/// A target in a command: by its name, the path of its file, or its name over NVMe/TCP.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct TargetRef {
+    /// Its canonical text.
+    pub text: String,
+    /// The canonical path, of a file or a block device.
+    pub path: Option<String>,
+    /// The NQN of the subsystem.
+    pub nqn: Option<String>,
+    /// Which namespace of it.
+    pub nsid: Option<u32>,
+    /// Addresses of this machine at which it should be served, if the target has them.
+    #[serde(default)]
+    pub addresses: Vec<SocketAddr>,
+}
+
+/// The path of a target as servers and commands compare it.
+pub fn canonical(path: &Path) -> Option<String> {
+    path.canonicalize().ok().map(|path| path.to_string_lossy().into_owned())
+}
+
+/// A response of a server.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct ControlResponse {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The result.
+    #[serde(flatten)]
+    pub result: ControlResult,
+}
+
+/// The result of a request.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlResult {
+    /// Success; the state of the scrub after it.
+    Scrub(Box<ScrubStatus>),
+    /// Success; the state of the mirror after it.
+    Mirror(Box<MirrorStatus>),
+    /// Success; the sizes of the volume.
+    Resized(Box<ResizeReport>),
+    /// The log level now and before.
+    Log(LogReport),
+    /// The state of the server.
+    Server(Box<ServerStatus>),
+    /// The request failed.
+    Error(ControlError),
+}
+
+/// How much a server logs besides events.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogLevel {
+    /// Nothing.
+    Off,
+    /// What went wrong for good.
+    Error,
+    /// What may need a look.
+    #[default]
+    Warn,
+    /// What happens.
+    Info,
+    /// Connections that end, and requests that fail, each with its reason.
+    Debug,
+}
+
+impl LogLevel {
+    /// Every level, the one that shows least first.
+    pub const ALL: [LogLevel; 5] = [LogLevel::Off, LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug];
+
+    /// As it is written.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Off => "off",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+        }
+    }
+
+    /// The level that is written like this, in letters of any case.
+    pub fn from_name(name: &str) -> Option<LogLevel> {
+        LogLevel::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name))
+    }
+}
+
+/// The log level of a server. `docs/formats/json.md` is the contract.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogReport {
+    /// The server's process.
+    pub pid: u32,
+    /// The level before.
+    pub before: LogLevel,
+    /// The level now.
+    pub level: LogLevel,
+}
+
+/// A volume that has another size. `docs/formats/json.md` is the contract.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ResizeReport {
+    /// What it is.
+    pub target: String,
+    /// Bytes of data that it held.
+    pub before_bytes: u64,
+    /// Bytes of data that it holds.
+    pub size_bytes: u64,
+    /// Microseconds for which requests of hosts waited; `None` if no server had it open.
+    pub pause_us: Option<u64>,
+}
+
+/// Why a request failed.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ControlError {
+    /// For programs.
+    pub kind: ControlErrorKind,
+    /// For people.
+    pub why: String,
+}
+
+/// The kind of an error.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ControlErrorKind {
+    /// The server has no target of that name.
+    UnknownTarget,
+    /// The server has several targets of that name.
+    AmbiguousTarget,
+    /// The request cannot be parsed.
+    BadRequest,
+    /// It is of another version.
+    Version,
+    /// It is invalid: a block past the end.
+    Usage,
+    /// It cannot be executed now.
+    Refused,
+    /// It failed.
+    Failed,
+    /// One that a later version has.
+    #[serde(other)]
+    Other,
+}
+
+impl ControlError {
+    /// A problem with its reason.
+    pub fn new(kind: ControlErrorKind, why: impl std::fmt::Display) -> ControlError {
+        ControlError { kind, why: why.to_string() }
+    }
+}
+
+impl ControlRequest {
+    /// A request of this version.
+    pub fn new(target: &TargetRef, command: ControlCommand) -> ControlRequest {
+        ControlRequest { version: VERSION, target: target.clone(), command }
+    }
+
+    /// Reads a line without its end.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(line: &[u8]) -> Result<ControlRequest, ControlError> {
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let bad = |error: serde_json::Error| ControlError::new(ControlErrorKind::BadRequest, error);
+        let Versioned { version } = serde_json::from_slice(line).map_err(bad)?;
+        if version != VERSION {
+            let why = format!("the request has version {version}, and this server knows version {VERSION}");
+            return Err(ControlError::new(ControlErrorKind::Version, why));
+        }
+        let request: ControlRequest = serde_json::from_slice(line).map_err(bad)?;
+        let is_for_server = matches!(request.command, ControlCommand::Status | ControlCommand::Log { .. });
+        if request.target == TargetRef::default() && !is_for_server {
+            return Err(ControlError::new(ControlErrorKind::BadRequest, "the request names no target"));
+        }
+        Ok(request)
+    }
+}
+
+/// The line of a request or an answer, with its end.
+pub fn line_of(message: &impl Serialize) -> Vec<u8> {
+    let mut line = serde_json::to_vec(message).expect("there is nothing in it that JSON does not have");
+    line.push(b'\n');
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(command: ControlCommand) -> ControlRequest {
+        let target = TargetRef { text: "v".to_owned(), path: Some("/v".to_owned()), ..TargetRef::default() };
+        ControlRequest { version: VERSION, target, command }
+    }
+
+    #[test]
+    fn requests_come_back() {
+        for command in [
+            ControlCommand::Status,
+            ControlCommand::Log { level: Some(LogLevel::Debug) },
+            ControlCommand::Log { level: None },
+            ControlCommand::ScrubStatus,
+            ControlCommand::ScrubStart { from: Some(7), rate: NonZeroU64::new(9) },
+            ControlCommand::ScrubStart { from: None, rate: None },
+            ControlCommand::ScrubPause,
+            ControlCommand::ScrubStop,
+            ControlCommand::MirrorStatus,
+            ControlCommand::MirrorAdd { replica: "v".to_owned(), force: false },
+            ControlCommand::MirrorReplace { old: "v".to_owned(), new: "w".to_owned(), force: true },
+            ControlCommand::MirrorAcceptStale { replica: "a".to_owned() },
+            ControlCommand::MirrorRemove { replica: "mirror:a,b".to_owned(), force: true },
+            ControlCommand::Resize { size: NonZeroU64::MAX },
+        ] {
+            let line = line_of(&request(command.clone()));
+            assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            assert_eq!(ControlRequest::read(&line[..line.len() - 1]), Ok(request(command)));
+        }
+    }
+
+    #[test]
+    fn a_request_is_what_is_documented() {
+        let line = br#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
+        let read = ControlRequest::read(line).unwrap();
+        assert_eq!(read.command, ControlCommand::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
+        assert_eq!(read.target, TargetRef { text: "v".to_owned(), ..TargetRef::default() });
+    }
+
+    #[test]
+    fn only_what_is_about_the_server_needs_no_target() {
+        let read = ControlRequest::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
+        assert_eq!(read.command, ControlCommand::Log { level: Some(LogLevel::Info) });
+        let read = ControlRequest::read(br#"{"version":1,"command":"status"}"#).unwrap();
+        assert_eq!((read.command, read.target), (ControlCommand::Status, TargetRef::default()));
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused_for_its_reason() {
+        for (line, kind) in [
+            ("", ControlErrorKind::BadRequest),
+            ("{", ControlErrorKind::BadRequest),
+            ("[1]", ControlErrorKind::BadRequest),
+            (r#"{"version":2,"anything":1}"#, ControlErrorKind::Version),
+            (r#"{"version":1}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_stop"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"log","level":"loud"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ControlErrorKind::BadRequest),
+        ] {
+            assert_eq!(ControlRequest::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
+        }
+    }
+
+    #[test]
+    fn a_problem_of_a_later_version_is_still_one() {
+        let line = r#"{"version":1,"error":{"kind":"moon_phase","why":"full"}}"#;
+        let answer: ControlResponse = serde_json::from_str(line).unwrap();
+        let ControlResult::Error(problem) = answer.result else { panic!("an error") };
+        assert_eq!((problem.kind, problem.why.as_str()), (ControlErrorKind::Other, "full"));
+    }
+}

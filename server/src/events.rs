@@ -1,0 +1,211 @@
+//! What happens in the life of a server, for the program that runs it: values, which `docs/formats/json.md` draws.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use sealblock_block::Geometry;
+use sealblock_exports_nvme_tcp::{Hosts, PiVisibility};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::CoreAddress;
+use sealblock_stack::identity::uuid_text;
+use sealblock_stack::protection_text;
+use serde::Serialize;
+
+use crate::control::protocol::ResizeReport;
+use crate::plan::{NamespacePlan, SubsystemPlan};
+use crate::status::scrub::RunStatus;
+
+/// What a program does with events, each at once. It does not fail: clients are served on when nobody reads them.
+pub type EventSink = fn(&Event);
+
+/// Sends events from any core to the first thread, so a slow or closed reader blocks no device.
+#[derive(Clone)]
+pub struct EventSender {
+    home: CoreAddress,
+    sink: EventSink,
+}
+
+impl EventSender {
+    /// Sends events to the reactor of the calling thread.
+    pub fn here(sink: EventSink) -> EventSender {
+        EventSender { home: CoreAddress::here(), sink }
+    }
+
+    /// Sends an event.
+    pub fn send(&self, event: Event) {
+        let sink = self.sink;
+        // A server that is ending has no more events.
+        let _ = self.home.send(move || sink(&event));
+    }
+}
+
+/// What happens.
+#[derive(Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Connections are accepted.
+    Ready(Serving),
+    /// The configuration was read again, and is what is served now.
+    Reloaded(Serving),
+    /// The configuration was read again, and cannot be served; everything is as it was.
+    ReloadFailed {
+        /// Why.
+        reason: String,
+    },
+    /// A target that did not open before is open, and served.
+    Opened(OpenedInfo),
+    /// A scrub begins, or goes on after a restart.
+    ScrubStarted {
+        /// Of what.
+        target: String,
+        /// The first block that it checks.
+        position: u64,
+        /// True if it goes on.
+        resumed: bool,
+    },
+    /// A scrub has ended.
+    ScrubFinished {
+        /// Of what.
+        target: String,
+        /// What it has met.
+        #[serde(flatten)]
+        run: RunStatus,
+    },
+    /// A volume has another size, and hosts were notified.
+    Resized(ResizeReport),
+    /// A signal came: no more connections are accepted, and commands in flight are answered.
+    Draining {
+        /// Connections at that moment.
+        connections: usize,
+    },
+    /// Everything is closed.
+    Stopped,
+}
+
+/// What is served, and where.
+#[derive(Serialize)]
+pub struct Serving {
+    /// The addresses, with the ports that the system chose.
+    pub listeners: Vec<SocketAddr>,
+    /// The subsystems.
+    pub subsystems: Vec<SubsystemInfo>,
+    /// What NBD clients have, if anything.
+    pub nbd: Option<NbdInfo>,
+}
+
+/// What is served over NBD.
+#[derive(Serialize)]
+pub struct NbdInfo {
+    /// The addresses, with the ports that the system chose.
+    pub listeners: Vec<SocketAddr>,
+    /// The Unix sockets.
+    pub sockets: Vec<PathBuf>,
+    /// The names of the exports.
+    pub exports: Vec<String>,
+    /// The one for clients that name none: the first of the plan, unless it is not open.
+    pub default_export: Option<String>,
+}
+
+/// A subsystem that is served.
+#[derive(Serialize)]
+pub struct SubsystemInfo {
+    /// Its name.
+    pub nqn: String,
+    /// Its serial number.
+    pub serial: String,
+    /// The hosts that may connect; every host if `None`.
+    pub hosts: Option<Vec<String>>,
+    /// Its namespaces.
+    pub namespaces: Vec<NamespaceInfo>,
+    /// Those whose targets are not open.
+    pub not_open: Vec<NotOpenInfo>,
+}
+
+/// A namespace that is to be served, and whose target is not open.
+#[derive(Serialize)]
+pub struct NotOpenInfo {
+    /// Which namespace of its subsystem.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// Why it is not open.
+    pub reason: String,
+    /// Whether it is tried again.
+    pub retried: bool,
+}
+
+/// A namespace whose target is open now.
+#[derive(Serialize)]
+pub struct OpenedInfo {
+    /// Its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// The name of its NBD export, if there is one.
+    pub nbd: Option<String>,
+    /// How often it was tried.
+    pub tries: u64,
+}
+
+/// A namespace that is served.
+#[derive(Serialize)]
+pub struct NamespaceInfo {
+    /// Which namespace of its subsystem.
+    pub nsid: u32,
+    /// What it is.
+    pub target: String,
+    /// Its identity.
+    pub uuid: String,
+    /// Bytes in a block.
+    pub block_size: usize,
+    /// How many blocks it has.
+    pub blocks: u64,
+    /// Its protection information, in words.
+    pub protection: String,
+    /// True if hosts see that.
+    pub protection_shown: bool,
+    /// True if it takes no changes.
+    pub read_only: bool,
+    /// The name of its NBD export, if there is one.
+    pub nbd: Option<String>,
+}
+
+impl SubsystemInfo {
+    /// What there is to say of a subsystem.
+    pub fn new(
+        plan: &SubsystemPlan,
+        serial: String,
+        namespaces: Vec<NamespaceInfo>,
+        not_open: Vec<NotOpenInfo>,
+    ) -> SubsystemInfo {
+        let hosts = match &plan.hosts {
+            Hosts::Any => None,
+            Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
+        };
+        SubsystemInfo { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
+    }
+
+    /// The first of the hosts that may connect; `None` if every host may, or none.
+    pub fn first_host(&self) -> Option<&str> {
+        self.hosts.as_ref()?.first().map(String::as_str)
+    }
+}
+
+impl NamespaceInfo {
+    /// What there is to say of a namespace.
+    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16], nbd: Option<String>) -> NamespaceInfo {
+        NamespaceInfo {
+            nsid: plan.nsid,
+            target: plan.target.to_string(),
+            uuid: uuid_text(uuid),
+            block_size: geometry.block_size.bytes(),
+            blocks: geometry.capacity_blocks,
+            protection: protection_text(geometry.protection),
+            protection_shown: plan.protection == PiVisibility::Protected,
+            read_only: plan.read_only,
+            nbd,
+        }
+    }
+}

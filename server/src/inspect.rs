@@ -1,0 +1,172 @@
+//! The state of a served device for `status`: read on its own core, without a request to the device.
+
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sealblock_block::{DynDevice, Gate, RequestKind};
+use sealblock_exports_nvme_tcp::DamageRun;
+use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, timeout};
+use sealblock_stack::quantity::count;
+use sealblock_stack::{OpenMirror, TargetInfo};
+
+use crate::backing::Files;
+use crate::control::protocol::canonical;
+use crate::observer::ReportTargets;
+use crate::scrub::ScrubTask;
+use crate::status::mirror::MirrorStatus;
+use crate::status::server::{
+    CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
+};
+
+/// How long a core may take to respond.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Runs of bad blocks that are named.
+const MAX_RUNS: usize = 64;
+
+/// A device on its own core, as long as its scrub is there.
+pub struct InspectedDevice {
+    scrub_task: Rc<ScrubTask>,
+    /// Weak: the close of a mirror waits for its owners.
+    mirrors: Vec<Weak<OpenMirror>>,
+    paths: Vec<PathMonitor>,
+    files: Vec<String>,
+    /// The same files, as long as they are open.
+    backing: Files,
+    /// Losses that the open found and that writes do not repair.
+    lost_metadata: Vec<String>,
+}
+
+/// The files that a device lies in.
+fn files(info: &TargetInfo) -> Vec<String> {
+    let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
+    files.filter_map(|file| canonical(&file.path)).collect()
+}
+
+/// A way to see how a device is, from any core.
+#[derive(Clone)]
+pub struct DeviceInspector {
+    core: CoreHandle,
+    watched: CoreLocal<InspectedDevice>,
+    ties: ReportTargets,
+}
+
+impl InspectedDevice {
+    /// A device of this core.
+    pub fn new(scrub_task: &Rc<ScrubTask>, info: &TargetInfo) -> InspectedDevice {
+        let all = info.all();
+        InspectedDevice {
+            scrub_task: Rc::clone(scrub_task),
+            mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
+            paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
+            lost_metadata: lost_logs(info),
+            files: files(info),
+            backing: Files::of(info),
+        }
+    }
+
+    fn snapshot(&self) -> DeviceSnapshot {
+        let Some((scrub, gate)) = self.scrub_task.glance() else {
+            return silent("it is closed, or is being changed");
+        };
+        let mirrors = self.mirrors.iter().filter_map(Weak::upgrade);
+        DeviceSnapshot {
+            files: self.files.clone(),
+            file_trouble: self.backing.errors(),
+            mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
+            paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
+            lost_metadata: self.lost_metadata.clone(),
+            scrub: Some(scrub),
+            io: io(&gate),
+            ..DeviceSnapshot::default()
+        }
+    }
+}
+
+impl DeviceInspector {
+    /// The way to a device of this core.
+    pub fn new(core: CoreHandle, watched: CoreLocal<InspectedDevice>, ties: ReportTargets) -> DeviceInspector {
+        DeviceInspector { core, watched, ties }
+    }
+
+    /// Whether both are for one device.
+    pub fn is_same(&self, other: &DeviceInspector) -> bool {
+        Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
+    }
+
+    /// The state of the device now, or that it did not respond in time.
+    pub async fn snapshot(&self) -> DeviceSnapshot {
+        let watched = self.watched.clone();
+        let looked = self.core.call(move || async move { watched.get().map(|watched| watched.snapshot()) });
+        let seen = match timeout(PROBE_TIMEOUT, looked).await {
+            Ok(Ok(Some(seen))) => seen,
+            Ok(Ok(None)) => silent("it is being closed"),
+            Ok(Err(gone)) => silent(&gone.to_string()),
+            Err(_) => silent("its core did not answer in time"),
+        };
+        DeviceSnapshot { damage: self.damage(), failing: self.ties.failing.now(), ..seen }
+    }
+
+    fn damage(&self) -> DamageStatus {
+        let known = self.ties.damage.summary(MAX_RUNS);
+        let run =
+            |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
+        DamageStatus {
+            blocks: known.blocks,
+            complete: known.is_complete,
+            runs: known.runs.iter().map(run).collect(),
+            unlisted: known.unlisted,
+            made_unreadable: known.made_unreadable,
+        }
+    }
+}
+
+fn silent(why: &str) -> DeviceSnapshot {
+    DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
+}
+
+/// Logs of which a part is lost, in words.
+fn lost_logs(info: &TargetInfo) -> Vec<String> {
+    let volumes = info.all().into_iter().filter_map(|info| info.volume.as_ref());
+    let lost = volumes.filter(|volume| volume.log_lost > 0);
+    lost.map(|volume| format!("{} of a log: blocks written last may be older", count(volume.log_lost, "sector")))
+        .collect()
+}
+
+fn named(mirror: &OpenMirror) -> NamedMirror {
+    let mut status = MirrorStatus::of(&mirror.describe());
+    // Removed replicas are not shown.
+    status.replicas.retain(|replica| !replica.is_removed());
+    NamedMirror { target: mirror.target().to_string(), status }
+}
+
+fn path(path: MultipathPathStatus) -> PathStatus {
+    PathStatus {
+        path: path.name,
+        live: path.is_live,
+        trouble: path.last_error.filter(|_| !path.is_live),
+        failures: path.failures,
+    }
+}
+
+fn io(gate: &Gate<DynDevice>) -> IoStatus {
+    let counters = gate.counters();
+    let count = |kind: RequestKind| CountStatus {
+        requests: counters.requests(kind),
+        bytes: counters.bytes(kind),
+        errors: counters.errors(kind),
+    };
+    let operations: BTreeMap<_, _> = RequestKind::ALL.into_iter().map(|kind| (name(kind), count(kind))).collect();
+    IoStatus { in_flight: counters.in_flight(), operations }
+}
+
+/// An operation as a field of JSON.
+fn name(kind: RequestKind) -> String {
+    match kind {
+        RequestKind::ReadReserved => "read_annex".to_owned(),
+        RequestKind::WriteReserved => "write_annex".to_owned(),
+        other => other.name().replace(' ', "_"),
+    }
+}

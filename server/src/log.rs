@@ -1,0 +1,356 @@
+//! The log of the server: lines on standard error, as text or as JSON objects.
+//!
+//! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
+//! happens too often is logged [`MAX_LINES`] times in [`WINDOW`], and then counted; lines for debugging are all there. The last
+//! warnings and errors are kept for `status`, [`MAX_KEPT_LINES`] for each call site, so that one that logs much does not push out the
+//! lines of the others.
+
+use std::collections::{HashMap, VecDeque};
+use std::env;
+use std::fmt::{self, Write as _};
+use std::io::{self, Write as _};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use sealblock_stack::{Cause, Program, StackError, set_program};
+use serde_json::{Map, Value};
+use tracing::callsite::Identifier;
+use tracing::field::{Field, Visit};
+use tracing::level_filters::LevelFilter;
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{Registry, reload};
+
+use crate::control::protocol::{ControlError, ControlErrorKind, LogLevel, LogReport};
+
+/// The level where the command line has none.
+const VARIABLE: &str = "SEALBLOCK_LOG";
+/// Lines from one place of the program in [`WINDOW`].
+const MAX_LINES: u32 = 20;
+/// The time after which a call site may log again.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The field that says how many lines were left out.
+const LEFT_OUT: &str = "not_told";
+
+/// Lines that are kept of one place of the program.
+const MAX_KEPT_LINES: usize = 8;
+/// Characters that are kept of one text.
+const MAX_CHARACTERS: usize = 300;
+
+static RECENT: LazyLock<Mutex<Recent>> = LazyLock::new(Mutex::default);
+
+/// Has warnings and worse, or whatever is asked for, written to standard error from now on.
+///
+/// # Errors
+/// Bad usage: the variable names no level.
+pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
+    let level = match (asked, env::var(VARIABLE)) {
+        (Some(level), _) => level,
+        (None, Ok(text)) => {
+            level_of(&text).map_err(|why| StackError::new(Cause::Usage, "reading the environment", why))?
+        }
+        (None, Err(_)) => LogLevel::default(),
+    };
+    let (made, handle) = reload::Layer::new(made(level));
+    let lines = tracing_subscriber::fmt::layer()
+        // A standard error that is closed is no reason to end.
+        .log_internal_errors(false)
+        .event_format(Lines { json, quotas: Mutex::default() })
+        .with_writer(io::stderr);
+    *lock(&LEVEL) = level;
+    let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
+    installed.map_err(|error| StackError::new(Cause::Io, "starting", error))?;
+    // Nothing was there before, or there would have been an error.
+    let _ = MADE.set(handle);
+    set_program(Program::SERVER);
+    Ok(())
+}
+
+/// The level of what is written.
+static LEVEL: Mutex<LogLevel> = Mutex::new(LogLevel::Warn);
+/// Says which lines are made at all.
+static MADE: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
+
+/// Which lines are made: what is not written is kept for `status` all the same.
+fn made(level: LogLevel) -> LevelFilter {
+    filter(level).max(LevelFilter::WARN)
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets the level, if one is given; returns the level before and now.
+///
+/// # Errors
+/// When lines are not made by this process' own rules.
+pub fn change(level: Option<LogLevel>) -> Result<LogReport, ControlError> {
+    let before = *lock(&LEVEL);
+    let report = LogReport { pid: std::process::id(), before, level: level.unwrap_or(before) };
+    if report.level == before {
+        return Ok(report);
+    }
+    let tell = || tracing::info!(before = before.as_str(), level = report.level.as_str(), "the log level was changed");
+    let is_less = filter(report.level) < filter(before);
+    // At the level that shows more of the two.
+    if is_less {
+        tell();
+    }
+    let reloaded = MADE.get().map(|handle| handle.reload(made(report.level)));
+    match reloaded {
+        Some(Ok(())) => *lock(&LEVEL) = report.level,
+        Some(Err(error)) => return Err(ControlError::new(ControlErrorKind::Failed, error)),
+        None => return Err(ControlError::new(ControlErrorKind::Failed, "this process has no log")),
+    }
+    if !is_less {
+        tell();
+    }
+    Ok(report)
+}
+
+/// Logs why the server ends, as a JSON object.
+pub fn report_end(failure: &StackError) {
+    let mut line = LogLine::begin(Level::ERROR);
+    line.put("message", Value::from(one_line(&failure.in_short())));
+    if let Some(advice) = failure.advice() {
+        line.put("try", Value::from(one_line(advice)));
+    }
+    // Where standard error is closed, the exit status has to do.
+    writeln!(io::stderr(), "{}", Value::Object(line.fields)).ok();
+}
+
+fn level_of(text: &str) -> Result<LogLevel, String> {
+    LogLevel::from_name(text).ok_or_else(|| format!("{VARIABLE}={text} is no level: off, error, warn, info or debug"))
+}
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Off => LevelFilter::OFF,
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+    }
+}
+
+/// How lines are made, and how many.
+struct Lines {
+    json: bool,
+    /// By call site; there are as many as there are call sites.
+    quotas: Mutex<HashMap<Identifier, Quota>>,
+}
+
+/// What one call site has logged in this window.
+#[derive(Default)]
+struct Quota {
+    since: Option<Instant>,
+    told: u32,
+    left_out: u64,
+}
+
+impl Quota {
+    /// How many lines were left out before this one, if it may be logged.
+    fn take(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.saturating_duration_since(since) >= WINDOW) {
+            (self.since, self.told) = (Some(now), 0);
+        }
+        if self.told >= MAX_LINES {
+            self.left_out += 1;
+            return None;
+        }
+        self.told += 1;
+        Some(std::mem::take(&mut self.left_out))
+    }
+}
+
+impl Lines {
+    fn left_out_before(&self, event: &Event<'_>) -> Option<u64> {
+        if *event.metadata().level() >= Level::DEBUG {
+            return Some(0);
+        }
+        lock(&self.quotas).entry(event.metadata().callsite()).or_default().take(Instant::now())
+    }
+}
+
+impl<S, N> FormatEvent<S, N> for Lines
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        // A line that is left out is not formatted.
+        let Some(left_out) = self.left_out_before(event) else { return Ok(()) };
+        let mut line = LogLine::begin(*event.metadata().level());
+        event.record(&mut line);
+        if left_out > 0 {
+            line.put(LEFT_OUT, Value::from(left_out));
+        }
+        if *event.metadata().level() <= Level::WARN {
+            keep(event.metadata().callsite(), &line.fields);
+        }
+        if *event.metadata().level() > filter(*lock(&LEVEL)) {
+            return Ok(());
+        }
+        match self.json {
+            true => writeln!(writer, "{}", Value::Object(line.fields)),
+            false => writeln!(writer, "{}", line.to_text()),
+        }
+    }
+}
+
+/// One line: what it says, by name.
+struct LogLine {
+    fields: Map<String, Value>,
+}
+
+impl LogLine {
+    fn begin(level: Level) -> LogLine {
+        let mut time = String::new();
+        // A clock before 1970 has no form.
+        let _ = SystemTime.format_time(&mut Writer::new(&mut time));
+        let mut line = LogLine { fields: Map::new() };
+        line.put("time", Value::from(time));
+        line.put("level", Value::from(level.as_str().to_ascii_lowercase()));
+        line
+    }
+
+    fn put(&mut self, name: &str, value: Value) {
+        self.fields.insert(name.to_owned(), value);
+    }
+
+    /// For people: time, level, message, and what else there is.
+    fn to_text(&self) -> String {
+        let text = |name: &str| self.fields.get(name).and_then(Value::as_str).unwrap_or_default();
+        let mut words = format!("{} {:>5} {}", text("time"), text("level").to_ascii_uppercase(), text("message"));
+        for (name, value) in
+            self.fields.iter().filter(|(name, _)| !["time", "level", "message"].contains(&name.as_str()))
+        {
+            let shown = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            write!(words, " {name}={shown}").expect("a text takes what is written to it");
+        }
+        words
+    }
+}
+
+impl Visit for LogLine {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.put(field.name(), Value::from(one_line(&format!("{value:?}"))));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.put(field.name(), Value::from(one_line(value)));
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.put(field.name(), Value::from(value));
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.put(field.name(), Value::from(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.put(field.name(), Value::from(value));
+    }
+}
+
+/// The last lines of a place of the program, each with its number among all.
+type KeptLines = VecDeque<(u64, Map<String, Value>)>;
+
+/// Lines by call site.
+#[derive(Default)]
+struct Recent {
+    told: u64,
+    by_place: HashMap<Identifier, KeptLines>,
+}
+
+/// Keeps a line.
+fn keep(place: Identifier, line: &Map<String, Value>) {
+    let mut recent = lock(&RECENT);
+    recent.told += 1;
+    let number = recent.told;
+    put(recent.by_place.entry(place).or_default(), number, line);
+}
+
+fn put(lines: &mut KeptLines, number: u64, line: &Map<String, Value>) {
+    if lines.len() >= MAX_KEPT_LINES {
+        lines.pop_front();
+    }
+    lines.push_back((number, line.iter().map(|(name, value)| (name.clone(), cut(value))).collect()));
+}
+
+fn cut(value: &Value) -> Value {
+    match value {
+        Value::String(text) => Value::from(text.chars().take(MAX_CHARACTERS).collect::<String>()),
+        other => other.clone(),
+    }
+}
+
+/// The last warnings and errors, at most so many, oldest first.
+pub fn last(most: usize) -> Vec<Map<String, Value>> {
+    let recent = lock(&RECENT);
+    let mut lines: Vec<_> = recent.by_place.values().flatten().collect();
+    lines.sort_unstable_by_key(|(number, _)| *number);
+    lines[lines.len().saturating_sub(most)..].iter().map(|(_, line)| line.clone()).collect()
+}
+
+/// Without what ends a line or moves a cursor.
+fn one_line(text: &str) -> String {
+    text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn levels_are_known_by_name_and_others_refused_with_the_names() {
+        assert_eq!(level_of("Debug"), Ok(LogLevel::Debug));
+        assert_eq!(level_of("off").map(filter), Ok(LevelFilter::OFF));
+        assert!(level_of("loud").unwrap_err().contains("SEALBLOCK_LOG=loud is no level: off, error, warn"));
+    }
+
+    #[test]
+    fn a_flood_is_told_as_a_number() {
+        let (mut quota, start) = (Quota::default(), Instant::now());
+        for _ in 0..MAX_LINES {
+            assert_eq!(quota.take(start), Some(0));
+        }
+        for _ in 0..300 {
+            assert_eq!(quota.take(start + WINDOW / 2), None);
+        }
+        assert_eq!(quota.take(start + WINDOW), Some(300));
+        assert_eq!(quota.take(start + WINDOW), Some(0));
+    }
+
+    #[test]
+    fn a_line_is_one_line_and_spells_its_fields() {
+        let mut line = LogLine::begin(Level::WARN);
+        line.put("message", Value::from(one_line("it failed:\n\u{1b}[2Jtry something\n")));
+        line.put("blocks", Value::from(7));
+        line.put("target", Value::from("v"));
+        let words = line.to_text();
+        assert!(words.ends_with("  WARN it failed:  [2Jtry something blocks=7 target=v"), "{words}");
+        assert!(words.starts_with("20") && words.contains('T'), "{words}");
+    }
+
+    #[test]
+    fn a_place_that_tells_much_keeps_its_last_lines_and_no_long_ones() {
+        let mut lines = VecDeque::new();
+        for number in 0..100 {
+            let text = "x".repeat(10_000);
+            let line = Map::from_iter([("n".to_owned(), number.into()), ("text".to_owned(), Value::from(text))]);
+            put(&mut lines, number, &line);
+        }
+        assert_eq!(
+            (lines.len(), lines[0].0, lines[MAX_KEPT_LINES - 1].0),
+            (MAX_KEPT_LINES, 100 - MAX_KEPT_LINES as u64, 99)
+        );
+        assert_eq!(lines[0].1["text"].as_str().map(str::len), Some(MAX_CHARACTERS));
+    }
+}

@@ -1,0 +1,113 @@
+//! Compares a configuration with the open devices. `sealblock mirror` changes the replicas of a served mirror, so its replicas count,
+//! and not the name it was opened by.
+
+use std::collections::BTreeSet;
+
+use sealblock_stack::target::{GroupKind, TargetName};
+use sealblock_stack::{Cause, StackError};
+
+use crate::control::protocol::{ControlCommand, canonical};
+use crate::devices::ServedDevice;
+use crate::plan::NamespacePlan;
+
+/// How a device matches a plan.
+#[derive(PartialEq, Eq, Debug)]
+pub enum Fit {
+    /// It is the device of the plan.
+    Same,
+    /// It was the device of the plan before its replicas were changed to these.
+    Outdated(Vec<String>),
+    /// It is a mirror of these replicas, some of which the plan names for another one.
+    Other(Vec<String>),
+    /// It is another device.
+    No,
+}
+
+/// Compares a device with a plan.
+pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
+    if device.access != plan.access() || device.usage != plan.usage {
+        return Fit::No;
+    }
+    let is_its_name = device.target.is(&plan.target);
+    let (Some(named), Some(mirror)) = (members_of(&plan.target), &device.mirror) else {
+        return if is_its_name { Fit::Same } else { Fit::No };
+    };
+    match mirror.execute(ControlCommand::MirrorStatus).await {
+        Ok(status) => {
+            let members = status
+                .replicas
+                .into_iter()
+                .filter(|replica| !replica.is_removed())
+                .map(|replica| replica.name)
+                .collect();
+            of_members(members, named, is_its_name)
+        }
+        // A mirror that is being closed reports no replicas; only its name is known.
+        Err(_) => {
+            if is_its_name {
+                Fit::Same
+            } else {
+                Fit::No
+            }
+        }
+    }
+}
+
+/// The failure for a plan that names other replicas than a served mirror has.
+pub fn of_others(target: &TargetName, members: &[String]) -> StackError {
+    let why = format!("the members of the mirror that is served are {}", members.join(" and "));
+    StackError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
+        "`sealblock mirror add`, `remove` or `replace`, which change them while it is served; then the name of the members that it has",
+    )
+}
+
+fn members_of(target: &TargetName) -> Option<&[TargetName]> {
+    match target {
+        TargetName::Group { kind: GroupKind::Mirror, members: replicas } => Some(replicas),
+        _ => None,
+    }
+}
+
+/// `is_old_name`: the mirror was opened by this name.
+fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> Fit {
+    let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
+    let wanted: BTreeSet<String> = named.iter().map(|replica| settled(&replica.to_string())).collect();
+    if here == wanted {
+        Fit::Same
+    } else if is_old_name {
+        Fit::Outdated(members)
+    } else if here.is_disjoint(&wanted) {
+        Fit::No
+    } else {
+        Fit::Other(members)
+    }
+}
+
+/// The canonical name of a member, for comparison: one path has many names.
+fn settled(name: &str) -> String {
+    let target: Option<TargetName> = name.parse().ok();
+    target.as_ref().and_then(TargetName::path).and_then(canonical).unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_are_compared_as_a_set_and_by_where_they_are() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+        }
+        let at = |name: &str| folder.path().join(name).display().to_string();
+        let roundabout = format!("{}/./b", folder.path().display());
+        let members = || vec![at("a"), roundabout.clone()];
+        let named = |names: &[&str]| names.iter().map(|name| at(name).parse().unwrap()).collect::<Vec<TargetName>>();
+        assert_eq!(of_members(members(), &named(&["b", "a"]), false), Fit::Same);
+        assert_eq!(of_members(members(), &named(&["a", "b"]), true), Fit::Same);
+        assert_eq!(of_members(members(), &named(&["a", "c"]), true), Fit::Outdated(members()));
+        assert_eq!(of_members(members(), &named(&["a", "c"]), false), Fit::Other(members()));
+        assert_eq!(of_members(members(), &named(&["c"]), false), Fit::No);
+        assert_eq!(of_members(members(), &named(&["a", "b", "c"]), false), Fit::Other(members()));
+    }
+}

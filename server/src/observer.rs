@@ -1,0 +1,289 @@
+//! Logs failures of client requests: each bad block once, and media that fail; and knows which kinds of requests fail now, because
+//! the last one of them did, for a reason that lies with the device.
+//!
+//! Invariant: while nothing fails, a request that succeeds costs one relaxed load.
+//!
+//! Not logged here: what a scrub finds, which it logs itself, and errors of the client, such as a wrong tag in its request.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
+use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
+use sealblock_layers_cross_core::{Observer, RequestInfo};
+use sealblock_runtime_reactor::now;
+use sealblock_stack::target::TargetLabel;
+use sealblock_units::Extent;
+
+use crate::bad_runs::{bad_runs, blocks_text};
+use crate::dates::unix_s;
+use crate::status::server::FailingStatus;
+
+/// How long a logged block is not logged again for the same client: hosts repeat failed requests in smaller pieces.
+const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
+/// Logged blocks that are remembered. With more, all are forgotten, and some may be logged again.
+const MAX_REPORTED: usize = 16_384;
+
+/// Characters that are kept of a reason.
+const MAX_CHARACTERS: usize = 300;
+
+/// Sees the failed requests of a device.
+pub struct RequestObserver {
+    target: TargetLabel,
+    told: Mutex<HashMap<(u64, u64), Instant>>,
+    ties: ReportTargets,
+}
+
+/// Where failures are reported.
+#[derive(Clone)]
+pub struct ReportTargets {
+    /// The namespace, for its damage list. Weak: the end of a device waits for its owners.
+    pub state: Weak<NamespaceState>,
+    /// The same for good blocks, without an owner count that cores would share.
+    pub damage: DamageHandle,
+    /// The kinds of requests that fail at present.
+    pub failing: Arc<Failing>,
+}
+
+impl ReportTargets {
+    /// Those of a device.
+    pub fn to(state: &Arc<NamespaceState>) -> ReportTargets {
+        ReportTargets { state: Arc::downgrade(state), damage: state.damage(), failing: Arc::default() }
+    }
+}
+
+impl RequestObserver {
+    /// The observer of a device.
+    pub fn new(target: TargetLabel, ties: ReportTargets) -> RequestObserver {
+        RequestObserver { target, told: Mutex::default(), ties }
+    }
+
+    /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of hosts.
+    fn report(&self, client: &str, faults: &[BadBlock]) {
+        if let Some(state) = self.ties.state.upgrade().filter(|_| is_nbd(client)) {
+            state.report_damage(faults);
+        }
+    }
+
+    fn log_damage(&self, client: &str, request: RequestInfo, faults: &[BadBlock]) {
+        for run in bad_runs(&self.unreported(client, faults)) {
+            let (target, by) = (self.target.to_string(), by(client));
+            let (blocks, field, during) =
+                (blocks_text(run.first, run.last), run.fault.cause.as_str(), request.kind.name());
+            tracing::warn!(target, blocks, field, by, during, "damage found");
+        }
+    }
+
+    /// Those of the bad blocks that were not logged for this client lately.
+    fn unreported(&self, client: &str, faults: &[BadBlock]) -> Vec<BadBlock> {
+        let mut hasher = DefaultHasher::new();
+        client.hash(&mut hasher);
+        let (client, now) = (hasher.finish(), now());
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.len() + faults.len() > MAX_REPORTED {
+            told.clear();
+        }
+        let mut is_news = |fault: &&BadBlock| {
+            let before = told.insert((client, fault.lba.get()), now);
+            before.is_none_or(|before| now.saturating_duration_since(before) >= REPEAT_INTERVAL)
+        };
+        faults.iter().filter(|fault| is_news(fault)).copied().collect()
+    }
+}
+
+impl Observer for RequestObserver {
+    fn succeeded(&self, client: &str, request: RequestInfo) {
+        if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
+            self.ties.damage.succeeded(request.kind, extent);
+        }
+        self.ties.failing.succeeded(request.kind);
+    }
+
+    fn failed(&self, client: &str, request: RequestInfo, error: &Error) {
+        let (target, by, during) = (self.target.to_string(), by(client), request.kind.name());
+        let blocks = request.extent.map(to_text);
+        match error.kind() {
+            ErrorKind::Integrity(faults) => {
+                self.report(client, faults.as_slice());
+                self.log_damage(client, request, faults.as_slice());
+            }
+            ErrorKind::Media { reason } => {
+                match request.extent.filter(|extent| request.kind == RequestKind::Read && extent.len() == 1) {
+                    // Which block it is is plain.
+                    Some(one) => self.report(client, &[BadBlock::media(one.start())]),
+                    None => self.ties.failing.failed(request.kind, &by, reason),
+                }
+                tracing::error!(target, blocks, by, during, reason, "the medium failed");
+            }
+            ErrorKind::NoSpace { reason } => {
+                self.ties.failing.failed(request.kind, &by, reason);
+                tracing::error!(target, blocks, by, during, reason, "no space is left on the medium");
+            }
+            ErrorKind::Unreachable { reason } => {
+                self.ties.failing.failed(request.kind, &by, reason);
+                tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
+            }
+            // Results such as a miscompare, and errors of the client: it gets the status, and the debug log has them.
+            ErrorKind::Miscompare { .. }
+            | ErrorKind::ReadOnly
+            | ErrorKind::Range { .. }
+            | ErrorKind::Limit { .. }
+            | ErrorKind::Absent(_) => {}
+        }
+    }
+}
+
+/// What fails of one device.
+#[derive(Default)]
+pub struct Failing {
+    any: AtomicBool,
+    by_kind: Mutex<[Option<FailingStatus>; 3]>,
+}
+
+/// Requests that fail and succeed together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum FailingKind {
+    Reads,
+    Writes,
+    Flushes,
+}
+
+impl FailingKind {
+    const fn of(kind: RequestKind) -> FailingKind {
+        match kind {
+            RequestKind::Read
+            | RequestKind::Verify
+            | RequestKind::Compare
+            | RequestKind::Checksum
+            | RequestKind::BlockStatus
+            | RequestKind::ReadReserved => FailingKind::Reads,
+            RequestKind::Write
+            | RequestKind::WriteZeroes
+            | RequestKind::Discard
+            | RequestKind::WriteUncorrectable
+            | RequestKind::Repair
+            | RequestKind::WriteReserved => FailingKind::Writes,
+            RequestKind::Flush => FailingKind::Flushes,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            FailingKind::Reads => "reads",
+            FailingKind::Writes => "writes",
+            FailingKind::Flushes => "flushes",
+        }
+    }
+}
+
+impl Failing {
+    /// A request of this kind failed.
+    pub fn failed(&self, kind: RequestKind, by: &str, reason: &str) {
+        let (kind, now) = (FailingKind::of(kind), unix_s());
+        let reason = reason.chars().take(MAX_CHARACTERS).collect();
+        let mut by_kind = self.lock();
+        let place = &mut by_kind[kind as usize];
+        let (since_unix_s, times) = place.as_ref().map_or((now, 0), |before| (before.since_unix_s, before.times));
+        *place = Some(FailingStatus {
+            requests: kind.name().to_owned(),
+            reason,
+            by: by.to_owned(),
+            since_unix_s,
+            last_unix_s: now,
+            times: times + 1,
+        });
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    /// A request of this kind succeeded.
+    pub fn succeeded(&self, kind: RequestKind) {
+        if self.any.load(Ordering::Relaxed) {
+            let mut by_kind = self.lock();
+            by_kind[FailingKind::of(kind) as usize] = None;
+            self.any.store(by_kind.iter().any(Option::is_some), Ordering::Relaxed);
+        }
+    }
+
+    /// What fails now.
+    pub fn now(&self) -> Vec<FailingStatus> {
+        self.lock().iter().flatten().cloned().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, [Option<FailingStatus>; 3]> {
+        self.by_kind.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_nbd(client: &str) -> bool {
+    client.starts_with("nbd ")
+}
+
+/// Who asked, for people. Exports call their clients `nvme NQN HOSTID` and `nbd EXPORT`.
+fn by(client: &str) -> String {
+    match client.split_once(' ') {
+        Some(("nvme", host)) => match host.split_once(' ') {
+            Some(("", id)) => format!("the host {id}"),
+            Some((nqn, _)) => format!("the host {nqn}"),
+            None => format!("the host {host}"),
+        },
+        Some(("nbd", export)) => format!("an NBD client of {export}"),
+        _ => client.to_owned(),
+    }
+}
+
+fn to_text(extent: Extent) -> String {
+    blocks_text(extent.start().get(), extent.last().get())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_units::Lba;
+
+    fn media(lba: u64) -> BadBlock {
+        BadBlock::media(Lba::new(lba))
+    }
+
+    #[test]
+    fn blocks_are_named_as_ranges() {
+        assert_eq!((blocks_text(3, 5), blocks_text(6, 6)), ("3..5".to_owned(), "6".to_owned()));
+    }
+
+    #[test]
+    fn a_client_is_told_of_a_block_once_and_another_client_too() {
+        let witness =
+            RequestObserver::new(TargetLabel::new(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&Arc::default()));
+        assert_eq!(witness.unreported("nbd a", &[media(3), media(4)]).len(), 2);
+        assert_eq!(witness.unreported("nbd a", &[media(4), media(5)]), [media(5)]);
+        assert_eq!(witness.unreported("nvme h 1", &[media(4)]), [media(4)]);
+        let many: Vec<BadBlock> = (0..MAX_REPORTED as u64).map(media).collect();
+        assert_eq!(witness.unreported("nbd a", &many).len(), MAX_REPORTED, "what is known is bounded");
+    }
+
+    #[test]
+    fn clients_have_names_for_people() {
+        assert_eq!(by("nvme nqn.2026-11.org.example:h 00ff"), "the host nqn.2026-11.org.example:h");
+        assert_eq!(by("nvme  00ff"), "the host 00ff");
+        assert_eq!(by("nbd photos"), "an NBD client of photos");
+    }
+
+    #[test]
+    fn what_fails_is_counted_until_one_of_its_kind_succeeds() {
+        let failing = Failing::default();
+        failing.failed(RequestKind::Write, "a", "full");
+        failing.failed(RequestKind::Discard, "b", &"x".repeat(10_000));
+        failing.failed(RequestKind::Flush, "a", "gone");
+        let now = failing.now();
+        assert_eq!((now.len(), now[0].times, now[0].requests.as_str(), now[0].by.as_str()), (2, 2, "writes", "b"));
+        assert_eq!(now[0].reason.len(), MAX_CHARACTERS);
+        failing.succeeded(RequestKind::Read);
+        assert_eq!(failing.now().len(), 2, "reads are another kind");
+        failing.succeeded(RequestKind::WriteZeroes);
+        assert_eq!(failing.now().iter().map(|one| one.requests.as_str()).collect::<Vec<_>>(), ["flushes"]);
+        failing.succeeded(RequestKind::Flush);
+        assert!(failing.now().is_empty() && !failing.any.load(Ordering::Relaxed));
+    }
+}

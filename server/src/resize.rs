@@ -1,0 +1,261 @@
+//! Resizes a served volume.
+//!
+//! The volume is closed, resized and reopened on its own core while requests of hosts wait. So there is one way to change a size,
+//! that of a closed volume, and an open volume never changes its geometry. `docs/decisions/0016-resizing-what-is-served.md` says
+//! why, and which other parts know a size.
+//!
+//! Invariants: the file stays open and locked from the first step to the last, so no other process can open it in between;
+//! requests wait and do not fail; completed writes are durable before the size changes, or the next flush of their client
+//! fails; after a failure to reopen, every request fails with the reason.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sealblock_block::{Device, Request, ReservedArea, Response};
+use sealblock_layers_cross_core::{Quiesced, SharedDevice};
+use sealblock_media_file::FileMedium;
+use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
+use sealblock_runtime_reactor::{now, sleep, timeout};
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{
+    Access, Cause, Closer, FileVolume, OpenTarget, ReactorClock, StackError, Usage, bars_resizing, of_block, of_resize,
+    open_again,
+};
+use sealblock_units::{BlockSize, ByteCount};
+
+use crate::control::protocol::{RESIZING, ResizeReport};
+use crate::plan::NamespacePlan;
+use crate::scrub::ScrubTask;
+
+/// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
+/// 30 s or more.
+const DRAIN: Duration = Duration::from_secs(10);
+/// How long free physical blocks are deallocated before, beside requests; the rest is deallocated later.
+const GIVING_BACK: Duration = Duration::from_secs(5);
+/// How long a closed volume may take to release its file.
+const LETTING_GO: Duration = Duration::from_secs(5);
+/// How often that is checked.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A device on its own core, for as long as it is served.
+pub struct LocalDevice {
+    target: TargetName,
+    access: Access,
+    usage: Usage,
+    /// `None` after a failure to reopen.
+    closer: RefCell<Option<Closer>>,
+    scrub_task: Rc<ScrubTask>,
+}
+
+/// The result of a resize.
+pub struct ResizeResult {
+    /// The device with its new size, if it was reopened.
+    pub device: Option<SharedDevice>,
+    /// What was done, or why the resize failed.
+    pub result: Result<ResizeReport, StackError>,
+}
+
+/// A volume that may be resized.
+struct ResizableVolume {
+    volume: Rc<FileVolume>,
+    capacity_blocks: u64,
+}
+
+impl LocalDevice {
+    /// A device that was opened for this plan, and its scrub.
+    pub fn new(plan: &NamespacePlan, closer: Closer, scrub_task: Rc<ScrubTask>) -> LocalDevice {
+        let (target, access, usage) = (plan.target.clone(), plan.access(), plan.usage);
+        LocalDevice { target, access, usage, closer: RefCell::new(Some(closer)), scrub_task }
+    }
+
+    /// Closes it cleanly.
+    ///
+    /// # Errors
+    /// As [`Closer::close`].
+    pub async fn close(&self) -> Result<(), StackError> {
+        let closer = self.closer.take();
+        match closer {
+            Some(closer) => closer.close().await,
+            // The failure to reopen was reported; it is closed since.
+            None => Ok(()),
+        }
+    }
+
+    /// Resizes the volume. `shared` is the device that hosts use.
+    pub async fn resize(&self, shared: &SharedDevice, size: ByteCount) -> ResizeResult {
+        let refused = |failure: StackError| ResizeResult { device: None, result: Err(failure.on(&self.target)) };
+        let chosen = match self.choose(size) {
+            Ok(chosen) => chosen,
+            Err(failure) => return refused(failure),
+        };
+        let before = shared.geometry().capacity_bytes();
+        if before == size.get() {
+            return ResizeResult { device: None, result: Ok(self.report(before, before, Duration::ZERO)) };
+        }
+        if let Err(failure) = check_label(shared).await {
+            return refused(failure);
+        }
+        let deadline = now() + GIVING_BACK;
+        chosen.volume.give_space_back(|| now() < deadline).await;
+        // The scrub saves its state in the reserved area of the device.
+        self.scrub_task.leave().await;
+        let (quiesced, since) = match drained(shared).await {
+            Ok(drained) => drained,
+            Err(failure) => {
+                self.resume(shared);
+                return refused(failure);
+            }
+        };
+        self.exchange(chosen, quiesced, (before, since)).await
+    }
+
+    /// The volume, if `size` is valid for it.
+    fn choose(&self, size: ByteCount) -> Result<ResizableVolume, StackError> {
+        let refuse = |cause, why: &str| StackError::new(cause, RESIZING, why);
+        let closer = self.closer.borrow();
+        let Some(closer) = &*closer else {
+            return Err(refuse(Cause::Unreachable, "it could not be opened anew after its size was changed")
+                .advise("starting the server anew"));
+        };
+        let Some(volume) = closer.lone_volume() else {
+            let why = "only a protected volume that is served by itself gets another size while it is served";
+            return Err(refuse(Cause::Unsuitable, why)
+                .advise("a mirror or stripe: a new one of that size, and `sealblock copy`"));
+        };
+        if !self.access.writes() {
+            return Err(refuse(Cause::Refused, "it is served read-only"));
+        }
+        if self.usage != Usage::Alone {
+            return Err(refuse(
+                Cause::Refused,
+                "it is served as a member of a mirror or stripe, whose others would not fit it",
+            ));
+        }
+        let capacity_blocks = blocks_of(size.get(), volume.geometry().block_size)?;
+        Ok(ResizableVolume { volume: Rc::clone(volume), capacity_blocks })
+    }
+
+    /// Closes, resizes and reopens the volume. The caller holds back all requests.
+    async fn exchange(
+        &self,
+        chosen: ResizableVolume,
+        quiesced: Quiesced,
+        (before, since): (u64, Instant),
+    ) -> ResizeResult {
+        let ResizableVolume { volume, capacity_blocks } = chosen;
+        // Requests see this reason only after an unforeseen failure between here and the end.
+        quiesced.set_unavailable("its size was being changed".to_owned());
+        self.scrub_task.release();
+        drop(self.closer.take());
+        let medium = Rc::clone(volume.medium());
+        let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.record_lost_writes(error));
+        let let_go = let_go(volume).await;
+        tracing::debug!("{}: closed {:?} after requests began to wait", self.target, now() - since);
+        let done = match (closed.map_err(|error| of_block("closing it", &error)), let_go) {
+            (Ok(()), Ok(())) => change(&medium, capacity_blocks).await,
+            (Err(failure), Ok(())) => Err(failure),
+            (_, Err(why)) => return self.lost(&quiesced, why),
+        };
+        tracing::debug!("{}: resized {:?} after requests began to wait", self.target, now() - since);
+        let opened = match open_again(&self.target, medium, self.access).await {
+            Ok(opened) => opened,
+            Err(failure) => return self.lost(&quiesced, failure.to_string()),
+        };
+        let device = self.go_on(opened, quiesced);
+        let (after, pause) = (device.geometry().capacity_bytes(), now().saturating_duration_since(since));
+        let outcome = done.map(|()| self.report(before, after, pause)).map_err(|failure| failure.on(&self.target));
+        ResizeResult { device: Some(device), result: outcome }
+    }
+
+    /// Resumes requests and the scrub with the reopened volume.
+    fn go_on(&self, opened: OpenTarget, quiesced: Quiesced) -> SharedDevice {
+        let (gate, _, closer) = opened.share();
+        self.closer.replace(Some(closer));
+        let device = quiesced.replace(Rc::clone(&gate));
+        drop(quiesced);
+        self.scrub_task.reopen(gate);
+        device
+    }
+
+    /// Has every request fail with `why`: the volume could not be reopened.
+    fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
+        let why = format!("it could not be opened anew after its size was to be changed: {why}");
+        tracing::error!("{}: {why}", self.target);
+        quiesced.set_unavailable(why.clone());
+        self.scrub_task.lose();
+        let failure = StackError::new(Cause::Io, RESIZING, why).on(&self.target).advise("starting the server anew");
+        ResizeResult { device: None, result: Err(failure) }
+    }
+
+    /// Resumes the scrub with the unchanged device.
+    fn resume(&self, shared: &SharedDevice) {
+        match shared.gate() {
+            Some(gate) => self.scrub_task.reopen(gate),
+            None => self.scrub_task.lose(),
+        }
+    }
+
+    fn report(&self, before_bytes: u64, size_bytes: u64, pause: Duration) -> ResizeReport {
+        let pause_us = u64::try_from(pause.as_micros()).unwrap_or(u64::MAX);
+        ResizeReport { target: self.target.to_string(), before_bytes, size_bytes, pause_us: Some(pause_us) }
+    }
+}
+
+/// The blocks of a size.
+///
+/// # Errors
+/// When it is no multiple of the block size, or nothing at all.
+pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackError> {
+    let blocks = size_bytes >> block_size.shift();
+    if blocks == 0 || blocks << block_size.shift() != size_bytes {
+        let why = format!("{size_bytes} bytes are not whole blocks of {} bytes", block_size.bytes());
+        return Err(StackError::new(Cause::Usage, RESIZING, why).advise("a multiple of the block size"));
+    }
+    Ok(blocks)
+}
+
+/// Refuses a member of a group: a host may have labelled it since it was opened.
+async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
+    let label = shared.attach().execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
+    let label = label.map_err(|error| of_block("reading its label", &error))?;
+    if let Response::Reserved(label) = label
+        && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
+    {
+        return Err(of_resize(RESIZING, &ResizeError::Member(why)));
+    }
+    Ok(())
+}
+
+/// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
+async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
+    // A flush before the quiesce shortens the flush during which requests wait.
+    let flushed = shared.attach().execute(Request::flush()).await;
+    flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
+    let since = now();
+    let busy = || StackError::new(Cause::Refused, RESIZING, "another request is changing it");
+    let quiesced = shared.quiesce().ok_or_else(busy)?;
+    if timeout(DRAIN, quiesced.drained()).await.is_err() {
+        let why = format!("{} requests under way did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
+        return Err(StackError::new(Cause::Io, RESIZING, why).advise("again when the volume is less busy"));
+    }
+    Ok((quiesced, since))
+}
+
+/// Waits until the closed volume has no other owner: its background work has ended then.
+async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
+    let since = now();
+    while Rc::strong_count(&volume) > 1 {
+        if now().saturating_duration_since(since) >= LETTING_GO {
+            return Err("the closed volume did not let go of its file".to_owned());
+        }
+        sleep(DRAIN_POLL_INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// Resizes the volume on a medium that no volume is open on.
+async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), StackError> {
+    let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
+    resize(&**medium, ReactorClock, &options).await.map(drop).map_err(|error| of_resize(RESIZING, &error))
+}

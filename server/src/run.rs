@@ -1,0 +1,198 @@
+//! From start to end: what signals mean.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::num::NonZeroUsize;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
+use sealblock_stack::StackError;
+use sealblock_units::ByteCount;
+
+use crate::backing;
+use crate::control::protocol::{ControlError, RESIZING};
+use crate::control::responder::Control;
+use crate::control::socket_path::ControlSocket;
+use crate::events::{Event, EventSender, EventSink};
+use crate::mirrors::control_error;
+use crate::plan::Plan;
+use crate::resize_queue::ResizeRequest;
+use crate::server::Server;
+use crate::service::{Hangups, ServiceState, notify};
+use crate::status::front::started_unix_s;
+use crate::waiting::Tried;
+
+/// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
+/// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
+const SPIN_US: u32 = 50;
+/// Time for tasks of the cores that are left when everything is closed.
+const REST: Duration = Duration::from_secs(1);
+
+/// Serves until a signal ends it, and says what happens to `events`. `again` makes the plan anew for SIGHUP.
+///
+/// # Errors
+/// What kept it from being served, or from being left clean.
+pub fn run(
+    plan: &Plan,
+    events: EventSink,
+    control: Option<&ControlSocket>,
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<(), StackError> {
+    // Settled before anything is opened.
+    started_unix_s();
+    let cores = cores_of(plan.cores);
+    let failed = |error| sealblock_stack::of_start(&error);
+    // This thread only gives orders; blocks are the cores' business.
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
+    let cores =
+        Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
+    cores.backend(0).and_then(sealblock_stack::warning).inspect(|warning| tracing::warn!("{warning}"));
+    let served = reactor.block_on(live(plan, &cores, events, control, again));
+    cores.shutdown(REST);
+    served?;
+    events(&Event::Stopped);
+    Ok(())
+}
+
+/// How many cores to serve on: what is said, but no more than there are CPUs, since two threads on one only get in each
+/// other's way; else all up to eight. A host opens a connection for each CPU of its own and all of them spread, but a
+/// volume's work stays on one core, so that further ones seldom pay for their memory.
+fn cores_of(said: Option<NonZeroUsize>) -> usize {
+    const MAX_DEFAULT_CORES: usize = 8;
+    let cpus = available_parallelism().map_or(1, usize::from);
+    said.map_or(cpus.min(MAX_DEFAULT_CORES), |said| said.get().min(cpus))
+}
+
+async fn live(
+    plan: &Plan,
+    cores: &Cores,
+    events: EventSink,
+    control: Option<&ControlSocket>,
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<(), StackError> {
+    // From here on a signal is an order to end in good order, even while volumes are being opened.
+    let mut signal = shutdown_signal();
+    install(&mut signal).await;
+    let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
+    backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
+    let control = Control::open(control)?;
+    let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events))?;
+    let served = match server.change(plan).await {
+        Ok(()) => {
+            control.offer(server.served());
+            events(&Event::Ready(server.serving()));
+            notify(ServiceState::Ready);
+            until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
+        }
+        Err(failure) => Err(failure),
+    };
+    drop(control);
+    let ended = server.end().await;
+    served.and(ended)
+}
+
+/// Lets the handlers be installed.
+async fn install(signal: &mut ShutdownSignal) {
+    poll_fn(|cx| {
+        let _ = Pin::new(&mut *signal).poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// What the server is to do next.
+enum Turn {
+    /// End.
+    End(io::Result<Signal>),
+    /// Read the configuration again.
+    Reload,
+    /// Change a size.
+    Resize(ResizeRequest),
+    /// Serve what is open now, or know that it is still not.
+    Admit(Box<Tried>),
+}
+
+/// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
+/// is bounded.
+async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
+    let (hangup, request, tried) = (pin!(hangups.next()), pin!(control.resizes().next()), pin!(server.next_tried()));
+    match select(signal, select(hangup, select(request, tried))).await {
+        Either::Left((ended, _)) => Turn::End(ended),
+        Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
+        Either::Right((Either::Right((Either::Left((request, _)), _)), _)) => Turn::Resize(request),
+        Either::Right((Either::Right((Either::Right((tried, _)), _)), _)) => Turn::Admit(Box::new(tried)),
+    }
+}
+
+async fn until_ended(
+    server: &mut Server,
+    signal: &mut ShutdownSignal,
+    hangups: &Hangups,
+    events: EventSink,
+    control: &Control,
+    again: impl Fn() -> Result<Plan, StackError>,
+) -> Result<(), StackError> {
+    loop {
+        match next(server, signal, hangups, control).await {
+            Turn::End(ended) => {
+                ended.map_err(|error| StackError::io("waiting for signals", &error))?;
+                notify(ServiceState::Stopping);
+                events(&Event::Draining { connections: server.connections() });
+                return Ok(());
+            }
+            Turn::Resize(request) => resize(server, request, events).await,
+            Turn::Admit(tried) => {
+                let opened = server.admit(*tried).await;
+                control.offer(server.served());
+                if let Some(opened) = opened {
+                    events(&Event::Opened(opened));
+                }
+            }
+            Turn::Reload => reload(server, events, control, &again).await,
+        }
+    }
+}
+
+async fn resize(server: &mut Server, request: ResizeRequest, events: EventSink) {
+    let resized = server.resize(&request.nqn, request.nsid, ByteCount::new(request.size.get())).await;
+    match &resized {
+        Ok(report) if report.before_bytes != report.size_bytes => events(&Event::Resized(report.clone())),
+        Ok(_) => {}
+        Err(failure) => tracing::warn!("{}", failure.in_short()),
+    }
+    request
+        .complete(resized.map_err(|failure| ControlError { why: failure.reason(RESIZING), ..control_error(&failure) }));
+}
+
+async fn reload(
+    server: &mut Server,
+    events: EventSink,
+    control: &Control,
+    again: &impl Fn() -> Result<Plan, StackError>,
+) {
+    notify(ServiceState::Reloading);
+    match take_plan(server, again).await {
+        Ok(()) => {
+            control.offer(server.served());
+            events(&Event::Reloaded(server.serving()));
+        }
+        Err(failure) => {
+            tracing::error!("the configuration was not taken, and everything stays as it was: {}", failure.in_short());
+            events(&Event::ReloadFailed { reason: failure.to_string() });
+        }
+    }
+    notify(ServiceState::Ready);
+}
+
+async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, StackError>) -> Result<(), StackError> {
+    let plan = again()?;
+    server.change(&plan).await?;
+    if server.waits_for_restart(&plan) {
+        tracing::warn!("other limits count from the next start on");
+    }
+    Ok(())
+}

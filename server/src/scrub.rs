@@ -1,0 +1,422 @@
+//! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a store for its state.
+//!
+//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A
+//! [`ScrubHandle`] reaches it from other cores. The damage lists of the namespaces are updated at once (`check.rs`); the state
+//! is saved in the reserved area of the device, if it has one (`state_store.rs`).
+
+mod check;
+mod state_store;
+
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroU64;
+use std::rc::Rc;
+use std::sync::Weak;
+use std::time::{Duration, Instant};
+
+use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Gate, Outcome, Request, ReservedArea, Tally};
+use sealblock_exports_nvme_tcp::NamespaceState;
+use sealblock_layers_cross_core::Attached;
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, JoinHandle, Notify, now, spawn, timeout, yield_now};
+use sealblock_scrub::{
+    Activity, CheckResult, CommandError, DeviceProfile, Now, Scrub, ScrubEvent, ScrubStep, Settings,
+};
+use sealblock_stack::target::TargetLabel;
+use sealblock_units::Extent;
+
+use crate::bad_runs::{BadRun, bad_runs};
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
+use crate::dates::unix_s;
+use crate::events::{Event, EventSender};
+use crate::status::scrub::{KeptWord, RunStatus, ScrubStatus};
+use state_store::StateStore;
+
+/// How long the piece in flight may take when the device is closed.
+const LAST_PIECE: Duration = Duration::from_secs(5);
+/// Lines of damage that are logged in one run.
+const MAX_LINES: u32 = 16;
+
+fn shape_of(gate: &Gate<DynDevice>) -> DeviceProfile {
+    let geometry = gate.geometry();
+    let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
+    DeviceProfile { block_size, capacity_blocks, max_blocks: geometry.limits.max_verify_blocks.get() }
+}
+
+/// The scrub of a device, on the device's core.
+pub struct ScrubTask {
+    target: TargetLabel,
+    /// `None` while the device is resized.
+    gate: RefCell<Option<Rc<Gate<DynDevice>>>>,
+    /// The same device as hosts use it: repairs take its range lock.
+    device: Attached,
+    /// The damage list of the namespaces. Weak: the device owns it.
+    state: Weak<NamespaceState>,
+    events: EventSender,
+    scrub: RefCell<Scrub>,
+    /// `None` before the first.
+    settings: Cell<Option<Settings>>,
+    memory: StateStore,
+    /// Requests of the scrub itself among those that the gate has counted.
+    own_requests: Cell<u64>,
+    /// Lines of damage that were logged in this run.
+    told: Cell<u32>,
+    /// True if this run has logged that not every copy can be checked.
+    told_unchecked: Cell<bool>,
+    trouble: RefCell<Option<String>>,
+    bell: Notify,
+    closing: Cell<bool>,
+    /// True while its device is being replaced.
+    is_away: Cell<bool>,
+    settled: Condition,
+    task: RefCell<Option<JoinHandle<()>>>,
+    epoch: Instant,
+}
+
+impl ScrubTask {
+    /// Opens the scrub of a device of this core with its saved state.
+    pub async fn open(
+        target: TargetLabel,
+        gate: Rc<Gate<DynDevice>>,
+        device: Attached,
+        state: Weak<NamespaceState>,
+        events: EventSender,
+    ) -> Rc<ScrubTask> {
+        let shape = shape_of(&gate);
+        let scrub_task = ScrubTask {
+            memory: StateStore::of(&target, &gate.abilities()),
+            target,
+            gate: RefCell::new(Some(gate)),
+            device,
+            state,
+            events,
+            scrub: RefCell::new(Scrub::new(shape, Settings::default())),
+            settings: Cell::default(),
+            own_requests: Cell::new(0),
+            told: Cell::new(0),
+            told_unchecked: Cell::new(false),
+            trouble: RefCell::default(),
+            bell: Notify::default(),
+            closing: Cell::new(false),
+            is_away: Cell::new(false),
+            settled: Condition::default(),
+            task: RefCell::default(),
+            epoch: now(),
+        };
+        scrub_task.remember().await;
+        Rc::new(scrub_task)
+    }
+
+    /// Sets the settings. The first call starts the scrub.
+    fn configure(self: &Rc<ScrubTask>, settings: Settings) {
+        self.settings.set(Some(settings));
+        self.scrub.borrow_mut().configure(settings);
+        let mut task = self.task.borrow_mut();
+        if task.is_none() && !self.closing.get() {
+            *task = Some(spawn(Rc::clone(self).run()));
+        }
+        drop(task);
+        self.bell.notify();
+    }
+
+    /// Changes the scrub and wakes its task.
+    fn with_scrub<T>(&self, apply: impl FnOnce(&mut Scrub, Now) -> T) -> T {
+        let done = apply(&mut self.scrub.borrow_mut(), self.moment());
+        self.bell.notify();
+        done
+    }
+
+    fn status(&self, gate: &Gate<DynDevice>) -> ScrubStatus {
+        let view = self.scrub.borrow().view(self.moment());
+        let every = self.settings.get().and_then(|settings| settings.every);
+        let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
+        let kept_why = self.memory.why_not();
+        let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
+        ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
+    }
+
+    /// The state of the scrub, and the gate of its device; `None` while that is closed or replaced.
+    pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<DynDevice>>)> {
+        let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
+        Some((self.status(&gate), gate))
+    }
+
+    /// Ends the scrub and saves its state.
+    pub async fn close(&self) {
+        self.closing.set(true);
+        self.bell.notify();
+        let task = self.task.borrow_mut().take();
+        if let Some(mut task) = task
+            && timeout(LAST_PIECE, &mut task).await.is_err()
+        {
+            tracing::warn!("scrub of {}: its last piece was not done in time", self.target);
+            task.abort();
+        }
+        let unsaved = self.scrub.borrow_mut().last_to_save(self.moment());
+        if let Some(bytes) = unsaved {
+            self.save(bytes).await;
+        }
+    }
+
+    /// The same until the device was replaced: commands wait for [`ScrubTask::reopen`] or [`ScrubTask::lose`].
+    pub async fn leave(&self) {
+        self.is_away.set(true);
+        self.close().await;
+    }
+
+    /// Drops the device after the scrub was closed.
+    pub fn release(&self) {
+        self.gate.take();
+    }
+
+    /// The device could not be reopened.
+    pub fn lose(&self) {
+        self.is_away.set(false);
+        self.settled.notify();
+    }
+
+    /// Waits until the device was replaced.
+    async fn settle(&self) {
+        self.settled.wait_until(|| !self.is_away.get()).await;
+    }
+
+    /// Continues with the device's replacement, which may have another size.
+    pub fn reopen(self: &Rc<ScrubTask>, gate: Rc<Gate<DynDevice>>) {
+        self.scrub.borrow_mut().resize(shape_of(&gate));
+        // The new gate counts from 0.
+        self.own_requests.set(0);
+        self.gate.replace(Some(gate));
+        self.closing.set(false);
+        self.is_away.set(false);
+        self.settled.notify();
+        if let Some(settings) = self.settings.get() {
+            self.configure(settings);
+        }
+    }
+
+    async fn run(self: Rc<ScrubTask>) {
+        while !self.closing.get() {
+            let step = self.scrub.borrow_mut().step(self.moment(), self.activity());
+            self.report_events();
+            let due = self.scrub.borrow_mut().to_save(self.moment());
+            if let Some(bytes) = due {
+                self.save(bytes).await;
+            }
+            match step {
+                ScrubStep::Check(extent) => {
+                    self.check(extent).await;
+                    // A device in memory completes at once: other tasks of this core need a turn.
+                    yield_now().await;
+                }
+                ScrubStep::Wait(time) => drop(timeout(time, self.bell.wait()).await),
+                ScrubStep::Idle => self.bell.wait().await,
+            }
+        }
+        self.report_events();
+    }
+
+    /// Checks a piece and reports to the scrub, the namespaces and the log.
+    async fn check(&self, extent: Extent) {
+        let Some(gate) = self.gate.borrow().clone() else { return };
+        let found = check::check(&gate, extent, async |request| self.ask(request).await).await;
+        let Tally { bad_blocks: faults, coverage } = match found {
+            Ok(found) => found,
+            Err(error) => return self.cannot_go_on(&error),
+        };
+        if let Some(trouble) = self.trouble.take() {
+            tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
+        }
+        let harmed = bad_runs(&faults);
+        let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
+            harmed.iter().filter(|run| of(run)).map(|run| run.last - run.first + 1).sum()
+        };
+        let found = CheckResult {
+            bad_blocks: blocks(&|_| true),
+            repaired: blocks(&|run| run.repaired),
+            unchecked: coverage.blocks(),
+        };
+        if let Some(state) = self.state.upgrade() {
+            // The damage list gets new bad blocks and drops those that are good again.
+            state.report_check(gate.geometry(), extent, &faults, coverage.is_complete());
+        }
+        self.report_damage(&harmed);
+        self.report_unchecked(&coverage);
+        self.scrub.borrow_mut().checked(self.moment(), extent, found);
+    }
+
+    fn cannot_go_on(&self, error: &Error) {
+        self.scrub.borrow_mut().failed(self.moment());
+        if self.trouble.replace(Some(error.to_string())).is_none() {
+            tracing::warn!("scrub of {}: suspended, tries again: {error}", self.target);
+        }
+    }
+
+    /// Logs once in a run that not every copy can be checked, and why.
+    fn report_unchecked(&self, coverage: &Coverage) {
+        if let Some(first) = coverage.unchecked().first()
+            && !self.told_unchecked.replace(true)
+        {
+            let (target, why) = (&self.target, first.why.to_text());
+            tracing::warn!("scrub of {target}: it is incomplete, from block {} on: {why}", first.first);
+        }
+    }
+
+    fn report_damage(&self, harmed: &[BadRun]) {
+        for run in harmed {
+            let told = self.told.get();
+            self.told.set(told.saturating_add(1));
+            let target = &self.target;
+            match told {
+                ..MAX_LINES => tracing::warn!("scrub of {target}: {}", check::to_text(run)),
+                MAX_LINES => tracing::warn!(
+                    "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` names them"
+                ),
+                _ => return,
+            }
+        }
+    }
+
+    /// Reports the events since the last call.
+    fn report_events(&self) {
+        loop {
+            let event = self.scrub.borrow_mut().take_event();
+            let target = self.target.to_string();
+            match event {
+                None => return,
+                Some(ScrubEvent::Started { at: position, resumed }) => {
+                    self.told.set(0);
+                    self.told_unchecked.set(false);
+                    self.events.send(Event::ScrubStarted { target, position, resumed });
+                }
+                Some(ScrubEvent::Ended(run)) => {
+                    self.events.send(Event::ScrubFinished { target, run: RunStatus::ended(&run) });
+                }
+            }
+        }
+    }
+
+    /// Loads the saved state.
+    async fn remember(&self) {
+        if self.memory.why_not().is_none() {
+            let read = self.ask(Request::read_reserved(ReservedArea::ScrubState)).await;
+            self.memory.was_read(read, |bytes| self.scrub.borrow_mut().restore(bytes));
+        }
+    }
+
+    /// Saves a state, if the device has a reserved area.
+    async fn save(&self, bytes: Vec<u8>) {
+        if self.memory.why_not().is_some() {
+            return;
+        }
+        let write = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(&bytes));
+        if !self.memory.was_written(self.ask(write).await) {
+            self.scrub.borrow_mut().save_failed();
+        }
+    }
+
+    /// Executes a command; returns the state after it.
+    fn execute(&self, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
+        let gate = self.gate.borrow().clone().filter(|_| !self.closing.get());
+        let Some(gate) = gate else {
+            return Err(ControlError::new(ControlErrorKind::Refused, "it is closed, or is being closed"));
+        };
+        let start =
+            |from: Option<u64>, rate: Option<NonZeroU64>| self.with_scrub(|scrub, now| scrub.start(now, from, rate));
+        let done = match command {
+            ControlCommand::Status
+            | ControlCommand::Log { .. }
+            | ControlCommand::ScrubStatus
+            | ControlCommand::MirrorStatus
+            | ControlCommand::MirrorAdd { .. }
+            | ControlCommand::MirrorReplace { .. }
+            | ControlCommand::MirrorAcceptStale { .. }
+            | ControlCommand::MirrorRemove { .. }
+            | ControlCommand::Resize { .. } => Ok(()),
+            ControlCommand::ScrubStart { from, rate } => start(*from, *rate),
+            ControlCommand::ScrubPause => self.with_scrub(|scrub, _| scrub.pause()),
+            ControlCommand::ScrubStop => self.with_scrub(|scrub, now| scrub.stop(now)),
+        };
+        match done {
+            Ok(()) => Ok(self.status(&gate)),
+            Err(refusal @ CommandError::NotRunning) => Err(ControlError::new(ControlErrorKind::Refused, refusal)),
+            Err(refusal @ CommandError::PastEnd { .. }) => Err(ControlError::new(ControlErrorKind::Usage, refusal)),
+        }
+    }
+
+    /// Executes a request of the scrub itself.
+    async fn ask(&self, operation: Request) -> Outcome {
+        let outcome = self.device.execute(operation).await;
+        self.own_requests.set(self.own_requests.get() + 1);
+        outcome
+    }
+
+    /// The load of other clients. Called while the scrub has no request in flight.
+    fn activity(&self) -> Activity {
+        let Some(gate) = self.gate.borrow().clone() else { return Activity::default() };
+        let counters = gate.counters();
+        let answered = counters.completed().saturating_sub(self.own_requests.get());
+        Activity { in_flight: counters.in_flight(), completed: answered }
+    }
+
+    fn moment(&self) -> Now {
+        Now { steady: now().saturating_duration_since(self.epoch), unix_s: unix_s() }
+    }
+}
+
+/// A handle of the scrub of a device.
+#[derive(Clone)]
+pub struct ScrubHandle {
+    core: CoreHandle,
+    scrub_task: CoreLocal<ScrubTask>,
+}
+
+impl ScrubHandle {
+    /// A handle of a scrub on this core.
+    pub fn new(core: CoreHandle, scrub_task: CoreLocal<ScrubTask>) -> ScrubHandle {
+        ScrubHandle { core, scrub_task }
+    }
+
+    /// Sets the settings.
+    pub async fn configure(&self, settings: Settings) {
+        // A core that has stopped scrubs nothing; requests to its devices report it.
+        let _ = self.call(move |scrub_task| async move { scrub_task.configure(settings) }).await;
+    }
+
+    /// Ends the scrub and saves its state.
+    pub async fn close(&self) {
+        if let Err(gone) = self.call(|scrub_task| async move { scrub_task.close().await }).await {
+            tracing::warn!("a scrub was not ended in good order: {gone}");
+        }
+    }
+
+    /// Executes a command; returns the state of the scrub after it.
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
+        let done = self.call(move |scrub_task| async move {
+            scrub_task.settle().await;
+            scrub_task.execute(&command)
+        });
+        let done = done.await;
+        done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
+    }
+
+    async fn call<W, F, T>(&self, work: W) -> Result<T, CoreGone>
+    where
+        W: FnOnce(Rc<ScrubTask>) -> F + Send + 'static,
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let scrub_task = self.scrub_task.clone();
+        let called = self.core.call(move || async move {
+            match scrub_task.get() {
+                Some(scrub_task) => Ok(work(scrub_task).await),
+                None => Err(CoreGone::Stopped),
+            }
+        });
+        called.await?
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,84 @@
+//! Stores a scrub's state in the reserved area of its device, which has to be writable for that.
+
+use std::cell::{Cell, RefCell};
+
+use sealblock_block::{Abilities, Ability, Outcome, RequestKind, Response};
+use sealblock_runtime_memory::Slice;
+use sealblock_scrub::FormatError;
+use sealblock_stack::target::{TargetLabel, TargetName};
+
+/// Says if the state is saved on the device, or why not.
+pub struct StateStore {
+    target: TargetLabel,
+    why_not: RefCell<Option<String>>,
+    /// True if a failure to write was logged.
+    warned: Cell<bool>,
+}
+
+impl StateStore {
+    /// The store of a device with these abilities.
+    pub fn of(target: &TargetLabel, abilities: &Abilities) -> StateStore {
+        let can = |kind| abilities.of(kind) == Ability::Native;
+        let why_not = match (can(RequestKind::ReadReserved), can(RequestKind::WriteReserved)) {
+            // The server of a remote device has a scrub of its own, which saves its state there.
+            (true, _) if abilities.offloads => Some("the device is another host's".to_owned()),
+            (true, true) if is_forgetful(&target.now()) => Some("what is in memory ends with the server".to_owned()),
+            (true, true) => None,
+            (true, false) => Some("the device takes no changes".to_owned()),
+            (false, _) => Some("the device has no room beside its blocks".to_owned()),
+        };
+        StateStore { target: target.clone(), why_not: RefCell::new(why_not), warned: Cell::new(false) }
+    }
+
+    /// Why the state is in memory only; `None` if it is saved on the device.
+    pub fn why_not(&self) -> Option<String> {
+        self.why_not.borrow().clone()
+    }
+
+    /// The outcome of reading the saved state, which `restore` takes. A damaged one is replaced; one of a later version is left as it
+    /// is.
+    pub fn was_read(&self, read: Outcome, restore: impl FnOnce(&[u8]) -> Result<(), FormatError>) {
+        let target = &self.target;
+        let bytes = match read {
+            Ok(Response::Reserved(bytes)) => bytes,
+            Ok(_) => Slice::empty(),
+            Err(error) => {
+                tracing::warn!("scrub of {target}: what is kept of it cannot be read: {error}");
+                self.why_not.replace(Some(format!("what is there cannot be read: {error}")));
+                return;
+            }
+        };
+        match if bytes.is_empty() { Ok(()) } else { restore(&bytes) } {
+            Ok(()) => {}
+            Err(error @ FormatError::Version(_)) => {
+                tracing::warn!("scrub of {target}: what is kept of it is left alone: {error}");
+                self.why_not.replace(Some(format!("what is there was written by a later version: {error}")));
+            }
+            Err(error) => tracing::warn!("scrub of {target}: what is kept of it is begun anew: {error}"),
+        }
+    }
+
+    /// The outcome of writing a state. Returns true if it is saved.
+    pub fn was_written(&self, written: Outcome) -> bool {
+        // A failure repeats every few seconds; one warning is enough.
+        let was_warned = self.warned.replace(written.is_err());
+        if let (Err(error), false) = (&written, was_warned) {
+            tracing::warn!("scrub of {}: its state is not kept: {error}", self.target);
+        }
+        written.is_ok()
+    }
+}
+
+/// True if no part of the target outlives the server.
+fn is_forgetful(target: &TargetName) -> bool {
+    match target {
+        TargetName::Memory(_) | TargetName::Null(_) => true,
+        TargetName::Group { members: replicas, .. } => replicas.iter().all(is_forgetful),
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_forgetful(target),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux(_)
+        | TargetName::NvmeTcp { .. }
+        | TargetName::Nbd { .. } => false,
+    }
+}

@@ -1,0 +1,116 @@
+//! What is served: for events, and for requests on the control socket.
+
+use std::net::SocketAddr;
+
+use sealblock_exports_nvme_tcp::Hosts;
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use crate::control::protocol::canonical;
+use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
+use crate::names::{namespace_uri, on_this_machine};
+use crate::offered::{Offered, OfferedNamespace};
+use crate::plan::{NamespacePlan, SubsystemPlan, export_name};
+use crate::server::Server;
+use crate::status::front::{Front, Offer};
+use crate::status::server::{DeviceStatus, ExportStatus};
+use crate::waiting::Waiting;
+
+impl Server {
+    /// What is served now.
+    pub fn serving(&self) -> Serving {
+        let mut subsystems: Vec<SubsystemInfo> = Vec::with_capacity(self.offered.len());
+        for nqn in self.export.subsystems() {
+            let Some(offered) = self.offered.get(&nqn) else { continue };
+            let info = |space: &OfferedNamespace| {
+                let shared = space.device.shared();
+                let nbd = self.nbd.name_of(&offered.plan, &space.plan);
+                NamespaceInfo::new(&space.plan, shared.geometry(), &space.uuid, nbd)
+            };
+            let spaces = offered.spaces.values().map(info).collect();
+            let not_open = self
+                .openings
+                .waiting()
+                .iter()
+                .filter(|waiting| waiting.nqn == nqn)
+                .map(Waiting::not_open_info)
+                .collect();
+            subsystems.push(SubsystemInfo::new(&offered.plan, offered.serial.clone(), spaces, not_open));
+        }
+        Serving { listeners: self.listeners(), subsystems, nbd: self.nbd.serving() }
+    }
+
+    /// Everything that is offered now, and the server as a whole.
+    pub fn served(&self) -> (Vec<Offer>, Front) {
+        let front = Front {
+            export: self.export.clone(),
+            nbd: self.nbd.server(),
+            listeners: self.listeners(),
+            nbd_listeners: self.nbd.listeners(),
+            nbd_sockets: self.nbd.paths(),
+            not_open: self.not_open(),
+            control: String::new(),
+        };
+        (self.offers(), front)
+    }
+
+    /// Where it listens for hosts.
+    fn listeners(&self) -> Vec<SocketAddr> {
+        self.ears.iter().map(|ear| ear.address).collect()
+    }
+
+    /// The state of namespaces whose targets are not open.
+    fn not_open(&self) -> Vec<DeviceStatus> {
+        let status = |waiting: &Waiting| {
+            let offered = self.offered.get(&waiting.nqn);
+            // No client can reach it by these names yet.
+            let unreached = |export| ExportStatus { uri: None, ..export };
+            let exports = offered.map(|offered| self.exports_of(&offered.plan, &waiting.plan));
+            waiting.status(exports.into_iter().flatten().map(unreached).collect())
+        };
+        self.openings.waiting().iter().map(status).collect()
+    }
+
+    fn offers(&self) -> Vec<Offer> {
+        let listeners = self.listeners();
+        let spaces =
+            self.offered.values().flat_map(|offered| offered.spaces.values().map(move |space| (offered, space)));
+        let offer = |(offered, space): (&Offered, &OfferedNamespace)| Offer {
+            text: space.plan.target.to_string(),
+            path: space.plan.target.path().and_then(canonical),
+            nqn: offered.plan.nqn.to_string(),
+            nsid: space.plan.nsid,
+            listeners: listeners.clone(),
+            scrub: space.device.scrub.clone(),
+            mirror: space.device.mirror.clone(),
+            insight: space.device.insight.clone(),
+            exports: self.exports_of(&offered.plan, &space.plan),
+        };
+        spaces.map(offer).collect()
+    }
+
+    /// The names by which clients reach a namespace.
+    fn exports_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Vec<ExportStatus> {
+        let hosts = match &subsystem.hosts {
+            Hosts::Any => None,
+            Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect::<Vec<_>>()),
+        };
+        let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
+        let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
+        let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
+        // A subsystem that no host may use gets no URI.
+        let reachable = self.ears.first().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
+        let uri = reachable.map(|ear| namespace_uri(on_this_machine(ear.address), nqn, named, first));
+        let read_only = namespace.read_only;
+        let nvme =
+            ExportStatus { protocol: "nvme".to_owned(), name: nqn.to_owned(), nsid: Some(nsid), hosts, uri, read_only };
+        let nbd = export_name(subsystem, namespace).filter(|_| self.nbd.listens()).map(|name| ExportStatus {
+            protocol: "nbd".to_owned(),
+            uri: self.nbd.uri(&name),
+            name,
+            nsid: None,
+            hosts: None,
+            read_only,
+        });
+        std::iter::once(nvme).chain(nbd).collect()
+    }
+}

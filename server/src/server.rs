@@ -1,0 +1,441 @@
+//! The server: what is open and offered now, and how it becomes what a plan says.
+//!
+//! A change has two steps: first everything that can fail, while the old state is served; then subsystems are added and
+//! removed. So a plan that fails changes nothing. The first plan is a change from an empty server.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sealblock_exports_nvme_tcp::{Limits, SetupError, Target as Export};
+use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_runtime_reactor::{CoreHandle, now, sleep};
+use sealblock_stack::{Cause, StackError};
+use sealblock_units::ByteCount;
+
+use crate::control::protocol::{RESIZING, ResizeReport};
+use crate::devices::{DeviceTable, ServedDevice};
+use crate::events::{EventSender, OpenedInfo};
+use crate::listeners::{ActiveListener, BoundListener, bind_new, close_old};
+use crate::members::{Fit, fit, of_others};
+use crate::nbd::{NbdSide, Wanted};
+use crate::offered::{Identities, Offered, OfferedNamespace, of_setup, serial_of};
+use crate::plan::{NamespacePlan, Plan, export_name};
+use crate::resize::ResizeResult;
+use crate::sockets::{self, UnixBound};
+use crate::waiting::{Openings, Tried, Waiting};
+
+/// How often a waiting task checks its condition.
+const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A server.
+pub struct Server {
+    pub(crate) export: Export,
+    pub(crate) nbd: NbdSide,
+    pub(crate) offered: BTreeMap<Nqn, Offered>,
+    /// Namespaces of the plan whose targets are not open.
+    pub(crate) openings: Openings,
+    pub(crate) ears: Vec<ActiveListener>,
+    limits: Limits,
+    core: CoreHandle,
+    devices: DeviceTable,
+    advertised: Vec<(SocketAddr, SocketAddr)>,
+}
+
+/// Devices and listeners that are ready to be offered.
+struct Prepared {
+    wanted: BTreeMap<Nqn, Offered>,
+    waiting: Vec<Waiting>,
+    bound: Vec<BoundListener>,
+    nbd_bound: Vec<BoundListener>,
+    sockets: Vec<UnixBound>,
+}
+
+impl Server {
+    /// A server that offers nothing yet, on these cores, of which there is at least one.
+    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, events: EventSender) -> Result<Server, StackError> {
+        let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
+        Ok(Server {
+            export: export.with_cores(cores.clone()),
+            nbd: NbdSide::new(cores.clone(), limits)?,
+            offered: BTreeMap::new(),
+            openings: Openings::new(),
+            ears: Vec::new(),
+            limits: limits.clone(),
+            core: cores[0].clone(),
+            devices: DeviceTable::new(cores, events),
+            advertised: Vec::new(),
+        })
+    }
+
+    /// Connections now.
+    pub fn connections(&self) -> usize {
+        self.export.connections() + self.nbd.connections()
+    }
+
+    /// True if the plan has limits that take effect at the next start only.
+    pub fn waits_for_restart(&self, plan: &Plan) -> bool {
+        plan.limits != self.limits
+    }
+
+    /// Applies the plan. What the plan does not change is not touched.
+    ///
+    /// # Errors
+    /// Why the plan cannot be applied; nothing was changed then.
+    pub async fn change(&mut self, plan: &Plan) -> Result<(), StackError> {
+        self.openings.end_tries(&self.devices).await;
+        let mut fresh = Vec::new();
+        let prepared = self.prepare(plan, &mut fresh).await;
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(failure) => {
+                let devices = fresh.into_iter().filter_map(Rc::into_inner);
+                // Devices opened for a failed plan were not written to. A failure to close them would hide the first failure.
+                self.devices.close(devices).await.ok();
+                return Err(failure);
+            }
+        };
+        self.apply(plan, prepared).await?;
+        // Devices that were opened and cannot be offered; they were not written to.
+        self.devices.close(fresh.into_iter().filter_map(Rc::into_inner)).await.ok();
+        Ok(())
+    }
+
+    /// Opens new devices and binds new listeners. `fresh` has what was opened, also after a failure.
+    async fn prepare(&mut self, plan: &Plan, fresh: &mut Vec<Rc<ServedDevice>>) -> Result<Prepared, StackError> {
+        let (mut wanted, mut waiting, mut taken) = (BTreeMap::new(), Vec::new(), Identities::new());
+        let mut devices = self.open_all(plan, fresh).await?.into_iter();
+        for subsystem in &plan.subsystems {
+            let mut spaces = BTreeMap::new();
+            for (namespace, device) in subsystem.namespaces.iter().zip(devices.by_ref()) {
+                let nqn = &subsystem.nqn;
+                match device.and_then(|device| OfferedNamespace::new(nqn, namespace, device, &mut taken)) {
+                    Ok(space) => drop(spaces.insert(namespace.nsid, space)),
+                    Err(failure) => waiting.push(self.openings.go_without(plan.strict, nqn, namespace, failure)?),
+                }
+            }
+            let serial = subsystem.serial.clone().unwrap_or_else(|| serial_of(&subsystem.nqn));
+            wanted.insert(subsystem.nqn.clone(), Offered { plan: subsystem.clone(), serial, spaces });
+        }
+        if self.openings.is_new() && taken.is_empty() {
+            refuse_nothing(&waiting)?;
+        }
+        let bound = bind_new(&self.core, &plan.listeners, &plan.inherited, &self.ears).await?;
+        let nbd_bound = bind_new(&self.core, &plan.nbd, &plan.inherited, &self.nbd.ears).await?;
+        let sockets = sockets::bind_new(&self.core, &plan.nbd_sockets, &self.nbd.sockets).await?;
+        Ok(Prepared { wanted, waiting, bound, nbd_bound, sockets })
+    }
+
+    /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
+    /// are in `fresh`, too.
+    ///
+    /// # Errors
+    /// If the plan contradicts a device that is open already.
+    async fn open_all(
+        &self,
+        plan: &Plan,
+        fresh: &mut Vec<Rc<ServedDevice>>,
+    ) -> Result<Vec<Result<Rc<ServedDevice>, StackError>>, StackError> {
+        let mut known = Vec::new();
+        for subsystem in &plan.subsystems {
+            for namespace in &subsystem.namespaces {
+                known.push((self.known(&subsystem.nqn, namespace).await?, namespace));
+            }
+        }
+        let opened = known.into_iter().map(|(known, namespace)| async move {
+            match known {
+                Some(device) => (Ok(device), false),
+                None => (self.devices.open(namespace).await.map(Rc::new), true),
+            }
+        });
+        let devices = join_all(opened).await;
+        let new = devices.iter().filter(|(_, is_new)| *is_new).filter_map(|(device, _)| device.as_ref().ok());
+        fresh.extend(new.cloned());
+        Ok(devices.into_iter().map(|(device, _)| device).collect())
+    }
+
+    /// The device that is open already for this namespace.
+    async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, StackError> {
+        let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
+        let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
+        // Two memory targets are two devices; a path is one device wherever it is offered.
+        let elsewhere = spaces().filter(|_| plan.target.path().is_some());
+        for space in at_its_place.into_iter().chain(elsewhere) {
+            match fit(&space.device, plan).await {
+                Fit::Same => return Ok(Some(Rc::clone(&space.device))),
+                Fit::Outdated(members) => {
+                    tracing::warn!(
+                        "the configuration has {}, but its members are {} now: it is served on with these, and would not open so \
+                         at the next start",
+                        plan.target,
+                        members.join(" and ")
+                    );
+                    return Ok(Some(Rc::clone(&space.device)));
+                }
+                Fit::Other(members) => return Err(of_others(&plan.target, &members)),
+                Fit::No => {}
+            }
+        }
+        let same = |space: &&OfferedNamespace| plan.target.path().is_some() && space.device.target.is(&plan.target);
+        match spaces().find(same) {
+            None => Ok(None),
+            Some(_) => {
+                let doing = "changing read_only, relocate or as_member";
+                Err(StackError::new(Cause::Refused, doing, "it is being served the other way")
+                    .on(&plan.target)
+                    .advise("taking it out first, or starting the server anew"))
+            }
+        }
+    }
+
+    /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
+    async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
+        let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
+        self.openings.replace(waiting);
+        let exports = exports(plan, &wanted);
+        self.nbd.set_default(plan);
+        self.nbd.remove_others(&exports)?;
+        let before = std::mem::take(&mut self.offered);
+        let mut ended = Vec::new();
+        for (nqn, old) in &before {
+            let stays = wanted.get(nqn).filter(|new| new.serial == old.serial && new.plan.model == old.plan.model);
+            match stays {
+                None => {
+                    self.export.remove_subsystem(nqn).map_err(|error| of_setup(&error))?;
+                    ended.push(nqn.clone());
+                }
+                Some(new) => self.change_subsystem(nqn, old, new)?,
+            }
+        }
+        self.wait_for(&ended).await;
+        // In the order of the file, as discovery lists them.
+        for subsystem in &plan.subsystems {
+            let is_new = !before.contains_key(&subsystem.nqn) || ended.contains(&subsystem.nqn);
+            if let Some(new) = wanted.get(&subsystem.nqn).filter(|_| is_new) {
+                self.export.add_subsystem(new.subsystem()?).map_err(|error| of_setup(&error))?;
+            }
+        }
+        self.nbd.add_new(exports)?;
+        self.offered = wanted;
+        self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(OfferedNamespace::rename);
+        self.listen(bound, &plan.listeners).await?;
+        self.nbd.listen(nbd_bound, &plan.nbd).await?;
+        self.nbd.listen_at(sockets, &plan.nbd_sockets).await?;
+        self.advertise(plan);
+        self.configure_scrubs().await;
+        let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
+        // Devices without another owner are offered by no namespace.
+        let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
+        self.wait_until_idle(&going).await;
+        self.devices.close(going).await
+    }
+
+    /// Listens at the planned addresses and closes the other listeners.
+    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), StackError> {
+        for bound in bound {
+            let export = self.export.clone();
+            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
+        }
+        close_old(&mut self.ears, planned).await;
+        Ok(())
+    }
+
+    /// Sets the addresses that discovery reports for listeners behind a translated address.
+    fn advertise(&mut self, plan: &Plan) {
+        let of = |ear: &ActiveListener| {
+            Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1))
+        };
+        let advertised: Vec<_> = self.ears.iter().filter_map(of).collect();
+        if advertised != self.advertised {
+            self.export.advertise(advertised.clone());
+            self.advertised = advertised;
+        }
+    }
+
+    /// Waits for commands in flight on removed devices, up to the drain time: closing the volume would fail them.
+    async fn wait_until_idle(&self, devices: &[ServedDevice]) {
+        let deadline = now() + self.limits.drain;
+        while devices.iter().any(ServedDevice::is_used) {
+            if now() >= deadline {
+                tracing::warn!("commands were not done when their device was closed");
+                return;
+            }
+            sleep(DRAIN_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Applies the differences to a subsystem that stays.
+    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), StackError> {
+        let failed = |error: SetupError| of_setup(&error).on(nqn);
+        for (nsid, space) in &old.spaces {
+            if !new.spaces.get(nsid).is_some_and(|new| new.is_same(space)) {
+                self.export.remove_namespace(nqn, *nsid).map_err(failed)?;
+            }
+        }
+        for (nsid, space) in &new.spaces {
+            if !old.spaces.get(nsid).is_some_and(|old| old.is_same(space)) {
+                self.export.add_namespace(nqn, *nsid, space.namespace()?).map_err(failed)?;
+            }
+        }
+        if old.plan.hosts != new.plan.hosts {
+            self.export.set_hosts(nqn, new.plan.hosts.clone()).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the controllers of removed subsystems have completed their commands, up to the drain time.
+    async fn wait_for(&self, ended: &[Nqn]) {
+        let deadline = now() + self.limits.drain * 2;
+        while now() < deadline && ended.iter().any(|nqn| self.export.controllers(nqn) > 0) {
+            sleep(DRAIN_POLL_INTERVAL).await;
+        }
+    }
+
+    /// Waits for the next finished attempt to open a target, for [`Server::admit`]. Cancel safe.
+    pub async fn next_tried(&mut self) -> Tried {
+        self.openings.next_tried(&self.devices).await
+    }
+
+    /// Offers the namespace that an attempt has opened; returns what is newly served.
+    pub async fn admit(&mut self, Tried { nqn, nsid, device }: Tried) -> Option<OpenedInfo> {
+        let waiting = self.openings.find(&nqn, nsid)?;
+        let device = match device {
+            Ok(device) => Rc::new(device),
+            Err(failure) => {
+                waiting.failed(failure);
+                return None;
+            }
+        };
+        let plan = waiting.plan.clone();
+        match self.offer(&nqn, &plan, Rc::clone(&device)) {
+            Ok(nbd) => {
+                drop(device);
+                let opened = self.openings.remove(&nqn, nsid)?.opened_info(nbd);
+                self.configure_scrubs().await;
+                Some(opened)
+            }
+            Err(failure) => {
+                self.openings.find(&nqn, nsid)?.failed(failure);
+                // The device was not written to; a failure to close it would hide why it is not offered.
+                self.devices.close(Rc::into_inner(device)).await.ok();
+                None
+            }
+        }
+    }
+
+    /// Offers a namespace whose target was not open; returns the name of its NBD export.
+    fn offer(
+        &mut self,
+        nqn: &Nqn,
+        plan: &NamespacePlan,
+        device: Rc<ServedDevice>,
+    ) -> Result<Option<String>, StackError> {
+        let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
+        let mut taken = spaces.map(|space| (space.uuid, space.plan.target.clone())).collect();
+        let space = OfferedNamespace::new(nqn, plan, device, &mut taken)?;
+        let gone = || StackError::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
+        let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
+        let failed = |error| of_setup(&error).on(nqn);
+        self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;
+        let name = export_name(&offered.plan, plan).filter(|_| self.nbd.listens());
+        if let Some(name) = name.clone() {
+            let added = self.nbd.add_new(vec![Wanted { name, device: Rc::clone(&space.device) }]);
+            if let Err(failure) = added {
+                self.export.remove_namespace(nqn, plan.nsid).map_err(failed)?;
+                return Err(failure);
+            }
+        }
+        offered.spaces.insert(plan.nsid, space);
+        Ok(name)
+    }
+
+    /// Resizes a namespace's volume in use and notifies hosts.
+    ///
+    /// # Errors
+    /// Why the size did not change. The volume is still served, unless the reason says otherwise.
+    pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, StackError> {
+        let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
+        let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
+        let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is served no more").on(nqn);
+        let device = Rc::clone(&space.ok_or_else(gone)?.device);
+        let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
+        // A failed resize leaves the old size: there is nothing to publish.
+        if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
+            device.state.report_resized(seen.geometry().capacity_blocks);
+            device.see(seen);
+            self.publish(&device)?;
+        }
+        outcome
+    }
+
+    /// Updates every namespace and export of a device to its current geometry.
+    fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+        let failed = |error| of_setup(&error).on(&device.target);
+        let spaces = |nqn: &Nqn| {
+            let spaces = self.offered[nqn].spaces.iter();
+            spaces.filter(|(_, space)| Rc::ptr_eq(&space.device, device)).map(|(nsid, _)| *nsid).collect::<Vec<_>>()
+        };
+        for nqn in self.offered.keys() {
+            for nsid in spaces(nqn) {
+                self.export.resize_namespace(nqn, nsid, device.shared()).map_err(failed)?;
+            }
+        }
+        self.nbd.resize(device)
+    }
+
+    /// Applies the scrub settings of the plan to all devices.
+    async fn configure_scrubs(&self) {
+        let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
+        join_all(spaces.map(|space| space.device.scrub.configure(space.plan.scrub))).await;
+    }
+
+    /// Waits for commands in flight and closes every volume cleanly.
+    ///
+    /// # Errors
+    /// The first volume that could not be closed.
+    pub async fn end(mut self) -> Result<(), StackError> {
+        self.openings.end_tries_soon(&self.devices).await;
+        self.export.stop();
+        self.nbd.stop();
+        for ear in self.ears.iter().chain(&self.nbd.ears) {
+            while !ear.has_ended().await {
+                sleep(DRAIN_POLL_INTERVAL).await;
+            }
+        }
+        for ear in &self.nbd.sockets {
+            while !ear.has_ended().await {
+                sleep(DRAIN_POLL_INTERVAL).await;
+            }
+        }
+        let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
+        let devices: Vec<_> = spaces.map(|space| space.device).collect();
+        self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await
+    }
+}
+
+/// The NBD exports, in the order of the plan.
+fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
+    let mut exports = Vec::new();
+    for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
+        for namespace in &subsystem.namespaces {
+            let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
+            let name = export_name(subsystem, namespace);
+            exports.extend(space.zip(name).map(|(space, name)| Wanted { name, device: Rc::clone(&space.device) }));
+        }
+    }
+    exports
+}
+
+/// Refuses to start if no target opens: the operator sees the error, or the service manager tries again.
+fn refuse_nothing(waiting: &[Waiting]) -> Result<(), StackError> {
+    let Some((first, others)) = waiting.split_first() else { return Ok(()) };
+    for other in others {
+        tracing::error!("{}", other.failure().in_short());
+    }
+    Err(first.failure().clone())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! The health of a device: one word, one sentence, and advice.
+
+use sealblock_layers_mirror::MirrorState;
+use sealblock_stack::quantity::count;
+use sealblock_units::ByteCount;
+
+use super::health::{Checked, Health};
+use super::mirror::{MirrorStatus, ReplicaStatus};
+use super::scrub::ScrubStatus;
+use super::server::{DamageStatus, DeviceSnapshot, FailingStatus, FileError};
+use crate::bad_runs::blocks_text;
+use crate::dates::date;
+
+/// Runs of bad blocks that the sentence names.
+const MAX_RUNS: usize = 4;
+
+/// The health of a device.
+pub struct Verdict {
+    /// In a word.
+    pub health: Health,
+    /// In a sentence.
+    pub summary: String,
+    /// What to do about the worst.
+    pub advice: Option<String>,
+}
+
+/// One thing that is wrong.
+struct Finding {
+    health: Health,
+    words: String,
+    advice: String,
+}
+
+/// The health of the device `name` of a server that was started at `started_unix_s`.
+pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict {
+    let mut findings = Vec::new();
+    findings.extend(damage(name, seen, started_unix_s));
+    findings.extend(seen.mirrors.iter().flat_map(|mirror| of_mirror(name, &mirror.target, &mirror.status)));
+    findings.extend(paths(seen));
+    findings.extend(seen.file_trouble.iter().map(of_file));
+    findings.extend(failing(seen));
+    findings.extend(unchecked(name, seen));
+    // Stable sort: of findings of one severity the first found comes first.
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.health));
+    let Some(worst) = findings.first() else {
+        return Verdict { health: Health::Healthy, summary: healthy_text(seen), advice: None };
+    };
+    let words: Vec<&str> = findings.iter().map(|finding| finding.words.as_str()).collect();
+    Verdict { health: worst.health, summary: words.join("; "), advice: Some(worst.advice.clone()) }
+}
+
+fn healthy_text(seen: &DeviceSnapshot) -> String {
+    let Some(scrub) = &seen.scrub else { return "no damage is known".to_owned() };
+    let seals = match scrub.checked {
+        Checked::Seals => "",
+        Checked::Readability => ", and its blocks have no seals to be checked against",
+    };
+    match scrub.completed_unix_s {
+        Some(at) => format!("no damage is known{seals}; a scrub checked all blocks {}", date(at)),
+        None => format!("no damage is known{seals}; no scrub has checked all blocks yet"),
+    }
+}
+
+fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Finding> {
+    let finding = |words: String, advice: String| Some(Finding { health: Health::Damaged, words, advice });
+    if seen.damage.blocks > 0 || !seen.damage.complete && seen.silent.is_none() {
+        let advice =
+            format!("write these blocks anew from another copy; `sealblock scrub start {name}` checks all of it");
+        return finding(damage_text(&seen.damage), advice);
+    }
+    // A bad block that this server found and that is no longer listed was rewritten since. Of earlier runs only the
+    // number of bad blocks is known.
+    let run = seen.scrub.as_ref().and_then(ScrubStatus::last_run).filter(|run| run.started_unix_s <= started_unix_s)?;
+    if run.unrepaired == 0 {
+        return None;
+    }
+    let (blocks, when) = (count(run.unrepaired, "bad block"), date(run.started_unix_s));
+    let words = format!("the scrub that began {when} met {blocks} that could not be repaired");
+    finding(words, format!("`sealblock scrub start {name}` finds out where"))
+}
+
+fn damage_text(damage: &DamageStatus) -> String {
+    let mut runs: Vec<String> = damage.runs.iter().take(MAX_RUNS).map(|run| blocks_text(run.first, run.last)).collect();
+    if damage.runs.len() > MAX_RUNS || damage.unlisted > 0 {
+        runs.push("and more".to_owned());
+    }
+    let least = if damage.complete { "" } else { "at least " };
+    let are = if damage.blocks == 1 { "is" } else { "are" };
+    format!("{least}{} {are} bad ({})", count(damage.blocks, "block"), runs.join(", "))
+}
+
+fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
+    let finding = |health, words, advice| Finding { health, words, advice };
+    let older = mirror.replicas.iter().filter(|replica| replica.stale_blocks > 0).map(|replica| {
+        let (blocks, name) = (count(replica.stale_blocks, "block"), &replica.name);
+        let words = format!("of {blocks} only an older copy is left, on {name}");
+        let advice = format!("`sealblock mirror accept-stale {target} {name}`, or write them anew");
+        finding(Health::Damaged, words, advice)
+    });
+    let mut findings: Vec<Finding> = older.collect();
+    if mirror.state == MirrorState::Optimal.as_str() {
+        return findings;
+    }
+    let is_ailing = |replica: &&ReplicaStatus| !(replica.is_in_sync() && replica.online);
+    let ailing: Vec<&ReplicaStatus> = mirror.replicas.iter().filter(is_ailing).collect();
+    let words = match (mirror.state.as_str(), ailing.is_empty()) {
+        (_, true) => format!("{target} is {}: a crash may have left its members different", mirror.state),
+        (state, false) => {
+            let replicas: Vec<String> = ailing.iter().map(|replica| replica_text(replica)).collect();
+            format!("{target} is {state}: {}", replicas.join(", "))
+        }
+    };
+    let advice = match ailing.iter().find(|replica| replica.is_out_of_sync() || !replica.online) {
+        Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
+        None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
+    };
+    findings.push(finding(Health::Degraded, words, advice));
+    findings
+}
+
+fn replica_text(replica: &ReplicaStatus) -> String {
+    let name = &replica.name;
+    let up_to = match replica.out_of_sync_bytes {
+        0 => String::new(),
+        bytes => format!(": up to {}", ByteCount::new(bytes)),
+    };
+    if replica.is_resyncing() {
+        format!("{name} is resyncing{up_to}")
+    } else if replica.is_out_of_sync() && replica.online {
+        format!("{name} is out of sync{up_to}")
+    } else {
+        format!("{name} is offline")
+    }
+}
+
+fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
+    let lost: Vec<&str> = seen.paths.iter().filter(|path| !path.live).map(|path| path.path.as_str()).collect();
+    let words = match (lost.len(), seen.paths.len()) {
+        (0, _) => return None,
+        (none, all) if none == all => {
+            format!("none of its {} is live: nothing is answered until one is back", count(all as u64, "path"))
+        }
+        (1, all) => format!("1 path of {all} is lost: {}", lost[0]),
+        (many, all) => format!("{many} paths of {all} are lost: {}", lost.join(", ")),
+    };
+    let advice = "look at the network and the servers behind the paths; they come back by themselves".to_owned();
+    Some(Finding { health: Health::Degraded, words, advice })
+}
+
+/// A file that is cut off has lost data; one without a name is lost when the server ends.
+fn of_file(file: &FileError) -> Finding {
+    let health = if file.left_bytes.is_some() { Health::Damaged } else { Health::Degraded };
+    let advice = match health {
+        Health::Damaged => "another copy of the data; `sealblock rescue` for what is left of it".to_owned(),
+        _ => "copy what is served elsewhere before the server ends".to_owned(),
+    };
+    Finding { health, words: file.to_text(), advice }
+}
+
+fn failing(seen: &DeviceSnapshot) -> Vec<Finding> {
+    let finding = |one: &FailingStatus| Finding {
+        health: Health::Degraded,
+        words: format!("{} fail since {}: {}", one.requests, date(one.since_unix_s), one.reason),
+        advice: "look at the medium: its space, its cables, its kernel log".to_owned(),
+    };
+    seen.failing.iter().map(finding).collect()
+}
+
+fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
+    let finding = |words: String, advice: String| Finding { health: Health::Incomplete, words, advice };
+    let mut findings = Vec::new();
+    if let Some(why) = &seen.silent {
+        findings.push(finding(format!("it tells nothing of itself: {why}"), "ask again in a moment".to_owned()));
+    }
+    let again = format!("`sealblock scrub start {name}`");
+    if let Some(trouble) = seen.scrub.as_ref().and_then(|scrub| scrub.trouble.as_ref()) {
+        findings.push(finding(format!("the scrub is suspended: {trouble}"), "it tries again by itself".to_owned()));
+    }
+    if let Some(run) = seen.scrub.as_ref().and_then(ScrubStatus::last_run).filter(|run| run.unchecked > 0) {
+        let blocks = count(run.unchecked, "block");
+        let words = format!("the scrub that began {} could not check every copy of {blocks}", date(run.started_unix_s));
+        findings.push(finding(words, again));
+    }
+    if let Some(first) = seen.lost_metadata.first() {
+        let more = match seen.lost_metadata.len() {
+            1 => String::new(),
+            all => format!(", and {} more", all - 1),
+        };
+        findings
+            .push(finding(format!("copies of metadata are lost: {first}{more}"), format!("`sealblock info {name}`")));
+    }
+    findings
+}
+
+/// The health of a server with these devices: a word and a sentence.
+pub fn of_all(devices: &[Health]) -> (Health, String) {
+    let worst = devices.iter().copied().max().unwrap_or_default();
+    let all = devices.len();
+    let words = match (all, worst) {
+        (0, _) => "nothing is served".to_owned(),
+        (1, _) => format!("the device is {}", worst.as_str()),
+        (_, Health::Healthy) => format!("all {all} devices are healthy"),
+        _ => {
+            let of = |health: Health| devices.iter().filter(|device| **device == health).count();
+            let ailing = [Health::Damaged, Health::Degraded, Health::Incomplete].map(|health| (of(health), health));
+            let words = |(count, health): &(usize, Health)| {
+                format!("{count} {} {}", if *count == 1 { "is" } else { "are" }, health.as_str())
+            };
+            let words: Vec<String> = ailing.iter().filter(|(count, _)| *count > 0).map(words).collect();
+            format!("of {all} devices {}", words.join(", "))
+        }
+    };
+    (worst, words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::server::{NamedMirror, PathStatus, RunOfDamage};
+
+    const STARTED: u64 = 1_000_000;
+
+    fn seen() -> DeviceSnapshot {
+        DeviceSnapshot {
+            damage: DamageStatus { complete: true, ..DamageStatus::default() },
+            ..DeviceSnapshot::default()
+        }
+    }
+
+    fn scrub(started_unix_s: u64, unrepaired: u64, unchecked: u64) -> ScrubStatus {
+        let run = serde_json::json!({"started_unix_s": started_unix_s, "ended_unix_s": started_unix_s, "from": 0, "blocks": 9,
+            "bad": unrepaired, "repaired": 0, "unrepaired": unrepaired, "unchecked": unchecked, "result": "finished"});
+        let status = serde_json::json!({"target": "v", "server_pid": 1, "state": "idle", "yielding": false, "position": 0,
+            "blocks": 9, "block_size": 512, "percent": 0.0, "rate": null, "speed": null, "left_s": null, "every_s": null,
+            "next_unix_s": null, "completed_unix_s": started_unix_s, "checked": "seals", "run": null, "runs": [run],
+            "kept": "on_disk", "kept_why": null, "trouble": null});
+        serde_json::from_value(status).unwrap()
+    }
+
+    fn replica(name: &str, state: &str, online: bool, out_of_sync_bytes: u64) -> ReplicaStatus {
+        ReplicaStatus {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            online,
+            last_error: None,
+            out_of_sync_bytes,
+            resynced_bytes: 0,
+            repaired_blocks: 0,
+            stale_blocks: 0,
+            failures: 0,
+        }
+    }
+
+    fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> DeviceSnapshot {
+        let status = MirrorStatus {
+            uuid: String::new(),
+            state: state.to_owned(),
+            region_bytes: 65536,
+            dirty_bytes: 0,
+            lost_blocks: 0,
+            replicas,
+        };
+        DeviceSnapshot { mirrors: vec![NamedMirror { target: "mirror:a,b".to_owned(), status }], ..seen() }
+    }
+
+    #[track_caller]
+    fn is(seen: &DeviceSnapshot, health: Health, words: &str) {
+        let verdict = assess("v", seen, STARTED);
+        assert_eq!((verdict.health, verdict.summary.as_str()), (health, words));
+        assert_eq!(verdict.advice.is_some(), health != Health::Healthy, "what is wrong has advice");
+    }
+
+    #[test]
+    fn nothing_wrong_is_healthy() {
+        is(&seen(), Health::Healthy, "no damage is known");
+        let replicas = vec![replica("a", "in_sync", true, 0), replica("b", "in_sync", true, 0)];
+        is(&mirror("optimal", replicas), Health::Healthy, "no damage is known");
+    }
+
+    #[test]
+    fn bad_blocks_are_named() {
+        let run = |first, last| RunOfDamage { first, last, field: "guard".to_owned() };
+        let damage = |blocks, complete, runs: &[RunOfDamage]| DeviceSnapshot {
+            damage: DamageStatus { blocks, complete, runs: runs.to_vec(), unlisted: 0, made_unreadable: 0 },
+            ..seen()
+        };
+        is(&damage(1, true, &[run(9, 9)]), Health::Damaged, "1 block is bad (9)");
+        is(&damage(3, true, &[run(5, 6), run(9, 9)]), Health::Damaged, "3 blocks are bad (5..6, 9)");
+        let many: Vec<_> = (0..6).map(|n| run(n * 10, n * 10)).collect();
+        is(&damage(6, false, &many), Health::Damaged, "at least 6 blocks are bad (0, 10, 20, 30, and more)");
+    }
+
+    #[test]
+    fn what_a_scrub_met_before_the_start_is_not_forgotten() {
+        let of = |started, bad, unchecked| DeviceSnapshot { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
+        let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
+        assert_eq!(before.health, Health::Damaged);
+        assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
+        // Bad blocks of a run of this server are listed until they are rewritten.
+        assert_eq!(assess("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
+        assert_eq!(assess("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
+        assert_eq!(assess("v", &of(STARTED - 10, 0, 0), STARTED).health, Health::Healthy);
+    }
+
+    #[test]
+    fn copies_and_paths_that_are_missing_degrade() {
+        let in_sync = || replica("a", "in_sync", true, 0);
+        let of = |other| mirror("degraded", vec![in_sync(), other]);
+        is(&of(replica("b", "out_of_sync", false, 0)), Health::Degraded, "mirror:a,b is degraded: b is offline");
+        let words = "mirror:a,b is degraded: b is resyncing: up to 1 MiB";
+        is(&of(replica("b", "resyncing", true, 1 << 20)), Health::Degraded, words);
+        let words = "mirror:a,b is degraded: b is out of sync: up to 64 KiB";
+        is(&of(replica("b", "out_of_sync", true, 64 << 10)), Health::Degraded, words);
+        let words = "mirror:a,b is degraded: a crash may have left its members different";
+        is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
+        let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
+        is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
+        let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
+        let of = |live: &[bool]| DeviceSnapshot { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
+        is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");
+        is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
+        let words = "none of its 2 paths is live: nothing is answered until one is back";
+        is(&of(&[false, false]), Health::Degraded, words);
+    }
+
+    #[test]
+    fn files_that_were_deleted_or_cut_off_are_told() {
+        let of = |trouble: &str, lengths: Option<(u64, u64)>| {
+            let (left_bytes, length_bytes) = lengths.unzip();
+            let path = "/d/v".to_owned();
+            DeviceSnapshot {
+                file_trouble: vec![FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }],
+                ..seen()
+            }
+        };
+        is(&of("gone", None), Health::Degraded, "/d/v was deleted or renamed while it is in use");
+        let words = "another file is at /d/v: the one that is in use is found nowhere else";
+        is(&of("replaced", None), Health::Degraded, words);
+        let words = "/d/v was cut off: 64 KiB of 2 MiB are left";
+        is(&of("cut_off", Some((64 << 10, 2 << 20))), Health::Damaged, words);
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_the_rest_is_said() {
+        let failing = FailingStatus {
+            requests: "writes".to_owned(),
+            reason: "full".to_owned(),
+            by: String::new(),
+            since_unix_s: 0,
+            last_unix_s: 0,
+            times: 1,
+        };
+        let all = DeviceSnapshot {
+            failing: vec![failing],
+            damage: DamageStatus { blocks: 1, complete: true, ..DamageStatus::default() },
+            lost_metadata: vec!["2 sectors".to_owned()],
+            ..seen()
+        };
+        let verdict = assess("v", &all, STARTED);
+        assert_eq!(verdict.health, Health::Damaged);
+        let parts: Vec<_> = verdict.summary.split("; ").collect();
+        assert!(parts[0].starts_with("1 block is bad") && parts[1].starts_with("writes fail since"), "{parts:?}");
+        assert_eq!(parts[2], "copies of metadata are lost: 2 sectors");
+        let silent = DeviceSnapshot { silent: Some("gone".to_owned()), ..DeviceSnapshot::default() };
+        is(&silent, Health::Incomplete, "it tells nothing of itself: gone");
+    }
+
+    #[test]
+    fn a_server_is_as_well_as_its_worst_device() {
+        use Health::{Damaged, Degraded, Healthy};
+        for (devices, worst, words) in [
+            (&[][..], Healthy, "nothing is served"),
+            (&[Healthy], Healthy, "the device is healthy"),
+            (&[Damaged], Damaged, "the device is damaged"),
+            (&[Healthy, Healthy], Healthy, "all 2 devices are healthy"),
+            (&[Healthy, Damaged, Degraded, Degraded], Damaged, "of 4 devices 1 is damaged, 2 are degraded"),
+        ] {
+            assert_eq!(of_all(devices), (worst, words.to_owned()));
+        }
+    }
+}

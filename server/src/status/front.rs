@@ -1,0 +1,198 @@
+//! The state of the server as a whole, for `status` requests on the control socket.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use futures_util::future::join_all;
+use sealblock_exports_nbd::{Client, Server as Nbd};
+use sealblock_exports_nvme_tcp::{ConnectedHost, Target as Export};
+use sealblock_protocols_nvme::nqn::Nqn;
+
+use super::assess::{assess, of_all};
+use super::health::Health;
+use super::server::{ClientStatus, DeviceStatus, ExportStatus, ServerStatus};
+use crate::control::protocol::TargetRef;
+use crate::control::socket_path::user;
+use crate::dates::unix_s;
+use crate::inspect::DeviceInspector;
+use crate::log;
+use crate::mirrors::MirrorHandle;
+use crate::names::shell_word;
+use crate::scrub::ScrubHandle;
+
+/// Clients that are named.
+const MAX_CLIENTS: usize = 1024;
+/// Warnings and errors that `status` repeats.
+const MAX_ERRORS: usize = 32;
+
+/// A namespace that is served, by all names it has.
+#[derive(Clone)]
+pub struct Offer {
+    /// The target's text.
+    pub text: String,
+    /// Its canonical path, where it has one.
+    pub path: Option<String>,
+    /// The NQN of its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// Where the server listens.
+    pub listeners: Vec<SocketAddr>,
+    /// Its scrub.
+    pub scrub: ScrubHandle,
+    /// Its replicas, if it is a mirror.
+    pub mirror: Option<MirrorHandle>,
+    /// How it is.
+    pub insight: DeviceInspector,
+    /// By what names clients reach it.
+    pub exports: Vec<ExportStatus>,
+}
+
+/// What can be looked at of a server, besides its devices.
+#[derive(Clone)]
+pub struct Front {
+    /// What NVMe/TCP hosts use.
+    pub export: Export,
+    /// What NBD clients use.
+    pub nbd: Nbd,
+    /// Where it listens for hosts.
+    pub listeners: Vec<SocketAddr>,
+    /// Where it listens for NBD clients.
+    pub nbd_listeners: Vec<SocketAddr>,
+    /// The Unix sockets where it does.
+    pub nbd_sockets: Vec<PathBuf>,
+    /// What is to be served and is not open.
+    pub not_open: Vec<DeviceStatus>,
+    /// The control socket.
+    pub control: String,
+}
+
+impl Front {
+    /// How the server is now, and all that it offers.
+    pub async fn status(&self, offers: &[Offer]) -> ServerStatus {
+        let started_unix_s = started_unix_s();
+        let mut of_devices: Vec<Vec<&Offer>> = Vec::new();
+        for offer in offers {
+            match of_devices.iter_mut().find(|known| known[0].insight.is_same(&offer.insight)) {
+                Some(known) => known.push(offer),
+                None => of_devices.push(vec![offer]),
+            }
+        }
+        let mut devices = join_all(of_devices.iter().map(|offers| device(offers, started_unix_s))).await;
+        devices.extend(self.not_open.iter().cloned());
+        let healths: Vec<Health> = devices.iter().map(|device| device.health).collect();
+        let (health, summary) = of_all(&healths);
+        let mut clients = self.clients();
+        let clients_unlisted = clients.len().saturating_sub(MAX_CLIENTS) as u64;
+        clients.truncate(MAX_CLIENTS);
+        ServerStatus {
+            pid: std::process::id(),
+            uid: user().unwrap_or(u32::MAX),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            started_unix_s,
+            control: self.control.clone(),
+            health,
+            summary,
+            listeners: self.listeners.clone(),
+            nbd_listeners: self.nbd_listeners.clone(),
+            nbd_sockets: self.nbd_sockets.clone(),
+            devices,
+            clients,
+            clients_unlisted,
+            errors: log::last(MAX_ERRORS),
+        }
+    }
+
+    fn clients(&self) -> Vec<ClientStatus> {
+        let hosts = self.export.connected_hosts().into_iter().map(of_host);
+        hosts.chain(self.nbd.clients().into_iter().map(of_client)).collect()
+    }
+}
+
+/// When this server was started; settled by the first call.
+pub fn started_unix_s() -> u64 {
+    static STARTED: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    *STARTED.get_or_init(unix_s)
+}
+
+/// A device by all offers of it.
+async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
+    let seen = offers[0].insight.snapshot().await;
+    let target = offers[0].text.clone();
+    let verdict = assess(&shell_word(&target), &seen, started_unix_s);
+    DeviceStatus {
+        target,
+        health: verdict.health,
+        summary: verdict.summary,
+        advice: verdict.advice,
+        exports: offers.iter().flat_map(|offer| offer.exports.clone()).collect(),
+        opening: None,
+        seen,
+    }
+}
+
+impl Offer {
+    /// Whether a name means this.
+    pub fn is(&self, name: &TargetRef) -> bool {
+        if let Some(nqn) = &name.nqn {
+            let is_here = |address: &SocketAddr| self.listeners.iter().any(|listener| reaches(*listener, *address));
+            return *nqn == self.nqn
+                && name.nsid.is_none_or(|nsid| nsid == self.nsid)
+                && (name.addresses.is_empty() || name.addresses.iter().any(is_here));
+        }
+        match (&name.path, &self.path) {
+            (Some(asked), Some(path)) => asked == path,
+            (Some(_), None) => false,
+            (None, _) => name.text == self.text,
+        }
+    }
+}
+
+/// Whether who connects to an address of this machine comes to the listener.
+pub fn reaches(listener: SocketAddr, address: SocketAddr) -> bool {
+    let (own, asked) = (listener.ip().to_canonical(), address.ip().to_canonical());
+    let takes_all = own.is_unspecified() && (listener.is_ipv6() || asked.is_ipv4());
+    listener.port() == address.port() && (takes_all || own == asked)
+}
+
+fn of_host(guest: ConnectedHost) -> ClientStatus {
+    ClientStatus {
+        protocol: "nvme".to_owned(),
+        host: guest.host.as_ref().map(Nqn::to_string),
+        from: guest.from,
+        name: guest.subsystem.to_string(),
+        queues: Some(guest.io_queues as u64),
+        connected_s: guest.connected.as_secs(),
+    }
+}
+
+fn of_client(client: Client) -> ClientStatus {
+    ClientStatus {
+        protocol: "nbd".to_owned(),
+        host: None,
+        from: client.from,
+        name: client.export,
+        queues: None,
+        connected_s: client.connected.as_secs(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_is_reached_by_its_address_or_by_any() {
+        for (listener, address, reached) in [
+            ("127.0.0.1:4420", "127.0.0.1:4420", true),
+            ("127.0.0.1:4420", "127.0.0.1:4421", false),
+            ("127.0.0.1:4420", "192.0.2.1:4420", false),
+            ("0.0.0.0:4420", "192.0.2.1:4420", true),
+            ("0.0.0.0:4420", "[::1]:4420", false),
+            ("[::]:4420", "[::1]:4420", true),
+            ("[::]:4420", "192.0.2.1:4420", true),
+        ] {
+            assert_eq!(reaches(listener.parse().unwrap(), address.parse().unwrap()), reached, "{listener} {address}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! The health of something in a word, and what a check can say of a block: what every state that is reported has in it.
+
+use serde::{Deserialize, Serialize};
+
+/// How well something is; later ones are worse.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Health {
+    /// Nothing is known to be wrong.
+    #[default]
+    Healthy,
+    /// Nothing bad is known, and not everything could be checked.
+    Incomplete,
+    /// A copy or a path is missing or out of sync, or requests fail.
+    Degraded,
+    /// Blocks are bad.
+    Damaged,
+    /// One that a later version has.
+    #[serde(other)]
+    Other,
+}
+
+impl Health {
+    /// In a word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Health::Healthy => "healthy",
+            Health::Incomplete => "incomplete",
+            Health::Degraded => "degraded",
+            Health::Damaged => "damaged",
+            Health::Other => "in a state that this version does not know",
+        }
+    }
+}
+
+/// What blocks were checked against.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Checked {
+    /// Every block against its seal.
+    Seals,
+    /// Blocks, or some of them, have no seals: they could be read.
+    Readability,
+}
+
+impl Checked {
+    /// What a device is checked against whose blocks have seals, or have not.
+    pub const fn of(seals: bool) -> Checked {
+        if seals { Checked::Seals } else { Checked::Readability }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_health_of_a_later_version_is_read_and_not_a_good_one() {
+        assert_eq!(serde_json::from_str::<Health>("\"enlightened\"").unwrap(), Health::Other);
+        assert!(Health::Damaged > Health::Degraded && Health::Degraded > Health::Incomplete);
+    }
+}
