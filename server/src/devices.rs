@@ -3,23 +3,32 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use sealblock_block::{DynDevice, Gate};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, timeout};
+use sealblock_scrub::Settings;
 use sealblock_stack::target::TargetLabel;
-use sealblock_stack::{Access, Cause, OpenMirror, ReadOnly, StackError, Usage, open_for};
+use sealblock_stack::{Access, Cause, ReadOnly, StackError, Usage, open_for};
 use sealblock_units::ByteCount;
 
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
 use crate::events::EventSender;
-use crate::inspect::{DeviceInspector, InspectedDevice};
-use crate::mirrors::{MirrorHandle, watch};
+use crate::inspect::{damage, silent};
+use crate::mirrors::watch;
 use crate::observer::{ReportTargets, RequestObserver};
 use crate::plan::NamespacePlan;
 use crate::resize::{LocalDevice, ResizeResult};
-use crate::scrub::{ScrubHandle, ScrubTask};
+use crate::scrub::ScrubTask;
+use crate::status::mirror::MirrorStatus;
+use crate::status::scrub::ScrubStatus;
+use crate::status::server::DeviceSnapshot;
+
+/// How long a core may take to say how a device is.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open device.
 pub struct ServedDevice {
@@ -33,17 +42,78 @@ pub struct ServedDevice {
     pub state: Arc<NamespaceState>,
     /// The identity of the volume or mirror, where it is one.
     pub volume_uuid: Option<[u8; 16]>,
-    /// Its scrub, which begins nothing until it has settings.
-    pub scrub: ScrubHandle,
-    /// Its replicas, if it is a mirror.
-    pub mirror: Option<MirrorHandle>,
-    /// How it is.
-    pub insight: DeviceInspector,
+    /// True if it is a mirror.
+    pub is_mirror: bool,
+    /// The device on its own core.
+    pub handle: DeviceHandle,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
-    handle: CoreHandle,
-    home: CoreLocal<LocalDevice>,
     _seat: Rc<()>,
+}
+
+/// A device on its own core, reachable from any.
+#[derive(Clone)]
+pub struct DeviceHandle {
+    core: CoreHandle,
+    home: CoreLocal<LocalDevice>,
+    ties: ReportTargets,
+}
+
+impl DeviceHandle {
+    async fn call<F, T>(&self, work: impl FnOnce(Rc<LocalDevice>) -> F + Send + 'static) -> Result<T, CoreGone>
+    where
+        F: Future<Output = T> + 'static,
+        T: Send + 'static,
+    {
+        let home = self.home.clone();
+        let called = self.core.call(move || async move {
+            match home.get() {
+                Some(home) => Ok(work(home).await),
+                None => Err(CoreGone::Stopped),
+            }
+        });
+        called.await?
+    }
+
+    /// True if both are for one device.
+    pub fn is_same(&self, other: &DeviceHandle) -> bool {
+        Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
+    }
+
+    /// Sets when and how it is scrubbed.
+    pub async fn configure_scrub(&self, settings: Settings) {
+        // A core that has stopped scrubs nothing; requests to its devices report it.
+        let _ = self.call(move |home| async move { home.scrub_task.configure(settings) }).await;
+    }
+
+    /// Executes a command for its scrub; returns the state of the scrub after it.
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute_scrub(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
+        let done = self.call(move |home| async move { home.scrub_task.execute(&command).await }).await;
+        done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
+    }
+
+    /// Executes a command for its replicas; returns the state of the mirror after it.
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute_mirror(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
+        let done = self.call(move |home| async move { home.execute_mirror(&command).await }).await;
+        done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
+    }
+
+    /// The state of the device now, or that it did not respond in time.
+    pub async fn snapshot(&self) -> DeviceSnapshot {
+        let looked = self.call(|home| async move { home.inspected.snapshot() });
+        let seen = match timeout(PROBE_TIMEOUT, looked).await {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(gone)) => silent(&gone.to_string()),
+            Err(_) => silent("its core did not answer in time"),
+        };
+        DeviceSnapshot { damage: damage(&self.ties.damage), failing: self.ties.failing.now(), ..seen }
+    }
 }
 
 impl ServedDevice {
@@ -62,14 +132,9 @@ impl ServedDevice {
     /// # Errors
     /// When that core is gone.
     pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, StackError> {
-        let (home, shared) = (self.home.clone(), self.shared());
-        let resized = self.handle.call(move || async move {
-            match home.get() {
-                Some(home) => Ok(home.resize(&shared, size).await),
-                None => Err(of_core("changing the size", CoreGone::Stopped)),
-            }
-        });
-        resized.await.map_err(|gone| of_core("changing the size", gone).on(&self.target))?
+        let shared = self.shared();
+        let resized = self.handle.call(move |home| async move { home.resize(&shared, size).await });
+        resized.await.map_err(|gone| of_core(RESIZING, gone).on(&self.target))
     }
 
     /// Whether namespaces of it are still there, offered or held by commands in flight.
@@ -115,12 +180,9 @@ impl DeviceTable {
                 target: opened.called,
                 state,
                 volume_uuid: opened.volume_uuid,
-                scrub: ScrubHandle::new(handle.clone(), opened.scrub_task),
-                mirror: opened.mirror.map(|mirror| MirrorHandle::new(handle.clone(), mirror)),
-                insight: DeviceInspector::new(handle.clone(), opened.watched, ties),
+                is_mirror: opened.is_mirror,
+                handle: DeviceHandle { core: handle, home: opened.home, ties },
                 shared: RefCell::new(opened.shared),
-                handle,
-                home: opened.home,
                 _seat: seat,
             })
         }
@@ -131,19 +193,9 @@ impl DeviceTable {
     /// # Errors
     /// The first that could not be closed; the others are closed all the same.
     pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
-        let closings = devices.into_iter().map(|device| {
-            async move {
-                // What the scrub keeps, it keeps on the device.
-                device.scrub.close().await;
-                let home = device.home;
-                let closed = device.handle.call(move || async move {
-                    match home.get() {
-                        Some(home) => home.close().await,
-                        None => Err(of_core("closing", CoreGone::Stopped)),
-                    }
-                });
-                closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
-            }
+        let closings = devices.into_iter().map(|device| async move {
+            let closed = device.handle.call(|home| async move { home.close().await });
+            closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
     }
@@ -154,10 +206,8 @@ struct OpenedDevice {
     called: TargetLabel,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
-    mirror: Option<CoreLocal<OpenMirror>>,
+    is_mirror: bool,
     home: CoreLocal<LocalDevice>,
-    scrub_task: CoreLocal<ScrubTask>,
-    watched: CoreLocal<InspectedDevice>,
 }
 
 async fn open_on_core(
@@ -180,15 +230,12 @@ async fn open_on_core(
     let shared = SharedDevice::publish(Rc::clone(&gate));
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
     let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, events).await;
-    let watched = InspectedDevice::new(&scrub_task, &info);
     Ok(OpenedDevice {
         called,
         shared,
         volume_uuid: info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
-        mirror: info.mirror.map(CoreLocal::new),
-        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, closer, Rc::clone(&scrub_task)))),
-        scrub_task: CoreLocal::new(scrub_task),
-        watched: CoreLocal::new(Rc::new(watched)),
+        is_mirror: info.mirror.is_some(),
+        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, &info, closer, scrub_task))),
     })
 }
 

@@ -2,27 +2,21 @@
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
-use std::sync::Arc;
-use std::time::Duration;
 
 use sealblock_block::{DynDevice, Gate, RequestKind};
-use sealblock_exports_nvme_tcp::DamageRun;
+use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
-use sealblock_runtime_reactor::{CoreHandle, CoreLocal, timeout};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{OpenMirror, TargetInfo};
 
 use crate::backing::Files;
 use crate::control::protocol::canonical;
-use crate::observer::ReportTargets;
 use crate::scrub::ScrubTask;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::{
     CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
 };
 
-/// How long a core may take to respond.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Runs of bad blocks that are named.
 const MAX_RUNS: usize = 64;
 
@@ -45,14 +39,6 @@ fn files(info: &TargetInfo) -> Vec<String> {
     files.filter_map(|file| canonical(&file.path)).collect()
 }
 
-/// A way to see how a device is, from any core.
-#[derive(Clone)]
-pub struct DeviceInspector {
-    core: CoreHandle,
-    watched: CoreLocal<InspectedDevice>,
-    ties: ReportTargets,
-}
-
 impl InspectedDevice {
     /// A device of this core.
     pub fn new(scrub_task: &Rc<ScrubTask>, info: &TargetInfo) -> InspectedDevice {
@@ -67,7 +53,8 @@ impl InspectedDevice {
         }
     }
 
-    fn snapshot(&self) -> DeviceSnapshot {
+    /// Its state, but for what cores share.
+    pub fn snapshot(&self) -> DeviceSnapshot {
         let Some((scrub, gate)) = self.scrub_task.glance() else {
             return silent("it is closed, or is being changed");
         };
@@ -85,45 +72,21 @@ impl InspectedDevice {
     }
 }
 
-impl DeviceInspector {
-    /// The way to a device of this core.
-    pub fn new(core: CoreHandle, watched: CoreLocal<InspectedDevice>, ties: ReportTargets) -> DeviceInspector {
-        DeviceInspector { core, watched, ties }
-    }
-
-    /// Whether both are for one device.
-    pub fn is_same(&self, other: &DeviceInspector) -> bool {
-        Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
-    }
-
-    /// The state of the device now, or that it did not respond in time.
-    pub async fn snapshot(&self) -> DeviceSnapshot {
-        let watched = self.watched.clone();
-        let looked = self.core.call(move || async move { watched.get().map(|watched| watched.snapshot()) });
-        let seen = match timeout(PROBE_TIMEOUT, looked).await {
-            Ok(Ok(Some(seen))) => seen,
-            Ok(Ok(None)) => silent("it is being closed"),
-            Ok(Err(gone)) => silent(&gone.to_string()),
-            Err(_) => silent("its core did not answer in time"),
-        };
-        DeviceSnapshot { damage: self.damage(), failing: self.ties.failing.now(), ..seen }
-    }
-
-    fn damage(&self) -> DamageStatus {
-        let known = self.ties.damage.summary(MAX_RUNS);
-        let run =
-            |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
-        DamageStatus {
-            blocks: known.blocks,
-            complete: known.is_complete,
-            runs: known.runs.iter().map(run).collect(),
-            unlisted: known.unlisted,
-            made_unreadable: known.made_unreadable,
-        }
+/// Blocks that are known to be bad.
+pub fn damage(known: &DamageHandle) -> DamageStatus {
+    let known = known.summary(MAX_RUNS);
+    let run = |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
+    DamageStatus {
+        blocks: known.blocks,
+        complete: known.is_complete,
+        runs: known.runs.iter().map(run).collect(),
+        unlisted: known.unlisted,
+        made_unreadable: known.made_unreadable,
     }
 }
 
-fn silent(why: &str) -> DeviceSnapshot {
+/// A device that did not say how it is, and why.
+pub fn silent(why: &str) -> DeviceSnapshot {
     DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 

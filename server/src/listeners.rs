@@ -1,18 +1,31 @@
 //! Listeners: all on the first core, which hands what it accepts to the others. A service manager may have opened some, which
 //! then listen also while no server runs.
+//!
+//! A Unix socket, for NBD clients, is there from when it listens until the server ends or a reload leaves it out, with mode 0600, so
+//! that the permissions of its folder and file control access. A stale socket at its path is replaced; a socket with a listener, and a
+//! file that is no socket, is left alone.
 
-use std::io;
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, fs, io};
 
 use sealblock_runtime_reactor::net::{self, Listener};
-use sealblock_runtime_reactor::{CoreHandle, CoreLocal, JoinHandle, spawn};
-use sealblock_stack::{Cause, StackError};
+use sealblock_runtime_reactor::{CoreHandle, CoreLocal, JoinHandle, sleep, spawn};
+use sealblock_stack::{Cause, StackError, process_text};
+
+use crate::control::socket_path::{Socket, listener_of};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 128;
+/// How often it is looked whether a listener has ended.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
+const LISTENING: &str = "listening";
+const LISTENING_UNIX: &str = "listening for NBD";
 
 /// What a service manager calls sockets for NBD (`FileDescriptorName=`); all others are for NVMe/TCP.
 const FOR_NBD: &str = "nbd";
@@ -50,169 +63,198 @@ impl Inherited {
     }
 }
 
-/// A listener that accepts.
-pub struct ActiveListener {
-    /// The address that was asked for.
-    pub planned: SocketAddr,
-    /// The address it got.
-    pub address: SocketAddr,
-    accepting: Accepting,
+/// Where to listen.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// At an address.
+    Tcp(SocketAddr),
+    /// On a Unix socket.
+    Unix(PathBuf),
 }
 
-/// Accepting, on the listener's core.
-pub struct Accepting {
-    core: CoreHandle,
-    task: CoreLocal<JoinHandle<()>>,
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp(address) => address.fmt(f),
+            Place::Unix(path) => path.display().fmt(f),
+        }
+    }
 }
 
-/// A listener on its core, before it accepts.
-pub struct Idle {
-    core: CoreHandle,
-    listener: CoreLocal<std::cell::Cell<Option<Listener>>>,
-}
-
-/// A listener that is bound and accepts nothing yet.
+/// A listener on its core that accepts nothing yet.
 pub struct BoundListener {
-    planned: SocketAddr,
-    /// The address it got.
-    pub address: SocketAddr,
-    idle: Idle,
+    planned: Place,
+    /// The address it got, or its absolute path.
+    place: Place,
+    /// Removes the file.
+    socket: Option<Socket>,
+    core: CoreHandle,
+    listener: CoreLocal<Cell<Option<Listener>>>,
 }
 
 impl BoundListener {
     /// Listens, or takes over the socket that listens there already.
     ///
     /// # Errors
-    /// When the address is taken, not this machine's, or not allowed.
-    pub async fn bind(
-        core: &CoreHandle,
-        planned: SocketAddr,
-        inherited: &Inherited,
-    ) -> Result<BoundListener, StackError> {
-        let there = inherited.at(planned).transpose().map_err(|error| of_bind(&error, planned))?;
+    /// When the place is taken, not this machine's, or not allowed.
+    async fn bind(core: &CoreHandle, planned: Place, inherited: &Inherited) -> Result<BoundListener, StackError> {
+        let (there, socket) = match &planned {
+            Place::Tcp(address) => {
+                let there = inherited.at(*address).transpose().map_err(|error| of_bind(&error, *address))?;
+                (there.map_or(Binding::Address(*address), Binding::Socket), None)
+            }
+            Place::Unix(path) => {
+                let socket = Socket::at(path).map_err(|error| of_bind_unix(&error, path))?;
+                let copy = socket.listener.try_clone().map_err(|error| of_bind_unix(&error, path))?;
+                (Binding::Socket(copy.into()), Some(socket))
+            }
+        };
         let bound = core.call(move || async move {
-            let listener = there.map_or_else(|| Listener::bind(planned, BACKLOG), Listener::from_fd)?;
-            Ok((listener.local_addr()?, on_core(listener)))
+            let listener = match there {
+                Binding::Address(address) => Listener::bind(address, BACKLOG)?,
+                Binding::Socket(socket) => Listener::from_fd(socket)?,
+            };
+            let address = listener.local_addr();
+            io::Result::Ok((address, CoreLocal::new(Rc::new(Cell::new(Some(listener))))))
         });
-        let bound = bound.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(planned))?;
-        let (address, listener) = bound.map_err(|error| of_bind(&error, planned))?;
-        Ok(BoundListener { planned, address, idle: Idle { core: core.clone(), listener } })
+        let bound = bound.await.map_err(|gone| StackError::new(Cause::Io, LISTENING, gone).on(&planned))?;
+        let (place, listener) = match (&planned, bound) {
+            (Place::Tcp(_), Ok((Ok(address), listener))) => (Place::Tcp(address), listener),
+            (Place::Tcp(address), Ok((Err(error), _)) | Err(error)) => return Err(of_bind(&error, *address)),
+            (Place::Unix(path), Ok((_, listener))) => (Place::Unix(absolute(path)), listener),
+            (Place::Unix(path), Err(error)) => return Err(StackError::io(LISTENING, &error).on(path.display())),
+        };
+        Ok(BoundListener { planned, place, socket, core: core.clone(), listener })
     }
 
     /// Has `serve` accept connections from now on, on the listener's core.
     ///
     /// # Errors
     /// When the core has stopped.
-    pub async fn accept<F>(
-        self,
-        serve: impl FnOnce(Listener) -> F + Send + 'static,
-    ) -> Result<ActiveListener, StackError>
+    async fn accept<F>(self, serve: impl FnOnce(Listener) -> F + Send + 'static) -> Result<ActiveListener, StackError>
     where
-        F: Future<Output = io::Result<()>>,
+        F: Future<Output = io::Result<()>> + 'static,
     {
-        let accepting = self.idle.accept(self.address.to_string(), serve).await?;
-        Ok(ActiveListener { planned: self.planned, address: self.address, accepting })
-    }
-}
-
-fn on_core(listener: Listener) -> CoreLocal<std::cell::Cell<Option<Listener>>> {
-    CoreLocal::new(Rc::new(std::cell::Cell::new(Some(listener))))
-}
-
-impl Idle {
-    /// A socket that listens already, on this core.
-    ///
-    /// # Errors
-    /// When that core has stopped, or cannot wait for it.
-    pub async fn take(core: &CoreHandle, socket: OwnedFd, name: &str) -> Result<Idle, StackError> {
-        let taken = core.call(move || async move { Listener::from_fd(socket).map(on_core) });
-        let taken = taken.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(name))?;
-        let listener = taken.map_err(|error| StackError::io("listening", &error).on(name))?;
-        Ok(Idle { core: core.clone(), listener })
-    }
-
-    /// Has `serve` accept connections from now on.
-    ///
-    /// # Errors
-    /// When the core has stopped.
-    pub async fn accept<F>(
-        self,
-        name: String,
-        serve: impl FnOnce(Listener) -> F + Send + 'static,
-    ) -> Result<Accepting, StackError>
-    where
-        F: Future<Output = io::Result<()>>,
-    {
-        let (listener, address) = (self.listener, name.clone());
-        let task = self.core.call(move || async move {
+        let BoundListener { planned, place, socket, core, listener } = self;
+        let name = place.to_string();
+        let task = core.call(move || async move {
             let listener = listener.get().and_then(|listener| listener.take());
             CoreLocal::new(Rc::new(spawn(async move {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
                     // The connections that are there and the other listeners go on.
-                    tracing::error!("no more connections are accepted on {address}: {error}");
+                    tracing::error!("no more connections are accepted on {name}: {error}");
                 }
             })))
         });
-        let task = task.await.map_err(|gone| StackError::new(Cause::Io, "listening", gone).on(name))?;
-        Ok(Accepting { core: self.core, task })
+        let task = task.await.map_err(|gone| StackError::new(Cause::Io, LISTENING, gone).on(&place))?;
+        Ok(ActiveListener { planned, place, _socket: socket, core, task })
     }
 }
 
-/// Binds those addresses that no ear is at yet.
-///
-/// # Errors
-/// The first that cannot be bound.
-pub async fn bind_new(
-    core: &CoreHandle,
-    planned: &[SocketAddr],
-    inherited: &Inherited,
-    ears: &[ActiveListener],
-) -> Result<Vec<BoundListener>, StackError> {
-    let mut bound = Vec::new();
-    for address in planned {
-        if !ears.iter().any(|ear| ear.planned == *address) {
-            bound.push(BoundListener::bind(core, *address, inherited).await?);
+/// What becomes a listener.
+enum Binding {
+    Address(SocketAddr),
+    Socket(OwnedFd),
+}
+
+/// A listener that accepts.
+struct ActiveListener {
+    planned: Place,
+    place: Place,
+    /// Removes the file.
+    _socket: Option<Socket>,
+    core: CoreHandle,
+    task: CoreLocal<JoinHandle<()>>,
+}
+
+/// The listeners of one protocol, which accept.
+#[derive(Default)]
+pub struct Listeners(Vec<ActiveListener>);
+
+impl Listeners {
+    /// Binds those places at which nothing listens yet.
+    ///
+    /// # Errors
+    /// The first that cannot be bound.
+    pub async fn bind_new(
+        &self,
+        core: &CoreHandle,
+        planned: &[Place],
+        inherited: &Inherited,
+    ) -> Result<Vec<BoundListener>, StackError> {
+        let mut bound = Vec::new();
+        for place in planned.iter().filter(|place| !self.0.iter().any(|active| active.planned == **place)) {
+            bound.push(BoundListener::bind(core, place.clone(), inherited).await?);
         }
+        Ok(bound)
     }
-    Ok(bound)
-}
 
-/// Closes the ears that are planned no more.
-pub async fn close_old(ears: &mut Vec<ActiveListener>, planned: &[SocketAddr]) {
-    let (stay, go) = std::mem::take(ears).into_iter().partition(|ear| planned.contains(&ear.planned));
-    *ears = stay;
-    for ear in go {
-        ear.close().await;
+    /// Accepts at these places too, and no more at those that are not planned. Connections stay.
+    ///
+    /// # Errors
+    /// When the core has stopped.
+    pub async fn change<F>(
+        &mut self,
+        bound: Vec<BoundListener>,
+        planned: &[Place],
+        serve: impl Fn(Listener) -> F + Clone + Send + 'static,
+    ) -> Result<(), StackError>
+    where
+        F: Future<Output = io::Result<()>> + 'static,
+    {
+        for bound in bound {
+            self.0.push(bound.accept(serve.clone()).await?);
+        }
+        for old in self.0.extract_if(.., |active| !planned.contains(&active.planned)) {
+            // A core that has stopped accepts nothing either.
+            let _ = old.core.call(move || async move { old.task.get().inspect(|task| task.abort()).is_some() }).await;
+        }
+        Ok(())
+    }
+
+    /// True if there is none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The addresses that were asked for, each with the one that it got.
+    pub fn addresses(&self) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
+        self.0.iter().filter_map(|active| match (&active.planned, &active.place) {
+            (Place::Tcp(planned), Place::Tcp(address)) => Some((*planned, *address)),
+            _ => None,
+        })
+    }
+
+    /// The paths of Unix sockets.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.0.iter().filter_map(|active| match &active.place {
+            Place::Unix(path) => Some(path.as_path()),
+            Place::Tcp(_) => None,
+        })
+    }
+
+    /// Waits until all have ended, as they do once their server has stopped and is drained.
+    pub async fn ended(&self) {
+        for active in &self.0 {
+            while !active.has_ended().await {
+                sleep(END_POLL_INTERVAL).await;
+            }
+        }
     }
 }
 
 impl ActiveListener {
-    /// Accepts no more. Connections stay.
-    pub async fn close(self) {
-        self.accepting.end().await;
-    }
-
-    /// Whether it has ended, as it does once its server has stopped and is drained.
-    pub async fn has_ended(&self) -> bool {
-        self.accepting.has_ended().await
-    }
-}
-
-impl Accepting {
-    /// Ends it. Connections stay.
-    pub async fn end(self) {
-        let task = self.task;
-        // A core that has stopped accepts nothing either.
-        let _ = self.core.call(move || async move { task.get().inspect(|task| task.abort()).is_some() }).await;
-    }
-
-    /// Whether it has ended, as it does once its server has stopped and is drained.
-    pub async fn has_ended(&self) -> bool {
+    async fn has_ended(&self) -> bool {
         let task = self.task.clone();
         let ended = self.core.call(move || async move { task.get().is_none_or(|task| task.is_finished()) });
         ended.await.unwrap_or(true)
     }
+}
+
+/// The path as clients of any working folder name it.
+fn absolute(path: &Path) -> PathBuf {
+    fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
 fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
@@ -222,5 +264,17 @@ fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
         io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
         _ => (Cause::Io, "another address and port"),
     };
-    StackError::new(cause, "listening", error).on(address).advise(advice)
+    StackError::new(cause, LISTENING, error).on(address).advise(advice)
+}
+
+fn of_bind_unix(error: &io::Error, path: &Path) -> StackError {
+    if error.kind() != io::ErrorKind::AddrInUse {
+        return StackError::io(LISTENING_UNIX, error)
+            .on(path.display())
+            .advise("another --nbd-socket PATH, in a folder of this user");
+    }
+    let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_text(pid)));
+    StackError::new(Cause::Refused, LISTENING_UNIX, format!("{who} listens there"))
+        .on(path.display())
+        .advise("another --nbd-socket PATH")
 }

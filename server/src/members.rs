@@ -29,27 +29,15 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
         return Fit::No;
     }
     let is_its_name = device.target.is(&plan.target);
-    let (Some(named), Some(mirror)) = (members_of(&plan.target), &device.mirror) else {
-        return if is_its_name { Fit::Same } else { Fit::No };
-    };
-    match mirror.execute(ControlCommand::MirrorStatus).await {
+    let by_name = if is_its_name { Fit::Same } else { Fit::No };
+    let Some(named) = members_of(&plan.target).filter(|_| device.is_mirror) else { return by_name };
+    match device.handle.execute_mirror(ControlCommand::MirrorStatus).await {
         Ok(status) => {
-            let members = status
-                .replicas
-                .into_iter()
-                .filter(|replica| !replica.is_removed())
-                .map(|replica| replica.name)
-                .collect();
-            of_members(members, named, is_its_name)
+            let replicas = status.replicas.into_iter().filter(|replica| !replica.is_removed());
+            of_members(replicas.map(|replica| replica.name).collect(), named, is_its_name)
         }
         // A mirror that is being closed reports no replicas; only its name is known.
-        Err(_) => {
-            if is_its_name {
-                Fit::Same
-            } else {
-                Fit::No
-            }
-        }
+        Err(_) => by_name,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Served mirrors: a handle for any core, and a watch of their state, which is logged and reported to hosts.
+//! Served mirrors: commands for their replicas, and a watch of their state, which is logged and reported to hosts.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -8,44 +8,19 @@ use std::sync::Weak;
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
-use sealblock_runtime_reactor::{CoreHandle, CoreLocal, spawn};
+use sealblock_runtime_reactor::spawn;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{CHANGING, Cause, OpenMirror, StackError, TargetInfo};
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::status::mirror::{MirrorStatus, state_text};
 
-/// A handle of a mirror on another core.
-#[derive(Clone)]
-pub struct MirrorHandle {
-    core: CoreHandle,
-    mirror: CoreLocal<OpenMirror>,
-}
-
-impl MirrorHandle {
-    /// A handle of a mirror on this core.
-    pub fn new(core: CoreHandle, mirror: CoreLocal<OpenMirror>) -> MirrorHandle {
-        MirrorHandle { core, mirror }
-    }
-
-    /// Executes a command; returns the state of the mirror after it.
-    ///
-    /// # Errors
-    /// Why the command failed.
-    pub async fn execute(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
-        let mirror = self.mirror.clone();
-        let done = self.core.call(move || async move {
-            match mirror.get() {
-                Some(mirror) => execute_on(&mirror, command).await,
-                None => Err(ControlError::new(ControlErrorKind::Refused, "it is being closed")),
-            }
-        });
-        done.await.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
-    }
-}
-
-async fn execute_on(mirror: &Rc<OpenMirror>, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
-    execute(mirror, &command).await.map_err(|failure| control_error(&failure))?;
+/// Executes a request on the control socket; returns the state of the mirror after it.
+///
+/// # Errors
+/// Why it failed.
+pub async fn answer(mirror: &OpenMirror, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
+    execute(mirror, command).await.map_err(|failure| control_error(&failure))?;
     Ok(MirrorStatus::of(&mirror.describe()))
 }
 

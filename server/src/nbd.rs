@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
@@ -14,10 +14,9 @@ use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
 use crate::events::NbdInfo;
-use crate::listeners::{ActiveListener, BoundListener, close_old};
+use crate::listeners::{BoundListener, Listeners, Place};
 use crate::names::{export_uri, on_this_machine};
 use crate::plan::{NamespacePlan, Plan, SubsystemPlan, export_name, nbd_limits};
-use crate::sockets::{self, UnixBound, UnixEar};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
 const MAX_DESCRIPTION_BYTES: usize = 4096;
@@ -33,8 +32,7 @@ pub struct NbdSide {
     server: Nbd,
     /// The devices by the names of their exports; others own them.
     offered: BTreeMap<String, Weak<ServedDevice>>,
-    pub ears: Vec<ActiveListener>,
-    pub sockets: Vec<UnixEar>,
+    pub ears: Listeners,
     /// The export of those who name none.
     default: Option<String>,
 }
@@ -46,8 +44,7 @@ impl NbdSide {
         Ok(NbdSide {
             server: server.with_cores(cores),
             offered: BTreeMap::new(),
-            ears: Vec::new(),
-            sockets: Vec::new(),
+            ears: Listeners::default(),
             default: None,
         })
     }
@@ -68,7 +65,7 @@ impl NbdSide {
 
     /// Whether it listens anywhere.
     pub fn listens(&self) -> bool {
-        !self.ears.is_empty() || !self.sockets.is_empty()
+        !self.ears.is_empty()
     }
 
     /// Takes away what is not wanted, or is another device now.
@@ -113,29 +110,20 @@ impl NbdSide {
         Ok(())
     }
 
-    /// Accepts at these addresses too, and no more at those that are not planned.
-    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), StackError> {
-        for bound in bound {
-            let server = self.server.clone();
-            self.ears.push(bound.accept(|listener| async move { server.serve(listener).await }).await?);
-        }
-        close_old(&mut self.ears, planned).await;
-        Ok(())
-    }
-
-    /// Accepts on these sockets too, and no more on those that are not planned.
-    pub async fn listen_at(&mut self, bound: Vec<UnixBound>, planned: &[PathBuf]) -> Result<(), StackError> {
-        for bound in bound {
-            self.sockets.push(bound.accept(self.server.clone()).await?);
-        }
-        sockets::close_old(&mut self.sockets, planned).await;
-        Ok(())
+    /// Accepts at these places too, and no more at those that are not planned.
+    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[Place]) -> Result<(), StackError> {
+        let server = self.server.clone();
+        let serve = move |listener| {
+            let server = server.clone();
+            async move { server.serve(listener).await }
+        };
+        self.ears.change(bound, planned, serve).await
     }
 
     /// What clients on this machine type for an export.
     pub fn uri(&self, name: &str) -> Option<String> {
-        let at_address = self.ears.first().map(|ear| export_uri(on_this_machine(ear.address), name));
-        at_address.or_else(|| self.sockets.first().map(|socket| NbdAddress::Unix(socket.path()).uri(name)))
+        let at_address = self.ears.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
+        at_address.or_else(|| Some(NbdAddress::Unix(self.ears.paths().next()?.to_owned()).uri(name)))
     }
 
     /// The name under which a namespace is offered, if it is.
@@ -158,12 +146,12 @@ impl NbdSide {
 
     /// Where it listens.
     pub fn listeners(&self) -> Vec<SocketAddr> {
-        self.ears.iter().map(|ear| ear.address).collect()
+        self.ears.addresses().map(|(_, address)| address).collect()
     }
 
     /// Where its Unix sockets are.
     pub fn paths(&self) -> Vec<PathBuf> {
-        self.sockets.iter().map(UnixEar::path).collect()
+        self.ears.paths().map(Path::to_owned).collect()
     }
 
     /// Takes no more connections and requests.

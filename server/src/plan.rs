@@ -16,7 +16,7 @@ use sealblock_scrub::Settings;
 use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName};
 use sealblock_stack::{Access, Cause, StackError, Usage};
 
-use crate::listeners::Inherited;
+use crate::listeners::{Inherited, Place};
 
 /// What the names of subsystems that have none begin with.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
@@ -132,6 +132,17 @@ impl Plan {
     /// Whether NBD clients are listened for.
     pub fn has_nbd(&self) -> bool {
         !self.nbd.is_empty() || !self.nbd_sockets.is_empty()
+    }
+
+    /// Where hosts are listened for.
+    pub fn places(&self) -> Vec<Place> {
+        self.listeners.iter().copied().map(Place::Tcp).collect()
+    }
+
+    /// Where NBD clients are listened for.
+    pub fn nbd_places(&self) -> Vec<Place> {
+        let sockets = self.nbd_sockets.iter().cloned().map(Place::Unix);
+        self.nbd.iter().copied().map(Place::Tcp).chain(sockets).collect()
     }
 
     /// Every target of every namespace.

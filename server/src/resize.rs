@@ -19,14 +19,17 @@ use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
 use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Closer, FileVolume, OpenTarget, ReactorClock, StackError, Usage, bars_resizing, of_block, of_resize,
-    open_again,
+    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, ReactorClock, StackError, TargetInfo, Usage,
+    bars_resizing, of_block, of_resize, open_again,
 };
 use sealblock_units::{BlockSize, ByteCount};
 
-use crate::control::protocol::{RESIZING, ResizeReport};
+use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING, ResizeReport};
+use crate::inspect::InspectedDevice;
+use crate::mirrors::answer;
 use crate::plan::NamespacePlan;
 use crate::scrub::ScrubTask;
+use crate::status::mirror::MirrorStatus;
 
 /// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
 /// 30 s or more.
@@ -45,7 +48,12 @@ pub struct LocalDevice {
     usage: Usage,
     /// `None` after a failure to reopen.
     closer: RefCell<Option<Closer>>,
-    scrub_task: Rc<ScrubTask>,
+    /// Its scrub, which begins nothing until it has settings.
+    pub scrub_task: Rc<ScrubTask>,
+    /// The mirror, if it is one.
+    pub mirror: Option<Rc<OpenMirror>>,
+    /// How it is.
+    pub inspected: InspectedDevice,
 }
 
 /// The result of a resize.
@@ -63,17 +71,36 @@ struct ResizableVolume {
 }
 
 impl LocalDevice {
-    /// A device that was opened for this plan, and its scrub.
-    pub fn new(plan: &NamespacePlan, closer: Closer, scrub_task: Rc<ScrubTask>) -> LocalDevice {
-        let (target, access, usage) = (plan.target.clone(), plan.access(), plan.usage);
-        LocalDevice { target, access, usage, closer: RefCell::new(Some(closer)), scrub_task }
+    /// A device that was opened for this plan, what it is made of, and its scrub.
+    pub fn new(plan: &NamespacePlan, info: &TargetInfo, closer: Closer, scrub_task: Rc<ScrubTask>) -> LocalDevice {
+        LocalDevice {
+            target: plan.target.clone(),
+            access: plan.access(),
+            usage: plan.usage,
+            closer: RefCell::new(Some(closer)),
+            inspected: InspectedDevice::new(&scrub_task, info),
+            scrub_task,
+            mirror: info.mirror.clone(),
+        }
     }
 
-    /// Closes it cleanly.
+    /// Executes a command for the replicas of a mirror; returns its state after it.
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute_mirror(&self, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
+        match &self.mirror {
+            Some(mirror) => answer(mirror, command).await,
+            None => Err(ControlError::new(ControlErrorKind::Usage, format!("{} is no mirror", self.target))),
+        }
+    }
+
+    /// Ends the scrub, saves its state, and closes the device cleanly.
     ///
     /// # Errors
     /// As [`Closer::close`].
     pub async fn close(&self) -> Result<(), StackError> {
+        self.scrub_task.close().await;
         let closer = self.closer.take();
         match closer {
             Some(closer) => closer.close().await,

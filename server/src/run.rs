@@ -15,12 +15,11 @@ use sealblock_units::ByteCount;
 
 use crate::backing;
 use crate::control::protocol::{ControlError, RESIZING};
-use crate::control::responder::Control;
+use crate::control::responder::{Control, ResizeRequest};
 use crate::control::socket_path::ControlSocket;
 use crate::events::{Event, EventSender, EventSink};
 use crate::mirrors::control_error;
 use crate::plan::Plan;
-use crate::resize_queue::ResizeRequest;
 use crate::server::Server;
 use crate::service::{Hangups, ServiceState, notify};
 use crate::status::front::started_unix_s;
@@ -119,7 +118,7 @@ enum Turn {
 /// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
 /// is bounded.
 async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
-    let (hangup, request, tried) = (pin!(hangups.next()), pin!(control.resizes().next()), pin!(server.next_tried()));
+    let (hangup, request, tried) = (pin!(hangups.next()), pin!(control.next_resize()), pin!(server.next_tried()));
     match select(signal, select(hangup, select(request, tried))).await {
         Either::Left((ended, _)) => Turn::End(ended),
         Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
@@ -164,8 +163,9 @@ async fn resize(server: &mut Server, request: ResizeRequest, events: EventSink) 
         Ok(_) => {}
         Err(failure) => tracing::warn!("{}", failure.in_short()),
     }
-    request
-        .complete(resized.map_err(|failure| ControlError { why: failure.reason(RESIZING), ..control_error(&failure) }));
+    let problem = |failure| ControlError { why: StackError::reason(&failure, RESIZING), ..control_error(&failure) };
+    // The connection may have ended.
+    let _ = request.reply.send(resized.map_err(problem));
 }
 
 async fn reload(

@@ -1,7 +1,6 @@
 //! The scrub of one served device: a `sealblock_scrub::Scrub` with a clock, a device, and a store for its state.
 //!
-//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. A
-//! [`ScrubHandle`] reaches it from other cores. The damage lists of the namespaces are updated at once (`check.rs`); the state
+//! A [`ScrubTask`] lives on the core of its device and works beside the requests of hosts, one piece at a time. The damage lists of the namespaces are updated at once (`check.rs`); the state
 //! is saved in the reserved area of the device, if it has one (`state_store.rs`).
 
 mod check;
@@ -17,7 +16,7 @@ use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Gate, Outco
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::Attached;
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, JoinHandle, Notify, now, spawn, timeout, yield_now};
+use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_now};
 use sealblock_scrub::{
     Activity, CheckResult, CommandError, DeviceProfile, Now, Scrub, ScrubEvent, ScrubStep, Settings,
 };
@@ -107,7 +106,7 @@ impl ScrubTask {
     }
 
     /// Sets the settings. The first call starts the scrub.
-    fn configure(self: &Rc<ScrubTask>, settings: Settings) {
+    pub fn configure(self: &Rc<ScrubTask>, settings: Settings) {
         self.settings.set(Some(settings));
         self.scrub.borrow_mut().configure(settings);
         let mut task = self.task.borrow_mut();
@@ -314,7 +313,11 @@ impl ScrubTask {
     }
 
     /// Executes a command; returns the state after it.
-    fn execute(&self, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
+    ///
+    /// # Errors
+    /// Why the command failed.
+    pub async fn execute(&self, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
+        self.settle().await;
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get());
         let Some(gate) = gate else {
             return Err(ControlError::new(ControlErrorKind::Refused, "it is closed, or is being closed"));
@@ -359,62 +362,6 @@ impl ScrubTask {
 
     fn moment(&self) -> Now {
         Now { steady: now().saturating_duration_since(self.epoch), unix_s: unix_s() }
-    }
-}
-
-/// A handle of the scrub of a device.
-#[derive(Clone)]
-pub struct ScrubHandle {
-    core: CoreHandle,
-    scrub_task: CoreLocal<ScrubTask>,
-}
-
-impl ScrubHandle {
-    /// A handle of a scrub on this core.
-    pub fn new(core: CoreHandle, scrub_task: CoreLocal<ScrubTask>) -> ScrubHandle {
-        ScrubHandle { core, scrub_task }
-    }
-
-    /// Sets the settings.
-    pub async fn configure(&self, settings: Settings) {
-        // A core that has stopped scrubs nothing; requests to its devices report it.
-        let _ = self.call(move |scrub_task| async move { scrub_task.configure(settings) }).await;
-    }
-
-    /// Ends the scrub and saves its state.
-    pub async fn close(&self) {
-        if let Err(gone) = self.call(|scrub_task| async move { scrub_task.close().await }).await {
-            tracing::warn!("a scrub was not ended in good order: {gone}");
-        }
-    }
-
-    /// Executes a command; returns the state of the scrub after it.
-    ///
-    /// # Errors
-    /// Why the command failed.
-    pub async fn execute(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
-        let done = self.call(move |scrub_task| async move {
-            scrub_task.settle().await;
-            scrub_task.execute(&command)
-        });
-        let done = done.await;
-        done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
-    }
-
-    async fn call<W, F, T>(&self, work: W) -> Result<T, CoreGone>
-    where
-        W: FnOnce(Rc<ScrubTask>) -> F + Send + 'static,
-        F: Future<Output = T> + 'static,
-        T: Send + 'static,
-    {
-        let scrub_task = self.scrub_task.clone();
-        let called = self.core.call(move || async move {
-            match scrub_task.get() {
-                Some(scrub_task) => Ok(work(scrub_task).await),
-                None => Err(CoreGone::Stopped),
-            }
-        });
-        called.await?
     }
 }
 

@@ -55,7 +55,7 @@ impl Server {
 
     /// Where it listens for hosts.
     fn listeners(&self) -> Vec<SocketAddr> {
-        self.ears.iter().map(|ear| ear.address).collect()
+        self.ears.addresses().map(|(_, address)| address).collect()
     }
 
     /// The state of namespaces whose targets are not open.
@@ -80,9 +80,7 @@ impl Server {
             nqn: offered.plan.nqn.to_string(),
             nsid: space.plan.nsid,
             listeners: listeners.clone(),
-            scrub: space.device.scrub.clone(),
-            mirror: space.device.mirror.clone(),
-            insight: space.device.insight.clone(),
+            device: space.device.handle.clone(),
             exports: self.exports_of(&offered.plan, &space.plan),
         };
         spaces.map(offer).collect()
@@ -98,8 +96,8 @@ impl Server {
         let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
         // A subsystem that no host may use gets no URI.
-        let reachable = self.ears.first().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
-        let uri = reachable.map(|ear| namespace_uri(on_this_machine(ear.address), nqn, named, first));
+        let reachable = self.ears.addresses().next().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
+        let uri = reachable.map(|(_, address)| namespace_uri(on_this_machine(address), nqn, named, first));
         let read_only = namespace.read_only;
         let nvme =
             ExportStatus { protocol: "nvme".to_owned(), name: nqn.to_owned(), nsid: Some(nsid), hosts, uri, read_only };

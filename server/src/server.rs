@@ -18,13 +18,12 @@ use sealblock_units::ByteCount;
 use crate::control::protocol::{RESIZING, ResizeReport};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
-use crate::listeners::{ActiveListener, BoundListener, bind_new, close_old};
+use crate::listeners::{BoundListener, Listeners, Place};
 use crate::members::{Fit, fit, of_others};
 use crate::nbd::{NbdSide, Wanted};
 use crate::offered::{Identities, Offered, OfferedNamespace, of_setup, serial_of};
 use crate::plan::{NamespacePlan, Plan, export_name};
 use crate::resize::ResizeResult;
-use crate::sockets::{self, UnixBound};
 use crate::waiting::{Openings, Tried, Waiting};
 
 /// How often a waiting task checks its condition.
@@ -37,7 +36,7 @@ pub struct Server {
     pub(crate) offered: BTreeMap<Nqn, Offered>,
     /// Namespaces of the plan whose targets are not open.
     pub(crate) openings: Openings,
-    pub(crate) ears: Vec<ActiveListener>,
+    pub(crate) ears: Listeners,
     limits: Limits,
     core: CoreHandle,
     devices: DeviceTable,
@@ -50,7 +49,6 @@ struct Prepared {
     waiting: Vec<Waiting>,
     bound: Vec<BoundListener>,
     nbd_bound: Vec<BoundListener>,
-    sockets: Vec<UnixBound>,
 }
 
 impl Server {
@@ -62,7 +60,7 @@ impl Server {
             nbd: NbdSide::new(cores.clone(), limits)?,
             offered: BTreeMap::new(),
             openings: Openings::new(),
-            ears: Vec::new(),
+            ears: Listeners::default(),
             limits: limits.clone(),
             core: cores[0].clone(),
             devices: DeviceTable::new(cores, events),
@@ -122,10 +120,9 @@ impl Server {
         if self.openings.is_new() && taken.is_empty() {
             refuse_nothing(&waiting)?;
         }
-        let bound = bind_new(&self.core, &plan.listeners, &plan.inherited, &self.ears).await?;
-        let nbd_bound = bind_new(&self.core, &plan.nbd, &plan.inherited, &self.nbd.ears).await?;
-        let sockets = sockets::bind_new(&self.core, &plan.nbd_sockets, &self.nbd.sockets).await?;
-        Ok(Prepared { wanted, waiting, bound, nbd_bound, sockets })
+        let bound = self.ears.bind_new(&self.core, &plan.places(), &plan.inherited).await?;
+        let nbd_bound = self.nbd.ears.bind_new(&self.core, &plan.nbd_places(), &plan.inherited).await?;
+        Ok(Prepared { wanted, waiting, bound, nbd_bound })
     }
 
     /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
@@ -192,7 +189,7 @@ impl Server {
 
     /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
-        let Prepared { wanted, waiting, bound, nbd_bound, sockets } = prepared;
+        let Prepared { wanted, waiting, bound, nbd_bound } = prepared;
         self.openings.replace(waiting);
         let exports = exports(plan, &wanted);
         self.nbd.set_default(plan);
@@ -220,9 +217,8 @@ impl Server {
         self.nbd.add_new(exports)?;
         self.offered = wanted;
         self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(OfferedNamespace::rename);
-        self.listen(bound, &plan.listeners).await?;
-        self.nbd.listen(nbd_bound, &plan.nbd).await?;
-        self.nbd.listen_at(sockets, &plan.nbd_sockets).await?;
+        self.listen(bound, &plan.places()).await?;
+        self.nbd.listen(nbd_bound, &plan.nbd_places()).await?;
         self.advertise(plan);
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
@@ -233,21 +229,22 @@ impl Server {
     }
 
     /// Listens at the planned addresses and closes the other listeners.
-    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[SocketAddr]) -> Result<(), StackError> {
-        for bound in bound {
-            let export = self.export.clone();
-            self.ears.push(bound.accept(|listener| async move { export.serve(listener).await }).await?);
-        }
-        close_old(&mut self.ears, planned).await;
-        Ok(())
+    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[Place]) -> Result<(), StackError> {
+        let export = self.export.clone();
+        let serve = move |listener| {
+            let export = export.clone();
+            async move { export.serve(listener).await }
+        };
+        self.ears.change(bound, planned, serve).await
     }
 
     /// Sets the addresses that discovery reports for listeners behind a translated address.
     fn advertise(&mut self, plan: &Plan) {
-        let of = |ear: &ActiveListener| {
-            Some((ear.address, plan.advertised.iter().find(|(planned, _)| *planned == ear.planned)?.1))
+        let of = |(planned, address)| {
+            let advertised = plan.advertised.iter().find(|(of, _)| *of == planned)?.1;
+            Some((address, advertised))
         };
-        let advertised: Vec<_> = self.ears.iter().filter_map(of).collect();
+        let advertised: Vec<_> = self.ears.addresses().filter_map(of).collect();
         if advertised != self.advertised {
             self.export.advertise(advertised.clone());
             self.advertised = advertised;
@@ -388,7 +385,7 @@ impl Server {
     /// Applies the scrub settings of the plan to all devices.
     async fn configure_scrubs(&self) {
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
-        join_all(spaces.map(|space| space.device.scrub.configure(space.plan.scrub))).await;
+        join_all(spaces.map(|space| space.device.handle.configure_scrub(space.plan.scrub))).await;
     }
 
     /// Waits for commands in flight and closes every volume cleanly.
@@ -399,16 +396,8 @@ impl Server {
         self.openings.end_tries_soon(&self.devices).await;
         self.export.stop();
         self.nbd.stop();
-        for ear in self.ears.iter().chain(&self.nbd.ears) {
-            while !ear.has_ended().await {
-                sleep(DRAIN_POLL_INTERVAL).await;
-            }
-        }
-        for ear in &self.nbd.sockets {
-            while !ear.has_ended().await {
-                sleep(DRAIN_POLL_INTERVAL).await;
-            }
-        }
+        self.ears.ended().await;
+        self.nbd.ears.ended().await;
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await

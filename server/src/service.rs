@@ -1,56 +1,41 @@
 //! The interface to a service manager and the operator: SIGHUP as a future, and `sd_notify(3)`.
 
 use std::env;
-use std::future::poll_fn;
-use std::io::{self, Read};
+use std::future::pending;
+use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
-use std::thread;
 
-use futures_util::task::AtomicWaker;
 use rustix::time::{ClockId, clock_gettime};
+use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::net::Stream;
 
-/// SIGHUP as a future: it completes once for each signal. SIGHUP no longer ends the process.
-pub struct Hangups(Arc<HangupState>);
+/// Signals that are taken at once.
+const PENDING_BYTES: usize = 64;
 
-#[derive(Default)]
-struct HangupState {
-    is_pending: AtomicBool,
-    waker: AtomicWaker,
-}
+/// SIGHUP as a future: it completes once for each signal, and several pending ones are one, since each has the whole configuration
+/// read again. SIGHUP no longer ends the process.
+pub struct Hangups(Stream);
 
 impl Hangups {
-    /// Watches from now on. A signal handler can do no more than write to a socket; a thread waits at its other end.
+    /// Watches from now on. A signal handler can do no more than write to a socket.
     ///
     /// # Errors
-    /// When the system has no socket or thread for it.
+    /// When the system has no socket for it.
     pub fn watch() -> io::Result<Hangups> {
-        let (mut read, write) = UnixStream::pair()?;
-        let state = Arc::new(HangupState::default());
-        let delivered = Arc::clone(&state);
-        let deliver = move || {
-            // Several pending signals are one: each has the whole configuration read again.
-            while read.read(&mut [0; 64]).is_ok_and(|bytes| bytes > 0) {
-                delivered.is_pending.store(true, Ordering::Release);
-                delivered.waker.wake();
-            }
-        };
-        thread::Builder::new().name("hangups".to_owned()).spawn(deliver)?;
+        let (read, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, write)?;
-        Ok(Hangups(state))
+        Stream::from_fd(read.into()).map(Hangups)
     }
 
-    /// Waits for the next signal.
+    /// Waits for the next signal. Cancel safe: what a dropped receive has taken comes with the next one.
     pub async fn next(&self) {
-        poll_fn(|cx| {
-            self.0.waker.register(cx.waker());
-            if self.0.is_pending.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
+        let (received, _) = self.0.recv(Buffer::zeroed(PENDING_BYTES)).await;
+        if !received.is_ok_and(|bytes| bytes > 0) {
+            // No signal comes any more.
+            pending().await
+        }
     }
 }
 

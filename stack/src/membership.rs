@@ -22,13 +22,11 @@ use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 use crate::program::note;
 
-/// The group that a label names.
+/// What a label says of the group that its device is a member of.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Membership {
-    /// A member of a mirror, and which one.
-    Mirror { uuid: [u8; 16], own: usize, members: usize },
-    /// A member of a stripe, and which one.
-    Stripe { uuid: [u8; 16], own: usize, members: usize },
+    /// A member of a mirror or stripe.
+    Known { is_mirror: bool, uuid: [u8; 16], own_index: usize, members: usize },
     /// A member of an unknown group, and why it is unknown.
     Unknown(String),
 }
@@ -36,32 +34,29 @@ enum Membership {
 impl Membership {
     /// Reads a label. A removed replica is no member.
     fn of(bytes: &[u8]) -> Option<Membership> {
+        let known = |is_mirror, uuid, own_index, members| Membership::Known { is_mirror, uuid, own_index, members };
         match StripeLabel::decode(bytes) {
-            Ok(Some(label)) => {
-                return Some(Membership::Stripe { uuid: label.uuid, own: label.own_index, members: label.members });
-            }
+            Ok(Some(label)) => return Some(known(false, label.uuid, label.own_index, label.members)),
             Ok(None) => {}
             Err(why) => return Some(Membership::Unknown(why.to_string())),
         }
         match MirrorLabel::decode(bytes) {
             Ok(None) => None,
             Ok(Some(label)) if label.replicas[label.own_index].state == ReplicaState::Removed => None,
-            Ok(Some(label)) => {
-                Some(Membership::Mirror { uuid: label.uuid, own: label.own_index, members: label.replicas.len() })
-            }
+            Ok(Some(label)) => Some(known(true, label.uuid, label.own_index, label.replicas.len())),
             Err(why) => Some(Membership::Unknown(why.to_string())),
         }
     }
 
     fn to_text(&self) -> String {
         match self {
-            Membership::Mirror { uuid, own, members } => {
-                let (own, uuid) = (own + 1, uuid_text(uuid));
-                format!("it is member {own} of {members} of mirror {uuid}, and the others would not know of a change")
-            }
-            Membership::Stripe { uuid, own, members } => {
-                let (own, uuid) = (own + 1, uuid_text(uuid));
-                format!("it is member {own} of {members} of stripe {uuid}, and holds only a part of its blocks")
+            Membership::Known { is_mirror, uuid, own_index, members } => {
+                let (own, uuid) = (own_index + 1, uuid_text(uuid));
+                let (group, why) = match is_mirror {
+                    true => ("mirror", "the others would not know of a change"),
+                    false => ("stripe", "holds only a part of its blocks"),
+                };
+                format!("it is member {own} of {members} of {group} {uuid}, and {why}")
             }
             Membership::Unknown(why) => format!("it is a member of a mirror or stripe, but {why}"),
         }
@@ -69,8 +64,8 @@ impl Membership {
 
     fn advice(&self) -> String {
         let whole = match self {
-            Membership::Mirror { .. } => "mirror:A,B with all its members",
-            Membership::Stripe { .. } => "stripe:A,B with all its members in their order",
+            Membership::Known { is_mirror: true, .. } => "mirror:A,B with all its members",
+            Membership::Known { is_mirror: false, .. } => "stripe:A,B with all its members in their order",
             Membership::Unknown(_) => "mirror:A,B or stripe:A,B with all its members",
         };
         format!(
@@ -98,8 +93,8 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
             let opened = wrapped(opened, |stack| stack);
             note(format_args!("{} is written by itself: {}", opened.target(), membership.to_text()));
             let marked = match membership {
-                Membership::Mirror { .. } => mark_written_alone(opened.gate.device()).await,
-                Membership::Stripe { .. } | Membership::Unknown(_) => Ok(()),
+                Membership::Known { is_mirror: true, .. } => mark_written_alone(opened.gate.device()).await,
+                Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
             match marked.map_err(|error| of_block("marking it as written by itself", &error)) {
                 Ok(()) => Ok(opened),

@@ -125,17 +125,11 @@ fn hasten(target: &mut TargetName) {
 
 /// The options of all namespaces over NVMe/TCP in a target.
 pub(crate) fn remotes(target: &TargetName) -> Vec<&RemoteOptions> {
-    match target {
-        TargetName::NvmeTcp { options, .. } => vec![options],
-        TargetName::Group { members, .. } => members.iter().flat_map(remotes).collect(),
-        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => remotes(target),
-        TargetName::File(_)
-        | TargetName::Raw(_)
-        | TargetName::Linux(_)
-        | TargetName::Memory(_)
-        | TargetName::Null(_)
-        | TargetName::Nbd { .. } => Vec::new(),
-    }
+    let options = target.leaves().into_iter().filter_map(|leaf| match leaf {
+        TargetName::NvmeTcp { options, .. } => Some(options),
+        _ => None,
+    });
+    options.collect()
 }
 
 /// True if any part of it is on another host.

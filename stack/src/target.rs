@@ -30,6 +30,7 @@ mod uri;
 use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
+use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sealblock_block::MemberPath;
@@ -137,14 +138,30 @@ impl TargetName {
                 let target = members.get(number)?;
                 Some(target.member(within).unwrap_or(target))
             }
-            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.member(member),
+            other => other.inner().first()?.member(member),
+        }
+    }
+
+    /// The targets that it is made of; none for one that is not made of others.
+    pub fn inner(&self) -> &[TargetName] {
+        match self {
+            TargetName::Group { members, .. } => members,
+            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => slice::from_ref(target),
             TargetName::File(_)
             | TargetName::Raw(_)
             | TargetName::Linux(_)
             | TargetName::Memory(_)
             | TargetName::Null(_)
             | TargetName::NvmeTcp { .. }
-            | TargetName::Nbd { .. } => None,
+            | TargetName::Nbd { .. } => &[],
+        }
+    }
+
+    /// The targets that are made of no others, in order: itself, or those at the ends of what it is made of.
+    pub fn leaves(&self) -> Vec<&TargetName> {
+        match self.inner() {
+            [] => vec![self],
+            inner => inner.iter().flat_map(TargetName::leaves).collect(),
         }
     }
 
@@ -160,11 +177,7 @@ impl TargetName {
 
     /// The paths of all files and devices that it is made of.
     pub fn paths(&self) -> Vec<&Path> {
-        match self {
-            TargetName::Group { members, .. } => members.iter().flat_map(TargetName::paths).collect(),
-            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.paths(),
-            _ => self.path().into_iter().collect(),
-        }
+        self.leaves().into_iter().filter_map(TargetName::path).collect()
     }
 
     /// The same target, whose relative paths begin at this folder.

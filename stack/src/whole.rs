@@ -44,6 +44,11 @@ impl Whole {
         Ok(Whole { opened, rest })
     }
 
+    /// The whole blocks of an open target.
+    pub fn of_blocks(opened: OpenTarget) -> Whole {
+        Whole { opened, rest: Slice::empty() }
+    }
+
     /// How many bytes there are.
     pub fn len_bytes(&self) -> u64 {
         self.opened.gate.geometry().capacity_bytes() + self.rest.len() as u64

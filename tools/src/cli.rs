@@ -13,6 +13,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use sealblock_integrity::ProtectionType;
+use sealblock_media_volume::CorruptionKind;
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::target::TargetName;
@@ -22,9 +24,11 @@ pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
 pub use scrub::{Scrub, ScrubCommand, ScrubStart, ScrubStatus, Scrubbed, ServedName};
-pub use serve::{Discover, Protection, Serve};
+pub use serve::{Discover, Serve};
 pub use status::{Log, ServerName, Status};
-pub use values::{CorruptKind, Endpoint, Guard, Labels, Members, Mode, ProtectionType, RemoteServer, Volume};
+pub use values::{Endpoint, Guard, Labels, Members, Mode, RemoteServer, Volume};
+
+use values::{CORRUPTIONS, GUARDS, PROTECTION_TYPES, one_of};
 
 const EXIT_STATUS: &str = "\
 Exit status:
@@ -148,11 +152,11 @@ pub struct Create {
     #[arg(long, value_name = "512|4096", default_value = "4096", value_parser = values::block_size)]
     pub block_size: BlockSize,
     /// The checksum in each block's seal.
-    #[arg(long, value_name = "GUARD", value_enum, default_value_t = Guard::Crc32c)]
+    #[arg(long, value_name = "GUARD", default_value = "crc32c", value_parser = one_of(GUARDS))]
     pub guard: Guard,
     /// What the reference tag means: 1, the block's address; 2, the address from a start that each command gives; 3,
     /// nothing that is checked.
-    #[arg(long = "type", value_name = "TYPE", value_enum, default_value_t = ProtectionType::Type1)]
+    #[arg(long = "type", value_name = "TYPE", default_value = "1", value_parser = one_of(PROTECTION_TYPES))]
     pub protection_type: ProtectionType,
     /// Take the space of the whole volume at once, so that no write fails for lack of it later. Blocks that are deallocated
     /// then keep their space. Without this a file takes space as it is written, and gives it back.
@@ -430,8 +434,8 @@ pub struct Corrupt {
     #[arg(long, value_name = "N", value_parser = values::lba)]
     pub lba: Lba,
     /// What to damage.
-    #[arg(long, value_name = "KIND", value_enum)]
-    pub kind: CorruptKind,
+    #[arg(long, value_name = "KIND", value_parser = one_of(CORRUPTIONS))]
+    pub kind: CorruptionKind,
 }
 
 /// Arguments of `demo`.

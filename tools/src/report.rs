@@ -7,6 +7,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use sealblock_block::BadBlockCause;
+use sealblock_integrity::Field;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::StackError;
 use sealblock_stack::range::BlockRange;
@@ -42,6 +44,9 @@ pub struct VerifyReport {
     /// The blocks from the first one on that was not looked at, when it was ended by a signal; else nothing.
     #[serde(serialize_with = "as_text")]
     pub resume: Option<BlockRange>,
+    /// Damaged blocks without a line that was printed for them.
+    #[serde(skip)]
+    pub untold: u64,
 }
 
 /// As a text, or null.
@@ -109,10 +114,11 @@ pub struct BlockError {
     /// The address of the block.
     pub lba: u64,
     /// What does not fit.
-    pub field: Field,
-    /// What the field should be; nothing for [`Field::Media`].
+    #[serde(serialize_with = "by_name")]
+    pub field: BadBlockCause,
+    /// What the field should be; nothing for a block that cannot be read.
     pub expected: Option<Hex>,
-    /// What the field is; nothing for [`Field::Media`].
+    /// What the field is; nothing for a block that cannot be read.
     pub actual: Option<Hex>,
     /// The target that is the bad member of a group, where it was one.
     pub member: Option<String>,
@@ -120,38 +126,20 @@ pub struct BlockError {
     pub repaired: bool,
 }
 
-/// What does not fit.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Field {
-    /// The checksum of the data.
-    Guard,
-    /// The application tag.
-    AppTag,
-    /// The reference tag.
-    RefTag,
-    /// The storage tag.
-    StorageTag,
-    /// The block could not be read at all.
-    Media,
-    /// Replicas differ in this block, and none is known to be right.
-    Conflict,
-    /// Only an older copy is kept here, and every newer one is lost.
-    Stale,
+fn by_name<S: Serializer>(cause: &BadBlockCause, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(cause.as_str())
 }
 
-impl Field {
-    /// The field as people read it.
-    pub const fn words(self) -> &'static str {
-        match self {
-            Field::Guard => "guard",
-            Field::AppTag => "application tag",
-            Field::RefTag => "reference tag",
-            Field::StorageTag => "storage tag",
-            Field::Media => "medium",
-            Field::Conflict => "conflict",
-            Field::Stale => "stale",
-        }
+/// What does not fit, as people read it.
+pub const fn cause_text(cause: BadBlockCause) -> &'static str {
+    match cause {
+        BadBlockCause::Tag(Field::Guard) => "guard",
+        BadBlockCause::Tag(Field::AppTag) => "application tag",
+        BadBlockCause::Tag(Field::RefTag) => "reference tag",
+        BadBlockCause::Tag(Field::StorageTag) => "storage tag",
+        BadBlockCause::Media => "medium",
+        BadBlockCause::Conflict => "conflict",
+        BadBlockCause::Stale => "stale",
     }
 }
 
@@ -179,6 +167,35 @@ impl fmt::Display for Hex {
 impl Serialize for Hex {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+/// Lines for people, each a name and a value behind a column.
+pub struct Lines {
+    text: String,
+    column: usize,
+}
+
+impl Lines {
+    /// No lines; values begin behind this column.
+    pub fn new(column: usize) -> Lines {
+        Lines { text: String::new(), column }
+    }
+
+    /// A line.
+    pub fn put(&mut self, name: &str, value: impl fmt::Display) {
+        let column = self.column;
+        self.text.push_str(&format!("{name:<column$}{value}\n"));
+    }
+
+    /// A line without a name: an empty one for an empty text.
+    pub fn line(&mut self, line: impl fmt::Display) {
+        self.text.push_str(&format!("{line}\n"));
+    }
+
+    /// All of them, without the end of the last one.
+    pub fn into_text(self) -> String {
+        self.text.trim_end().to_owned()
     }
 }
 
@@ -248,14 +265,14 @@ mod tests {
         String::from_utf8(text).unwrap()
     }
 
-    fn error(field: Field, values: Option<(Hex, Hex)>) -> BlockError {
+    fn error(field: BadBlockCause, values: Option<(Hex, Hex)>) -> BlockError {
         let (expected, actual) = values.unzip();
         BlockError { lba: 7, field, expected, actual, member: None, repaired: false }
     }
 
     fn report() -> VerifyReport {
         let guards = (Hex::new(0x1d0f, 32), Hex::new(u128::from(u32::MAX), 32));
-        let media = BlockError { member: Some("b".to_owned()), repaired: true, ..error(Field::Media, None) };
+        let media = BlockError { member: Some("b".to_owned()), repaired: true, ..error(BadBlockCause::Media, None) };
         let why = "the member is offline";
         VerifyReport {
             target: "mirror:a,b".to_owned(),
@@ -265,11 +282,12 @@ mod tests {
             offloaded: true,
             elapsed_s: 0.25,
             checked: Checked::Seals,
-            errors: vec![error(Field::Guard, Some(guards)), media],
+            errors: vec![error(BadBlockCause::Tag(Field::Guard), Some(guards)), media],
             errors_unlisted: 0,
             unchecked: vec![NotChecked { member: Some("c".to_owned()), first: 0, last: 15, why }],
             lost_metadata: Vec::new(),
             resume: None,
+            untold: 0,
         }
     }
 
@@ -316,19 +334,16 @@ mod tests {
     #[test]
     fn fields_have_the_documented_names() {
         let names = [
-            Field::Guard,
-            Field::AppTag,
-            Field::RefTag,
-            Field::StorageTag,
-            Field::Media,
-            Field::Conflict,
-            Field::Stale,
+            BadBlockCause::Tag(Field::Guard),
+            BadBlockCause::Tag(Field::AppTag),
+            BadBlockCause::Tag(Field::RefTag),
+            BadBlockCause::Tag(Field::StorageTag),
+            BadBlockCause::Media,
+            BadBlockCause::Conflict,
+            BadBlockCause::Stale,
         ]
-        .map(|field| printed(&field));
-        assert_eq!(
-            names.concat(),
-            "\"guard\"\n\"app_tag\"\n\"ref_tag\"\n\"storage_tag\"\n\"media\"\n\"conflict\"\n\"stale\"\n"
-        );
+        .map(BadBlockCause::as_str);
+        assert_eq!(names, ["guard", "app_tag", "ref_tag", "storage_tag", "media", "conflict", "stale"]);
     }
 
     #[test]

@@ -166,9 +166,6 @@ pub enum LogLevel {
 }
 
 impl LogLevel {
-    /// Every level, the one that shows least first.
-    pub const ALL: [LogLevel; 5] = [LogLevel::Off, LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug];
-
     /// As it is written.
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -182,7 +179,8 @@ impl LogLevel {
 
     /// The level that is written like this, in letters of any case.
     pub fn from_name(name: &str) -> Option<LogLevel> {
-        LogLevel::ALL.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name))
+        let levels = [LogLevel::Off, LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug];
+        levels.into_iter().find(|level| level.as_str().eq_ignore_ascii_case(name))
     }
 }
 

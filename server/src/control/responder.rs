@@ -1,32 +1,29 @@
 //! The server's side of the control socket.
 //!
-//! A thread accepts, since a Unix socket's connections are rare and the reactor's listener is for TCP; each connection is then a
-//! task of the first reactor, which gives orders and serves no blocks. Whatever comes over one is bounded, in bytes, in time and
-//! in number, and can do no more than be refused.
+//! Each connection is a task of the first reactor, which gives orders and serves no blocks. Whatever comes over one is bounded, in
+//! bytes, in time and in number, and can do no more than be refused.
 
 use std::cell::RefCell;
+use std::future::poll_fn;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::num::NonZeroU64;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread;
+use std::task::Poll;
 use std::time::Duration;
 
+use futures_channel::{mpsc, oneshot};
+use futures_util::stream::StreamExt;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{CoreAddress, CoreLocal, spawn, timeout};
+use sealblock_runtime_reactor::net::{Listener, Stream};
+use sealblock_runtime_reactor::{JoinHandle, spawn, timeout};
 use sealblock_stack::{Cause, StackError};
 
 use super::protocol::{
     ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_REQUEST_BYTES,
-    VERSION, line_of,
+    ResizeReport, VERSION, line_of,
 };
 use super::socket_path::{ControlSocket, Socket};
 use crate::log;
-use crate::resize_queue::ResizeQueue;
 use crate::status::front::{Front, Offer};
 
 /// Connections at once; further ones are closed as they come.
@@ -37,24 +34,35 @@ const IDLE: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(10);
 /// Bytes received at once.
 const CHUNK_BYTES: usize = 4096;
-/// Rest after accepting failed for a reason that passes, such as a want of descriptors.
-const REST: Duration = Duration::from_millis(100);
+
+/// A request to resize a namespace, for the task that serves: it executes one after the other, and never beside a reload or the end
+/// of the server, since one task does all of these.
+pub struct ResizeRequest {
+    /// The NQN of its subsystem.
+    pub nqn: String,
+    /// Which namespace of it.
+    pub nsid: u32,
+    /// Bytes of data that it is to hold.
+    pub size: NonZeroU64,
+    /// Where the result is awaited.
+    pub reply: oneshot::Sender<Result<ResizeReport, ControlError>>,
+}
 
 /// What those who come have to do with.
-#[derive(Default)]
 struct Desk {
     /// What is offered now.
     offers: RefCell<Vec<Offer>>,
     /// The server as a whole, once it serves.
     front: RefCell<Option<Front>>,
-    orders: Rc<ResizeQueue>,
+    /// Bounded by the number of connections, each of which waits for its response.
+    resizes: mpsc::UnboundedSender<ResizeRequest>,
 }
 
 /// The control socket of this server. Dropped, it is gone.
 pub struct Control {
     desk: Rc<Desk>,
-    closing: Arc<AtomicBool>,
-    path: Option<PathBuf>,
+    resizes: RefCell<mpsc::UnboundedReceiver<ResizeRequest>>,
+    accepting: Option<JoinHandle<()>>,
     /// Removes the file.
     socket: Option<Socket>,
 }
@@ -83,39 +91,43 @@ impl Control {
             }
             None => Socket::in_folder().map_err(warn).ok(),
         };
-        let control = Control {
-            desk: Rc::default(),
-            closing: Arc::default(),
-            path: socket.as_ref().map(|socket| socket.path().to_owned()),
-            socket,
-        };
-        control.listen().map_err(|error| StackError::io("listening for control", &error))?;
-        Ok(control)
+        let (sender, receiver) = mpsc::unbounded();
+        let desk = Rc::new(Desk { offers: RefCell::default(), front: RefCell::default(), resizes: sender });
+        let accepting = socket.as_ref().map(|socket| listen(socket, Rc::clone(&desk))).transpose();
+        let accepting = accepting.map_err(|error| StackError::io("listening for control", &error))?;
+        Ok(Control { desk, resizes: RefCell::new(receiver), accepting, socket })
     }
 
     /// Has this be what is offered.
     pub fn offer(&self, (offers, front): (Vec<Offer>, Front)) {
         self.desk.offers.replace(offers);
-        let control = self.path.as_ref().map_or(String::new(), |path| path.to_string_lossy().into_owned());
+        let control = self.socket.as_ref().map(|socket| socket.path().to_string_lossy().into_owned());
+        let control = control.unwrap_or_default();
         self.desk.front.replace(Some(Front { control, ..front }));
     }
 
-    /// The orders that come and that the server carries out.
-    pub fn resizes(&self) -> &ResizeQueue {
-        &self.desk.orders
+    /// The next request to resize, once there is one. Cancel safe.
+    pub async fn next_resize(&self) -> ResizeRequest {
+        let next = poll_fn(|cx| self.resizes.borrow_mut().poll_next_unpin(cx)).await;
+        next.expect("the desk has a sender as long as this is there")
     }
+}
 
-    fn listen(&self) -> io::Result<()> {
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let listener = socket.listener.try_clone()?;
-        let door = Acceptor {
-            desk: CoreLocal::new(Rc::clone(&self.desk)),
-            home: CoreAddress::here(),
-            connections: Arc::default(),
-            closing: Arc::clone(&self.closing),
-        };
-        thread::Builder::new().name("control".to_owned()).spawn(move || door.accept(&listener)).map(drop)
-    }
+/// Accepts connections as tasks of this reactor.
+fn listen(socket: &Socket, desk: Rc<Desk>) -> io::Result<JoinHandle<()>> {
+    let listener = Listener::from_fd(socket.listener.try_clone()?.into())?;
+    Ok(spawn(async move {
+        let connections = Rc::new(());
+        while let Ok(Some(stream)) = listener.accept_until(|_| Poll::Pending).await {
+            if Rc::strong_count(&connections) <= MAX_CONNECTIONS {
+                let (desk, permit) = (Rc::clone(&desk), Rc::clone(&connections));
+                drop(spawn(async move {
+                    serve(&stream, &desk).await;
+                    drop(permit);
+                }));
+            }
+        }
+    }))
 }
 
 fn warn(error: io::Error) {
@@ -129,69 +141,17 @@ impl Drop for Control {
     fn drop(&mut self) {
         self.desk.offers.take();
         self.desk.front.take();
-        self.desk.orders.refuse_all();
-        self.closing.store(true, Ordering::Release);
-        if let Some(path) = &self.path {
-            // The thread wakes up for a connection, and sees that it was the last.
-            drop(UnixStream::connect(path));
-        }
-    }
-}
-
-/// What the accepting thread has.
-struct Acceptor {
-    desk: CoreLocal<Desk>,
-    home: CoreAddress,
-    connections: Arc<AtomicUsize>,
-    closing: Arc<AtomicBool>,
-}
-
-/// A place among the connections.
-struct ConnectionPermit(Arc<AtomicUsize>);
-
-impl Drop for ConnectionPermit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl Acceptor {
-    fn accept(self, listener: &UnixListener) {
-        loop {
-            let accepted = listener.accept();
-            if self.closing.load(Ordering::Acquire) {
-                return;
-            }
-            let Ok((stream, _)) = accepted else {
-                thread::sleep(REST);
-                continue;
-            };
-            let guest = ConnectionPermit(Arc::clone(&self.connections));
-            if self.connections.fetch_add(1, Ordering::Relaxed) >= MAX_CONNECTIONS {
-                continue;
-            }
-            let (desk, fd) = (self.desk.clone(), OwnedFd::from(stream));
-            let sent = self.home.send(move || {
-                let Some(desk) = desk.get() else { return };
-                drop(spawn(async move {
-                    let guest = guest;
-                    serve(fd, &desk).await;
-                    drop(guest);
-                }));
-            });
-            if sent.is_err() {
-                return;
-            }
+        if let Some(accepting) = &self.accepting {
+            accepting.abort();
         }
     }
 }
 
 /// Answers the requests of a connection, one after the other, until it ends or breaks a rule.
-async fn serve(fd: OwnedFd, desk: &Desk) {
-    let Ok(stream) = Stream::from_fd(fd) else { return };
+async fn serve(stream: &Stream, desk: &Desk) {
     let mut received = Vec::new();
     loop {
-        let line = match timeout(IDLE, next_line(&stream, &mut received)).await {
+        let line = match timeout(IDLE, next_line(stream, &mut received)).await {
             Ok(Some(line)) => line,
             Ok(None) | Err(_) => return,
         };
@@ -259,14 +219,15 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError>
         | ControlCommand::MirrorReplace { .. }
         | ControlCommand::MirrorAcceptStale { .. }
         | ControlCommand::MirrorRemove { .. } => {
-            let no_mirror = || ControlError::new(ControlErrorKind::Usage, format!("{} is no mirror", offer.text));
-            let mirror = offer.mirror.as_ref().ok_or_else(no_mirror)?;
-            mirror.execute(request.command).await.map(|status| ControlResult::Mirror(Box::new(status)))
+            offer.device.execute_mirror(request.command).await.map(|status| ControlResult::Mirror(Box::new(status)))
         }
         ControlCommand::Resize { size } => {
-            let resized = desk.orders.resize(offer.nqn, offer.nsid, size).await?;
-            Ok(ControlResult::Resized(Box::new(resized)))
+            let (reply, resized) = oneshot::channel();
+            // Without a receiver the request is dropped, and its result is cancelled.
+            let _ = desk.resizes.unbounded_send(ResizeRequest { nqn: offer.nqn, nsid: offer.nsid, size, reply });
+            let gone = |_| Err(ControlError::new(ControlErrorKind::Refused, "the server is ending"));
+            resized.await.unwrap_or_else(gone).map(|report| ControlResult::Resized(Box::new(report)))
         }
-        scrub => offer.scrub.execute(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),
+        scrub => offer.device.execute_scrub(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),
     }
 }

@@ -71,14 +71,5 @@ impl StateStore {
 
 /// True if no part of the target outlives the server.
 fn is_forgetful(target: &TargetName) -> bool {
-    match target {
-        TargetName::Memory(_) | TargetName::Null(_) => true,
-        TargetName::Group { members: replicas, .. } => replicas.iter().all(is_forgetful),
-        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_forgetful(target),
-        TargetName::File(_)
-        | TargetName::Raw(_)
-        | TargetName::Linux(_)
-        | TargetName::NvmeTcp { .. }
-        | TargetName::Nbd { .. } => false,
-    }
+    target.leaves().iter().all(|leaf| matches!(leaf, TargetName::Memory(_) | TargetName::Null(_)))
 }

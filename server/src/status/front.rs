@@ -14,11 +14,9 @@ use super::server::{ClientStatus, DeviceStatus, ExportStatus, ServerStatus};
 use crate::control::protocol::TargetRef;
 use crate::control::socket_path::user;
 use crate::dates::unix_s;
-use crate::inspect::DeviceInspector;
+use crate::devices::DeviceHandle;
 use crate::log;
-use crate::mirrors::MirrorHandle;
 use crate::names::shell_word;
-use crate::scrub::ScrubHandle;
 
 /// Clients that are named.
 const MAX_CLIENTS: usize = 1024;
@@ -38,12 +36,8 @@ pub struct Offer {
     pub nsid: u32,
     /// Where the server listens.
     pub listeners: Vec<SocketAddr>,
-    /// Its scrub.
-    pub scrub: ScrubHandle,
-    /// Its replicas, if it is a mirror.
-    pub mirror: Option<MirrorHandle>,
-    /// How it is.
-    pub insight: DeviceInspector,
+    /// The device.
+    pub device: DeviceHandle,
     /// By what names clients reach it.
     pub exports: Vec<ExportStatus>,
 }
@@ -73,7 +67,7 @@ impl Front {
         let started_unix_s = started_unix_s();
         let mut of_devices: Vec<Vec<&Offer>> = Vec::new();
         for offer in offers {
-            match of_devices.iter_mut().find(|known| known[0].insight.is_same(&offer.insight)) {
+            match of_devices.iter_mut().find(|known| known[0].device.is_same(&offer.device)) {
                 Some(known) => known.push(offer),
                 None => of_devices.push(vec![offer]),
             }
@@ -117,7 +111,7 @@ pub fn started_unix_s() -> u64 {
 
 /// A device by all offers of it.
 async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
-    let seen = offers[0].insight.snapshot().await;
+    let seen = offers[0].device.snapshot().await;
     let target = offers[0].text.clone();
     let verdict = assess(&shell_word(&target), &seen, started_unix_s);
     DeviceStatus {

@@ -4,8 +4,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_server::control::protocol::LogLevel;
@@ -14,7 +13,7 @@ use sealblock_server::plan::{nbd_address, nvme_address};
 use sealblock_stack::quantity::{Rate, Time};
 use sealblock_stack::target::TargetName;
 
-use super::values::{Labels, Members, RemoteServer};
+use super::values::{LOG_LEVELS, Labels, Members, RemoteServer, VISIBILITIES, one_of};
 
 const SERVE_HELP: &str = "\
 Examples:
@@ -59,8 +58,8 @@ pub struct Serve {
     pub allow_host: Vec<Nqn>,
     /// Whether hosts see the protection information of blocks. Linux gives namespaces that show it no capacity from 6.12 on;
     /// plain unless something is said.
-    #[arg(long, value_name = "HOW", value_enum)]
-    pub protection: Option<Protection>,
+    #[arg(long, value_name = "HOW", value_parser = one_of(VISIBILITIES))]
+    pub protection: Option<PiVisibility>,
     /// Take no writes.
     #[arg(long)]
     pub read_only: bool,
@@ -89,44 +88,11 @@ pub struct Serve {
     pub control: Option<ControlSocket>,
     /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else. `sealblock log` changes
     /// it while the server runs.
-    #[arg(long, value_name = "LEVEL", value_parser = log_level())]
+    #[arg(long, value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
     #[arg(long)]
     pub json: bool,
-}
-
-/// What hosts see of protection information.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, ValueEnum)]
-pub enum Protection {
-    /// Plain blocks: seals are made and checked here.
-    #[default]
-    Plain,
-    /// Blocks with their tags: hosts choose by command who makes and who checks them.
-    Shown,
-}
-
-impl From<Protection> for PiVisibility {
-    fn from(protection: Protection) -> PiVisibility {
-        match protection {
-            Protection::Plain => PiVisibility::Plain,
-            Protection::Shown => PiVisibility::Protected,
-        }
-    }
-}
-
-/// Reads the name of a log level.
-pub(super) fn log_level() -> impl TypedValueParser<Value = LogLevel> {
-    const HELP: [&str; 5] = [
-        "Nothing",
-        "What went wrong for good",
-        "What may need a look",
-        "What happens",
-        "Connections that end, and requests that fail, each with its reason",
-    ];
-    let levels = LogLevel::ALL.into_iter().zip(HELP);
-    PossibleValuesParser::new(levels.map(|(level, help)| PossibleValue::new(level.as_str()).help(help)))
-        .map(|name| LogLevel::from_name(&name).unwrap_or_default())
 }
 
 /// Reads how often to scrub.

@@ -9,7 +9,7 @@ use clap::Args;
 use sealblock_server::control::protocol::LogLevel;
 
 use super::scrub::ServedName;
-use super::serve::log_level;
+use super::values::{LOG_LEVELS, one_of};
 
 const HELP: &str = "\
 Examples:
@@ -47,7 +47,7 @@ pub struct Status {
 )]
 pub struct Log {
     /// The level from now on; without it, the command prints the level.
-    #[arg(value_name = "LEVEL", value_parser = log_level())]
+    #[arg(value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
     pub level: Option<LogLevel>,
     /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. Not needed where
     /// only one runs.

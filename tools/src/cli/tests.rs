@@ -3,6 +3,8 @@
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 
+use sealblock_exports_nvme_tcp::PiVisibility;
+use sealblock_integrity::GuardKind;
 use sealblock_server::control::socket_path::ControlSocket;
 use sealblock_stack::Usage;
 
@@ -35,10 +37,13 @@ fn create_has_its_defaults() {
     let Command::Create(create) = good("create v --size 1GiB") else { panic!("another command") };
     assert_eq!(create.volume.path(), std::path::Path::new("v"));
     assert_eq!((create.size.get(), create.block_size), (1 << 30, BlockSize::B4096));
-    assert_eq!((create.guard, create.protection_type, create.force), (Guard::Crc32c, ProtectionType::Type1, false));
+    assert_eq!(
+        (create.guard, create.protection_type, create.force),
+        (Some(GuardKind::Crc32c), ProtectionType::Type1, false)
+    );
     let line = "create file:-x --size 8192 --block-size 512 --guard none --type 3 --force";
     let Command::Create(create) = good(line) else { panic!("another command") };
-    assert_eq!((create.block_size, create.guard), (BlockSize::B512, Guard::None));
+    assert_eq!((create.block_size, create.guard), (BlockSize::B512, None));
     assert_eq!((create.protection_type, create.force), (ProtectionType::Type3, true));
 }
 
@@ -95,7 +100,7 @@ fn the_other_commands_read_their_arguments() {
     assert!(copy.from == Endpoint::Standard && copy.salvage && copy.json);
     assert_eq!(copy.to.to_string(), "./-");
     let Command::Corrupt(corrupt) = good("corrupt v --lba 7 --kind lost-write") else { panic!("another command") };
-    assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), CorruptKind::LostWrite));
+    assert_eq!((corrupt.lba, corrupt.kind), (Lba::new(7), CorruptionKind::LostWrite));
     let Command::Demo(demo) = good("demo") else { panic!("another command") };
     assert_eq!(demo.dir, PathBuf::from("sealblock-data"));
     assert!(matches!(good("info v --json"), Command::Info(Info { json: true, .. })));
@@ -113,7 +118,7 @@ fn serve_and_discover_read_their_arguments() {
     let Command::Serve(serve) = good(&line) else { panic!("another command") };
     assert_eq!(serve.targets.len(), 2);
     assert_eq!(serve.listen, ["[::1]:4420".parse().unwrap(), "0.0.0.0:0".parse().unwrap()]);
-    assert_eq!((serve.allow_host[0].as_str(), serve.protection), (host, Some(Protection::Shown)));
+    assert_eq!((serve.allow_host[0].as_str(), serve.protection), (host, Some(PiVisibility::Protected)));
     assert_eq!((serve.cores.map(usize::from), serve.read_only), (Some(2), true));
     let Command::Discover(discover) = good("discover [::1]:8009 --json") else { panic!("another command") };
     assert_eq!((discover.server.to_string(), discover.json), ("[::1]:8009".to_owned(), true));

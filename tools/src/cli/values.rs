@@ -4,37 +4,69 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
+use sealblock_exports_nvme_tcp::PiVisibility;
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_media_volume::CorruptionKind;
+use sealblock_server::control::protocol::LogLevel;
 use sealblock_stack::Usage;
 use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 use sealblock_units::{BlockSize, Lba};
 
-/// The checksum in a block's seal.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
-pub enum Guard {
-    /// CRC-16/T10-DIF: 16-bit guard, 8 bytes of tags for a block.
-    Crc16,
-    /// CRC-32C: 32-bit guard, 16 bytes of tags for a block.
-    Crc32c,
-    /// CRC-64/NVME: 64-bit guard, 16 bytes of tags for a block.
-    Crc64,
-    /// No seal: a plain volume.
-    None,
+/// Names of values: each with its help.
+type Names<T> = [(&'static str, &'static str, T)];
+
+/// Reads one of these names.
+pub(super) fn one_of<T: Clone + Send + Sync>(names: &'static Names<T>) -> impl TypedValueParser<Value = T> {
+    let values = names.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help));
+    PossibleValuesParser::new(values).map(|given| {
+        let named = names.iter().find(|(name, ..)| *name == given);
+        named.expect("the parser lets only these names through").2.clone()
+    })
 }
 
+/// The checksum in a block's seal; `None` for a plain volume.
+pub type Guard = Option<GuardKind>;
+
+pub(super) const GUARDS: &Names<Guard> = &[
+    ("crc16", "CRC-16/T10-DIF: 16-bit guard, 8 bytes of tags for a block", Some(GuardKind::Crc16)),
+    ("crc32c", "CRC-32C: 32-bit guard, 16 bytes of tags for a block", Some(GuardKind::Crc32c)),
+    ("crc64", "CRC-64/NVME: 64-bit guard, 16 bytes of tags for a block", Some(GuardKind::Crc64)),
+    ("none", "No seal: a plain volume", None),
+];
+
 /// What the reference tag of a block means (NVM Command Set Specification, "Protection Information").
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
-pub enum ProtectionType {
-    /// The block's address.
-    #[value(name = "1")]
-    Type1,
-    /// The address from a start that each command gives.
-    #[value(name = "2")]
-    Type2,
-    /// Nothing that is checked.
-    #[value(name = "3")]
-    Type3,
-}
+pub(super) const PROTECTION_TYPES: &Names<ProtectionType> = &[
+    ("1", "The block's address", ProtectionType::Type1),
+    ("2", "The address from a start that each command gives", ProtectionType::Type2),
+    ("3", "Nothing that is checked", ProtectionType::Type3),
+];
+
+/// Ways of damaging a block.
+pub(super) const CORRUPTIONS: &Names<CorruptionKind> = &[
+    ("data", "One bit of its data flips", CorruptionKind::Data),
+    ("guard", "One bit of its guard flips", CorruptionKind::Guard),
+    ("ref-tag", "Its reference tag changes", CorruptionKind::RefTag),
+    ("app-tag", "Its application tag changes", CorruptionKind::AppTag),
+    ("lost-write", "Its last write is undone: older content with a seal that fits it", CorruptionKind::LostWrite),
+    ("misdirected", "It holds a block that belongs elsewhere, with that one's seal", CorruptionKind::Misdirected),
+];
+
+/// What hosts see of protection information.
+pub(super) const VISIBILITIES: &Names<PiVisibility> = &[
+    ("plain", "Plain blocks: seals are made and checked here", PiVisibility::Plain),
+    ("shown", "Blocks with their tags: hosts choose by command who makes and who checks them", PiVisibility::Protected),
+];
+
+/// How much a server logs besides events.
+pub(super) const LOG_LEVELS: &Names<LogLevel> = &[
+    ("off", "Nothing", LogLevel::Off),
+    ("error", "What went wrong for good", LogLevel::Error),
+    ("warn", "What may need a look", LogLevel::Warn),
+    ("info", "What happens", LogLevel::Info),
+    ("debug", "Connections that end, and requests that fail, each with its reason", LogLevel::Debug),
+];
 
 /// A server that can be asked what it has.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -87,23 +119,6 @@ pub enum Mode {
     Offload,
     /// This process, by reading every block.
     Emulate,
-}
-
-/// A way of damaging a block.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
-pub enum CorruptKind {
-    /// One bit of its data flips.
-    Data,
-    /// One bit of its guard flips.
-    Guard,
-    /// Its reference tag changes.
-    RefTag,
-    /// Its application tag changes.
-    AppTag,
-    /// Its last write is undone: older content with a seal that fits it.
-    LostWrite,
-    /// It holds a block that belongs elsewhere, with that one's seal.
-    Misdirected,
 }
 
 /// A target that is a file or a block device, as a volume must be.

@@ -4,29 +4,29 @@
 //! has as many as there were, and the rest of a device's last block is zeroes. Zeroes are not written where the device can
 //! unmap instead, or the file has a hole. With `--salvage` blocks that cannot be read are named and left out, see `Losing`.
 
+mod job;
 mod sink;
 mod source;
 
-use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use futures_util::stream::{StreamExt, TryStreamExt};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::{Cause, Lost, StackError, on_reactor};
-use sealblock_units::{ByteCount, Lba};
+use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use crate::cli::{Copy, Endpoint};
+use crate::cli::Copy;
 use crate::exit::Exit;
 use crate::findings::{Findings, Voice};
 use crate::interrupt;
-use crate::progress::{Progress, Show};
+use crate::progress::Show;
 use crate::report::print_json;
 use crate::tally::Tally;
 
-pub(super) use sink::{Losing, Losses, Sink, byte_ranges};
-use source::{Chunk, IN_FLIGHT, Source};
+pub(super) use job::{CopyJob, Moved};
+pub(super) use sink::{Losing, Sink, check_output};
+pub(super) use source::{Reading, Source};
 
 /// The answer of `copy`.
 #[derive(Serialize)]
@@ -49,10 +49,7 @@ struct Report {
 
 /// Copies.
 pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
-    if arguments.json && arguments.to == Endpoint::Standard {
-        let why = "standard output is for the data or for the report, not for both";
-        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
-    }
+    check_output(arguments.json, &arguments.to)?;
     let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
@@ -105,75 +102,21 @@ impl Report {
     }
 }
 
-/// Refuses a destination that is too small.
-fn check_room(arguments: &Copy, source: &Source, sink: &Sink) -> Result<(), StackError> {
-    match (source.bytes(), sink.room_bytes()) {
-        (Some(size), Some(room)) if size > room => {
-            let why = format!("{} do not fit into its {}", count(size, "byte"), count(room, "byte"));
-            Err(StackError::new(Cause::Unsuitable, "copying", why).on(&arguments.to).advise("a larger volume"))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// What a copy is about, and how far it is.
-struct CopyJob<'a> {
-    source: &'a Source,
-    sink: &'a Sink,
-    salvage: bool,
-    losses: Losses,
-    progress: Progress,
-    /// Bytes from the start on that are copied.
-    total: Cell<u64>,
-}
-
-/// What a copy has moved and met.
-#[derive(Default)]
-struct Moved {
-    tally: Tally,
-    blocks_lost: u64,
-}
-
-impl CopyJob<'_> {
-    /// Copies chunk by chunk until nothing is left or a signal comes, and makes it durable.
-    async fn run(&self, findings: &mut Findings<Lost>) -> Result<Moved, StackError> {
-        let lanes = if self.sink.in_order() { 1 } else { IN_FLIGHT };
-        let shift = self.losses.block_size().shift();
-        let chunks = self.source.chunks(self.salvage).map(|chunk| write(chunk, &self.losses, self.sink));
-        let (mut written, mut moved) = (chunks.buffered(lanes), Moved::default());
-        while let Some(chunk) = written.try_next().await? {
-            self.total.set(self.total.get() + chunk.bytes);
-            moved.tally.read += chunk.read;
-            moved.tally.written += chunk.written;
-            self.progress.advance_by(chunk.bytes, chunk.read.max(chunk.written));
-            for run in chunk.lost {
-                moved.blocks_lost += run.blocks;
-                self.progress.bad(run.blocks);
-                findings.note(run);
-            }
-            findings.reached(Lba::new(self.total.get() >> shift), &self.progress);
-        }
-        self.sink.finish(self.total.get()).await?;
-        Ok(moved)
-    }
-}
-
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
-    check_room(arguments, source, sink)?;
+    sink.check_room("copying", &arguments.to, source.bytes().unwrap_or(0))?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
         // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
         interrupt::watch();
     }
     let started = Instant::now();
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
-    let progress = Progress::new("copying", source.bytes().map(ByteCount::new), show);
-    let losses = Losses::new(sink, source.block_size(), source.bytes());
     let mut findings = Findings::new(if arguments.json { Voice::Silent } else { Voice::Error });
-    let work = CopyJob { source, sink, salvage: arguments.salvage, losses, progress, total: Cell::new(0) };
-    let copied = interrupt::or_end(work.run(&mut findings), || report_resume(arguments, work.total.get())).await;
+    let reading = Reading { doing: "reading", past_damage: arguments.salvage, asks_for_holes: true };
+    let work = CopyJob::new("copying", source, reading, sink, show);
+    let copied = interrupt::or_end(work.run(&mut findings), || report_resume(arguments, work.total())).await;
     findings.finish(&work.progress)?;
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
-    let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total.get());
+    let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total());
     Ok(Report {
         from: arguments.from.to_string(),
         to: arguments.to.to_string(),
@@ -188,23 +131,6 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         lost_are: sink.losing(),
         resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
     })
-}
-
-/// What came of a chunk.
-struct Written {
-    bytes: u64,
-    read: u64,
-    written: u64,
-    lost: Vec<Run<Lost>>,
-}
-
-async fn write(chunk: Result<Chunk, StackError>, losses: &Losses, sink: &Sink) -> Result<Written, StackError> {
-    let Chunk { offset, data, read, lost } = chunk?;
-    let bytes = data.len() as u64;
-    let lost = losses.widened(lost);
-    let ranges = byte_ranges(&lost, losses.block_size(), offset + bytes);
-    let written = sink.write_around(offset, &data, &ranges).await?;
-    Ok(Written { bytes, read, written, lost })
 }
 
 /// What helps against a block that cannot be read.

@@ -5,7 +5,7 @@ use sealblock_media_volume::{CorruptionError, CorruptionKind};
 use sealblock_stack::{Access, Cause, FileVolume, StackError, of_block, on_reactor, open_volume};
 use sealblock_units::Lba;
 
-use crate::cli::{Corrupt, CorruptKind};
+use crate::cli::Corrupt;
 use crate::exit::Exit;
 use crate::report::say;
 
@@ -14,7 +14,7 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
-        let damaged = damage(&open.volume, arguments.lba, kind(arguments.kind)).await;
+        let damaged = damage(&open.volume, arguments.lba, arguments.kind).await;
         let closed = open.volume.close().await.map_err(|error| of_block("closing", &error));
         damaged.and(closed).map_err(|failure| failure.on(path.display()))
     })?;
@@ -39,24 +39,13 @@ pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Resu
     })
 }
 
-fn kind(kind: CorruptKind) -> CorruptionKind {
+fn to_text(kind: CorruptionKind) -> &'static str {
     match kind {
-        CorruptKind::Data => CorruptionKind::Data,
-        CorruptKind::Guard => CorruptionKind::Guard,
-        CorruptKind::RefTag => CorruptionKind::RefTag,
-        CorruptKind::AppTag => CorruptionKind::AppTag,
-        CorruptKind::LostWrite => CorruptionKind::LostWrite,
-        CorruptKind::Misdirected => CorruptionKind::Misdirected,
-    }
-}
-
-fn to_text(kind: CorruptKind) -> &'static str {
-    match kind {
-        CorruptKind::Data => "its data changed",
-        CorruptKind::Guard => "its guard changed",
-        CorruptKind::RefTag => "its reference tag changed",
-        CorruptKind::AppTag => "its application tag changed",
-        CorruptKind::LostWrite => "its last write was lost: an older block with matching tags is back",
-        CorruptKind::Misdirected => "a write meant for another block landed on it",
+        CorruptionKind::Data => "its data changed",
+        CorruptionKind::Guard => "its guard changed",
+        CorruptionKind::RefTag => "its reference tag changed",
+        CorruptionKind::AppTag => "its application tag changed",
+        CorruptionKind::LostWrite => "its last write was lost: an older block with matching tags is back",
+        CorruptionKind::Misdirected => "a write meant for another block landed on it",
     }
 }

@@ -16,7 +16,7 @@ use sealblock_stack::{
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
-use crate::cli::{Create, Guard, ProtectionType as Type};
+use crate::cli::{Create, Guard};
 use crate::exit::Exit;
 use crate::report::{print_json, say};
 
@@ -111,19 +111,8 @@ fn options(arguments: &Create) -> Result<CreateOptions, StackError> {
 }
 
 /// The protection format of these choices.
-pub fn protection(guard: Guard, kind: Type) -> Option<PiFormat> {
-    let guard = match guard {
-        Guard::None => return None,
-        Guard::Crc16 => GuardKind::Crc16,
-        Guard::Crc32c => GuardKind::Crc32c,
-        Guard::Crc64 => GuardKind::Crc64,
-    };
-    let kind = match kind {
-        Type::Type1 => ProtectionType::Type1,
-        Type::Type2 => ProtectionType::Type2,
-        Type::Type3 => ProtectionType::Type3,
-    };
-    Some(PiFormat::with_default_storage_tag(guard, kind))
+fn protection(guard: Guard, kind: ProtectionType) -> Option<PiFormat> {
+    guard.map(|guard| PiFormat::with_default_storage_tag(guard, kind))
 }
 
 /// A protection format as JSON has it.
@@ -179,7 +168,7 @@ pub fn default_options(size: ByteCount) -> Result<CreateOptions, StackError> {
     Ok(CreateOptions {
         block_size,
         capacity_blocks: size.get() >> block_size.shift(),
-        protection: protection(Guard::Crc32c, Type::Type1),
+        protection: protection(Some(GuardKind::Crc32c), ProtectionType::Type1),
         uuid: new_uuid()?,
         preallocate: false,
     })

@@ -1,7 +1,5 @@
 //! `sealblock info`: what a target is.
 
-use std::fmt::Write;
-
 use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
@@ -16,10 +14,10 @@ use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
 use super::create::protection_json;
-use super::mirror::to_text as mirror_text;
+use super::mirror::put as mirror_text;
 use crate::cli::Info;
 use crate::exit::Exit;
-use crate::report::{print_json, say};
+use crate::report::{Lines, print_json, say};
 use sealblock_server::status::mirror::MirrorStatus;
 
 /// Prints what the target is.
@@ -29,7 +27,7 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
         if arguments.json {
             print_json(&as_json(&arguments.target, &opened))?;
         } else {
-            say(as_text(&arguments.target, &opened).trim_end())?;
+            say(&as_text(&arguments.target, &opened))?;
         }
         opened.close(Ok(Exit::Clean)).await
     })
@@ -210,7 +208,7 @@ fn rest_bytes(opened: &OpenTarget) -> Option<u64> {
 fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     let geometry = opened.gate.geometry();
     let of = opened.gate.abilities();
-    let mut lines = Lines::default();
+    let mut lines = Lines::new(16);
     lines.put("target", target);
     info_text(&mut lines, &opened.info);
     let blocks = format!("{} of {} bytes", count(geometry.capacity_blocks, "block"), geometry.block_size);
@@ -225,7 +223,7 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     }
     lines.put("unmapped reads", if of.unmap_zeroes { "zeroes" } else { "not promised" });
     lines.put("runtime", sealblock_runtime_reactor::backend());
-    lines.0
+    lines.into_text()
 }
 
 fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
@@ -337,7 +335,7 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         export_text(lines, export);
     }
     if let Some(mirror) = &info.mirror {
-        lines.0.push_str(&mirror_text(&MirrorStatus::of(&mirror.describe())));
+        mirror_text(lines, &MirrorStatus::of(&mirror.describe()));
     }
     for path in info.paths.iter().flat_map(PathMonitor::paths) {
         let state = match &path.last_error {
@@ -350,15 +348,5 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
     for below in &info.inner {
         lines.put("over", "");
         info_text(lines, below);
-    }
-}
-
-/// Lines of a name and a value.
-#[derive(Default)]
-struct Lines(String);
-
-impl Lines {
-    fn put(&mut self, name: &str, value: impl std::fmt::Display) {
-        writeln!(self.0, "{name:<16}{value}").expect("a text takes what is written to it");
     }
 }

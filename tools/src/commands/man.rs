@@ -1,4 +1,4 @@
-//! `sealblock man`: the manual pages, one for the program and one for each command.
+//! `sealblock man`: the manual pages, one for the program and one for each command; and `sealblock completions`: what shells complete.
 //!
 //! Options and subcommands are set by `clap_mangen`. Synopses, tables, examples and the line at the foot of a page are made
 //! here: the generator leaves values out of synopses, and fills tables as if they were paragraphs.
@@ -8,16 +8,17 @@ mod roff;
 
 use std::env;
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::path::Path;
 
 use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap_complete::Shell;
 use clap_mangen::Man as Generator;
 use sealblock_server::dates::{day, unix_s};
 use sealblock_stack::StackError;
 
 use self::roff::{Page, escape};
-use crate::cli::{Cli, Man};
+use crate::cli::{Cli, Completions, Man};
 use crate::exit::Exit;
 
 /// Seconds since 1970 that pages are dated by, where builds are to be the same at any time (reproducible-builds.org).
@@ -30,6 +31,21 @@ pub fn run(arguments: &Man) -> Result<Exit, StackError> {
     let dir = arguments.dir.as_path();
     write(dir).map_err(|error| StackError::io("writing manual pages", &error).on(dir.display()))?;
     Ok(Exit::Clean)
+}
+
+/// Prints a script that completes commands and options in a shell.
+pub fn completions(arguments: &Completions) -> Result<Exit, StackError> {
+    let mut output = io::stdout().lock();
+    let written = output.write_all(&script(arguments.shell)).and_then(|()| output.flush());
+    written.map_err(|error| StackError::io("printing completions", &error))?;
+    Ok(Exit::Clean)
+}
+
+/// The generator panics when it cannot write, so it writes to memory, which takes all.
+fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "sealblock", &mut script);
+    script
 }
 
 fn write(dir: &Path) -> io::Result<()> {
@@ -133,11 +149,11 @@ fn today() -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
     use std::process::{Command as Program, Stdio};
 
     use super::*;
     use crate::exit::status;
+    use clap::ValueEnum;
     use sealblock_stack::Cause;
 
     fn page_of(words: &[&str]) -> String {
@@ -230,5 +246,15 @@ mod tests {
         assert_eq!(status(failure.cause()), 3);
         assert_eq!(failure.cause(), Cause::Io);
         assert!(failure.to_string().starts_with("sealblock: writing manual pages on /dev/null/pages: "), "{failure}");
+    }
+
+    #[test]
+    fn every_shell_completes_every_command() {
+        for shell in Shell::value_variants() {
+            let script = String::from_utf8(script(*shell)).unwrap();
+            for command in Cli::command().get_subcommands() {
+                assert!(script.contains(command.get_name()), "{shell}: {}", command.get_name());
+            }
+        }
     }
 }

@@ -2,7 +2,6 @@
 //!
 //! A server that has the mirror open is asked; else the mirror is opened here.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,7 +14,7 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{print_json, say};
+use crate::report::{Lines, print_json, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::ControlCommand;
 use sealblock_server::mirrors::execute;
@@ -130,7 +129,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
         };
         opened.close(made).await
     })?;
-    say(to_text(&status).trim_end())?;
+    say(&to_text(&status))?;
     say(&format!("{:<16}{target}", "use it as"))?;
     Ok(Exit::Clean)
 }
@@ -159,18 +158,12 @@ async fn synchronise(
 }
 
 fn report(arguments: &Arguments) -> Result<Exit, StackError> {
-    let status = match server_of(&arguments.target, arguments.control.as_deref())? {
-        Some(server) => server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)?,
-        None => on_reactor(async {
-            let opened = open(&arguments.target, Access::Read).await?;
-            let status = mirror_of(&opened).map(|mirror| MirrorStatus::of(&mirror.describe()));
-            opened.close(status).await
-        })?,
-    };
+    let server = server_of(&arguments.target, arguments.control.as_deref())?;
+    let status = on_holder(&arguments.target, server, Access::Read, async |mirror| mirror.status().await)?;
     if arguments.json {
         print_json(&status)?;
     } else {
-        say(to_text(&status).trim_end())?;
+        say(&to_text(&status))?;
     }
     Ok(status.health().into())
 }
@@ -186,6 +179,26 @@ fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<Found
         }
         _ => Ok(found),
     }
+}
+
+/// Works on a mirror where it is open: at its server, or else here.
+fn on_holder<T>(
+    target: &TargetName,
+    server: Option<FoundServer>,
+    access: Access,
+    work: impl AsyncFnOnce(&Holder) -> Result<T, StackError>,
+) -> Result<T, StackError> {
+    on_reactor(async {
+        if let Some(server) = server {
+            return work(&Holder::Server(Box::new(server))).await;
+        }
+        let opened = open(target, access).await?;
+        let done = match mirror_of(&opened) {
+            Ok(mirror) => work(&Holder::Here(mirror)).await,
+            Err(failure) => Err(failure),
+        };
+        opened.close(done).await
+    })
 }
 
 fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, StackError> {
@@ -206,36 +219,18 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
         let before = kept(&mirror.status().await?);
         mirror.execute(&order).await.map(|status| (before, status))
     };
-    let (before, status) = match server_of(target, control.as_deref())? {
-        Some(server) => on_reactor(async { take(&Holder::Server(Box::new(server))).await })?,
-        None => on_reactor(async {
-            let opened = open(target, Access::Write).await?;
-            let taken = match mirror_of(&opened) {
-                Ok(mirror) => take(&Holder::Here(mirror)).await,
-                Err(failure) => Err(failure),
-            };
-            opened.close(taken).await
-        })?,
-    };
+    let server = server_of(target, control.as_deref())?;
+    let (before, status) = on_holder(target, server, Access::Write, take)?;
     say(&format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(kept(&status))))?;
-    say(to_text(&status).trim_end())?;
+    say(&to_text(&status))?;
     Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
 fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> Result<Exit, StackError> {
     let is_served = server.is_some();
-    let status = on_reactor(async {
-        if let Some(server) = server {
-            return execute_change(&Holder::Server(Box::new(server)), target, change).await;
-        }
-        let opened = open(target, Access::Write).await?;
-        let changed = match mirror_of(&opened) {
-            Ok(mirror) => execute_change(&Holder::Here(mirror), target, change).await,
-            Err(failure) => Err(failure),
-        };
-        opened.close(changed).await
-    })?;
-    say(to_text(&status).trim_end())?;
+    let apply = async |mirror: &Holder| execute_change(mirror, target, change).await;
+    let status = on_holder(target, server, Access::Write, apply)?;
+    say(&to_text(&status))?;
     if is_served {
         eprintln!(
             "sealblock: have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
@@ -288,17 +283,21 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
 }
 
 /// A mirror for people: a line for its identity, its state and each replica.
-pub fn to_text(status: &MirrorStatus) -> String {
-    let mut words = format!("{:<16}{}\n{:<16}{}\n", "uuid", status.uuid, "state", status.state);
+pub fn put(lines: &mut Lines, status: &MirrorStatus) {
+    lines.put("uuid", &status.uuid);
+    lines.put("state", &status.state);
     for replica in replica_texts(status) {
-        writeln!(words, "{:<16}{replica}", "replica").expect("a text takes what is written to it");
+        lines.put("replica", replica);
     }
     if status.dirty_bytes > 0 {
-        let bytes = ByteCount::new(status.dirty_bytes);
-        writeln!(words, "{:<16}{bytes}, where replicas may differ", "dirty")
-            .expect("a text takes what is written to it");
+        lines.put("dirty", format_args!("{}, where replicas may differ", ByteCount::new(status.dirty_bytes)));
     }
-    words
+}
+
+fn to_text(status: &MirrorStatus) -> String {
+    let mut lines = Lines::new(16);
+    put(&mut lines, status);
+    lines.into_text()
 }
 
 /// Each replica for people.

@@ -4,31 +4,25 @@
 //! of its shape. What cannot be read is never passed on:
 //! a destination that can make blocks unreadable gets them so, a file has zeroes there, and the list names them.
 
-use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_block::Device;
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::{
-    Cause, FileKind, Lost, OpenTarget, Salvaged, StackError, inspect, of_open, on_reactor, open_medium, open_shapeless,
+    Cause, FileKind, Lost, OpenTarget, StackError, Whole, inspect, of_open, on_reactor, open_medium, open_shapeless,
     open_truncated,
 };
-use sealblock_units::{ByteCount, Extent, Lba};
+use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::copy::{Losses, Sink, byte_ranges};
+use super::copy::{CopyJob, Reading, Sink, Source, check_output};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
 use crate::exit::Exit;
 use crate::findings::{Findings, Voice};
-use crate::progress::{Progress, Show};
+use crate::progress::Show;
 use crate::report::{print_json, say};
-
-/// Bytes read at once.
-const CHUNK_BYTES: u64 = 1 << 20;
-/// Chunks in flight at once.
-const IN_FLIGHT: usize = 8;
 
 /// The answer of `rescue`.
 #[derive(Serialize)]
@@ -60,16 +54,14 @@ struct WithoutSuperblock {
 
 /// Rescues.
 pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
-    if arguments.json && arguments.to == Endpoint::Standard {
-        let why = "standard output is for the data or for the report, not for both";
-        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
-    }
+    check_output(arguments.json, &arguments.to)?;
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
-        let found = remains.as_ref().map(WithoutSuperblock::of);
+        let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
+        let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
         let copied = match Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await {
             Ok(sink) => {
-                let copied = copy(arguments, &volume, &sink, found).await;
+                let copied = copy(arguments, &volume, &sink, report).await;
                 sink.close(copied).await
             }
             Err(failure) => Err(failure),
@@ -141,15 +133,6 @@ impl Report {
     }
 }
 
-/// Refuses a destination that is too small.
-fn check_room(arguments: &Rescue, sink: &Sink, total: u64) -> Result<(), StackError> {
-    if let Some(room) = sink.room_bytes().filter(|room| *room < total) {
-        let why = format!("{} do not fit into its {}", count(total, "byte"), count(room, "byte"));
-        return Err(StackError::new(Cause::Unsuitable, "rescuing", why).on(&arguments.to).advise("a larger volume"));
-    }
-    Ok(())
-}
-
 /// Where what is lost is named.
 fn voice(arguments: &Rescue) -> Voice {
     match (arguments.json, &arguments.to) {
@@ -160,50 +143,16 @@ fn voice(arguments: &Rescue) -> Voice {
     }
 }
 
-/// Reads of chunk after chunk, each with where it begins.
-fn chunks(volume: &OpenTarget) -> impl Stream<Item = impl Future<Output = Result<(u64, Salvaged), StackError>>> {
-    let (size, total) = (volume.gate.geometry().block_size, volume.gate.geometry().capacity_bytes());
-    let offsets = (0..total.div_ceil(CHUNK_BYTES)).map(|at| at * CHUNK_BYTES);
-    stream::iter(offsets).map(move |offset| async move {
-        let length = CHUNK_BYTES.min(total - offset);
-        let extent = Extent::from_raw(offset >> size.shift(), length >> size.shift())
-            .map_err(|error| StackError::new(Cause::Usage, "rescuing", error))?;
-        volume.read_past_damage("rescuing", extent).await.map(|read| (offset, read))
-    })
-}
-
-async fn copy(
-    arguments: &Rescue,
-    volume: &OpenTarget,
-    sink: &Sink,
-    without_superblock: Option<WithoutSuperblock>,
-) -> Result<Report, StackError> {
-    let geometry = volume.gate.geometry();
-    let total = geometry.capacity_bytes();
-    check_room(arguments, sink, total)?;
-    let progress = Progress::new("rescuing", Some(ByteCount::new(total)), Show::OnTerminal);
+async fn copy(arguments: &Rescue, volume: &Source, sink: &Sink, mut report: Report) -> Result<Report, StackError> {
+    sink.check_room("rescuing", &arguments.to, volume.bytes().unwrap_or(0))?;
     let mut findings = Findings::new(voice(arguments));
-    let size = geometry.block_size;
-    let losses = Losses::new(sink, size, Some(total));
-    let mut read = chunks(volume).buffered(IN_FLIGHT);
-    let mut report = Report::nothing_lost(arguments, volume, without_superblock);
-    while let Some(chunk) = read.next().await {
-        let (offset, Salvaged { data, lost }) = chunk?;
-        let end = offset + data.len() as u64;
-        let lost = losses.widened(lost);
-        sink.write_around(offset, &data, &byte_ranges(&lost, size, end)).await?;
-        progress.advance(data.len() as u64);
-        for run in lost {
-            progress.bad(run.blocks);
-            report.blocks_lost += run.blocks;
-            report.blocks_rescued -= run.blocks;
-            findings.note(run);
-        }
-        findings.reached(Lba::new(end >> size.shift()), &progress);
-    }
-    findings.finish(&progress)?;
+    // What a damaged map says of holes is not gone by: every block is read.
+    let reading = Reading { doing: "rescuing", past_damage: true, asks_for_holes: false };
+    let work = CopyJob::new("rescuing", volume, reading, sink, Show::OnTerminal);
+    report.blocks_lost = work.run(&mut findings).await?.blocks_lost;
+    report.blocks_rescued -= report.blocks_lost;
+    findings.finish(&work.progress)?;
     (report.lost, report.lost_unlisted) = findings.into_runs();
-    sink.finish(total).await?;
     Ok(report)
 }
 

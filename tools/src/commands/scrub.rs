@@ -63,7 +63,7 @@ fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> 
 }
 
 fn print(status: &ScrubStatus, json: bool) -> Result<(), StackError> {
-    if json { print_json(status) } else { say(text::to_text(status).trim_end()) }
+    if json { print_json(status) } else { say(&text::to_text(status)) }
 }
 
 /// Waits for the end of the run and reports what it found.

@@ -145,7 +145,7 @@ fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
         namespaces: vec![NamespacePlan {
             nsid: 1,
             target: target.clone(),
-            protection: arguments.protection.unwrap_or_default().into(),
+            protection: arguments.protection.unwrap_or_default(),
             read_only: arguments.read_only,
             relocate: !arguments.no_relocate,
             usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },

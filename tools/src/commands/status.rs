@@ -1,4 +1,4 @@
-//! `sealblock status`: the state of servers, their clients, and what is wrong.
+//! `sealblock status`: the state of servers, their clients, and what is wrong; and `sealblock log`: how much they log.
 //!
 //! Servers report what they know over their control sockets and check nothing for it. Each server has a thread of its own, so
 //! a server that hangs does not delay the others.
@@ -17,11 +17,12 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
-use crate::cli::{ServedName, ServerName, Status};
+use crate::cli::{Log, ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::report::{print_json, say};
-use sealblock_server::control::client::{find, is_alive, query};
+use sealblock_server::control::client::{self, find, is_alive, query};
+use sealblock_server::control::protocol::LogReport;
 use sealblock_server::control::socket_path::{self, FoundSocket};
 use sealblock_server::status::front::reaches;
 use sealblock_server::status::server::{DeviceStatus, ServerStatus};
@@ -77,7 +78,7 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
             servers.iter().find(is_it).map(|server| (since, server))
         });
         text.push_str(&text::of(server, earlier));
-        text.push('\n');
+        text.push_str("\n\n");
     }
     for silent in &report.silent {
         text.push_str(&format!("{:<10}{}: {}\n", "silent", silent.control, silent.why));
@@ -104,13 +105,45 @@ impl Report {
 ///
 /// # Errors
 /// When there is none.
-pub fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError> {
+fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError> {
     let Report { servers, silent } = gather(server, None)?;
     match silent.first() {
         Some(Silent { control, why }) if servers.is_empty() => {
             Err(StackError::new(Cause::Unreachable, DOING, why).on(control))
         }
         _ => Ok(servers),
+    }
+}
+
+/// Shows or changes the log level of a running server.
+pub fn log(arguments: &Log) -> Result<Exit, StackError> {
+    let report = match &arguments.control {
+        Some(path) => client::log(path, None, arguments.level)?,
+        None => {
+            let servers = servers(arguments.server.as_ref())?;
+            let [server] = &servers[..] else {
+                let pids: Vec<String> = servers.iter().map(|server| server.pid.to_string()).collect();
+                let why = format!("several servers run: processes {}", pids.join(", "));
+                return Err(StackError::new(Cause::Usage, "looking for the server", why)
+                    .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
+            };
+            client::log(Path::new(&server.control), Some(server.uid), arguments.level)?
+        }
+    };
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        say(&log_text(&report, arguments.level.is_some()))?;
+    }
+    Ok(Exit::Clean)
+}
+
+fn log_text(report: &LogReport, is_order: bool) -> String {
+    let LogReport { pid, before, level } = report;
+    match (is_order, before == level) {
+        (false, _) => format!("process {pid} logs at level {}", level.as_str()),
+        (true, true) => format!("process {pid} logs at level {}, as before", level.as_str()),
+        (true, false) => format!("process {pid} logs at level {} now; before, at {}", level.as_str(), before.as_str()),
     }
 }
 

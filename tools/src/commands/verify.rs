@@ -28,7 +28,7 @@ pub use job::{Findings, VerifyJob};
 /// Checks the target.
 pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let (found, repairs) = on_reactor(async {
+    let (report, repairs) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
         // Repairs need another copy: a member opened by itself has none.
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
@@ -43,23 +43,14 @@ pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
         let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
         // An open for writing has rewritten them, or rewrites them at the close.
         let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-        let found = verified
-            .map(|found| VerifyResult { report: VerifyReport { lost_metadata, ..found.report }, untold: found.untold });
-        opened.close(found.map(|found| (found, repairs))).await
+        let report = verified.map(|report| VerifyReport { lost_metadata, ..report });
+        opened.close(report.map(|report| (report, repairs))).await
     })?;
-    found.print(arguments)?;
-    let report = found.report;
+    print(&report, arguments)?;
     if arguments.repair {
         report_repairs(&report, repairs);
     }
     Ok(if report.resume.is_some() { Exit::Interrupted } else { report.exit() })
-}
-
-/// The result of a verify, and how many lines were not printed.
-struct VerifyResult {
-    report: VerifyReport,
-    /// Bad blocks without a printed line.
-    untold: u64,
 }
 
 /// Prints what the open found; returns the lost copies of superblocks.
@@ -123,7 +114,7 @@ impl Repairs {
     }
 }
 
-async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyResult, StackError> {
+async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<VerifyReport, StackError> {
     let span = opened.span(arguments.range)?;
     // Not before: until here there is no result to print, so a signal may end the process at once.
     interrupt::watch();
@@ -134,7 +125,7 @@ async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<Ve
     // A device that does not respond must not suppress what was found before.
     let last_words = || {
         if let Some(Ok(findings)) = job.findings_now() {
-            check.found(findings).print(arguments).ok();
+            print(&check.report(findings), arguments).ok();
         }
     };
     let worked = interrupt::or_end(workers::run(&job, opened), last_words).await;
@@ -145,7 +136,7 @@ async fn check(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<Ve
         }
         _ => failure,
     })?;
-    Ok(check.found(findings))
+    Ok(check.report(findings))
 }
 
 /// A verify in progress, for its report.
@@ -158,15 +149,15 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// The result for these findings.
-    fn found(&self, findings: Findings) -> VerifyResult {
+    /// The report of these findings.
+    fn report(&self, findings: Findings) -> VerifyReport {
         let Check { arguments, opened, .. } = self;
         // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
         let geometry = opened.gate.geometry();
         let error = |fault| block_error(fault, geometry.protection, &arguments.target);
         let not_checked = |run| not_checked(run, &arguments.target);
-        let report = VerifyReport {
+        VerifyReport {
             target: arguments.target.to_string(),
             blocks_verified: findings.blocks,
             bytes_verified: findings.blocks << geometry.block_size.shift(),
@@ -179,8 +170,8 @@ impl Check<'_> {
             lost_metadata: Vec::new(),
             unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
             resume: findings.resume,
-        };
-        VerifyResult { report, untold: findings.untold }
+            untold: findings.untold,
+        }
     }
 }
 
@@ -207,50 +198,42 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
     }
 }
 
-impl VerifyResult {
-    /// Prints the lines that the rate limit held back.
-    fn print(&self, arguments: &Verify) -> Result<(), StackError> {
-        let report = &self.report;
-        if arguments.json {
-            print_json(report)?;
-        } else {
-            self.print_text(arguments.quiet)?;
-        }
-        if let Some(resume) = report.resume {
-            let how_far = format!("at block {}", resume.first());
-            interrupt::report(
-                format!("verifying {}", report.target),
-                how_far,
-                format!("--range {resume}, to go on there"),
-            );
-        }
-        Ok(())
+/// Prints the report.
+fn print(report: &VerifyReport, arguments: &Verify) -> Result<(), StackError> {
+    if arguments.json {
+        print_json(report)?;
+    } else {
+        print_text(report, arguments.quiet)?;
     }
+    if let Some(resume) = report.resume {
+        let how_far = format!("at block {}", resume.first());
+        interrupt::report(format!("verifying {}", report.target), how_far, format!("--range {resume}, to go on there"));
+    }
+    Ok(())
+}
 
-    /// Prints what follows the lines of damaged blocks.
-    fn print_text(&self, quiet: bool) -> Result<(), StackError> {
-        let report = &self.report;
-        if self.untold > 0 {
-            say(&format!("and {} more", count(self.untold, "damaged block")))?;
-        }
-        for run in &report.unchecked {
-            let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
-            say(&format!("blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;
-        }
-        if quiet && report.exit() == Exit::Clean && report.resume.is_none() {
-            return Ok(());
-        }
-        let elapsed = Duration::from_secs_f64(report.elapsed_s);
-        let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.to_text();
-        let verdict = match (report.resume, report.exit()) {
-            (None, _) => report.verdict(),
-            // Readability alone is not called clean.
-            (Some(_), Exit::Clean) => "interrupted, nothing bad until then".to_owned(),
-            (Some(_), _) => format!("interrupted, {} until then", report.verdict()),
-        };
-        let blocks = count(report.blocks_verified, "block");
-        say(&format!("{}: {blocks} verified {tally}: {verdict}", report.target))
+/// Prints what follows the lines of damaged blocks.
+fn print_text(report: &VerifyReport, quiet: bool) -> Result<(), StackError> {
+    if report.untold > 0 {
+        say(&format!("and {} more", count(report.untold, "damaged block")))?;
     }
+    for run in &report.unchecked {
+        let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
+        say(&format!("blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;
+    }
+    if quiet && report.exit() == Exit::Clean && report.resume.is_none() {
+        return Ok(());
+    }
+    let elapsed = Duration::from_secs_f64(report.elapsed_s);
+    let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.to_text();
+    let verdict = match (report.resume, report.exit()) {
+        (None, _) => report.verdict(),
+        // Readability alone is not called clean.
+        (Some(_), Exit::Clean) => "interrupted, nothing bad until then".to_owned(),
+        (Some(_), _) => format!("interrupted, {} until then", report.verdict()),
+    };
+    let blocks = count(report.blocks_verified, "block");
+    say(&format!("{}: {blocks} verified {tally}: {verdict}", report.target))
 }
 
 #[cfg(test)]

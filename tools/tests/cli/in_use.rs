@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 
 use crate::common::server::Server;
-use crate::common::{Place, mirror, noise};
+use crate::common::{Place, filled, noise};
 use serde_json::Value;
 
 /// The command behind the first back quote of the advice, without the name of the program.
@@ -45,7 +45,7 @@ fn a_server_is_named_with_its_uri_and_what_to_type_instead() {
 #[test]
 fn a_member_of_what_is_served_leads_to_the_whole() {
     let place = Place::new();
-    mirror::filled(&place, 64);
+    filled(&place, 64);
     let server = Server::start(&place, "mirror:a,b mem:1MiB");
     let (pid, uri) = (server.pid(), server.target("mirror"));
     place

@@ -6,9 +6,8 @@ use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::common::mirror::{BLOCK, filled, verify};
 use crate::common::server::Server;
-use crate::common::{Answer, Place, answer_of, noise};
+use crate::common::{Answer, BLOCK, Place, answer_of, filled, noise, verify};
 
 #[test]
 fn a_replica_that_was_offline_is_resynced_and_not_read_before() {

@@ -3,9 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
 
-use crate::common::mirror::{BLOCK, filled, verify};
 use crate::common::server::Server;
-use crate::common::{Place, noise};
+use crate::common::{BLOCK, Place, filled, noise, verify};
 use serde_json::Value;
 
 const KINDS: [&str; 6] = ["data", "guard", "ref-tag", "app-tag", "lost-write", "misdirected"];

@@ -3,9 +3,8 @@
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 
-use crate::common::nbd::Nbd;
-use crate::common::server::Server;
-use crate::common::{Place, mirror, noise};
+use crate::common::server::{Nbd, Server};
+use crate::common::{Place, filled, noise};
 use serde_json::{Value, json};
 
 /// What `status --json` says of the server, with this exit status.
@@ -196,7 +195,7 @@ fn what_trying_again_cannot_help_waits_for_a_reload() {
     let place = Place::with_runtime("syscalls");
     place.run("create v --size 1MiB").succeeds();
     place.write("plain", &[7; 8192]);
-    mirror::filled(&place, 16);
+    filled(&place, 16);
     let mut server = Server::start(&place, "v plain a");
     let not_open = |event: &Value, at: usize| event["subsystems"][at]["not_open"][0].clone();
     for (at, why) in [(1, "plain file"), (2, "it is member 1 of 2 of mirror")] {

@@ -160,7 +160,7 @@ fn discovery_names_the_address_that_is_advertised() {
 
 /// A configuration of a mirror, and a server of it whose replica b was replaced by c while a host was there.
 fn replaced(place: &Place) -> (Server, impl Fn(&str) -> String) {
-    crate::common::mirror::filled(place, 256);
+    crate::common::filled(place, 256);
     place.run("create c --size 1MiB").succeeds();
     let of = |replicas: &str| subsystem("m", "", &format!("mirror:{replicas}"));
     place.write("sealblock.toml", of("a,b").as_bytes());

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::common::nbd::Nbd;
-use crate::common::server::Server;
+use crate::common::server::{Nbd, Server};
 use crate::common::{Place, noise};
 use crate::paths::load;
 

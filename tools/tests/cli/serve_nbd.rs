@@ -1,7 +1,6 @@
 //! `sealblock serve --nbd`: the same devices for NBD clients.
 
-use crate::common::nbd::Nbd;
-use crate::common::server::Server;
+use crate::common::server::{Nbd, Server};
 use crate::common::{Place, noise};
 use serde_json::{Value, json};
 

@@ -6,9 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
-use crate::common::nbd::Nbd;
-use crate::common::server::Server;
-use crate::common::{Answer, Place, RUNTIME_FOLDER, answer, is_root, mirror, noise, skipped};
+use crate::common::server::{Nbd, Server};
+use crate::common::{Answer, Place, RUNTIME_FOLDER, answer, filled, is_root, noise, skipped};
 use serde_json::{Value, json};
 
 const HOST: &str = "nqn.2026-01.org.example:host";
@@ -163,7 +162,7 @@ fn what_a_scrub_met_is_told_after_a_restart_too() {
 #[test]
 fn a_degraded_mirror_is_told_with_what_to_do() {
     let place = Place::new();
-    mirror::filled(&place, 64);
+    filled(&place, 64);
     let server = Server::start(&place, "mirror:a,b");
     status(&place, &server, 0);
     server.stop().is_clean();
@@ -260,7 +259,7 @@ fn a_server_is_watched() {
 #[test]
 fn commands_for_mirrors_reach_a_server_with_a_socket_of_its_own() {
     let place = Place::new();
-    mirror::filled(&place, 64);
+    filled(&place, 64);
     let server = Server::start(&place, "mirror:a,b --control here");
     let status = place.run("mirror status mirror:a,b --control here --json").succeeds().json();
     assert_eq!(status["state"], "optimal");

@@ -3,9 +3,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::common::nbd::Nbd;
-use crate::common::server::Server;
-use crate::common::{Place, mirror, noise};
+use crate::common::server::{Nbd, Server};
+use crate::common::{Place, filled, noise};
 use serde_json::{Value, json};
 
 /// That a connection is closed is known at once; that a machine is slow is not to be taken for a loss.
@@ -144,7 +143,7 @@ fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
 #[test]
 fn a_lost_replica_is_logged_once_and_so_is_its_return() {
     let place = Place::new();
-    mirror::filled(&place, 64);
+    filled(&place, 64);
     let member = Server::start(&place, "--protection shown --as-member b");
     let (address, b) = (member.address().to_owned(), member.target("b"));
     let server = Server::start(&place, &format!("mirror:a,{b}?{LONG}"));

@@ -12,6 +12,7 @@ use sealblock_block::{Ability, Device, Durability, Medium, Request};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
@@ -23,6 +24,15 @@ use serde::Serialize;
 
 use crate::cli::Endpoint;
 use crate::findings::Finding;
+
+/// Refuses a report on standard output where the data go.
+pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(), StackError> {
+    if json && *to == Endpoint::Standard {
+        let why = "standard output is for the data or for the report, not for both";
+        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+    }
+    Ok(())
+}
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
 const HOLE_BYTES: usize = 4096;
@@ -83,6 +93,13 @@ impl Sink {
             Sink::Device(opened) => Some(opened.gate.geometry().capacity_bytes()),
             Sink::Plain { .. } | Sink::Output(_) => None,
         }
+    }
+
+    /// Refuses a destination that is too small for this many bytes.
+    pub fn check_room(&self, doing: &str, to: &Endpoint, bytes: u64) -> Result<(), StackError> {
+        let Some(room) = self.room_bytes().filter(|room| *room < bytes) else { return Ok(()) };
+        let why = format!("{} do not fit into its {}", count(bytes, "byte"), count(room, "byte"));
+        Err(StackError::new(Cause::Unsuitable, doing, why).on(to).advise("a larger volume"))
     }
 
     /// Whether chunks must come one after another.

@@ -20,7 +20,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 pub(super) const IN_FLIGHT: usize = 8;
 
 /// A chunk of data.
-pub(super) struct Chunk {
+pub(in crate::commands) struct Chunk {
     /// Where it lies, in bytes from the start.
     pub offset: u64,
     /// The data; zeroes where they could not be read.
@@ -31,8 +31,19 @@ pub(super) struct Chunk {
     pub lost: Vec<Run<Lost>>,
 }
 
+/// How a source is read.
+#[derive(Clone, Copy)]
+pub(in crate::commands) struct Reading {
+    /// What is being done, for errors.
+    pub doing: &'static str,
+    /// Whether it goes on past blocks that cannot be read.
+    pub past_damage: bool,
+    /// Whether the device is asked for holes, which need not be read.
+    pub asks_for_holes: bool,
+}
+
 /// Where a copy comes from.
-pub(super) enum Source {
+pub(in crate::commands) enum Source {
     /// A device, or a plain file to its last byte.
     Device(Box<Whole>),
     /// Standard input.
@@ -64,11 +75,10 @@ impl Source {
         }
     }
 
-    /// The data, in order, read ahead where that is possible, until a signal comes. With `salvage` it goes on past blocks that
-    /// cannot be read.
-    pub fn chunks(&self, salvage: bool) -> LocalBoxStream<'_, Result<Chunk, StackError>> {
+    /// The data, in order, read ahead where that is possible, until a signal comes.
+    pub fn chunks(&self, reading: Reading) -> LocalBoxStream<'_, Result<Chunk, StackError>> {
         match self {
-            Source::Device(whole) => device_chunks(whole, salvage).boxed_local(),
+            Source::Device(whole) => device_chunks(whole, reading).boxed_local(),
             Source::Input(input) => {
                 let next = move |offset| async move {
                     let chunk = next_bytes(&mut *input.borrow_mut())
@@ -96,11 +106,11 @@ impl Source {
     }
 }
 
-fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
+fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
-    let tells_holes = whole.opened.gate.abilities().block_status == Ability::Native;
+    let tells_holes = reading.asks_for_holes && whole.opened.gate.abilities().block_status == Ability::Native;
     let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
     stream::iter(chunks)
         .take_while(|_| ready(!interrupt::came()))
@@ -111,11 +121,11 @@ fn device_chunks(whole: &Whole, salvage: bool) -> impl futures_util::Stream<Item
                     let data = zeroes.slice(..length as usize);
                     return Ok(Chunk { offset, data, read: 0, lost: Vec::new() });
                 }
-                if salvage {
-                    let Salvaged { data, lost } = whole.read_past_damage("reading", offset, length).await?;
+                if reading.past_damage {
+                    let Salvaged { data, lost } = whole.read_past_damage(reading.doing, offset, length).await?;
                     return Ok(Chunk { offset, data, read: length, lost });
                 }
-                let data = whole.read("reading", offset, length).await?;
+                let data = whole.read(reading.doing, offset, length).await?;
                 Ok(Chunk { offset, data, read: length, lost: Vec::new() })
             }
         })

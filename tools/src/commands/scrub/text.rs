@@ -1,9 +1,9 @@
 //! A scrub as text.
 
-use std::fmt::Write;
-
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
+
+use crate::report::Lines;
 
 use sealblock_server::dates::{date, span};
 use sealblock_server::status::health::Checked;
@@ -11,35 +11,35 @@ use sealblock_server::status::scrub::{KeptWord, ResultWord, RunStatus, ScrubStat
 
 /// The whole state.
 pub fn to_text(status: &ScrubStatus) -> String {
-    let mut text = String::new();
-    put(&mut text, line(status));
+    let mut text = Lines::new(0);
+    text.line(line(status));
     if let Some(trouble) = &status.trouble {
-        put(&mut text, format!("  suspended: {trouble}"));
+        text.line(format!("  suspended: {trouble}"));
     }
     if let Some(run) = &status.run {
-        put(&mut text, format!("  under way since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
+        text.line(format!("  under way since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
     }
     let rate = status.rate.map(|rate| format!("at most {}/s", ByteCount::new(rate.get())));
     let every = status.every_s.map(|every| format!("every {}", span(every)));
     let settings: Vec<String> = [rate, every].into_iter().flatten().collect();
     if !settings.is_empty() {
-        put(&mut text, format!("  {}", settings.join(", ")));
+        text.line(format!("  {}", settings.join(", ")));
     }
     if let Some(next) = status.next_unix_s {
-        put(&mut text, format!("  the next begins {}", date(next)));
+        text.line(format!("  the next begins {}", date(next)));
     }
     match status.completed_unix_s {
-        Some(at) => put(&mut text, format!("  all blocks were checked last {}", date(at))),
-        None => put(&mut text, "  all blocks were never checked".to_owned()),
+        Some(at) => text.line(format!("  all blocks were checked last {}", date(at))),
+        None => text.line("  all blocks were never checked"),
     }
     for run in status.runs.iter().rev() {
-        put(&mut text, format!("  {}", past(run, status.checked)));
+        text.line(format!("  {}", past(run, status.checked)));
     }
     if status.kept == KeptWord::InMemory {
         let why = status.kept_why.as_deref().unwrap_or("there is no room for it on the device");
-        put(&mut text, format!("  this is kept in memory only, until the server ends: {why}"));
+        text.line(format!("  this is kept in memory only, until the server ends: {why}"));
     }
-    text
+    text.into_text()
 }
 
 /// The most important in one line.
@@ -97,8 +97,4 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
         0 => found,
         blocks => format!("{found}, {blocks} with a copy that was not checked"),
     }
-}
-
-fn put(text: &mut String, line: String) {
-    writeln!(text, "{line}").expect("a text takes what is written to it");
 }

@@ -1,6 +1,5 @@
 //! What a server says of its events, in lines for people or as JSON objects, each at once and whole.
 
-use std::fmt::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -12,12 +11,12 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::target::NbdAddress;
 use sealblock_units::ByteCount;
 
-use crate::report::{print_json, say};
+use crate::report::{Lines, print_json, say};
 
 /// For people.
 pub fn say_event(event: &Event) {
     // The reader of the events is gone; the clients are still served.
-    say(to_text(event).trim_end()).ok();
+    say(&to_text(event)).ok();
 }
 
 /// For machines.
@@ -72,52 +71,49 @@ fn opened_text(opened: &OpenedInfo) -> String {
 }
 
 fn ready_text(serving: &Serving) -> String {
-    let mut text = String::new();
+    let mut text = Lines::new(0);
     for subsystem in &serving.subsystems {
-        put(&mut text, subsystem_text(subsystem));
+        text.line(subsystem_text(subsystem));
     }
     for address in &serving.listeners {
-        put(&mut text, format_args!("listening on {address}"));
+        text.line(format_args!("listening on {address}"));
     }
     if let Some(address) = serving.listeners.first() {
-        put(&mut text, "a host types:");
+        text.line("a host types:");
         for line in host_lines(*address, &serving.subsystems) {
-            put(&mut text, format_args!("  {line}"));
+            text.line(format_args!("  {line}"));
         }
     }
     if let Some(nbd) = &serving.nbd {
         let spaces = serving.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
         let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
-        put(&mut text, nbd_text(&nbd.listeners, &nbd.sockets, exports));
+        text.line(nbd_text(&nbd.listeners, &nbd.sockets, exports));
     }
-    put(&mut text, "ready");
-    text
+    text.line("ready");
+    text.into_text()
 }
 
 fn subsystem_text(subsystem: &SubsystemInfo) -> String {
-    let mut text = String::new();
-    put(&mut text, format_args!("subsystem {}", subsystem.nqn));
+    let mut text = Lines::new(0);
+    text.line(format_args!("subsystem {}", subsystem.nqn));
     if let Some(hosts) = &subsystem.hosts {
-        put(&mut text, format_args!("  only for {}", hosts.join(", ")));
+        text.line(format_args!("  only for {}", hosts.join(", ")));
     }
     for namespace in &subsystem.namespaces {
         let size = ByteCount::new(namespace.blocks.saturating_mul(namespace.block_size as u64));
         let shown = if namespace.protection_shown { " (shown)" } else { "" };
         let access = if namespace.read_only { ", read-only" } else { "" };
         let nbd = namespace.nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
-        put(
-            &mut text,
-            format_args!(
-                "  namespace {}: {}, {size} in blocks of {} bytes, {}{shown}{access}{nbd}",
-                namespace.nsid, namespace.target, namespace.block_size, namespace.protection
-            ),
-        );
+        text.line(format_args!(
+            "  namespace {}: {}, {size} in blocks of {} bytes, {}{shown}{access}{nbd}",
+            namespace.nsid, namespace.target, namespace.block_size, namespace.protection
+        ));
     }
     for NotOpenInfo { nsid, target, reason, retried } in &subsystem.not_open {
         let then = if *retried { "it is tried again" } else { "a reload tries again" };
-        put(&mut text, format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
+        text.line(format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
     }
-    text.trim_end().to_owned()
+    text.into_text()
 }
 
 /// Where NBD clients connect, and what they type for each name and size of blocks.
@@ -126,28 +122,28 @@ fn nbd_text<'a>(
     sockets: &[PathBuf],
     exports: impl Iterator<Item = (&'a str, usize)>,
 ) -> String {
-    let mut text = String::new();
+    let mut text = Lines::new(0);
     for address in listeners {
-        put(&mut text, format_args!("listening for NBD on {address}"));
+        text.line(format_args!("listening for NBD on {address}"));
     }
     for path in sockets {
-        put(&mut text, format_args!("listening for NBD on {}", path.display()));
+        text.line(format_args!("listening for NBD on {}", path.display()));
     }
-    put(&mut text, "an NBD client types:");
+    text.line("an NBD client types:");
     for (name, block_size) in exports {
         let word = shell_word(name);
         if let Some(address) = listeners.first() {
             let ((host, _), port) = (host_text(*address), address.port());
-            put(&mut text, format_args!("  nbdinfo {}", export_uri(*address, name)));
-            put(&mut text, format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
+            text.line(format_args!("  nbdinfo {}", export_uri(*address, name)));
+            text.line(format_args!("  nbd-client {host} {port} -N {word} -b {block_size} /dev/nbd0"));
         }
         if let Some(path) = sockets.first() {
-            put(&mut text, format_args!("  nbdinfo {}", shell_word(&NbdAddress::Unix(path.clone()).uri(name))));
+            text.line(format_args!("  nbdinfo {}", shell_word(&NbdAddress::Unix(path.clone()).uri(name))));
             let path = shell_word(&path.to_string_lossy());
-            put(&mut text, format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
+            text.line(format_args!("  nbd-client -unix {path} -N {word} -b {block_size} /dev/nbd0"));
         }
     }
-    text.trim_end().to_owned()
+    text.into_text()
 }
 
 /// What a host must type to find, use and scrub the subsystems.
@@ -174,10 +170,6 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemInfo]) -> Vec<String> 
         }
     }
     lines
-}
-
-fn put(text: &mut String, line: impl std::fmt::Display) {
-    writeln!(text, "{line}").expect("a text takes what is written to it");
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A server for people.
 
-use std::fmt::{Display, Write};
+use std::fmt::Write;
 use std::time::Duration;
 
 use sealblock_stack::quantity::count;
@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::commands::mirror::replica_texts;
 use crate::commands::scrub::text::{past, run_text};
+use crate::report::Lines;
 use sealblock_server::dates::{date, span};
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::{ScrubStatus, StateWord};
@@ -34,19 +35,9 @@ const OPERATIONS: [(&str, &str, &str); 9] = [
     ("digest", "digest", "digests"),
 ];
 
-/// Lines of a name and a value.
-#[derive(Default)]
-struct Lines(String);
-
-impl Lines {
-    fn put(&mut self, name: &str, value: impl Display) {
-        writeln!(self.0, "{name:<10}{value}").expect("a text takes what is written to it");
-    }
-}
-
 /// Everything there is to say of a server, and of what went through since it was looked at before.
 pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> String {
-    let mut lines = Lines::default();
+    let mut lines = Lines::new(10);
     let (pid, uid, version) = (server.pid, server.uid, &server.version);
     lines.put(
         "server",
@@ -66,15 +57,15 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
             let before = server.devices.iter().find(|other| other.exports == device.exports)?;
             Some((since, &before.seen.io))
         });
-        lines.0.push('\n');
+        lines.line("");
         of_device(&mut lines, device, before);
     }
-    lines.0.push('\n');
+    lines.line("");
     clients(&mut lines, server);
     for error in &server.errors {
         lines.put("told", log_line_text(error));
     }
-    lines.0
+    lines.into_text()
 }
 
 fn health(health: Health, summary: &str) -> String {

@@ -6,12 +6,12 @@ use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 
 use crate::findings::Finding;
-use crate::report::{BlockError, Field, Hex};
+use crate::report::{BlockError, Hex, cause_text};
 
 /// A run of bad blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Damage {
-    field: Field,
+    field: BadBlockCause,
     member: Option<String>,
     repaired: bool,
     /// The expected and the actual value, of the first block.
@@ -37,15 +37,15 @@ impl Finding for Damage {
         let Damage { field, member, repaired, values } = &run.what;
         let what = match (field, values, run.blocks) {
             (_, Some((expected, actual)), 1) => format!("expected {expected}, found {actual}"),
-            (Field::Media, ..) => "cannot be read".to_owned(),
-            (Field::Conflict, ..) => "good copies differ".to_owned(),
-            (Field::Stale, ..) => "an older copy is kept here; --accept-stale takes it".to_owned(),
+            (BadBlockCause::Media, ..) => "cannot be read".to_owned(),
+            (BadBlockCause::Conflict, ..) => "good copies differ".to_owned(),
+            (BadBlockCause::Stale, ..) => "an older copy is kept here; --accept-stale takes it".to_owned(),
             // A remote device names the field, but not always its value.
             _ => "does not fit".to_owned(),
         };
         let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         let repaired = if *repaired { ", repaired" } else { "" };
-        format!("{}{member}: {}: {what}{repaired}", run.place(), field.words())
+        format!("{}{member}: {}: {what}{repaired}", run.place(), cause_text(*field))
     }
 }
 
@@ -58,18 +58,9 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
         _ => 16,
     };
     let hex = |value: Option<u64>| value.map(|value| Hex::new(u128::from(value), bits));
-    let field = match fault.cause {
-        BadBlockCause::Tag(TagField::Guard) => Field::Guard,
-        BadBlockCause::Tag(TagField::AppTag) => Field::AppTag,
-        BadBlockCause::Tag(TagField::RefTag) => Field::RefTag,
-        BadBlockCause::Tag(TagField::StorageTag) => Field::StorageTag,
-        BadBlockCause::Media => Field::Media,
-        BadBlockCause::Conflict => Field::Conflict,
-        BadBlockCause::Stale => Field::Stale,
-    };
     BlockError {
         lba: fault.lba.get(),
-        field,
+        field: fault.cause,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
         member: target.member(fault.member).map(TargetName::to_string),
@@ -85,14 +76,20 @@ mod tests {
     #[test]
     fn one_block_is_told_with_its_values_and_several_without() {
         let hex = |value| Some(Hex::new(value, 16));
-        let error =
-            BlockError { lba: 7, field: Field::Guard, expected: hex(1), actual: hex(2), member: None, repaired: false };
+        let error = BlockError {
+            lba: 7,
+            field: BadBlockCause::Tag(TagField::Guard),
+            expected: hex(1),
+            actual: hex(2),
+            member: None,
+            repaired: false,
+        };
         let run = |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error)));
         assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
         assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");
         let away = BlockError { expected: None, actual: None, ..error.clone() };
         assert_eq!(run(1, &away), "block 7: guard: does not fit");
-        let media = BlockError { field: Field::Media, member: Some("b".to_owned()), repaired: true, ..away };
+        let media = BlockError { field: BadBlockCause::Media, member: Some("b".to_owned()), repaired: true, ..away };
         assert_eq!(run(2, &media), "blocks 7..8 on b: medium: cannot be read, repaired");
         assert_ne!(Damage::of(&media), Damage::of(&BlockError { repaired: false, ..media.clone() }));
         assert_eq!(Damage::of(&error), Damage::of(&BlockError { actual: hex(9), ..error.clone() }));

@@ -59,10 +59,10 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
 
 /// True if another core can open the target and read the same blocks.
 fn shareable(target: &TargetName) -> bool {
-    match target {
-        TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => true,
-        TargetName::Offset { target, .. } => shareable(target),
-        TargetName::Group { members: replicas, .. } => replicas.iter().all(shareable),
-        _ => false,
+    match (target, target.inner()) {
+        // Each reader would count for itself which request is to fail.
+        (TargetName::Fault { .. }, _) => false,
+        (leaf, []) => leaf.path().is_some(),
+        (_, inner) => inner.iter().all(shareable),
     }
 }

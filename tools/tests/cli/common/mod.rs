@@ -4,8 +4,6 @@
 //! answer is looked through for a panic, whatever the test is about.
 
 pub mod host;
-pub mod mirror;
-pub mod nbd;
 pub mod server;
 
 use std::ffi::OsStr;
@@ -244,4 +242,27 @@ pub fn skipped(why: &str) {
     println!("skipped: {why}");
     // Passed tests keep their output to themselves; this way it is seen without `--nocapture`.
     let _ = writeln!(std::io::stderr(), "skipped: {why}");
+}
+
+/// Bytes of a block.
+pub const BLOCK: usize = 4096;
+
+/// Two volumes of this many blocks that a mirror has filled.
+pub fn filled(place: &Place, blocks: usize) -> Vec<u8> {
+    let data = noise(11, blocks * BLOCK);
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size {}", blocks * BLOCK)).succeeds();
+    }
+    // Twice, so that each block has an older content that can come back.
+    place.write("data", &noise(10, blocks * BLOCK));
+    place.run("copy data mirror:a,b").succeeds();
+    place.write("data", &data);
+    place.run("copy data mirror:a,b").succeeds();
+    data
+}
+
+/// What `verify` reports, with this exit status.
+#[track_caller]
+pub fn verify(place: &Place, target: &str, status: i32) -> Value {
+    place.run(&format!("verify {target} --json")).ends_with(status).json()
 }
