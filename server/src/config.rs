@@ -24,8 +24,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
-use crate::listeners::Inherited;
-use crate::plan::{DEFAULT_LISTEN, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
+use crate::plan::{NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
 
 /// The file that is used when nothing else is said.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
@@ -79,13 +78,13 @@ struct LimitsTable {
     total_bytes_in_flight: Option<ByteCount>,
     #[serde(deserialize_with = "size")]
     transfer_bytes: Option<ByteCount>,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "text")]
     connect: Option<Time>,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "text")]
     idle: Option<Time>,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "text")]
     receive: Option<Time>,
-    #[serde(deserialize_with = "time")]
+    #[serde(deserialize_with = "text")]
     drain: Option<Time>,
 }
 
@@ -115,8 +114,8 @@ struct NamespaceTable {
     relocate: bool,
     #[serde(default)]
     as_member: bool,
-    #[serde(default, deserialize_with = "text")]
-    uuid: Option<Uuid>,
+    #[serde(default, deserialize_with = "uuid")]
+    uuid: Option<[u8; 16]>,
     #[serde(default)]
     scrub: ScrubTable,
     nbd: Option<String>,
@@ -160,10 +159,6 @@ fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>
     address(from).map(Some)
 }
 
-fn time<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Time>, D::Error> {
-    text(from)
-}
-
 /// A size: a number of bytes, or a text with a unit.
 fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Error> {
     struct Size;
@@ -186,15 +181,10 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Erro
 }
 
 /// An identity in its usual form of 36 characters.
-struct Uuid([u8; 16]);
-
-impl FromStr for Uuid {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Uuid, String> {
-        let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
-        uuid_from(text).map(Uuid).ok_or_else(error)
-    }
+fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u8; 16]>, D::Error> {
+    let text = String::deserialize(from)?;
+    let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
+    uuid_from(&text).map(Some).ok_or_else(|| de::Error::custom(error()))
 }
 
 /// How namespaces are scrubbed: `[scrub]`, and `scrub = { ... }` of a namespace. What is said may be that there is none.
@@ -285,14 +275,15 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         }
         subsystems.push(subsystem);
     }
-    let listeners: Vec<_> = file.listeners.iter().map(|listener| listener.address).collect();
-    let advertised =
-        file.listeners.iter().filter_map(|listener| Some((listener.address, listener.advertise?))).collect();
-    let listeners = if listeners.is_empty() { vec![DEFAULT_LISTEN] } else { listeners };
     let (nbd, nbd_sockets) = nbd(file.nbd, &line)?;
-    let (inherited, limits) = (Inherited::default(), limits(&file.limits)?);
-    let (strict, cores) = (file.strict, file.cores);
-    Ok(Plan { listeners, inherited, advertised, nbd, nbd_sockets, strict, cores, limits, subsystems })
+    let (strict, cores, limits) = (file.strict, file.cores, limits(&file.limits)?);
+    let mut plan = Plan { nbd, nbd_sockets, strict, cores, limits, ..Plan::new(subsystems) };
+    if !file.listeners.is_empty() {
+        plan.listeners = file.listeners.iter().map(|listener| listener.address).collect();
+    }
+    let advertised = |listener: &ListenerTable| Some((listener.address, listener.advertise?));
+    plan.advertised = file.listeners.iter().filter_map(advertised).collect();
+    Ok(plan)
 }
 
 /// Where NBD clients are listened for: each table has the one or the other.
@@ -391,7 +382,7 @@ fn namespaces(
             read_only: table.read_only,
             relocate: table.relocate,
             usage: if table.as_member { Usage::AsMember } else { Usage::Alone },
-            uuid: table.uuid.map(|uuid| uuid.0),
+            uuid: table.uuid,
             scrub: table.scrub.over(scrub),
             nbd: table.nbd,
         });

@@ -3,16 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sealblock_block::Geometry;
-use sealblock_exports_nvme_tcp::{Hosts, PiVisibility};
-use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::CoreAddress;
-use sealblock_stack::identity::uuid_text;
-use sealblock_stack::protection_text;
 use serde::Serialize;
 
 use crate::control::protocol::ResizeReport;
-use crate::plan::{NamespacePlan, SubsystemPlan};
 use crate::status::scrub::RunStatus;
 
 /// What a program does with events, each at once. It does not fail: clients are served on when nobody reads them.
@@ -173,39 +167,8 @@ pub struct NamespaceInfo {
 }
 
 impl SubsystemInfo {
-    /// What there is to say of a subsystem.
-    pub fn new(
-        plan: &SubsystemPlan,
-        serial: String,
-        namespaces: Vec<NamespaceInfo>,
-        not_open: Vec<NotOpenInfo>,
-    ) -> SubsystemInfo {
-        let hosts = match &plan.hosts {
-            Hosts::Any => None,
-            Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
-        };
-        SubsystemInfo { nqn: plan.nqn.to_string(), serial, hosts, namespaces, not_open }
-    }
-
     /// The first of the hosts that may connect; `None` if every host may, or none.
     pub fn first_host(&self) -> Option<&str> {
         self.hosts.as_ref()?.first().map(String::as_str)
-    }
-}
-
-impl NamespaceInfo {
-    /// What there is to say of a namespace.
-    pub fn new(plan: &NamespacePlan, geometry: &Geometry, uuid: &[u8; 16], nbd: Option<String>) -> NamespaceInfo {
-        NamespaceInfo {
-            nsid: plan.nsid,
-            target: plan.target.to_string(),
-            uuid: uuid_text(uuid),
-            block_size: geometry.block_size.bytes(),
-            blocks: geometry.capacity_blocks,
-            protection: protection_text(geometry.protection),
-            protection_shown: plan.protection == PiVisibility::Protected,
-            read_only: plan.read_only,
-            nbd,
-        }
     }
 }

@@ -5,6 +5,7 @@ use std::rc::{Rc, Weak};
 
 use sealblock_block::{DynDevice, Gate, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{OpenMirror, TargetInfo};
@@ -101,7 +102,7 @@ fn lost_logs(info: &TargetInfo) -> Vec<String> {
 fn named(mirror: &OpenMirror) -> NamedMirror {
     let mut status = MirrorStatus::of(&mirror.describe());
     // Removed replicas are not shown.
-    status.replicas.retain(|replica| !replica.is_removed());
+    status.replicas.retain(|replica| !replica.is(ReplicaState::Removed));
     NamedMirror { target: mirror.target().to_string(), status }
 }
 

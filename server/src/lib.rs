@@ -9,7 +9,6 @@ pub mod dates;
 pub mod events;
 pub mod log;
 pub mod mirrors;
-pub mod names;
 pub mod plan;
 pub mod resize;
 pub mod run;

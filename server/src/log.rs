@@ -129,13 +129,7 @@ fn level_of(text: &str) -> Result<LogLevel, String> {
 }
 
 fn filter(level: LogLevel) -> LevelFilter {
-    match level {
-        LogLevel::Off => LevelFilter::OFF,
-        LogLevel::Error => LevelFilter::ERROR,
-        LogLevel::Warn => LevelFilter::WARN,
-        LogLevel::Info => LevelFilter::INFO,
-        LogLevel::Debug => LevelFilter::DEBUG,
-    }
+    level.as_str().parse().expect("filters have the same names")
 }
 
 /// How lines are made, and how many.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{Cause, StackError};
 
@@ -33,7 +34,7 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
     let Some(named) = members_of(&plan.target).filter(|_| device.is_mirror) else { return by_name };
     match device.handle.execute_mirror(ControlCommand::MirrorStatus).await {
         Ok(status) => {
-            let replicas = status.replicas.into_iter().filter(|replica| !replica.is_removed());
+            let replicas = status.replicas.into_iter().filter(|replica| !replica.is(ReplicaState::Removed));
             of_members(replicas.map(|replica| replica.name).collect(), named, is_its_name)
         }
         // A mirror that is being closed reports no replicas; only its name is known.

@@ -15,8 +15,7 @@ use sealblock_stack::{Cause, StackError};
 use crate::devices::ServedDevice;
 use crate::events::NbdInfo;
 use crate::listeners::{BoundListener, Listeners, Place};
-use crate::names::{export_uri, on_this_machine};
-use crate::plan::{NamespacePlan, Plan, SubsystemPlan, export_name, nbd_limits};
+use crate::plan::{NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
 const MAX_DESCRIPTION_BYTES: usize = 4096;

@@ -152,21 +152,11 @@ enum FailingKind {
 }
 
 impl FailingKind {
-    const fn of(kind: RequestKind) -> FailingKind {
+    fn of(kind: RequestKind) -> FailingKind {
         match kind {
-            RequestKind::Read
-            | RequestKind::Verify
-            | RequestKind::Compare
-            | RequestKind::Checksum
-            | RequestKind::BlockStatus
-            | RequestKind::ReadReserved => FailingKind::Reads,
-            RequestKind::Write
-            | RequestKind::WriteZeroes
-            | RequestKind::Discard
-            | RequestKind::WriteUncorrectable
-            | RequestKind::Repair
-            | RequestKind::WriteReserved => FailingKind::Writes,
             RequestKind::Flush => FailingKind::Flushes,
+            kind if kind.changes_blocks() || kind == RequestKind::WriteReserved => FailingKind::Writes,
+            _ => FailingKind::Reads,
         }
     }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sealblock_exports_nvme_tcp::{Namespace, SetupError, Subsystem};
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_stack::identity::uuid_of;
+use sealblock_stack::identity::{hex, uuid_of};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
@@ -114,7 +114,7 @@ fn derived(target: &TargetName, subsystem: &str) -> [u8; 16] {
 /// The serial number of a subsystem that was given none: the same as long as it has its name, whatever namespaces come and go,
 /// and on every machine that offers it.
 pub fn serial_of(nqn: &Nqn) -> String {
-    uuid_of(&[nqn.as_str()]).iter().take(SERIAL_BYTES / 2).map(|byte| format!("{byte:02x}")).collect()
+    hex(&uuid_of(&[nqn.as_str()])[..SERIAL_BYTES / 2])
 }
 
 /// A subsystem or namespace that the export does not take.

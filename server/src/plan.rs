@@ -1,10 +1,10 @@
-//! What is to be served: pure values, checked before anything is opened.
+//! What is to be served, and by what names: pure values, checked before anything is opened.
 //!
 //! NBD knows no names of hosts. So a namespace of a subsystem that is only for some hosts is offered over NBD only if the
 //! plan gives it a name there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use sealblock_exports_nbd as nbd;
 use sealblock_exports_nvme_tcp::{Hosts, Limits, PiVisibility};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
-use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName};
+use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName, encode};
 use sealblock_stack::{Access, Cause, StackError, Usage};
 
 use crate::listeners::{Inherited, Place};
@@ -100,6 +100,21 @@ impl NamespacePlan {
 }
 
 impl Plan {
+    /// These subsystems, at the default address and with the default limits.
+    pub fn new(subsystems: Vec<SubsystemPlan>) -> Plan {
+        Plan {
+            listeners: vec![DEFAULT_LISTEN],
+            inherited: Inherited::default(),
+            advertised: Vec::new(),
+            nbd: Vec::new(),
+            nbd_sockets: Vec::new(),
+            strict: false,
+            cores: None,
+            limits: Limits::default(),
+            subsystems,
+        }
+    }
+
     /// The same plan, in which relative paths begin at this folder.
     #[must_use]
     pub fn relative_to(mut self, folder: &Path) -> Plan {
@@ -254,6 +269,45 @@ fn name_of(target: &TargetName) -> String {
     let legal = |c: char| if c.is_ascii_alphanumeric() || "-._".contains(c) { c } else { '-' };
     let name: String = raw.chars().map(legal).take(MAX_NAME_BYTES).collect();
     if name.chars().all(|c| c == '-') { "disk".to_owned() } else { name }
+}
+
+/// A name as one word of a shell.
+pub fn shell_word(name: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-._/:@+,".contains(c);
+    match !name.is_empty() && name.chars().all(is_plain) {
+        true => name.to_owned(),
+        false => format!("'{}'", name.replace('\'', r"'\''")),
+    }
+}
+
+/// How hosts name a namespace as a target: by its number where the subsystem has several, and as a host that may come.
+pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {
+    let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));
+    let as_host = host.map_or(String::new(), |host| format!("?hostnqn={}", encode(host, ":")));
+    format!("nvme+tcp://{}:{}/{nqn}{nsid}{as_host}", host_text(address).1, address.port())
+}
+
+/// How clients name an NBD export as a target.
+pub fn export_uri(address: SocketAddr, name: &str) -> String {
+    format!("nbd://{}:{}/{}", host_text(address).1, address.port(), encode(name, ":/"))
+}
+
+/// How clients write an address, alone and in a URI.
+pub fn host_text(address: SocketAddr) -> (String, String) {
+    // The operator fills in an address of this machine that the hosts can reach.
+    let host = if address.ip().is_unspecified() { "HOST".to_owned() } else { address.ip().to_string() };
+    let in_uri = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+    (host, in_uri)
+}
+
+/// The address by which this machine's own clients reach a listener.
+pub fn on_this_machine(listener: SocketAddr) -> SocketAddr {
+    let port = listener.port();
+    match listener {
+        SocketAddr::V4(address) if address.ip().is_unspecified() => (Ipv4Addr::LOCALHOST, port).into(),
+        SocketAddr::V6(address) if address.ip().is_unspecified() => (Ipv6Addr::LOCALHOST, port).into(),
+        other => other,
+    }
 }
 
 /// Reads `ADDR:PORT`, or an address alone for the usual port of NVMe/TCP.

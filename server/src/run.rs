@@ -1,14 +1,11 @@
 //! From start to end: what signals mean.
 
-use std::future::{Future, poll_fn};
 use std::io;
 use std::num::NonZeroUsize;
-use std::pin::{Pin, pin};
-use std::task::Poll;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
+use futures_util::future::{FutureExt, select_all};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
 use sealblock_stack::StackError;
 use sealblock_units::ByteCount;
@@ -75,7 +72,8 @@ async fn live(
 ) -> Result<(), StackError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
-    install(&mut signal).await;
+    // The first poll installs its handlers.
+    let _ = (&mut signal).now_or_never();
     let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
     backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
     let control = Control::open(control)?;
@@ -94,15 +92,6 @@ async fn live(
     served.and(ended)
 }
 
-/// Lets the handlers be installed.
-async fn install(signal: &mut ShutdownSignal) {
-    poll_fn(|cx| {
-        let _ = Pin::new(&mut *signal).poll(cx);
-        Poll::Ready(())
-    })
-    .await;
-}
-
 /// What the server is to do next.
 enum Turn {
     /// End.
@@ -118,13 +107,13 @@ enum Turn {
 /// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
 /// is bounded.
 async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
-    let (hangup, request, tried) = (pin!(hangups.next()), pin!(control.next_resize()), pin!(server.next_tried()));
-    match select(signal, select(hangup, select(request, tried))).await {
-        Either::Left((ended, _)) => Turn::End(ended),
-        Either::Right((Either::Left(((), _)), _)) => Turn::Reload,
-        Either::Right((Either::Right((Either::Left((request, _)), _)), _)) => Turn::Resize(request),
-        Either::Right((Either::Right((Either::Right((tried, _)), _)), _)) => Turn::Admit(Box::new(tried)),
-    }
+    let turns = [
+        signal.map(Turn::End).boxed_local(),
+        hangups.next().map(|()| Turn::Reload).boxed_local(),
+        control.next_resize().map(Turn::Resize).boxed_local(),
+        server.next_tried().map(|tried| Turn::Admit(Box::new(tried))).boxed_local(),
+    ];
+    select_all(turns).await.0
 }
 
 async fn until_ended(

@@ -2,14 +2,15 @@
 
 use std::net::SocketAddr;
 
-use sealblock_exports_nvme_tcp::Hosts;
+use sealblock_exports_nvme_tcp::{Hosts, PiVisibility};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::identity::uuid_text;
+use sealblock_stack::protection_text;
 
 use crate::control::protocol::canonical;
 use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
-use crate::names::{namespace_uri, on_this_machine};
 use crate::offered::{Offered, OfferedNamespace};
-use crate::plan::{NamespacePlan, SubsystemPlan, export_name};
+use crate::plan::{NamespacePlan, SubsystemPlan, export_name, namespace_uri, on_this_machine};
 use crate::server::Server;
 use crate::status::front::{Front, Offer};
 use crate::status::server::{DeviceStatus, ExportStatus};
@@ -21,22 +22,36 @@ impl Server {
         let mut subsystems: Vec<SubsystemInfo> = Vec::with_capacity(self.offered.len());
         for nqn in self.export.subsystems() {
             let Some(offered) = self.offered.get(&nqn) else { continue };
-            let info = |space: &OfferedNamespace| {
-                let shared = space.device.shared();
-                let nbd = self.nbd.name_of(&offered.plan, &space.plan);
-                NamespaceInfo::new(&space.plan, shared.geometry(), &space.uuid, nbd)
-            };
-            let spaces = offered.spaces.values().map(info).collect();
-            let not_open = self
-                .openings
-                .waiting()
-                .iter()
-                .filter(|waiting| waiting.nqn == nqn)
-                .map(Waiting::not_open_info)
-                .collect();
-            subsystems.push(SubsystemInfo::new(&offered.plan, offered.serial.clone(), spaces, not_open));
+            let not_open = self.openings.waiting().iter().filter(|waiting| waiting.nqn == nqn);
+            subsystems.push(SubsystemInfo {
+                nqn: nqn.to_string(),
+                serial: offered.serial.clone(),
+                hosts: hosts_of(&offered.plan),
+                namespaces: offered.spaces.values().map(|space| self.namespace_info(&offered.plan, space)).collect(),
+                not_open: not_open.map(Waiting::not_open_info).collect(),
+            });
         }
         Serving { listeners: self.listeners(), subsystems, nbd: self.nbd.serving() }
+    }
+
+    fn namespace_info(
+        &self,
+        subsystem: &SubsystemPlan,
+        OfferedNamespace { plan, uuid, device }: &OfferedNamespace,
+    ) -> NamespaceInfo {
+        let shared = device.shared();
+        let geometry = shared.geometry();
+        NamespaceInfo {
+            nsid: plan.nsid,
+            target: plan.target.to_string(),
+            uuid: uuid_text(uuid),
+            block_size: geometry.block_size.bytes(),
+            blocks: geometry.capacity_blocks,
+            protection: protection_text(geometry.protection),
+            protection_shown: plan.protection == PiVisibility::Protected,
+            read_only: plan.read_only,
+            nbd: self.nbd.name_of(subsystem, plan),
+        }
     }
 
     /// Everything that is offered now, and the server as a whole.
@@ -88,10 +103,7 @@ impl Server {
 
     /// The names by which clients reach a namespace.
     fn exports_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Vec<ExportStatus> {
-        let hosts = match &subsystem.hosts {
-            Hosts::Any => None,
-            Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect::<Vec<_>>()),
-        };
+        let hosts = hosts_of(subsystem);
         let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
         let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
@@ -110,5 +122,13 @@ impl Server {
             read_only,
         });
         std::iter::once(nvme).chain(nbd).collect()
+    }
+}
+
+/// The hosts that may connect; `None` if every host may.
+fn hosts_of(subsystem: &SubsystemPlan) -> Option<Vec<String>> {
+    match &subsystem.hosts {
+        Hosts::Any => None,
+        Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
     }
 }

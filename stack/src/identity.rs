@@ -33,9 +33,13 @@ pub fn new_uuid() -> Result<[u8; 16], StackError> {
     Ok(uuid)
 }
 
+/// Bytes in hexadecimal digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// An identity in its usual form.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
 }
 

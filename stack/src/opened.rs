@@ -5,7 +5,7 @@ use std::rc::Rc;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Device, DynDevice, Gate, Outcome, Request, Response};
 use sealblock_integrity::Checks;
-use sealblock_units::{Extent, Lba};
+use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
@@ -64,6 +64,15 @@ impl OpenTarget {
         Ok(value)
     }
 
+    /// Works with the target, then closes it as [`OpenTarget::close`] does.
+    pub async fn close_after<T>(
+        self,
+        work: impl AsyncFnOnce(&OpenTarget) -> Result<T, StackError>,
+    ) -> Result<T, StackError> {
+        let result = work(&self).await;
+        self.close(result).await
+    }
+
     /// Refuses a target of less than one block.
     pub fn check_blocks(&self, doing: &str) -> Result<(), StackError> {
         let geometry = self.gate.geometry();
@@ -76,11 +85,10 @@ impl OpenTarget {
 
     /// The blocks of a range; all of them without one.
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, StackError> {
-        let usage =
-            |why: &dyn std::fmt::Display| StackError::new(Cause::Usage, "reading the range", why).on(&self.target);
-        self.check_blocks("reading the range")?;
-        let whole = BlockRange::new(Lba::ZERO, None).map_err(|error| usage(&error))?;
-        range.unwrap_or(whole).resolve(self.gate.geometry().capacity_blocks).map_err(|error| usage(&error))
+        const DOING: &str = "reading the range";
+        self.check_blocks(DOING)?;
+        let span = range.unwrap_or(BlockRange::ALL).resolve(self.gate.geometry().capacity_blocks);
+        span.map_err(|why| StackError::new(Cause::Usage, DOING, why).on(&self.target))
     }
 
     /// The checks that every block of the target must pass, for a run from `extent` on.

@@ -13,7 +13,7 @@ use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
 
 use crate::error::{Cause, StackError};
 use crate::identity::{uuid_from, uuid_of};
-use crate::target::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
+use crate::target::{Address, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
 
 /// The files with the identity of a Linux host, for all programs that connect.
 const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
@@ -68,15 +68,7 @@ pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<Discov
 }
 
 fn peer(address: &Address) -> Peer {
-    Peer::new(host_of(address), address.port.map_or(NVME_TCP_PORT, Into::into))
-}
-
-/// The host of an address, as it is looked up.
-fn host_of(address: &Address) -> String {
-    match &address.host {
-        Host::Name(name) => name.clone(),
-        Host::Ipv6(address) => address.to_string(),
-    }
+    Peer::new(address.host_name(), address.port.map_or(NVME_TCP_PORT, Into::into))
 }
 
 /// The default options: the given host NQN, else that of this machine, else a generated one.
@@ -183,7 +175,7 @@ pub async fn exports(address: &NbdAddress) -> Result<Vec<(String, String)>, Stac
 
 fn nbd_peer(address: &NbdAddress) -> NbdPeer {
     match address {
-        NbdAddress::Tcp(address) => NbdPeer::new(host_of(address), address.port.map_or(NBD_PORT, Into::into)),
+        NbdAddress::Tcp(address) => NbdPeer::new(address.host_name(), address.port.map_or(NBD_PORT, Into::into)),
         NbdAddress::Unix(path) => NbdPeer::Unix(path.clone()),
     }
 }

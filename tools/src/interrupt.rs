@@ -13,6 +13,9 @@ use std::time::Duration;
 use std::{fmt, fs, io};
 
 use futures_util::future::{Either, select};
+use futures_util::stream::{self, StreamExt};
+use sealblock_stack::StackError;
+use sealblock_stack::range::BlockRange;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
@@ -62,6 +65,27 @@ pub fn end() -> ! {
 pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
     // A closed standard error is no failure of the work.
     writeln!(io::stderr(), "sealblock: {what}: interrupted {how_far}\ntry: {go_on}").ok();
+}
+
+/// The same of work on blocks, of which `rest` is left.
+pub fn report_rest(what: impl fmt::Display, rest: BlockRange) {
+    report(what, format_args!("at block {}", rest.first()), format_args!("--range {rest}, to go on there"));
+}
+
+/// Does pieces of work, some of them in flight, until a signal comes. `done` gets their results in the order of the pieces.
+///
+/// # Errors
+/// That of the first piece that fails; none behind it is done.
+pub async fn in_order<T, F: Future<Output = Result<T, StackError>>>(
+    pieces: impl Iterator<Item = F>,
+    in_flight: usize,
+    mut done: impl FnMut(T),
+) -> Result<(), StackError> {
+    let mut results = stream::iter(pieces.take_while(|_| !came())).buffered(in_flight);
+    while let Some(result) = results.next().await {
+        done(result?);
+    }
+    Ok(())
 }
 
 /// Does the work, which ends early by itself once a signal [`came`]. If it does not, `last_words` are said and the process ends.

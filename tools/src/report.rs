@@ -225,6 +225,14 @@ pub fn say(line: &str) -> Result<(), StackError> {
         .map_err(|error| StackError::io("printing", &error))
 }
 
+/// Prints one JSON object, or else the text.
+///
+/// # Errors
+/// As [`print_json`].
+pub fn print_report(json: bool, report: &impl Serialize, text: impl FnOnce() -> String) -> Result<(), StackError> {
+    if json { print_json(report) } else { say(&text()) }
+}
+
 /// Prints a line on standard error, beside a result that is data. A closed standard error is no error.
 pub fn say_aside(line: &str) -> Result<(), StackError> {
     writeln!(io::stderr(), "{line}").ok();

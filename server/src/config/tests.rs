@@ -3,6 +3,7 @@
 use sealblock_stack::Access;
 
 use super::*;
+use crate::plan::DEFAULT_LISTEN;
 
 /// One subsystem, after these lines.
 fn with(lines: &str) -> String {

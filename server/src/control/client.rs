@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sealblock_stack::{Cause, StackError};
 use serde_json::Value;
@@ -194,23 +194,26 @@ fn server_of(pid: u32) -> Option<ServerStatus> {
     // Servers with a usual socket have it by their number; others may have any name.
     let number = |path: &PathBuf| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
     let fitting = socket_path::all().into_iter().filter(|found| number(&found.path).is_none_or(|number| number == pid));
-    let (answered, answers) = mpsc::channel();
-    for FoundSocket { path, owner } in fitting {
-        let answered = answered.clone();
-        thread::spawn(move || {
-            // The receiver has timed out.
-            let _ = answered.send(query(&path, owner));
-        });
-    }
-    drop(answered);
-    let answer = || answers.recv_timeout(SEARCH_TIMEOUT).ok();
-    std::iter::from_fn(answer).filter_map(Result::ok).find(|server| server.pid == pid)
+    query_all(fitting, SEARCH_TIMEOUT).filter_map(|(_, answer)| answer.ok()).find(|server| server.pid == pid)
 }
 
-/// True if a process listens on the socket. Stale sockets stay until another server starts.
-pub fn is_alive(socket: &Path) -> bool {
-    let gone = [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound];
-    UnixStream::connect(socket).map_or_else(|error| !gone.contains(&error.kind()), |_| true)
+/// Asks servers at the same time, each in a thread of its own, so that one that hangs does not delay the others. Gives the answers
+/// as they come, for so long.
+pub fn query_all(
+    sockets: impl IntoIterator<Item = FoundSocket>,
+    timeout: Duration,
+) -> impl Iterator<Item = (PathBuf, Result<ServerStatus, StackError>)> {
+    let (answered, answers) = mpsc::channel();
+    for FoundSocket { path, owner } in sockets {
+        let answered = answered.clone();
+        thread::spawn(move || {
+            let answer = query(&path, owner);
+            // The receiver has timed out.
+            let _ = answered.send((path, answer));
+        });
+    }
+    let deadline = Instant::now() + timeout;
+    std::iter::from_fn(move || answers.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok())
 }
 
 fn exchange(

@@ -1,6 +1,7 @@
 //! The health of a device: one word, one sentence, and advice.
 
 use sealblock_layers_mirror::MirrorState;
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
@@ -101,7 +102,7 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     if mirror.state == MirrorState::Optimal.as_str() {
         return findings;
     }
-    let is_ailing = |replica: &&ReplicaStatus| !(replica.is_in_sync() && replica.online);
+    let is_ailing = |replica: &&ReplicaStatus| !(replica.is(ReplicaState::InSync) && replica.online);
     let ailing: Vec<&ReplicaStatus> = mirror.replicas.iter().filter(is_ailing).collect();
     let words = match (mirror.state.as_str(), ailing.is_empty()) {
         (_, true) => format!("{target} is {}: a crash may have left its members different", mirror.state),
@@ -110,7 +111,7 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
             format!("{target} is {state}: {}", replicas.join(", "))
         }
     };
-    let advice = match ailing.iter().find(|replica| replica.is_out_of_sync() || !replica.online) {
+    let advice = match ailing.iter().find(|replica| replica.is(ReplicaState::OutOfSync) || !replica.online) {
         Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
         None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
     };
@@ -124,9 +125,9 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         0 => String::new(),
         bytes => format!(": up to {}", ByteCount::new(bytes)),
     };
-    if replica.is_resyncing() {
+    if replica.is(ReplicaState::Resyncing) {
         format!("{name} is resyncing{up_to}")
-    } else if replica.is_out_of_sync() && replica.online {
+    } else if replica.is(ReplicaState::OutOfSync) && replica.online {
         format!("{name} is out of sync{up_to}")
     } else {
         format!("{name} is offline")

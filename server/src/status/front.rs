@@ -16,7 +16,7 @@ use crate::control::socket_path::user;
 use crate::dates::unix_s;
 use crate::devices::DeviceHandle;
 use crate::log;
-use crate::names::shell_word;
+use crate::plan::shell_word;
 
 /// Clients that are named.
 const MAX_CLIENTS: usize = 1024;

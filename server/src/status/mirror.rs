@@ -68,7 +68,7 @@ impl MirrorStatus {
 
     /// The replica of this name; the newest if an earlier one had the same name.
     pub fn replica(&self, name: &str) -> Option<&ReplicaStatus> {
-        self.replicas.iter().rev().find(|replica| replica.name == name && !replica.is_removed())
+        self.replicas.iter().rev().find(|replica| replica.name == name && !replica.is(ReplicaState::Removed))
     }
 }
 
@@ -87,24 +87,9 @@ impl ReplicaStatus {
         }
     }
 
-    /// True if it was taken out of the mirror.
-    pub fn is_removed(&self) -> bool {
-        self.state == ReplicaState::Removed.as_str()
-    }
-
-    /// True if it has the content of the mirror.
-    pub fn is_in_sync(&self) -> bool {
-        self.state == ReplicaState::InSync.as_str()
-    }
-
-    /// True if it lacks writes and no resync runs.
-    pub fn is_out_of_sync(&self) -> bool {
-        self.state == ReplicaState::OutOfSync.as_str()
-    }
-
-    /// True if a resync to it runs.
-    pub fn is_resyncing(&self) -> bool {
-        self.state == ReplicaState::Resyncing.as_str()
+    /// True if this is its state.
+    pub fn is(&self, state: ReplicaState) -> bool {
+        self.state == state.as_str()
     }
 }
 

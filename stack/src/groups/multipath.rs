@@ -12,7 +12,7 @@ use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, Usage, close_all, received_bytes};
-use crate::identity::uuid_text;
+use crate::identity::{hex, uuid_text};
 use crate::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::ReactorClock;
@@ -249,7 +249,6 @@ fn leaf(info: &TargetInfo) -> Option<String> {
         return Some(format!("volume {}", uuid_text(&volume.uuid)));
     }
     let remote = info.remote.as_ref()?;
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {
         (Some(uuid), ..) => format!("namespace {}", uuid_text(uuid)),
         (_, Some(nguid), _) => format!("namespace {}", hex(nguid)),

@@ -34,6 +34,16 @@ pub struct Address {
     pub port: Option<NonZeroU16>,
 }
 
+impl Address {
+    /// The host as it is looked up: without brackets.
+    pub fn host_name(&self) -> String {
+        match &self.host {
+            Host::Name(name) => name.clone(),
+            Host::Ipv6(address) => address.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.host {

@@ -10,8 +10,6 @@ mod sides;
 use std::cell::Cell;
 use std::time::Instant;
 
-use futures_util::future::ready;
-use futures_util::stream::{self, StreamExt};
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::{Cause, StackError, Whole, on_reactor};
 use sealblock_units::{ByteCount, Lba};
@@ -113,18 +111,13 @@ async fn regions(
 ) -> Result<(u64, u64), StackError> {
     let step = if by_digest { REGION_BYTES } else { CHUNK_BYTES };
     let from = reached.get();
-    let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| (at, step.min(to - at)));
-    let mut compared = stream::iter(regions)
-        .take_while(|_| ready(!interrupt::came()))
-        .map(|(offset, length)| async move {
-            let search = sides.search(offset, length);
-            let runs = if by_digest { search.await? } else { sides.read_runs(offset, length).await? };
-            Ok::<_, StackError>((length, runs))
-        })
-        .buffered(IN_FLIGHT);
+    let regions = (0..(to - from).div_ceil(step)).map(|i| from + i * step).map(|at| async move {
+        let length = step.min(to - at);
+        let runs = if by_digest { sides.search(at, length).await? } else { sides.read_runs(at, length).await? };
+        Ok((length, runs))
+    });
     let (mut different, mut unreadable) = (0, 0);
-    while let Some(region) = compared.next().await {
-        let (length, runs) = region?;
+    interrupt::in_order(regions, IN_FLIGHT, |(length, runs)| {
         reached.set(reached.get() + length);
         for run in runs {
             progress.bad(run.blocks);
@@ -136,6 +129,7 @@ async fn regions(
         }
         progress.advance(length);
         findings.reached(Lba::new(reached.get() >> sides.block.shift()), progress);
-    }
+    })
+    .await?;
     Ok((different, unreadable))
 }

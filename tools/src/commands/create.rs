@@ -101,13 +101,18 @@ fn options(arguments: &Create) -> Result<CreateOptions, StackError> {
         let failure = usage(format!("{size} bytes are no multiple of the block size, {block_size}"));
         return Err(up.map_or(failure.clone(), |up| failure.advise(format!("--size {up}"))));
     }
-    Ok(CreateOptions {
-        block_size,
-        capacity_blocks: size >> block_size.shift(),
-        protection: protection(arguments.guard, arguments.protection_type),
-        uuid: new_uuid()?,
-        preallocate: arguments.preallocate,
-    })
+    let protection = protection(arguments.guard, arguments.protection_type);
+    let preallocate = arguments.preallocate;
+    Ok(CreateOptions { preallocate, ..options_of(arguments.size, block_size, protection)? })
+}
+
+fn options_of(
+    size: ByteCount,
+    block_size: BlockSize,
+    protection: Option<PiFormat>,
+) -> Result<CreateOptions, StackError> {
+    let (capacity_blocks, uuid) = (size.get() >> block_size.shift(), new_uuid()?);
+    Ok(CreateOptions { block_size, capacity_blocks, protection, uuid, preallocate: false })
 }
 
 /// The protection format of these choices.
@@ -164,12 +169,5 @@ async fn blank(medium: &FileMedium) -> Result<bool, StackError> {
 
 /// The options of a volume for a demonstration: the defaults of the command line.
 pub fn default_options(size: ByteCount) -> Result<CreateOptions, StackError> {
-    let block_size = BlockSize::B4096;
-    Ok(CreateOptions {
-        block_size,
-        capacity_blocks: size.get() >> block_size.shift(),
-        protection: protection(Some(GuardKind::Crc32c), ProtectionType::Type1),
-        uuid: new_uuid()?,
-        preallocate: false,
-    })
+    options_of(size, BlockSize::B4096, protection(Some(GuardKind::Crc32c), ProtectionType::Type1))
 }

@@ -56,9 +56,7 @@ pub fn run(arguments: &Demo) -> Result<Exit, StackError> {
 async fn shown(path: &Path, data: &Buffer) -> Result<Exit, StackError> {
     let target = TargetName::File(path.to_owned());
     step(2, &format!("write this program into it: {}, then flush", ByteCount::new(data.len() as u64)))?;
-    let opened = open(&target, Access::Write).await?;
-    let written = write(&opened, 0, data).await;
-    opened.close(written).await?;
+    open(&target, Access::Write).await?.close_after(async |opened| write(opened, 0, data).await).await?;
 
     step(3, "verify every block")?;
     if !faults(&target).await?.is_empty() {
@@ -142,19 +140,18 @@ async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), Sta
 
 /// Every damaged block of a target.
 async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
-    let opened = open(target, Access::Read).await?;
-    let geometry = opened.gate.geometry();
-    let mut found = Vec::new();
-    for extent in geometry.whole(geometry.limits.max_verify_blocks) {
-        let verify = Request::verify(extent, opened.checks(extent));
-        if let Err(error) = opened.gate.execute(verify).await {
-            match error.bad_blocks() {
-                Some(faults) => found.extend_from_slice(faults.as_slice()),
-                None => return opened.close(Err(of_block("verifying", &error))).await,
+    let find = async |opened: &OpenTarget| {
+        let geometry = opened.gate.geometry();
+        let mut found = Vec::new();
+        for extent in geometry.whole(geometry.limits.max_verify_blocks) {
+            if let Err(error) = opened.gate.execute(Request::verify(extent, opened.checks(extent))).await {
+                let bad_blocks = error.bad_blocks().ok_or_else(|| of_block("verifying", &error))?;
+                found.extend_from_slice(bad_blocks.as_slice());
             }
         }
-    }
-    opened.close(Ok(found)).await
+        Ok(found)
+    };
+    open(target, Access::Read).await?.close_after(find).await
 }
 
 fn step(number: u32, words: &str) -> Result<(), StackError> {

@@ -17,18 +17,15 @@ use super::create::protection_json;
 use super::mirror::put as mirror_text;
 use crate::cli::Info;
 use crate::exit::Exit;
-use crate::report::{Lines, print_json, say};
+use crate::report::{Lines, print_report};
 use sealblock_server::status::mirror::MirrorStatus;
 
 /// Prints what the target is.
 pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     on_reactor(async {
         let opened = open(&arguments.target, Access::Read).await?;
-        if arguments.json {
-            print_json(&as_json(&arguments.target, &opened))?;
-        } else {
-            say(&as_text(&arguments.target, &opened))?;
-        }
+        let json = as_json(&arguments.target, &opened);
+        print_report(arguments.json, &json, || as_text(&arguments.target, &opened))?;
         opened.close(Ok(Exit::Clean)).await
     })
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{Access, Cause, OpenMirror, OpenTarget, StackError, create_mirror, on_reactor, open};
 use sealblock_units::ByteCount;
@@ -14,7 +15,7 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{Lines, print_json, say};
+use crate::report::{Lines, print_report, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::ControlCommand;
 use sealblock_server::mirrors::execute;
@@ -42,16 +43,9 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
             change(&add.target, server, Change { command: order, new: Some(replica), old: None })
         }
         MirrorCommand::Remove(remove) => {
-            let replica = remove.replica.to_string();
-            change(
-                &remove.target,
-                server_of(&remove.target, remove.control.as_deref())?,
-                Change {
-                    command: ControlCommand::MirrorRemove { replica: replica.clone(), force: remove.force },
-                    new: None,
-                    old: Some(replica),
-                },
-            )
+            let (server, old) = (server_of(&remove.target, remove.control.as_deref())?, remove.replica.to_string());
+            let command = ControlCommand::MirrorRemove { replica: old.clone(), force: remove.force };
+            change(&remove.target, server, Change { command, new: None, old: Some(old) })
         }
         MirrorCommand::AcceptStale(accept) => accept_stale(accept),
         MirrorCommand::Replace(replace) => {
@@ -123,11 +117,9 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     };
     let status = on_reactor(async {
         let opened = create_mirror(&target, &arguments.replicas, from, arguments.force).await?;
-        let made = match mirror_of(&opened) {
-            Ok(mirror) => synchronise(&Holder::Here(mirror), &target, arguments).await,
-            Err(failure) => Err(failure),
-        };
-        opened.close(made).await
+        opened
+            .close_after(async |opened| synchronise(&Holder::Here(mirror_of(opened)?), &target, arguments).await)
+            .await
     })?;
     say(&to_text(&status))?;
     say(&format!("{:<16}{target}", "use it as"))?;
@@ -160,11 +152,7 @@ async fn synchronise(
 fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     let server = server_of(&arguments.target, arguments.control.as_deref())?;
     let status = on_holder(&arguments.target, server, Access::Read, async |mirror| mirror.status().await)?;
-    if arguments.json {
-        print_json(&status)?;
-    } else {
-        say(&to_text(&status))?;
-    }
+    print_report(arguments.json, &status, || to_text(&status))?;
     Ok(status.health().into())
 }
 
@@ -193,11 +181,7 @@ fn on_holder<T>(
             return work(&Holder::Server(Box::new(server))).await;
         }
         let opened = open(target, access).await?;
-        let done = match mirror_of(&opened) {
-            Ok(mirror) => work(&Holder::Here(mirror)).await,
-            Err(failure) => Err(failure),
-        };
-        opened.close(done).await
+        opened.close_after(async |opened| work(&Holder::Here(mirror_of(opened)?)).await).await
     })
 }
 
@@ -266,7 +250,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
     let doing = format!("resyncing {name}");
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), Show::OnTerminal);
     let mut done = 0;
-    while status.replica(name).is_some_and(ReplicaStatus::is_resyncing) {
+    while status.replica(name).is_some_and(|replica| replica.is(ReplicaState::Resyncing)) {
         sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
         status = mirror.status().await?;
         let now = total.saturating_sub(missed(&status));
@@ -274,7 +258,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
         done = done.max(now);
     }
     match status.replica(name) {
-        Some(replica) if replica.is_in_sync() => Ok(status),
+        Some(replica) if replica.is(ReplicaState::InSync) => Ok(status),
         replica => {
             let why = replica.and_then(|replica| replica.last_error.clone()).unwrap_or_default();
             Err(StackError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
@@ -302,13 +286,13 @@ fn to_text(status: &MirrorStatus) -> String {
 
 /// Each replica for people.
 pub fn replica_texts(status: &MirrorStatus) -> Vec<String> {
-    status.replicas.iter().filter(|replica| !replica.is_removed()).map(replica_text).collect()
+    status.replicas.iter().filter(|replica| !replica.is(ReplicaState::Removed)).map(replica_text).collect()
 }
 
 fn replica_text(replica: &ReplicaStatus) -> String {
     let out_of_sync = match replica.out_of_sync_bytes {
         0 => String::new(),
-        bytes if replica.is_out_of_sync() => format!(": up to {}", ByteCount::new(bytes)),
+        bytes if replica.is(ReplicaState::OutOfSync) => format!(": up to {}", ByteCount::new(bytes)),
         bytes => format!(", out of sync: up to {}", ByteCount::new(bytes)),
     };
     let offline = if replica.online { "" } else { ", offline" };

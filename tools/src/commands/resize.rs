@@ -17,7 +17,7 @@ use crate::cli::{Resize, ServedName};
 use crate::commands::scrub::name_of;
 use crate::commands::serve::text::resized_text;
 use crate::exit::Exit;
-use crate::report::{print_json, say};
+use crate::report::print_report;
 use sealblock_server::control::client::find;
 use sealblock_server::control::protocol::{RESIZING, ResizeReport};
 use sealblock_server::resize::blocks_of;
@@ -32,11 +32,7 @@ pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
         Some(server) => server.resize(size)?,
         None => alone(target, size, arguments.control.is_some())?,
     };
-    if arguments.json {
-        print_json(&report)?;
-    } else {
-        say(&resized_text(&report))?;
-    }
+    print_report(arguments.json, &report, || resized_text(&report))?;
     Ok(Exit::Clean)
 }
 

@@ -9,13 +9,13 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::{Scrub as Machine, ScrubRecord};
-use sealblock_stack::target::{Address, Host, NVME_TCP_PORT, TargetName};
+use sealblock_stack::target::{Address, NVME_TCP_PORT, TargetName};
 use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open};
 
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
 use crate::interrupt;
-use crate::report::{print_json, say};
+use crate::report::{print_report, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef, canonical};
 use sealblock_server::status::health::Health;
@@ -41,11 +41,7 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
     if start.wait {
         return wait(&found, status, start.json);
     }
-    if start.json {
-        print_json(&status)?
-    } else {
-        say(&text::line(&status))?
-    }
+    print_report(start.json, &status, || text::line(&status))?;
     Ok(Exit::Clean)
 }
 
@@ -63,7 +59,7 @@ fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> 
 }
 
 fn print(status: &ScrubStatus, json: bool) -> Result<(), StackError> {
-    if json { print_json(status) } else { say(&text::to_text(status)) }
+    print_report(json, status, || text::to_text(status))
 }
 
 /// Waits for the end of the run and reports what it found.
@@ -76,11 +72,7 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
             Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
         }
         Waited::Interrupted(status) => {
-            if json {
-                print_json(&*status)?
-            } else {
-                say(&text::line(&status))?
-            }
+            print_report(json, &*status, || text::line(&status))?;
             let how_far = format!("at block {}; the server goes on", status.position);
             let target = &status.target;
             let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");
@@ -129,12 +121,8 @@ pub fn name_of(target: &ServedName) -> Result<TargetRef, StackError> {
 }
 
 fn resolve(address: &Address) -> std::io::Result<Vec<SocketAddr>> {
-    let host = match &address.host {
-        Host::Name(name) => name.clone(),
-        Host::Ipv6(address) => address.to_string(),
-    };
     let port = address.port.map_or(NVME_TCP_PORT, Into::into);
-    (host.as_str(), port).to_socket_addrs().map(Iterator::collect)
+    (address.host_name().as_str(), port).to_socket_addrs().map(Iterator::collect)
 }
 
 /// Whether an address is this machine's: only then something can be bound to it.
@@ -150,9 +138,7 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
         other => return Err(unserved(DOING, other)),
     };
     on_reactor(async {
-        let opened = open(target, Access::Read).await?;
-        let status = status_of(target, &opened).await;
-        opened.close(status).await
+        open(target, Access::Read).await?.close_after(async |opened| status_of(target, opened).await).await
     })
 }
 

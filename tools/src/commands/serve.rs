@@ -8,11 +8,11 @@ pub mod text;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sealblock_exports_nvme_tcp::{Hosts, Limits};
+use sealblock_exports_nvme_tcp::Hosts;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 use sealblock_server::listeners::Inherited;
-use sealblock_server::plan::{DEFAULT_LISTEN, NamespacePlan, Plan, SubsystemPlan, names};
+use sealblock_server::plan::{NamespacePlan, Plan, SubsystemPlan, names};
 use sealblock_server::{config, log, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
@@ -105,22 +105,19 @@ impl Source {
     fn plan(&self, arguments: &Serve, inherited: &Inherited) -> Result<Plan, StackError> {
         let plan = match self {
             Source::Targets(targets) => plan_of(arguments, targets),
-            Source::Config(path) => {
-                let plan = config::read(path)?;
-                let strict = arguments.strict || plan.strict;
-                let plan = Plan { cores: arguments.cores.or(plan.cores), strict, ..plan };
-                Plan {
-                    listeners: or(&arguments.listen, plan.listeners),
-                    nbd: or(&arguments.nbd, plan.nbd),
-                    nbd_sockets: or(&arguments.nbd_socket, plan.nbd_sockets),
-                    ..plan
-                }
-            }
+            Source::Config(path) => config::read(path)?,
         };
         // Sockets of the service manager take precedence over both: they are open already, and its units name them.
         let (nvme, nbd) = inherited.addresses();
-        let (listeners, nbd) = (or(&nvme, plan.listeners), or(&nbd, plan.nbd));
-        let plan = Plan { listeners, nbd, inherited: inherited.clone(), ..plan };
+        let plan = Plan {
+            listeners: or(&nvme, or(&arguments.listen, plan.listeners)),
+            inherited: inherited.clone(),
+            nbd: or(&nbd, or(&arguments.nbd, plan.nbd)),
+            nbd_sockets: or(&arguments.nbd_socket, plan.nbd_sockets),
+            strict: arguments.strict || plan.strict,
+            cores: arguments.cores.or(plan.cores),
+            ..plan
+        };
         plan.check()?;
         Ok(plan)
     }
@@ -154,17 +151,7 @@ fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
             nbd: None,
         }],
     };
-    Plan {
-        listeners: or(&arguments.listen, vec![DEFAULT_LISTEN]),
-        inherited: Inherited::default(),
-        advertised: Vec::new(),
-        nbd: arguments.nbd.clone(),
-        nbd_sockets: arguments.nbd_socket.clone(),
-        strict: arguments.strict,
-        cores: arguments.cores,
-        limits: Limits::default(),
-        subsystems: names(targets).into_iter().zip(targets).map(subsystem).collect(),
-    }
+    Plan::new(names(targets).into_iter().zip(targets).map(subsystem).collect())
 }
 
 /// The default volume; made if nothing has its name, never over a file that is there.

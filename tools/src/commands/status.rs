@@ -9,7 +9,6 @@ use std::fs;
 use std::io::{IsTerminal, stdout};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,8 +19,8 @@ use serde::Serialize;
 use crate::cli::{Log, ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
-use crate::report::{print_json, say};
-use sealblock_server::control::client::{self, find, is_alive, query};
+use crate::report::{print_json, print_report, say};
+use sealblock_server::control::client::{self, find, query, query_all};
 use sealblock_server::control::protocol::LogReport;
 use sealblock_server::control::socket_path::{self, FoundSocket};
 use sealblock_server::status::front::reaches;
@@ -130,11 +129,7 @@ pub fn log(arguments: &Log) -> Result<Exit, StackError> {
             client::log(Path::new(&server.control), Some(server.uid), arguments.level)?
         }
     };
-    if arguments.json {
-        print_json(&report)?;
-    } else {
-        say(&log_text(&report, arguments.level.is_some()))?;
-    }
+    print_report(arguments.json, &report, || log_text(&report, arguments.level.is_some()))?;
     Ok(Exit::Clean)
 }
 
@@ -222,26 +217,15 @@ fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -
 }
 
 fn ask_all(asks: Vec<FoundSocket>) -> Report {
-    let (answered, answers) = mpsc::channel();
-    let mut waiting: Vec<PathBuf> = Vec::new();
-    for FoundSocket { path, owner } in asks {
-        let answered = answered.clone();
-        waiting.push(path.clone());
-        // The receiver has timed out.
-        thread::spawn(move || {
-            let answer = is_alive(&path).then(|| query(&path, owner));
-            let _ = answered.send((path, answer));
-        });
-    }
-    drop(answered);
+    let mut waiting: Vec<PathBuf> = asks.iter().map(|asked| asked.path.clone()).collect();
     let mut report = Report { servers: Vec::new(), silent: Vec::new() };
-    let deadline = Instant::now() + RESPONSE_TIMEOUT;
-    while let Ok((path, answer)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    for (path, answer) in query_all(asks, RESPONSE_TIMEOUT) {
         waiting.retain(|other| *other != path);
         match answer {
-            Some(Ok(status)) => report.servers.push(status),
-            Some(Err(failure)) => report.silent.push(Silent::new(&path, failure.in_short())),
-            None => {}
+            Ok(status) => report.servers.push(status),
+            // The socket of a server that is gone stays until another one starts.
+            Err(failure) if failure.cause() == Cause::Unreachable => {}
+            Err(failure) => report.silent.push(Silent::new(&path, failure.in_short())),
         }
     }
     let late = waiting.iter().map(|path| Silent::new(path, "it did not answer in time".to_owned()));

@@ -6,8 +6,6 @@ use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use futures_util::future::ready;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Device, Durability, Request};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockRange;
@@ -20,7 +18,7 @@ use crate::cli::{Discard, Unmapping, Zero};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::{as_text, print_json, say};
+use crate::report::{as_text, print_report};
 use crate::tally::Tally;
 
 /// Max. bytes of one request, so that the progress bar moves.
@@ -70,31 +68,24 @@ impl UnmapJob<'_> {
     fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, StackError> {
         let report = on_reactor(async {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
-            let done = match self.confirm(&opened) {
-                Ok(()) => self.pieces(&opened, operation).await,
-                Err(failure) => Err(failure),
+            let work = async |opened: &OpenTarget| {
+                self.confirm(opened)?;
+                self.pieces(opened, operation).await
             };
-            opened.close(done).await
+            opened.close_after(work).await
         })?;
-        if self.how.json {
-            print_json(&report)?;
-        } else {
+        print_report(self.how.json, &report, || {
             let tally = Tally { elapsed: Duration::from_secs_f64(report.elapsed_s), ..Tally::default() }.to_text();
             let (blocks, bytes) = (count(report.blocks, "block"), ByteCount::new(report.bytes));
-            say(&format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done))?;
-        }
+            format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done)
+        })?;
         let Some(resume) = report.resume else { return Ok(Exit::Clean) };
         self.report_resume(resume);
         Ok(Exit::Interrupted)
     }
 
     fn report_resume(&self, resume: BlockRange) {
-        let how_far = format!("at block {}", resume.first());
-        interrupt::report(
-            format!("{} {}", self.doing, self.target),
-            how_far,
-            format!("--range {resume}, to go on there"),
-        );
+        interrupt::report_rest(format_args!("{} {}", self.doing, self.target), resume);
     }
 
     /// Asks on a terminal before a whole device is erased. Without a terminal there is no question.
@@ -130,18 +121,12 @@ impl UnmapJob<'_> {
         let (progress, operation, next) = (&progress, &operation, Cell::new(span.first().get()));
         interrupt::watch();
         let work = async {
-            let mut covered = stream::iter(span.extents(step))
-                .take_while(|_| ready(!interrupt::came()))
-                .map(|extent| async move {
-                    opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
-                    progress.advance_by(extent.bytes(size), 0);
-                    Ok::<u64, StackError>(extent.len())
-                })
-                .buffered(IN_FLIGHT);
-            while let Some(blocks) = covered.try_next().await? {
-                next.set(next.get().saturating_add(blocks));
-            }
-            drop(covered);
+            let pieces = span.extents(step).map(|extent| async move {
+                opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
+                progress.advance_by(extent.bytes(size), 0);
+                Ok(extent.len())
+            });
+            interrupt::in_order(pieces, IN_FLIGHT, |blocks| next.set(next.get().saturating_add(blocks))).await?;
             opened.flush().await
         };
         let rest = || match next.get() - span.first().get() < span.blocks() {

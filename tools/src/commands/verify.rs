@@ -35,16 +35,19 @@ pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
         let lost = report_opening(arguments, &opened);
         // An open for writing has rewritten them.
         let repairs = Repairs::of(opened.gate.abilities());
-        let verified = match prepare(arguments, &opened, show).await {
-            Ok(()) => check(arguments, &opened, show).await,
-            Err(failure) => Err(failure),
+        let work = async |opened: &OpenTarget| {
+            let report = async {
+                prepare(arguments, opened, show).await?;
+                check(arguments, opened, show).await
+            };
+            let report = report.await;
+            // The checks read other copies of metadata, too.
+            let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
+            // An open for writing has rewritten them, or rewrites them at the close.
+            let lost_metadata = if arguments.repair { Vec::new() } else { lost };
+            Ok((VerifyReport { lost_metadata, ..report? }, repairs))
         };
-        // The checks read other copies of metadata, too.
-        let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
-        // An open for writing has rewritten them, or rewrites them at the close.
-        let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-        let report = verified.map(|report| VerifyReport { lost_metadata, ..report });
-        opened.close(report.map(|report| (report, repairs))).await
+        opened.close_after(work).await
     })?;
     print(&report, arguments)?;
     if arguments.repair {
@@ -206,8 +209,7 @@ fn print(report: &VerifyReport, arguments: &Verify) -> Result<(), StackError> {
         print_text(report, arguments.quiet)?;
     }
     if let Some(resume) = report.resume {
-        let how_far = format!("at block {}", resume.first());
-        interrupt::report(format!("verifying {}", report.target), how_far, format!("--range {resume}, to go on there"));
+        interrupt::report_rest(format_args!("verifying {}", report.target), resume);
     }
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use sealblock_server::control::protocol::ResizeReport;
 use sealblock_server::events::{Event, NotOpenInfo, OpenedInfo, Serving, SubsystemInfo};
-use sealblock_server::names::{export_uri, host_text, namespace_uri, shell_word};
+use sealblock_server::plan::{export_uri, host_text, namespace_uri, shell_word};
 use sealblock_server::status::scrub::RunStatus;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::NbdAddress;
