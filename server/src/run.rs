@@ -78,15 +78,14 @@ async fn live(
     backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
     let control = Control::open(control)?;
     let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events))?;
-    let served = match server.change(plan).await {
-        Ok(()) => {
-            control.offer(server.served());
-            events(&Event::Ready(server.serving()));
-            notify(ServiceState::Ready);
-            until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
-        }
-        Err(failure) => Err(failure),
+    let served = async {
+        server.change(plan).await?;
+        control.offer(server.served());
+        events(&Event::Ready(server.serving()));
+        notify(ServiceState::Ready);
+        until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
     };
+    let served = served.await;
     drop(control);
     let ended = server.end().await;
     served.and(ended)

@@ -104,13 +104,12 @@ impl OpenMirror {
             let _ = replica.close().await;
         }
         let replica = OpenReplica::new(new, self.access(), &self.opener);
-        let replaced = match replica.open().await {
-            Ok(device) => {
-                let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
-                self.take_in(replica, replaced).await
-            }
-            Err(failure) => Err(failure),
+        let replaced = async {
+            let device = replica.open().await?;
+            let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
+            self.take_in(replica, replaced).await
         };
+        let replaced = replaced.await;
         match &replaced {
             Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
             Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),

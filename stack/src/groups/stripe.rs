@@ -29,16 +29,15 @@ pub(crate) async fn open(
         info.push(member.info);
         held.extend(member.held);
     }
-    let made = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
-        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target));
-    let made = match made {
-        Ok(device) if labelled => match new_uuid() {
-            Ok(uuid) => device.labelled(uuid, access.writes()).await.map_err(|error| of_refusal(&error, target)),
-            Err(failure) => Err(failure),
-        },
-        made => made,
+    let made = async {
+        let device = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
+            .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target))?;
+        match labelled {
+            true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| of_refusal(&error, target)),
+            false => Ok(device),
+        }
     };
-    match made {
+    match made.await {
         Ok(device) => Ok(OpenTarget::new(target, device, TargetInfo::over("stripe", info), held)),
         Err(failure) => {
             // A failure to close the members would hide the first failure.

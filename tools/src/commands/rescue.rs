@@ -59,13 +59,12 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
         let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
-        let copied = match Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await {
-            Ok(sink) => {
-                let copied = copy(arguments, &volume, &sink, report).await;
-                sink.close(copied).await
-            }
-            Err(failure) => Err(failure),
+        let copied = async {
+            let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
+            let copied = copy(arguments, &volume, &sink, report).await;
+            sink.close(copied).await
         };
+        let copied = copied.await;
         volume.close(copied).await
     })?;
     match (arguments.json, &arguments.to) {

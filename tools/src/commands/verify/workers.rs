@@ -44,9 +44,7 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
     let calls = handles.iter().map(|handle| {
         let (job, target) = (job.clone(), target.clone());
         handle.call(move || async move {
-            let opened = open(&target, Access::Read).await?;
-            let worked = on_this_core(&job, &opened).await;
-            opened.close(worked).await
+            open(&target, Access::Read).await?.close_after(async |opened| on_this_core(&job, opened).await).await
         })
     });
     let results = join_all(calls).await;
