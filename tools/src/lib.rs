@@ -29,34 +29,34 @@ pub mod commands {
     pub mod status;
     pub mod unmap;
     pub mod verify;
-}
 
-use sealblock_stack::StackError;
+    use sealblock_stack::StackError;
 
-use cli::Command;
-use exit::Exit;
+    use crate::cli::Command;
+    use crate::exit::Exit;
 
-/// Does what the command line asks.
-pub fn run(command: &Command) -> Result<Exit, StackError> {
-    match command {
-        Command::Create(arguments) => commands::create::run(arguments),
-        Command::Info(arguments) => commands::info::run(arguments),
-        Command::Serve(arguments) => commands::serve::run(arguments),
-        Command::Status(arguments) => commands::status::run(arguments),
-        Command::Log(arguments) => commands::status::log(arguments),
-        Command::Scrub(arguments) => commands::scrub::run(arguments),
-        Command::Discover(arguments) => commands::discover::run(arguments),
-        Command::Verify(arguments) => commands::verify::run(arguments),
-        Command::Compare(arguments) => commands::compare::run(arguments),
-        Command::Zero(arguments) => commands::unmap::zero(arguments),
-        Command::Discard(arguments) => commands::unmap::discard(arguments),
-        Command::Copy(arguments) => commands::copy::run(arguments),
-        Command::Rescue(arguments) => commands::rescue::run(arguments),
-        Command::Resize(arguments) => commands::resize::run(arguments),
-        Command::Mirror(arguments) => commands::mirror::run(arguments),
-        Command::Corrupt(arguments) => commands::corrupt::run(arguments),
-        Command::Demo(arguments) => commands::demo::run(arguments),
-        Command::Completions(arguments) => commands::man::completions(arguments),
-        Command::Man(arguments) => commands::man::run(arguments),
+    /// Does what the command line asks.
+    pub fn run(command: &Command) -> Result<Exit, StackError> {
+        match command {
+            Command::Create(arguments) => create::run(arguments),
+            Command::Info(arguments) => info::run(arguments),
+            Command::Serve(arguments) => serve::run(arguments),
+            Command::Status(arguments) => status::run(arguments),
+            Command::Log(arguments) => status::log(arguments),
+            Command::Scrub(arguments) => scrub::run(arguments),
+            Command::Discover(arguments) => discover::run(arguments),
+            Command::Verify(arguments) => verify::run(arguments),
+            Command::Compare(arguments) => compare::run(arguments),
+            Command::Zero(arguments) => unmap::zero(arguments),
+            Command::Discard(arguments) => unmap::discard(arguments),
+            Command::Copy(arguments) => copy::run(arguments),
+            Command::Rescue(arguments) => rescue::run(arguments),
+            Command::Resize(arguments) => resize::run(arguments),
+            Command::Mirror(arguments) => mirror::run(arguments),
+            Command::Corrupt(arguments) => corrupt::run(arguments),
+            Command::Demo(arguments) => demo::run(arguments),
+            Command::Completions(arguments) => man::completions(arguments),
+            Command::Man(arguments) => man::run(arguments),
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use sealblock::cli::Cli;
+use sealblock::commands;
 use sealblock::exit::{Exit, status};
 use sealblock::interrupt;
 use sealblock::report::note;
@@ -15,7 +16,7 @@ fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = Cli::parse();
     set_program(Program { is_server: false, note, server_of: server_of_file });
-    match sealblock::run(&cli.settled()) {
+    match commands::run(&cli.settled()) {
         // By the signal itself, so that a script ends with it.
         Ok(Exit::Interrupted) => interrupt::end(),
         Ok(exit) => exit.into(),
