@@ -8,7 +8,6 @@
 //! "half" is the second half of the writes by itself, without what closing writes: tables that are made once, and the last
 //! checkpoint, which is of however little has been gathered, are no part of it. It is right to a checkpoint more or less.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use sealblock_block::{Device, Durability, Gate, Request};
@@ -21,7 +20,7 @@ use sealblock_units::{BlockSize, Extent};
 use crate::counted::{Counted, Counts, Part};
 use crate::load::{self, Load, Until};
 use crate::options::AmplificationOptions;
-use crate::setup::TurnClock;
+use crate::setup::{Turn, TurnClock};
 
 /// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
 const THRESHOLDS: [f64; 3] = [1.10, 1.20, 1.15];
@@ -82,7 +81,7 @@ async fn set_up(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Se
     let counts = counted.counts();
     let cache_bytes = options.cache.map_or(OpenOptions::default().cache_bytes, |cache| cache.get() as usize);
     let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
-    let opened = open(counted, TurnClock::new(Rc::new(Cell::new(true))), &open_options).await?;
+    let opened = open(counted, TurnClock::new(Turn::endless()), &open_options).await?;
     let worker = spawn(opened.worker.run());
     Ok(Setup { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
 }

@@ -116,7 +116,7 @@ async fn one(
 ) -> anyhow::Result<Vec<Duration>> {
     let scratch = setup::new_path(&options.dir, "fairness")?;
     setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-    let volume = setup::open_volume(&scratch.0).await?;
+    let volume = setup::open_volume(&scratch.0, setup::Turn::endless()).await?;
     let gate = volume.device();
     load::drive(Rc::clone(&gate), setup::FILL, load::Until::Asked(options.blocks() / setup::FILL.blocks), 1).await?;
     let over = Rc::new(Cell::new(false));

@@ -12,6 +12,17 @@ pub struct Latencies {
     sum_ns: u64,
 }
 
+/// Latencies in microseconds; 0 where none were measured.
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct Summary {
+    /// The mean, in which time that others took from the machine shows.
+    pub mean_us: f64,
+    /// The middle one, in which it does not.
+    pub median_us: f64,
+    /// Of all but the slowest of a hundred.
+    pub p99_us: f64,
+}
+
 impl Default for Latencies {
     fn default() -> Latencies {
         Latencies { counts: vec![0; 64 * STEPS as usize], count: 0, sum_ns: 0 }
@@ -27,17 +38,24 @@ impl Latencies {
         self.sum_ns += ns;
     }
 
-    /// The mean and the 99th percentile in microseconds; 0 for none.
-    pub fn summary_us(&self) -> (f64, f64) {
+    /// All of them in short.
+    pub fn summary(&self) -> Summary {
         if self.count == 0 {
-            return (0.0, 0.0);
+            return Summary::default();
         }
-        let mut left = self.count - self.count / 100;
-        let last = self.counts.iter().position(|&count| {
-            left = left.saturating_sub(u64::from(count));
-            left == 0
-        });
-        (self.sum_ns as f64 / self.count as f64 / 1e3, last.map_or(0.0, |step| middle_ns(step) / 1e3))
+        let without_slowest = |slowest: u64| {
+            let mut left = self.count - slowest;
+            let last = self.counts.iter().position(|&count| {
+                left = left.saturating_sub(u64::from(count));
+                left == 0
+            });
+            last.map_or(0.0, |step| middle_ns(step) / 1e3)
+        };
+        Summary {
+            mean_us: self.sum_ns as f64 / self.count as f64 / 1e3,
+            median_us: without_slowest(self.count / 2),
+            p99_us: without_slowest(self.count / 100),
+        }
     }
 }
 
@@ -77,8 +95,9 @@ mod tests {
         let mut latencies = Latencies::default();
         (0..99).for_each(|_| latencies.add(Duration::from_micros(10)));
         latencies.add(Duration::from_millis(1));
-        let (mean, p99) = latencies.summary_us();
-        assert!((mean - 19.9).abs() < 0.01 && (p99 - 10.0).abs() < 0.4, "{mean} {p99}");
-        assert_eq!(Latencies::default().summary_us(), (0.0, 0.0));
+        let Summary { mean_us, median_us, p99_us } = latencies.summary();
+        assert!((mean_us - 19.9).abs() < 0.01, "{mean_us}");
+        assert!((p99_us - 10.0).abs() < 0.4 && median_us == p99_us, "{median_us} {p99_us}");
+        assert_eq!(Latencies::default().summary(), Summary::default());
     }
 }

@@ -13,7 +13,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{pool, spawn};
 use sealblock_units::Extent;
 
-use crate::latency::Latencies;
+use crate::latency::{Latencies, Summary};
 
 /// The largest request, in bytes.
 pub const PAYLOAD_BYTES: usize = 1 << 20;
@@ -55,8 +55,8 @@ pub struct Sample {
     pub seconds: f64,
     /// Time the process spent on CPUs, kernel threads that work for it included.
     pub cpu_seconds: f64,
-    /// From asking to answer, in the mean and for all but the slowest of a hundred requests; 0 where it was not measured.
-    pub latency_us: (f64, f64),
+    /// From asking to answer.
+    pub latency: Summary,
 }
 
 impl Sample {
@@ -82,7 +82,7 @@ impl Stopwatch {
     pub fn stop(&self, requests: u64, request_bytes: u64) -> Sample {
         let cpu_seconds = (cpu_time() - self.cpu).as_secs_f64();
         let seconds = self.wall.elapsed().as_secs_f64();
-        Sample { requests, bytes: requests * request_bytes, seconds, cpu_seconds, latency_us: (0.0, 0.0) }
+        Sample { requests, bytes: requests * request_bytes, seconds, cpu_seconds, latency: Summary::default() }
     }
 }
 
@@ -159,8 +159,8 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
         device.execute(Request::flush()).await?;
     }
     let turn = watch.stop(shared.answered.get(), load.blocks << size.shift());
-    let latency_us = shared.latencies.borrow().summary_us();
-    Ok(Sample { latency_us, ..turn })
+    let latency = shared.latencies.borrow().summary();
+    Ok(Sample { latency, ..turn })
 }
 
 async fn worker<D: Device>(device: Rc<D>, shared: Rc<Shared>) {

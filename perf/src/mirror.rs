@@ -23,7 +23,7 @@ use sealblock_units::{BlockCount, BlockSize, Extent};
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, shuffled};
-use crate::setup::{FILL, OpenVolume, Prepared, Scratch, new_path, new_volume, open_volume};
+use crate::setup::{FILL, OpenVolume, Prepared, Scratch, Turn, new_path, new_volume, open_volume};
 
 const BAR: f64 = 0.90;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
@@ -90,7 +90,7 @@ impl Setup {
         for name in ["replica a", "replica b"] {
             let path = new_path(&options.dir, name)?;
             new_volume(&path.0, options.blocks() / 2, guard, Prepared::Written).await?;
-            let volume = open_volume(&path.0).await?;
+            let volume = open_volume(&path.0, Turn::endless()).await?;
             replicas.push(volume.stack());
             volumes.push(volume);
             scratch.push(path);

@@ -13,12 +13,14 @@ use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_block::Gate;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_runtime_reactor::{CoreHandle, sleep};
+use sealblock_runtime_reactor::{Config, CoreHandle, Reactor, sleep};
 
+use crate::latency::Summary;
 use crate::load::{self, Load, Sample, Until};
 use crate::options::{Protection, RemoteOptions};
-use crate::remote::{self, NQN, Served, Serving, View, core_cpu, thread_cpu};
+use crate::remote::{self, NQN, Served, Serving, Store, View, core_cpu, thread_cpu};
 use crate::report::{Spread, shuffled, verdict};
+use crate::setup::{self, Prepared, Scratch, Turn};
 
 /// Tags made by the target leave at least this part of the requests.
 const MADE: f64 = 0.9;
@@ -32,6 +34,8 @@ const fn small(name: &'static str, write: bool, depth: u64) -> Load {
 const fn large(name: &'static str, write: bool, depth: u64) -> Load {
     Load { name, write, blocks: 32, random: false, depth, flush_every: 0 }
 }
+
+const WARM_UP: Load = large("read all", false, 8);
 
 const LOADS: &[Load] = &[
     small("read 4 KiB, random, QD 1", false, 1),
@@ -79,6 +83,8 @@ pub struct Contender {
     pub name: String,
     gate: Rc<Gate<NvmeTcpDevice>>,
     end: End,
+    /// For what the target does on its own account.
+    on_turn: Turn,
 }
 
 /// The result of a turn.
@@ -96,14 +102,15 @@ pub struct Measured {
 
 impl Contender {
     /// A namespace of our own target.
-    pub async fn ours(
+    async fn ours(
         name: String,
-        serving: (&CoreHandle, std::net::SocketAddr),
-        nsid: u32,
+        serving: &Serving,
+        (index, view): (usize, View),
         digests: bool,
     ) -> anyhow::Result<Contender> {
-        let device = remote::connect(serving.1, NQN, Some(nsid), digests).await?;
-        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end: End::Ours(serving.0.clone()) })
+        let device = remote::connect(serving.address, NQN, Some(remote::nsid(index, view)), digests).await?;
+        let (end, on_turn) = (End::Ours(serving.core.clone()), serving.turns[index].clone());
+        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end, on_turn })
     }
 
     /// One turn.
@@ -112,9 +119,11 @@ impl Contender {
             peer.signal(Signal::CONT)?;
             sleep(WAKE).await;
         }
+        self.on_turn.set(true);
         let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_checksummed());
         let turn = load::drive(Rc::clone(&self.gate), load, until, seed).await?;
         let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_checksummed());
+        self.on_turn.set(false);
         if let End::Theirs(Some(peer)) = &self.end {
             peer.signal(Signal::STOP)?;
         }
@@ -134,8 +143,8 @@ impl Contender {
 /// Measures everything and prints it.
 pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
     for device in options.devices.clone() {
-        let served = served(&options, &device)?;
-        let serving = remote::start(&options, options.spin_us, &served)?;
+        let (served, _scratch) = served(&options, &device)?;
+        let (_target, serving) = remote::start(&options, options.spin_us, &served)?;
         if let Some(seconds) = options.serve {
             announce(&serving, &served, seconds)?;
             continue;
@@ -143,19 +152,37 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
         let (_cores, host) = remote::core(options.host_cpu, options.spin_us)?;
         for digests in remote::switches(&options.digests)? {
             println!("{device}, digests {}", if digests { "on" } else { "off" });
-            let (options, core, address) = (options.clone(), serving.core.clone(), serving.address);
-            let bench = host.call(move || bench(options, core, address, digests));
+            let (options, serving) = (options.clone(), serving.clone());
+            let bench = host.call(move || bench(options, serving, digests));
             remote::wait(bench)?.context("the host's core is gone")??;
         }
     }
     Ok(())
 }
 
-/// The devices: one without tags, and one for each guard.
-pub fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<Vec<Served>> {
-    let (store, blocks) = (remote::store(device)?, options.blocks());
-    let protections = [Protection(None)].into_iter().chain(options.guards.iter().copied());
-    Ok(protections.map(|protection| Served { store: store.clone(), protection, blocks }).collect())
+/// The devices, and their files: one device without tags, and one for each guard unless it is a raw file.
+pub fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<(Vec<Served>, Vec<Scratch>)> {
+    let (dir, blocks) = (&options.dir, options.blocks());
+    let (mut served, mut files) = (Vec::new(), Vec::new());
+    let guards = if device == "file" { &[] } else { &options.guards[..] };
+    for protection in [Protection(None)].into_iter().chain(guards.iter().copied()) {
+        let store = match device {
+            "file" => {
+                let filled = setup::filled_file(dir, "target file", blocks);
+                files.push(Reactor::new(Config::default())?.block_on(filled)?);
+                Store::File(files[files.len() - 1].0.clone())
+            }
+            "volume" => {
+                let name = format!("target volume {}", protection.name());
+                let filled = setup::filled_volume(dir, &name, blocks, protection, Prepared::Written);
+                files.push(Reactor::new(Config::default())?.block_on(filled)?.0);
+                Store::Volume(files[files.len() - 1].0.clone(), Turn::default())
+            }
+            other => remote::store(other)?,
+        };
+        served.push(Served { store, protection, blocks });
+    }
+    Ok((served, files))
 }
 
 fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Result<()> {
@@ -172,22 +199,18 @@ fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Resul
 }
 
 /// All contenders of our own: the one without tags first.
-pub async fn ours(
-    options: &RemoteOptions,
-    core: &CoreHandle,
-    address: std::net::SocketAddr,
-    digests: bool,
-) -> anyhow::Result<Vec<Contender>> {
+pub async fn ours(options: &RemoteOptions, serving: &Serving, digests: bool) -> anyhow::Result<Vec<Contender>> {
     let mut contenders = Vec::new();
     let wants = |tags: &str| options.tags.iter().any(|wanted| wanted == tags);
     if wants("none") {
-        let nsid = remote::nsid(0, View::Plain);
-        contenders.push(Contender::ours("none".to_owned(), (core, address), nsid, digests).await?);
+        contenders.push(Contender::ours("none".to_owned(), serving, (0, View::Plain), digests).await?);
     }
     for (tags, view) in [("made", View::Plain), ("host", View::Tagged)] {
-        for (index, guard) in options.guards.iter().enumerate().filter(|_| wants(tags)) {
+        // A raw file has no tags.
+        let guards = options.guards.iter().take(serving.turns.len().saturating_sub(1));
+        for (index, guard) in guards.enumerate().filter(|_| wants(tags)) {
             let name = format!("{tags} {}", guard.name());
-            contenders.push(Contender::ours(name, (core, address), remote::nsid(index + 1, view), digests).await?);
+            contenders.push(Contender::ours(name, serving, (index + 1, view), digests).await?);
         }
     }
     Ok(contenders)
@@ -208,23 +231,26 @@ async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Con
         if let Some(process) = &process {
             process.signal(Signal::STOP)?;
         }
-        contenders.push(Contender { name, gate: Rc::new(Gate::new("peer", device)), end: End::Theirs(process) });
+        contenders.push(Contender {
+            name,
+            gate: Rc::new(Gate::new("peer", device)),
+            end: End::Theirs(process),
+            on_turn: Turn::default(),
+        });
     }
     Ok(contenders)
 }
 
-async fn bench(
-    options: RemoteOptions,
-    core: CoreHandle,
-    address: std::net::SocketAddr,
-    digests: bool,
-) -> anyhow::Result<()> {
-    let mut contenders = ours(&options, &core, address, digests).await?;
+async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyhow::Result<()> {
+    let mut contenders = ours(&options, &serving, digests).await?;
+    for contender in &contenders {
+        // Brings the tables of volumes into memory.
+        contender.turn(WARM_UP, Until::Asked(options.blocks() / WARM_UP.blocks), 1).await?;
+    }
     contenders.extend(peers(&options, digests).await?);
-    let names: Vec<String> = contenders.iter().map(|contender| contender.name.clone()).collect();
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let rounds = rounds(&options, &contenders, *load).await?;
-        print(load.name, &names, &rounds);
+        print(load.name, &contenders, &rounds);
     }
     for contender in &contenders {
         if let End::Theirs(Some(peer)) = &contender.end {
@@ -259,28 +285,35 @@ pub fn median(rounds: &[Vec<Measured>], index: usize, of: impl Fn(&Measured) -> 
     Spread::of(rounds.iter().map(|round| of(&round[index]))).median
 }
 
-fn print(load: &str, names: &[String], rounds: &[Vec<Measured>]) {
+fn print(load: &str, contenders: &[Contender], rounds: &[Vec<Measured>]) {
     println!("{load}");
-    for (index, name) in names.iter().enumerate() {
-        let ratio = Spread::of(rounds.iter().map(|round| round[index].turn.rate() / round[0].turn.rate()));
+    let ratio_to = |index: usize, other: usize| {
+        Spread::of(rounds.iter().map(|round| round[index].turn.rate() / round[other].turn.rate()))
+    };
+    for (index, Contender { name, end, .. }) in contenders.iter().enumerate() {
         let per_request = |cpu: f64, turn: &Sample| cpu * 1e6 / turn.requests as f64;
         let host = median(rounds, index, |m| per_request(m.host_cpu, &m.turn));
         let target = median(rounds, index, |m| m.target_cpu.map_or(f64::NAN, |cpu| per_request(cpu, &m.turn)));
-        let (rate, mean, p99) = (
-            median(rounds, index, |m| m.turn.rate()),
-            median(rounds, index, |m| m.turn.latency_us.0),
-            median(rounds, index, |m| m.turn.latency_us.1),
+        let rate = Spread::of(rounds.iter().map(|round| round[index].turn.rate()));
+        let latency = |of: fn(&Summary) -> f64| median(rounds, index, |m| of(&m.turn.latency));
+        print!(
+            "  {name:14} {:8.0} /s (best {:8.0})  latency {:7.1} us, median {:6.1}, p99 {:7.1}  CPU {host:5.1} + {target:5.1} us",
+            rate.median,
+            rate.most,
+            latency(|latency| latency.mean_us),
+            latency(|latency| latency.median_us),
+            latency(|latency| latency.p99_us),
         );
-        print!("  {name:14} {rate:8.0} /s  latency {mean:7.1} us, p99 {p99:7.1}  CPU {host:5.1} + {target:5.1} us");
         match index {
-            0 => println!("   (baseline)"),
-            _ => println!(
-                "   {:5.1} % [{:5.1} .. {:5.1}]{}",
-                ratio.median * 100.0,
-                ratio.least * 100.0,
-                ratio.most * 100.0,
-                verdict(ratio.median, Some(MADE).filter(|_| name.starts_with("made")))
-            ),
+            0 => print!("   (baseline)"),
+            _ => {
+                let ratio = ratio_to(index, 0);
+                print!("   {ratio}{}", verdict(ratio.median, Some(MADE).filter(|_| name.starts_with("made"))));
+            }
         }
+        let is_theirs = |contender: &Contender| matches!(contender.end, End::Theirs(_));
+        let peers = contenders.iter().enumerate().filter(|(_, peer)| is_theirs(peer) && matches!(end, End::Ours(_)));
+        peers.for_each(|(other, peer)| print!("   of {} {}", peer.name, ratio_to(index, other)));
+        println!();
     }
 }

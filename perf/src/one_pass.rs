@@ -10,14 +10,13 @@ use anyhow::Context;
 use sealblock_integrity::combine::InterleavedCrc;
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::CoreHandle;
 use sealblock_units::{BlockSize, Lba};
 
 use crate::guards::{self, Memory, Pass};
 use crate::load::Load;
 use crate::nvme_tcp;
 use crate::options::RemoteOptions;
-use crate::remote;
+use crate::remote::{self, Serving};
 use crate::report::Spread;
 
 const TRANSFER_BYTES: usize = 128 << 10;
@@ -39,13 +38,13 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
         }
     }
     for device in options.devices.clone() {
-        let served = nvme_tcp::served(&options, &device)?;
-        let serving = remote::start(&options, 0, &served)?;
+        let (served, _scratch) = nvme_tcp::served(&options, &device)?;
+        let (_target, serving) = remote::start(&options, 0, &served)?;
         let (_cores, host) = remote::core(options.host_cpu, 0)?;
         for digests in remote::switches(&options.digests)? {
             println!("{device}, through the socket, digests {}", if digests { "on" } else { "off" });
-            let (options, core, address) = (options.clone(), serving.core.clone(), serving.address);
-            let bench = remote::wait(host.call(move || bench(options, core, address, digests)))?;
+            let (options, serving) = (options.clone(), serving.clone());
+            let bench = remote::wait(host.call(move || bench(options, serving, digests)))?;
             bench.context("the host's core is gone")??;
         }
     }
@@ -134,13 +133,8 @@ fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, dig
     u64::from(joined) ^ sealed.blocks() as u64
 }
 
-async fn bench(
-    options: RemoteOptions,
-    core: CoreHandle,
-    address: std::net::SocketAddr,
-    digests: bool,
-) -> anyhow::Result<()> {
-    let contenders = nvme_tcp::ours(&options, &core, address, digests).await?;
+async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyhow::Result<()> {
+    let contenders = nvme_tcp::ours(&options, &serving, digests).await?;
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let rounds = nvme_tcp::rounds(&options, &contenders, *load).await?;
         println!("{}", load.name);

@@ -14,7 +14,7 @@ use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
-use sealblock_media_file::{FileMedium, Options as FileMediumOptions};
+use sealblock_media_file::{FileMedium, Options as FileMediumOptions, RawDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options, PiSource as Makes};
@@ -27,7 +27,7 @@ use sealblock_units::{BlockSize, Extent};
 
 use crate::load;
 use crate::options::{Protection, RemoteOptions};
-use crate::setup::TurnClock;
+use crate::setup::{Turn, TurnClock, open_volume};
 
 /// The subsystem of our target.
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
@@ -43,7 +43,21 @@ pub enum Store {
     /// RAM, written all over.
     Memory,
     /// A protected volume in this file, read through the page cache.
-    Volume(PathBuf),
+    CachedVolume(PathBuf),
+    /// This file, past the page cache.
+    File(PathBuf),
+    /// A protected volume in this file, past the page cache, with its worker at work in its turns.
+    Volume(PathBuf, Turn),
+}
+
+impl Store {
+    /// When its worker may be at work, if it has one.
+    fn turn(&self) -> Turn {
+        match self {
+            Store::Volume(_, on_turn) => on_turn.clone(),
+            Store::Null | Store::Memory | Store::CachedVolume(_) | Store::File(_) => Turn::default(),
+        }
+    }
 }
 
 /// A device of the target.
@@ -67,12 +81,14 @@ pub enum View {
 }
 
 /// A target on a core of its own.
+#[derive(Clone)]
 pub struct Serving {
     /// The core.
     pub core: CoreHandle,
     /// Where it listens.
     pub address: SocketAddr,
-    _cores: Cores,
+    /// Whose turn it is, for each device.
+    pub turns: Vec<Turn>,
 }
 
 /// A core on this CPU.
@@ -88,11 +104,12 @@ pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
 }
 
 /// Starts a target for these devices.
-pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyhow::Result<Serving> {
+pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyhow::Result<(Cores, Serving)> {
     let (cores, core) = core(options.target_cpu, spin_us)?;
     let devices = devices.to_vec();
+    let turns = devices.iter().map(|served| served.store.turn()).collect();
     let address = wait(core.call(move || serve(devices)))?.context("the target's core is gone")??;
-    Ok(Serving { core, address, _cores: cores })
+    Ok((cores, Serving { core, address, turns }))
 }
 
 async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
@@ -132,11 +149,16 @@ impl Served {
                 fill(&device).await?;
                 DynDevice::new(device)
             }
-            Store::Volume(path) => {
+            Store::CachedVolume(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
                 let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-                DynDevice::new(open(medium, TurnClock::new(Rc::default()), &options).await?.volume)
+                DynDevice::new(open(medium, TurnClock::new(Turn::default()), &options).await?.volume)
             }
+            Store::File(path) => {
+                let medium = FileMedium::open(path, FileMediumOptions::WRITE)?;
+                DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?)
+            }
+            Store::Volume(path, on_turn) => open_volume(path, on_turn.clone()).await?.stack(),
         })
     }
 }
@@ -197,12 +219,12 @@ pub fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
     names.iter().map(switch).collect()
 }
 
-/// A device by its name on the command line.
+/// A device without files by its name on the command line.
 pub fn store(name: &str) -> anyhow::Result<Store> {
     Ok(match name {
         "null" => Store::Null,
         "memory" => Store::Memory,
-        other => bail!("'{other}' is no device here; null and memory are"),
+        other => bail!("'{other}' is no device here"),
     })
 }
 

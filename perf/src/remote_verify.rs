@@ -61,7 +61,7 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
         for &guard in &options.guards {
             let (store, _scratch) = store(&options, device, guard)?;
             let served = Served { store, protection: guard, blocks: options.blocks() };
-            let serving = remote::start(&options, options.spin_us, &[served])?;
+            let (_target, serving) = remote::start(&options, options.spin_us, &[served])?;
             let (_cores, host) = remote::core(options.host_cpu, options.spin_us)?;
             let (rounds, address) = (options.rounds, serving.address);
             let bench = remote::wait(host.call(move || bench(rounds, address)))?;
@@ -79,12 +79,10 @@ fn store(options: &RemoteOptions, device: &str, guard: Protection) -> anyhow::Re
     if device != "volume" {
         return Ok((remote::store(device)?, None));
     }
-    let scratch = setup::new_path(&options.dir, &format!("remote verify {}", guard.name()))?;
-    Reactor::new(Config::default())?.block_on(async {
-        setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-        setup::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await
-    })?;
-    Ok((Store::Volume(scratch.0.clone()), Some(scratch)))
+    let (name, blocks) = (format!("remote verify {}", guard.name()), options.blocks());
+    let filled = setup::filled_volume(&options.dir, &name, blocks, guard, Prepared::Reserved);
+    let (scratch, _) = Reactor::new(Config::default())?.block_on(filled)?;
+    Ok((Store::CachedVolume(scratch.0.clone()), Some(scratch)))
 }
 
 async fn bench(rounds: u32, address: std::net::SocketAddr) -> anyhow::Result<Vec<(Pass, Pass)>> {

@@ -34,6 +34,13 @@ impl Spread {
     }
 }
 
+/// As parts of a hundred.
+impl std::fmt::Display for Spread {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:5.1} % [{:5.1} .. {:5.1}]", self.median * 100.0, self.least * 100.0, self.most * 100.0)
+    }
+}
+
 impl Rounds {
     /// Requests a second.
     pub fn rate(&self, contender: usize) -> Spread {
@@ -74,13 +81,7 @@ impl Rounds {
             );
             match contender {
                 0 => println!("   (baseline)"),
-                _ => println!(
-                    "   {:5.1} % [{:5.1} .. {:5.1}]{}",
-                    ratio.median * 100.0,
-                    ratio.least * 100.0,
-                    ratio.most * 100.0,
-                    verdict(ratio.median, threshold.filter(|_| !name.starts_with("raw")))
-                ),
+                _ => println!("   {ratio}{}", verdict(ratio.median, threshold.filter(|_| !name.starts_with("raw")))),
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Files to be measured: raw ones and protected volumes, both in the same state of preallocation.
 
-use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -41,12 +42,32 @@ impl Drop for Scratch {
     }
 }
 
+/// Whether it is a contender's turn; set from the core that measures.
+#[derive(Clone, Default)]
+pub struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    /// One that never ends.
+    pub fn endless() -> Turn {
+        Turn(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// Begins or ends it.
+    pub fn set(&self, is_on: bool) {
+        self.0.store(is_on, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
-pub struct TurnClock(Rc<Cell<bool>>);
+pub struct TurnClock(Turn);
 
 impl TurnClock {
     /// A clock that goes while `on_turn` is set.
-    pub fn new(on_turn: Rc<Cell<bool>>) -> TurnClock {
+    pub fn new(on_turn: Turn) -> TurnClock {
         TurnClock(on_turn)
     }
 }
@@ -56,7 +77,7 @@ impl Clock for TurnClock {
         let mut left = delay;
         while !left.is_zero() {
             sleep(TICK.min(left)).await;
-            if self.0.get() {
+            if self.0.is_on() {
                 left = left.saturating_sub(TICK);
             }
         }
@@ -68,7 +89,7 @@ type CountedVolume = Volume<Counted<FileMedium>, TurnClock>;
 /// An open protected volume with its worker.
 pub struct OpenVolume {
     gate: Rc<Gate<Rc<CountedVolume>>>,
-    on_turn: Rc<Cell<bool>>,
+    on_turn: Turn,
     worker: JoinHandle<()>,
     counts: Counts,
 }
@@ -111,7 +132,7 @@ impl Contender {
         let name = format!("volume {}", guard.name());
         let scratch = new_path(&options.dir, &name)?;
         new_volume(&scratch.0, options.blocks(), guard, prepared).await?;
-        let device = Device::Volume(open_volume(&scratch.0).await?);
+        let device = Device::Volume(open_volume(&scratch.0, Turn::default()).await?);
         Contender { name, device, _scratch: scratch }.filled(options, prepared).await
     }
 
@@ -224,28 +245,48 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     Ok(layout)
 }
 
-/// Opens a volume for writing and starts its worker.
-pub async fn open_volume(path: &Path) -> anyhow::Result<OpenVolume> {
+/// A raw file with every block written, in `dir`.
+pub async fn filled_file(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<Scratch> {
+    let scratch = new_path(dir, name)?;
+    let medium = new_file(&scratch.0, blocks << BlockSize::B4096.shift(), Prepared::Written).await?;
+    let device = Rc::new(Gate::new("raw", RawDevice::new(medium, BlockSize::B4096)?));
+    load::drive(device, FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+    Ok(scratch)
+}
+
+/// A volume with every block written, closed, in `dir`.
+pub async fn filled_volume(
+    dir: &Path,
+    name: &str,
+    blocks: u64,
+    guard: Protection,
+    prepared: Prepared,
+) -> anyhow::Result<(Scratch, Layout)> {
+    let scratch = new_path(dir, name)?;
+    let layout = new_volume(&scratch.0, blocks, guard, prepared).await?;
+    open_volume(&scratch.0, Turn::endless()).await?.fill_and_close(blocks).await?;
+    Ok((scratch, layout))
+}
+
+/// Opens a volume for writing and starts its worker, whose clock goes while `on_turn` is set.
+pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolume> {
     let medium = FileMedium::open(path, Options::WRITE)?;
     let layout = probe(&medium).await?.layout;
     let medium = Counted::new(medium, layout, false);
     let counts = medium.counts();
-    let on_turn = Rc::new(Cell::new(false));
-    let opened = open(medium, TurnClock::new(Rc::clone(&on_turn)), &OpenOptions::default()).await?;
+    let opened = open(medium, TurnClock::new(on_turn.clone()), &OpenOptions::default()).await?;
     let worker = spawn(opened.worker.run());
     Ok(OpenVolume { gate: Rc::new(Gate::new("volume", opened.volume)), on_turn, worker, counts })
 }
 
 impl OpenVolume {
-    /// The volume as a member of a group, with its worker always running.
+    /// The volume as a part of something larger.
     pub fn stack(&self) -> DynDevice {
-        self.on_turn.set(true);
         DynDevice::new(Rc::clone(&self.gate))
     }
 
-    /// The volume as a device, from now on at work all the time.
+    /// The volume as a device.
     pub fn device(&self) -> Rc<impl sealblock_block::Device + use<>> {
-        self.on_turn.set(true);
         Rc::clone(&self.gate)
     }
 
@@ -258,7 +299,6 @@ impl OpenVolume {
 
     /// Writes every block and closes the volume.
     pub async fn fill_and_close(self, blocks: u64) -> anyhow::Result<()> {
-        self.on_turn.set(true);
         load::drive(Rc::clone(&self.gate), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
         self.close().await
     }

@@ -9,7 +9,6 @@ use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::thread;
 use std::time::Duration;
 
@@ -25,7 +24,7 @@ use sealblock_units::{BlockCount, Extent};
 use crate::load::{Sample, Stopwatch};
 use crate::options::{FileOptions, Protection};
 use crate::report::Rounds;
-use crate::setup::{self, Prepared, Scratch, TurnClock};
+use crate::setup::{self, Prepared, Scratch, Turn, TurnClock};
 
 const PIECE_BYTES: usize = 1 << 20;
 const MEMORY_BYTES: usize = 256 << 20;
@@ -48,14 +47,14 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
 
 /// A volume with every block written, all of it in the page cache.
 fn prepare(options: &FileOptions, guard: Protection) -> anyhow::Result<(Scratch, Layout)> {
-    let scratch = setup::new_path(&options.dir, &format!("verify {}", guard.name()))?;
-    let reactor = Reactor::new(Config::default())?;
-    let layout = reactor.block_on(async {
-        let layout = setup::new_volume(&scratch.0, options.blocks(), guard, Prepared::Reserved).await?;
-        setup::open_volume(&scratch.0).await?.fill_and_close(options.blocks()).await?;
-        anyhow::Ok(layout)
-    })?;
-    Ok((scratch, layout))
+    let (name, blocks) = (format!("verify {}", guard.name()), options.blocks());
+    Reactor::new(Config::default())?.block_on(setup::filled_volume(
+        &options.dir,
+        &name,
+        blocks,
+        guard,
+        Prepared::Reserved,
+    ))
 }
 
 fn one(
@@ -127,7 +126,7 @@ fn verify(cores: &[CoreHandle], path: &Path, blocks: u64) -> anyhow::Result<Samp
 async fn verify_part(path: PathBuf, first: u64, blocks: u64) -> anyhow::Result<()> {
     let medium = FileMedium::open(path, Options { buffered: true, ..Options::READ })?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-    let opened = open(medium, TurnClock::new(Rc::default()), &options).await?;
+    let opened = open(medium, TurnClock::new(Turn::default()), &options).await?;
     let gate = Gate::new("volume", opened.volume);
     let piece = BlockCount::new(VERIFY_BLOCKS).context("a piece has blocks")?;
     for start in (first..first + blocks).step_by(piece.get() as usize) {
