@@ -1,5 +1,5 @@
 //! Busy polling: whether an idle reactor polls for completions before it sleeps ([`Spin`]), and whether a receive is retried before
-//! the backend waits for it ([`BusyPoll`]).
+//! the backend waits for it ([`BusyPoll`]); and whether a reactor that was woken waits for more ([`Collecting`]).
 //!
 //! Invariants: a reactor without work spins only a few times, and then not again until a sleep turns out to be short, so an idle
 //! core uses no CPU. At most one operation of a reactor busy polls, and no longer than the limit; its task stays ready meanwhile,
@@ -9,6 +9,10 @@
 //! completion if the peer replies within microseconds: it saves a kernel wake-up, a turn, and the next submission. With several
 //! peers completions are cheaper. While a disk operation is in flight, the peer most likely waits for its result, and each system
 //! call here delays the kernel's work on it.
+//!
+//! File systems end changes of files in a kernel thread of the same CPU, several one after the other. The end of the first wakes the
+//! reactor, which takes the CPU from that thread, and would spin while the thread waits with the others. So it sleeps again until
+//! they have ended, for a short time only, and seldom where they end by themselves, as on block devices.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -72,6 +76,38 @@ impl Spin {
             true => self.misses = 0,
             false => self.misses = (self.misses + 1).min(MAX_MISSES),
         }
+    }
+}
+
+/// How long a reactor that was woken by the end of a change waits for the ends of others.
+pub(crate) const COLLECTING: Duration = Duration::from_micros(20);
+/// Ends of changes that come slower than one in this time are not waited for.
+const COLLECTED_EACH: Duration = Duration::from_micros(5);
+/// Wake-ups at most until it is tried again.
+const MAX_SKIPPED: u32 = 63;
+
+/// Whether to wait for the ends of other changes after a wake-up by one.
+#[derive(Default)]
+pub(crate) struct Collecting {
+    /// Wake-ups to skip after a wait that was not worth it.
+    backoff: u32,
+    /// Those that are left to skip.
+    skip: u32,
+}
+
+impl Collecting {
+    /// True if this wake-up is one to wait after.
+    pub(crate) fn is_due(&mut self) -> bool {
+        let is_due = self.skip == 0;
+        self.skip = self.skip.saturating_sub(1);
+        is_due
+    }
+
+    /// The wait after a wake-up took so long, and so many changes ended.
+    pub(crate) fn collected(&mut self, ended: usize, waited: Duration) {
+        let is_worth_it = ended > 0 && waited <= COLLECTED_EACH * ended as u32;
+        self.backoff = if is_worth_it { 0 } else { (self.backoff * 2 + 1).min(MAX_SKIPPED) };
+        self.skip = self.backoff;
     }
 }
 
@@ -179,6 +215,18 @@ mod tests {
         assert!(first.poll_again(&all, false));
         assert!(!first.poll_again(&all, true), "not even after it has started");
         assert!(second.poll_again(&all, false), "and another operation may afterwards");
+    }
+
+    #[test]
+    fn ends_of_changes_are_waited_for_as_long_as_they_come_quickly() {
+        let (mut collecting, us) = (Collecting::default(), Duration::from_micros);
+        assert!(collecting.is_due());
+        collecting.collected(4, us(20));
+        assert!(collecting.is_due(), "four in 20 us are worth it");
+        collecting.collected(1, us(15));
+        assert!(!collecting.is_due() && collecting.is_due(), "one in 15 us is not");
+        (0..10).for_each(|_| collecting.collected(0, us(20)));
+        assert_eq!((0..100).position(|_| collecting.is_due()), Some(MAX_SKIPPED as usize), "and is seldom tried again");
     }
 
     #[test]

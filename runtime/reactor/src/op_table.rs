@@ -19,7 +19,7 @@ pub(crate) struct Key(u64);
 
 impl Key {
     pub(crate) fn from_raw(raw: u64) -> Key {
-        Key(raw & !WAITS_BIT)
+        Key(raw & !(WAITS_BIT | CHANGES_BIT))
     }
 
     pub(crate) fn raw(self) -> u64 {
@@ -44,6 +44,8 @@ pub(crate) type LentOp = Option<Box<dyn ErasedOp>>;
 
 /// `user_data` bit of operations that wait for a peer; no table has that many slots.
 pub(crate) const WAITS_BIT: u64 = 1 << 31;
+/// `user_data` bit of operations that change a file; nor that many.
+pub(crate) const CHANGES_BIT: u64 = 1 << 30;
 
 enum OpState {
     Waiting(Waker),
@@ -90,7 +92,7 @@ impl OpTable {
         self.in_flight += 1;
         self.started = self.started.wrapping_add(1);
         let index = self.operations.insert(InFlight { generation: self.started, state: OpState::Waiting(waker) });
-        assert!((index as u64) < WAITS_BIT, "fewer than 2^31 operations fit into memory");
+        assert!((index as u64) < CHANGES_BIT, "fewer than 2^30 operations fit into memory");
         Key::new(index, self.started)
     }
 

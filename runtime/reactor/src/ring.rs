@@ -6,8 +6,9 @@
 //! flight, because the kernel would otherwise write to freed buffers.
 //!
 //! Shape: entries go into the submission queue as operations start and are submitted once per turn, together with the wait for
-//! completions, so that a turn costs one system call. A read of the reactor's event descriptor is always in flight; other threads
-//! end the wait with it.
+//! completions. Where a turn starts several for disks, they are submitted a few at a time: otherwise a disk stands idle until all of
+//! them are queued.
+//! A read of the reactor's event descriptor is always in flight; other threads end the wait with it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,14 +21,18 @@ use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::process::{Resource, getrlimit};
 use sealblock_runtime_memory::Pool;
 
-use crate::busy_poll::{Spin, Wait};
+use crate::busy_poll::{COLLECTING, Collecting, Spin, Wait};
 use crate::config::{Config, Features, TaskrunMode, UringUnavailable};
 use crate::descriptor::{FileSlot, Tables};
 use crate::inbox::ReactorShared;
-use crate::op_table::{Finished, Key, WAITS_BIT};
+use crate::op_table::{CHANGES_BIT, Finished, Key, WAITS_BIT};
 
 /// Entries of the submission queue: how many operations one system call can hand over.
 const SUBMISSION_ENTRIES: u32 = 256;
+/// So many operations for disks are submitted before a turn ends: at first, and after doubling with each submission.
+const EARLY_OPERATIONS: (usize, usize) = (2, 16);
+/// Ends of changes that a reactor waits for at most after a wake-up.
+const MAX_COLLECTED: usize = 64;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
 /// The `user_data` of cancellations.
@@ -46,10 +51,17 @@ pub(crate) struct Ring {
     urgent: VecDeque<squeue::Entry>,
     /// Counted operations in the kernel, or in the submission queue.
     in_kernel: usize,
+    /// Those of them that change a file.
+    changes: usize,
+    /// Those of them that no system call has submitted.
+    queued: usize,
+    /// So many of those are submitted before the turn ends.
+    early: usize,
     /// Operations in the kernel, or in the submission queue, that wait for a peer.
     waiting: usize,
     limit: usize,
     spin: Spin,
+    collecting: Collecting,
     shared: Arc<ReactorShared>,
     /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
     event_count: Box<u64>,
@@ -89,9 +101,13 @@ impl Ring {
             backlog: VecDeque::new(),
             urgent: VecDeque::new(),
             in_kernel: 0,
+            changes: 0,
+            queued: 0,
+            early: EARLY_OPERATIONS.0,
             waiting: 0,
             limit,
             spin,
+            collecting: Collecting::default(),
             shared,
             event_count: Box::new(0),
             event_armed: false,
@@ -107,16 +123,41 @@ impl Ring {
             self.waiting += 1;
             return self.push_urgent(entry.user_data(key.raw() | WAITS_BIT));
         }
-        let entry = entry.user_data(key.raw());
-        if !self.backlog.is_empty() || self.in_kernel >= self.limit {
+        let is_read = [opcode::Read::CODE, opcode::ReadFixed::CODE].contains(&(entry.get_opcode() as u8));
+        let entry = entry.user_data(key.raw() | if is_read { 0 } else { CHANGES_BIT });
+        // SAFETY: the caller's promise.
+        if !self.backlog.is_empty() || self.in_kernel >= self.limit || !unsafe { self.try_queue(&entry) } {
             self.backlog.push_back(entry);
+        }
+        self.submit_early();
+    }
+
+    /// Puts an entry that counts into the submission queue, if there is room.
+    ///
+    /// # Safety
+    /// As for [`Ring::push`].
+    unsafe fn try_queue(&mut self, entry: &squeue::Entry) -> bool {
+        // SAFETY: the caller's promise.
+        let queued = unsafe { self.uring.submission().push(entry) }.is_ok();
+        if queued {
+            self.in_kernel += 1;
+            self.queued += 1;
+            self.changes += usize::from(entry.get_user_data() & CHANGES_BIT != 0);
+        }
+        queued
+    }
+
+    /// Has the kernel begin with what is queued for disks, if that is enough for a system call: a disk that waits until a whole batch is
+    /// queued stands idle meanwhile. The more the turn has submitted, the longer is a disk at work.
+    fn submit_early(&mut self) {
+        if self.queued < self.early {
             return;
         }
-        // SAFETY: the caller's promise.
-        match unsafe { self.uring.submission().push(&entry) } {
-            Ok(()) => self.in_kernel += 1,
-            Err(_full) => self.backlog.push_back(entry),
-        }
+        self.early = (self.early * 2).min(EARLY_OPERATIONS.1);
+        self.queued = 0;
+        let queued = self.uring.submission().len() as u32;
+        // SAFETY: the entries in the queue were promised to stay valid. What the kernel did not take, the next turn submits again.
+        let _ = unsafe { self.uring.submitter().enter::<()>(queued, 0, 0, None) };
     }
 
     fn push_urgent(&mut self, entry: squeue::Entry) {
@@ -145,6 +186,7 @@ impl Ring {
         is_abandoned: impl Fn(Key) -> bool,
         finished: &mut Vec<Finished>,
     ) -> io::Result<()> {
+        self.early = EARLY_OPERATIONS.0;
         self.forget_files();
         self.arm_event();
         self.feed(&is_abandoned, finished);
@@ -191,7 +233,23 @@ impl Ring {
         let entered = self.enter(want, timeout);
         self.shared.wake_up();
         self.spin.slept();
-        entered
+        entered?;
+        self.collect(finished)
+    }
+
+    /// After a sleep that the end of a change ended: takes completions, and sleeps again for the ends of other changes.
+    fn collect(&mut self, finished: &mut Vec<Finished>) -> io::Result<()> {
+        let before = self.changes;
+        self.reap(finished);
+        let left = self.changes;
+        if left == 0 || left == before || !self.collecting.is_due() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        self.enter(left.min(MAX_COLLECTED) as u32, Some(COLLECTING))?;
+        self.reap(finished);
+        self.collecting.collected(left - self.changes, began.elapsed());
+        Ok(())
     }
 
     /// True if a system call is needed: entries are to be submitted, or the kernel has work to do on this thread, or completions
@@ -218,11 +276,11 @@ impl Ring {
                 self.backlog.pop_front();
                 continue;
             }
+            let entry = entry.clone();
             // SAFETY: `push` was promised that what the entry names stays valid.
-            if unsafe { self.uring.submission().push(entry) }.is_err() {
+            if !unsafe { self.try_queue(&entry) } {
                 return;
             }
-            self.in_kernel += 1;
             self.backlog.pop_front();
         }
     }
@@ -239,6 +297,7 @@ impl Ring {
     }
 
     fn enter(&mut self, want: u32, timeout: Option<Duration>) -> io::Result<()> {
+        self.queued = 0;
         let queued = self.uring.submission().len() as u32;
         let timespec = timeout.map(Timespec::from);
         let arguments = match &timespec {
@@ -265,7 +324,10 @@ impl Ring {
                 CANCEL => {}
                 raw => {
                     match raw & WAITS_BIT {
-                        0 => self.in_kernel -= 1,
+                        0 => {
+                            self.in_kernel -= 1;
+                            self.changes -= usize::from(raw & CHANGES_BIT != 0);
+                        }
                         _ => self.waiting -= 1,
                     }
                     finished.push(Finished { key: Key::from_raw(raw), result: completion.result(), returned: None });
@@ -396,6 +458,10 @@ fn register_arena(uring: &IoUring, pool: &Pool) -> Result<(), UringUnavailable> 
     if arena.len_bytes > REGISTERED_LIMIT_BYTES {
         return Err(UringUnavailable::ArenaTooLarge);
     }
+    // Registering brings all pages of the arena into memory. Out of huge ones, a transfer is one piece to the disk, and not one for
+    // each page. A kernel without them keeps to small ones.
+    // SAFETY: advice on a range that is mapped for as long as the pool lives; it changes no contents.
+    unsafe { libc::madvise(arena.base.cast(), arena.len_bytes, libc::MADV_HUGEPAGE) };
     let vectors = [libc::iovec { iov_base: arena.base.cast(), iov_len: arena.len_bytes }];
     // SAFETY: the arena is mapped for as long as the pool or any buffer of it lives; the reactor holds the pool, and an
     // operation its buffer. The kernel holds the pages themselves, so even an early unmapping would free nothing in use.
