@@ -296,16 +296,18 @@ impl Medium for FileMedium {
         if let Err(refused) = self.check("read", offset_bytes, into.len() as u64) {
             return (Err(refused), into);
         }
-        let failed = |error| MediumError::from_io("read", offset_bytes, &error);
-        if self.is_aligned(&into) {
-            let (result, into) = self.file.read_exact_at(into, offset_bytes).await;
-            return (result.map_err(failed), into);
+        let mut unaligned = None;
+        if !self.is_aligned(&into) {
+            let aligned = self.pool.take(into.len());
+            unaligned = Some(std::mem::replace(&mut into, aligned));
         }
-        let (result, aligned) = self.file.read_exact_at(self.pool.take(into.len()), offset_bytes).await;
+        let (result, read) = self.file.read_exact_at(into, offset_bytes).await;
+        let result = result.map_err(|error| MediumError::from_io("read", offset_bytes, &error));
+        let Some(mut into) = unaligned else { return (result, read) };
         if result.is_ok() {
-            into.copy_from_slice(&aligned);
+            into.copy_from_slice(&read);
         }
-        (result.map_err(failed), into)
+        (result, into)
     }
 
     async fn write(&self, offset_bytes: u64, mut from: Slice) -> Result<(), MediumError> {

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use sealblock_block::{BadBlock, Clock, Medium};
 use sealblock_runtime_memory::Buffer;
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::format::MapEntry;
@@ -96,12 +96,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         let first = extent.start().checked_add(piece.first as u64).expect("pieces lie in the extent");
         let offset = self.pbn_offset(self.layout.group_of(first), pbn);
-        let (result, mut buffer) = self.medium.read(offset, buffer).await;
-        if result.is_ok() {
-            return buffer;
+        match self.medium.read(offset, buffer).await {
+            (Ok(()), buffer) => buffer,
+            (Err(_), buffer) => Box::pin(self.fill_one_by_one(first, piece.blocks, offset, buffer, bad_blocks)).await,
         }
+    }
+
+    /// Reads consecutive physical blocks one by one.
+    #[cold]
+    async fn fill_one_by_one(
+        &self,
+        first: Lba,
+        blocks: usize,
+        offset: u64,
+        mut buffer: Buffer,
+        bad_blocks: &mut Vec<BadBlock>,
+    ) -> Buffer {
         let bytes = self.geometry.block_size.bytes();
-        for block in 0..piece.blocks {
+        for block in 0..blocks {
             let (result, got) = self.medium.read(offset + (block * bytes) as u64, self.medium.buffer(bytes)).await;
             match result {
                 Ok(()) => buffer[block * bytes..(block + 1) * bytes].copy_from_slice(&got),
@@ -127,9 +139,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let spans = self.spans(extent, pieces);
         if spans.len() * 2 > pieces.len() {
-            return self.fill_all(extent, pieces, buffer, bad_blocks).await;
+            return Box::pin(self.fill_all(extent, pieces, buffer, bad_blocks)).await;
         }
-        self.gather(extent, pieces, spans, buffer, bad_blocks).await
+        Box::pin(self.gather(extent, pieces, spans, buffer, bad_blocks)).await
     }
 
     /// Where a piece lies on the medium.

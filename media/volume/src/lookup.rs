@@ -43,7 +43,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok((located, self.allocator.read()));
             }
             for (page, _) in self.layout.page_pieces(extent) {
-                held.push(self.block_map.page(&self.medium, page).await?);
+                // Boxed, as it is rare: a future is moved several times before it is first polled, with room for all that it may await.
+                held.push(Box::pin(self.block_map.page(&self.medium, page)).await?);
             }
         }
     }

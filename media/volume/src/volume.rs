@@ -294,22 +294,27 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
         let kind = request.kind();
         let Request { operation, extents, durability } = request;
+        // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
         match operation {
             Operation::Read(checks) => self.read(extents.one(), &checks).await,
-            Operation::Verify(checks) => self.verify(extents.one(), &checks).await,
+            Operation::Verify(checks) => Box::pin(self.verify(extents.one(), &checks)).await,
             Operation::Write(data) => self.write(extents.one(), &data, durability).await,
             Operation::Flush => self.flush().await,
-            Operation::Discard => self.discard(&extents).await,
-            Operation::WriteZeroes { may_unmap } => self.write_zeroes(extents.one(), may_unmap, durability).await,
-            Operation::WriteUncorrectable => self.write_uncorrectable(extents.one(), durability).await,
-            Operation::Checksum(checks) => self.digest(extents.one(), &checks).await,
-            Operation::ReadReserved(area) => Ok(Response::Reserved(self.reserved.read(&self.medium, area).await?)),
+            Operation::Discard => Box::pin(self.discard(&extents)).await,
+            Operation::WriteZeroes { may_unmap } => {
+                Box::pin(self.write_zeroes(extents.one(), may_unmap, durability)).await
+            }
+            Operation::WriteUncorrectable => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
+            Operation::Checksum(checks) => Box::pin(self.digest(extents.one(), &checks)).await,
+            Operation::ReadReserved(area) => {
+                Ok(Response::Reserved(Box::pin(self.reserved.read(&self.medium, area)).await?))
+            }
             Operation::WriteReserved(area, bytes) => {
                 let _change = self.begin_change()?;
-                let written = self.reserved.write(&self.medium, area, &bytes, || self.sync_or_fail()).await;
+                let written = Box::pin(self.reserved.write(&self.medium, area, &bytes, || self.sync_or_fail())).await;
                 written.map(|()| Response::Done)
             }
-            Operation::BlockStatus => self.allocation(extents.one()).await,
+            Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
             Operation::Compare(_) | Operation::Repair(_) => Err(ErrorKind::Absent(kind).into()),
         }
     }

@@ -39,7 +39,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return self.store_in_group(group, extent, data).await;
             }
             let blocks = piece.len() as usize;
-            self.store_in_group(group, piece, &data.slice(from, blocks)).await?;
+            Box::pin(self.store_in_group(group, piece, &data.slice(from, blocks))).await?;
             from += blocks;
         }
         Ok(())
@@ -57,7 +57,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     end += blocks as usize;
                     async move { self.medium.write_blocks(self.pbn_offset(group, pbn), &part).await }
                 });
-                join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()
+                Box::pin(join_all(writes)).await.into_iter().collect::<Result<(), MediumError>>()
             }
         };
         if let Err(error) = written {
@@ -72,7 +72,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Takes physical blocks for an extent of a block group; waits for commits to free some when there are too few.
     async fn allocate(&self, group: u64, extent: Extent) -> Result<Allocation<'_>, Error> {
-        self.load_group(group).await?;
+        if !self.allocator.is_loaded(group) {
+            Box::pin(self.load_group(group)).await?;
+        }
         let (first, count) = (self.index_in_group(extent.start()), extent.len() as u32);
         // Without a line, many that want much would take whatever becomes free before one that wants little is woken.
         let mut place = (!self.allocator.queue.is_empty(group)).then(|| self.allocator.queue.join(group));
