@@ -133,7 +133,7 @@ pub struct RemoteOptions {
     /// Rounds, in each of which every contender has one turn.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// What the target serves: null, memory, and for remote-verify volume.
+    /// What the target serves: null, memory, volume, and except for remote-verify file.
     #[arg(long, value_delimiter = ',', default_value = "null,memory")]
     pub devices: Vec<String>,
     /// Whether header and data digests are used: off, on.
@@ -169,7 +169,7 @@ pub struct RemoteOptions {
     /// Measures nothing, but serves for so many seconds and says where, for other hosts.
     #[arg(long)]
     pub serve: Option<u64>,
-    /// Directory of the volume's file, for remote-verify.
+    /// Directory of the files and volumes.
     #[arg(long, default_value = ".")]
     pub dir: PathBuf,
 }
