@@ -1,17 +1,17 @@
-//! Creating a mirror on purpose, and the checks of a device for that.
+//! Creating a mirror on purpose, and marking a device as written without its mirror.
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response, is_unwritten};
-use sealblock_runtime_memory::Slice;
+use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response};
 
 use crate::assemble::ReplicaProbe;
-use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaState};
+use crate::error::{MirrorError, ReplicaError};
+use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
-use crate::members::ReplicaError;
-use crate::open::{MirrorError, OpenMirror, ProbeError, check_same_geometry, new_parts, probe_device, start};
+use crate::mirror::{Mutation, TestHooks};
+use crate::open::{OpenMirror, new_parts, start};
+use crate::probe::{Candidate, check_same_geometry, inspect, write_label};
 use crate::regions::Regions;
-use crate::replica::{ReplicaSource, has_reserved_area};
-use crate::test_hooks::{Mutation, TestHooks};
+use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
 /// Distance of the event count of a label for a replica that is written alone from the label before.
 const WRITTEN_ALONE_GAP: u64 = 1 << 33;
@@ -102,73 +102,6 @@ fn choose_source(
     Ok(from)
 }
 
-/// A device for a replica, and what was found on it.
-pub(crate) struct Candidate {
-    pub probe: ReplicaProbe,
-    /// Why its label is no valid one of a mirror, if it is not.
-    label_error: Option<LabelError>,
-    is_written: bool,
-}
-
-/// Inspects a device for a replica.
-///
-/// # Errors
-/// When it is offline or read only.
-pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, ReplicaError> {
-    let absent = |reason: String| ReplicaError::Offline { replica: source.name.clone(), reason };
-    let device = source.device.as_ref().map_err(|reason| absent(reason.clone()))?;
-    if !device.abilities().writable {
-        return Err(absent("the device is read only".to_owned()));
-    }
-    let (found, other) = match probe_device(device, Mutation::None).await {
-        Ok(found) => (found, None),
-        Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
-        Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
-    };
-    let is_written = !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
-    Ok(Candidate { probe: found, label_error: other, is_written })
-}
-
-impl Candidate {
-    /// Refuses a device with a label, or with data that would be replaced, unless forced.
-    pub fn check(&self, name: &str, force: bool, is_replaced: bool) -> Result<(), ReplicaError> {
-        let replica = name.to_owned();
-        let what = match (&self.probe, self.label_error) {
-            (ReplicaProbe::Labelled(label), _) => {
-                let state = label.replicas[label.own_index].state.as_str();
-                format!("of replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
-            }
-            (_, Some(reason)) => format!("of something else than a mirror: {reason}"),
-            (..) if self.is_written && is_replaced && !force => {
-                return Err(ReplicaError::NotBlank { replica });
-            }
-            _ => return Ok(()),
-        };
-        if force { Ok(()) } else { Err(ReplicaError::Labelled { replica, what }) }
-    }
-
-    /// Clears the label of a device, before the device gets a new one.
-    ///
-    /// # Errors
-    /// When the device fails.
-    pub async fn clear_label(&self, source: &ReplicaSource) -> Result<(), ReplicaError> {
-        let Ok(device) = &source.device else { return Ok(()) };
-        if matches!(self.probe, ReplicaProbe::Unlabelled { .. }) && self.label_error.is_none() {
-            return Ok(());
-        }
-        write_label(device, &[]).await.map_err(ReplicaError::WriteLabels)
-    }
-}
-
-/// An identity in hexadecimal digits.
-fn uuid_to_text(uuid: &[u8; 16]) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), Error> {
-    device.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(bytes))).await.map(drop)
-}
-
 /// Marks a device in its own label, durably, as written alone: the other replicas of its mirror take it for out of
 /// sync in all regions from then on. For callers that are about to write to it without them. Does nothing for a
 /// device without a mirror's label, or one that was removed.
@@ -188,7 +121,7 @@ pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks)
         return Ok(());
     }
     let Response::Reserved(bytes) = device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await? else {
-        return Err(crate::replica::unexpected_response());
+        return Err(unexpected_response());
     };
     let Ok(Some(mut label)) = Label::decode(&bytes) else { return Ok(()) };
     // Beyond any label that the others can have sent it: they know neither this label nor the one before.

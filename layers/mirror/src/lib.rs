@@ -5,44 +5,141 @@
 //! failed one out of sync, so stale content is never read. A replica that is back gets only the regions that it
 //! lacks.
 //!
-//! - [`label`], [`lineage`], [`assemble`], [`regions`], [`sets`]: what labels hold, what they mean together, and sets
-//!   of regions; pure.
-//! - `mirror`, `io`, `verify`, `range_lock`: requests, and which of them wait for each other.
-//! - `write_intent`, `paging`: the state of the replicas, and how it becomes durable before it counts.
-//! - `reattach`, `resync`, `stale`: failed replicas, resync and reconciliation, blocks with only an older copy left.
-//! - `create`, `open`, `members`: making a mirror, opening it, and adding, replacing and removing replicas in use.
+//! Each file uses only those before it:
+//!
+//! - [`regions`], [`sets`], [`lineage`], [`label`], [`assemble`]: sets of regions, what labels hold, and what they mean
+//!   together; pure.
+//! - `range_lock`, `replica`, `write_intent`, `mirror`: which requests wait for each other, a device of the mirror, what labels
+//!   record, and the state of it all; nothing but `replica` waits for a device.
+//! - `labels`, `change`, `reconcile`, `stale`, `read`, `verify`: requests, and what must be durable before one counts.
+//! - `probe`, `reattach`, `resync`: devices that are back, resync, and the worker.
+//! - `members`, `open`, `create`: adding, replacing and removing replicas in use, opening a mirror, and making one.
+//! - This file: the mirror as a device.
 //!
 //! Invariants: see `write_intent`. Overlapping changes never are in flight together, so replicas execute them in the
 //! same order.
 
 pub mod assemble;
+mod change;
 mod codec;
 mod create;
-mod io;
+mod error;
 pub mod label;
+mod labels;
 pub mod lineage;
 mod members;
 mod mirror;
 mod open;
-mod paging;
+mod probe;
 mod range_lock;
+mod read;
 mod reattach;
+mod reconcile;
 pub mod regions;
 mod replica;
 mod resync;
 pub mod sets;
 mod stale;
-mod test_hooks;
 mod verify;
 mod write_intent;
 
+use sealblock_block::{
+    Abilities, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, RequestKind, ReservedArea,
+    Response,
+};
+
+use change::writes_lost;
+
 pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
-pub use members::ReplicaError;
-pub use mirror::{Mirror, MirrorInfo, MirrorState, ReplicaInfo};
-pub use open::{MirrorError, OpenMirror, OpenOptions, open, open_with_hooks};
+pub use error::{MirrorError, ReplicaError};
+pub use mirror::{Mirror, MirrorInfo, MirrorState, Mutation, ReplicaInfo, TestHooks};
+pub use open::{OpenMirror, OpenOptions, open, open_with_hooks};
 pub use replica::{Reopen, ReplicaSource};
 pub use resync::Worker;
-pub use test_hooks::{Mutation, TestHooks};
+
+impl<C: Clock> Mirror<C> {
+    /// Flushes, takes clean regions out of the labels, and ends the worker. The caller closes the replicas
+    /// afterwards.
+    ///
+    /// Changes that completed before this opening and whose regions are still dirty become durable on the online
+    /// replicas only; a flush makes them durable without the offline ones.
+    ///
+    /// # Errors
+    /// When no replica can be flushed, or when writes may be lost and no flush has reported it. Changes that were
+    /// flushed before are safe.
+    pub async fn close(&self) -> Result<(), Error> {
+        let was_closing = self.is_closing.replace(true);
+        self.work.notify();
+        if was_closing || self.is_read_only {
+            return Ok(());
+        }
+        if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
+            // The first sweep skips the regions that were changed since the sweep before.
+            self.clear_clean_regions().await?;
+            self.clear_clean_regions().await?;
+            if !self.write_intent.dirty.borrow().is_empty() {
+                // Regions in which replicas may still differ stay in the labels. Completed changes there become
+                // durable all the same.
+                self.flush_internally().await?;
+            }
+        }
+        if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
+    }
+
+    async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
+        let kind = RequestKind::ReadReserved;
+        for replica in
+            self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
+        {
+            if let Ok(answer) = replica.execute(Request::read_reserved(slot)).await {
+                return Ok(answer);
+            }
+        }
+        Err(ErrorKind::Absent(kind).into())
+    }
+
+    /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
+    /// the level above.
+    async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
+        let request = Request::write_reserved(slot, bytes);
+        let mut replicas = self.write_targets();
+        replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
+        if replicas.is_empty() {
+            return Err(ErrorKind::Absent(request.kind()).into());
+        }
+        let asked = self.execute_on(&replicas, &request).await;
+        self.complete_write(asked, None).await.map(|()| Response::Done)
+    }
+}
+
+impl<C: Clock> Device for Mirror<C> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.abilities
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let extents = request.extents.clone();
+        match request.operation {
+            Operation::Read(checks) => self.read(extents.one(), checks).await.map(Response::Data),
+            Operation::Flush => self.flush().await.map(|()| Response::Done),
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+                self.change(extents.one(), request).await
+            }
+            Operation::Discard => self.discard(&extents).await,
+            Operation::Verify(checks) => self.verify(extents.one(), checks).await,
+            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
+            Operation::Repair(checks) => self.repair(extents.one(), checks).await,
+            Operation::Compare(data) => self.compare(extents.one(), data).await,
+            Operation::ReadReserved(area) => self.read_reserved(area).await,
+            Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
+            Operation::BlockStatus => Err(ErrorKind::Absent(request.kind()).into()),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -2,87 +2,15 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Error};
+use sealblock_block::Clock;
 
 use crate::assemble::{ReplicaProbe, replica_id};
-use crate::create::inspect;
+use crate::error::ReplicaError;
 use crate::label::{MAX_REPLICAS, ReplicaRecord, ReplicaState};
-use crate::mirror::Mirror;
-use crate::open::{MirrorError, check_fit, check_pages};
+use crate::mirror::{Mirror, Mutation};
+use crate::probe::{check_fit, check_pages, inspect};
 use crate::regions::Regions;
 use crate::replica::{Replica, ReplicaSource};
-use crate::test_hooks::Mutation;
-
-/// Why the replicas of a mirror cannot be changed.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum ReplicaError {
-    /// The mirror has [`MAX_REPLICAS`] replicas.
-    #[error("the mirror has {MAX_REPLICAS} replicas already")]
-    Full,
-    /// The mirror is open for reading only.
-    #[error("the mirror is open for reading only")]
-    ReadOnly,
-    /// The device is offline.
-    #[error("{replica} is offline: {reason}")]
-    Offline {
-        /// Its name.
-        replica: String,
-        /// Why.
-        reason: String,
-    },
-    /// The device has the label of a mirror, or of another group.
-    #[error("{replica} has the label {what}")]
-    Labelled {
-        /// Its name.
-        replica: String,
-        /// What the label belongs to.
-        what: String,
-    },
-    /// The device is in use in this mirror.
-    #[error("{replica} is a replica of this mirror")]
-    InUse {
-        /// Its name.
-        replica: String,
-    },
-    /// The device is not blank.
-    #[error("{replica} holds data that would be replaced")]
-    NotBlank {
-        /// Its name.
-        replica: String,
-    },
-    /// Several devices for a new mirror hold data.
-    #[error("several devices hold data ({replicas}), and nothing says whose counts")]
-    AmbiguousSource {
-        /// Their names.
-        replicas: String,
-    },
-    /// The replica whose content counts has no room for a label.
-    #[error("{0} has no room for a label")]
-    NoRoom(String),
-    /// The device does not fit the mirror.
-    #[error(transparent)]
-    Unfit(#[from] MirrorError),
-    /// No replica has this name.
-    #[error("the mirror has no replica {0}")]
-    Unknown(String),
-    /// The replica is offline since the opening, and nothing tells it from other offline ones.
-    #[error("{replica} is offline, as is {others}, and without their labels nothing tells which is which")]
-    Ambiguous {
-        /// Its name.
-        replica: String,
-        /// Names of the others.
-        others: String,
-    },
-    /// It is the last in-sync replica.
-    #[error("{0} is the last in-sync replica")]
-    LastInSync(String),
-    /// The stale copies cannot be written to the other replicas.
-    #[error("cannot write the stale copies: {0}")]
-    WriteBlocks(Error),
-    /// The labels cannot be written.
-    #[error("cannot write mirror labels: {0}")]
-    WriteLabels(Error),
-}
 
 impl<C: Clock> Mirror<C> {
     /// Adds a replica, which the worker resyncs. With `force` its content is replaced; otherwise it must be blank and

@@ -1,20 +1,20 @@
-//! The mirror, its state, and the device that it presents.
+//! The mirror and its state, and which replicas count: how one fails, and which may be read and written.
+//!
+//! Nothing here waits for a device. What does is in the files above: `labels`, `change`, `reconcile`, `read`, `resync`.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, RequestKind,
-    ReservedArea, Response,
-};
+use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Geometry};
+use sealblock_integrity::Checks;
+use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::label::ReplicaState;
 use crate::range_lock::RangeLock;
-use crate::regions::RegionMap;
-use crate::replica::{Replica, is_unreachable};
-use crate::test_hooks::Mutation;
-use crate::write_intent::WriteIntent;
+use crate::regions::{RegionMap, Regions};
+use crate::replica::{Replica, full};
+use crate::write_intent::{SessionPhase, WriteIntent};
 
 /// Replicas that a request goes to.
 pub(crate) type Replicas = SmallVec<[Rc<Replica>; 2]>;
@@ -56,6 +56,60 @@ pub(crate) struct MirrorParts {
     pub authority: usize,
     pub write_intent: WriteIntent,
     pub mutation: Mutation,
+}
+
+/// A rule that the mirror breaks, to show that a simulation notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mutation {
+    /// None.
+    #[default]
+    None,
+    /// Changes go to the replicas before the labels mark their regions dirty.
+    SkipMark,
+    /// Changes complete before the labels mark the replicas that missed them out of sync.
+    CompleteEarly,
+    /// Reads go to resyncing replicas too.
+    ReadResyncing,
+    /// Regions leave the labels without a flush of the replicas.
+    ClearUnflushed,
+    /// A resync makes blocks unreadable that every in-sync replica has lost, although the resyncing replica can read
+    /// them.
+    PoisonLastCopy,
+    /// An older copy counts as the current one.
+    ForgetStale,
+    /// A region that becomes nosync, or is reconciled, during the flush of a resync counts as resynced.
+    ForgetFlushing,
+    /// What an offline replica lacks is forgotten when the regions around it are clean.
+    ForgetOutOfSync,
+    /// Assembly ignores lineages: replicas diverged only where labels mark each other out of sync.
+    SkipLineage,
+    /// Changes go to a resyncing replica before its own label says that it lacks regions.
+    SkipOwnLabel,
+    /// The own label of a removed replica is not written.
+    SkipRemovedLabel,
+    /// A replica that is written alone forgets the sessions that changed it.
+    ForgetSessions,
+    /// A replica that was offline at the opening gets its place by the order of the names, whatever its label says.
+    TrustOrder,
+    /// Reattaching skips the check for changes that were made without the other replicas.
+    ReattachDiverged,
+    /// A replica that reattaches while labels are written counts as having its own label.
+    LateLabel,
+    /// Event counts continue without a gap at each opening.
+    CountOn,
+    /// Bitmap pages count as read, without a check of their bytes.
+    TrustPages,
+    /// Overlapping changes do not wait for each other.
+    Unordered,
+}
+
+/// How a mirror of a test differs from one in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TestHooks {
+    /// The rule that it breaks.
+    pub mutation: Mutation,
+    /// Base-2 logarithm of the blocks of a region of a new mirror; `None` for the usual size.
+    pub region_shift: Option<u32>,
 }
 
 /// State of a mirror.
@@ -240,114 +294,153 @@ impl<C: Clock> Mirror<C> {
         ErrorKind::Unreachable { reason: format!("no replica of the mirror is online ({})", reasons.join("; ")) }.into()
     }
 
-    /// Makes all completed writes durable on every replica.
-    pub(crate) async fn flush(&self) -> Result<(), Error> {
-        if self.is_read_only {
-            return Ok(());
-        }
-        if self.writes_lost.replace(false) {
-            return Err(writes_lost());
-        }
-        if !self.write_intent.dirty.borrow().is_empty() {
-            // An offline replica has not flushed changes that completed before this opening; after this flush it must
-            // count as out of sync.
-            self.record_failures().await?;
-        }
-        self.flush_replicas().await
+    pub(crate) fn named_replica(&self, name: &str) -> Option<Rc<Replica>> {
+        let named = |replica: &&Rc<Replica>| *replica.name() == *name && replica.state.get() != ReplicaState::Removed;
+        self.replicas.borrow().iter().find(named).cloned()
     }
 
-    /// Flushes for the mirror itself, without reporting earlier losses. No writer sees a failure here, and a replica
-    /// reports a lost write once, so the next flush from above reports it. An unreachable replica reports it when it
-    /// is back.
-    pub(crate) async fn flush_internally(&self) -> Result<(), Error> {
-        self.flush_replicas().await.inspect_err(|error| {
-            if !is_unreachable(error) && !self.write_intent.dirty.borrow().is_empty() && !self.writes_lost.replace(true)
-            {
-                tracing::warn!(%error, "cannot flush the mirror; the next flush of its user fails");
-            }
-        })
+    /// The checks of a request over `extent`, from block `lba` on.
+    pub(crate) fn checks_from(&self, checks: &Checks, extent: Extent, lba: Lba) -> Checks {
+        let blocks = lba.get() - extent.start().get();
+        self.geometry.protection.map_or(*checks, |format| checks.advance(blocks, format))
     }
 
-    /// Flushes, takes clean regions out of the labels, and ends the worker. The caller closes the replicas
-    /// afterwards.
-    ///
-    /// Changes that completed before this opening and whose regions are still dirty become durable on the online
-    /// replicas only; a flush makes them durable without the offline ones.
-    ///
-    /// # Errors
-    /// When no replica can be flushed, or when writes may be lost and no flush has reported it. Changes that were
-    /// flushed before are safe.
-    pub async fn close(&self) -> Result<(), Error> {
-        let was_closing = self.is_closing.replace(true);
+    /// All checks of the format, from the start of an extent on.
+    pub(crate) fn full(&self, extent: Extent) -> Checks {
+        full(self.geometry.protection, extent)
+    }
+
+    /// True if in-sync replicas may differ in some of these blocks although no change is in flight there.
+    pub(crate) fn is_nosync(&self, extent: Extent) -> bool {
+        self.write_intent.nosync.borrow().contains_any(self.map.of(extent))
+    }
+
+    /// The parts of an extent in which in-sync replicas may differ although no change is in flight there.
+    pub(crate) fn nosync_parts(&self, extent: Extent) -> Vec<Extent> {
+        let nosync = self.write_intent.nosync.borrow();
+        let regions = self.map.of(extent).filter(|region| nosync.contains(*region));
+        regions.filter_map(|region| common(extent, self.map.extent(region))).collect()
+    }
+
+    /// Marks an extent nosync: in-sync replicas may differ there until it is reconciled.
+    pub(crate) fn mark_nosync(&self, extent: Extent) {
+        let mut regions = Regions::none(self.map.count());
+        regions.insert_all(self.map.of(extent));
+        self.mark_regions_nosync(&regions);
+    }
+
+    /// Marks all regions with unflushed changes nosync, and to resync on resyncing replicas.
+    pub(crate) fn mark_dirty_nosync(&self) {
+        self.mark_regions_nosync(&self.write_intent.written.borrow());
+    }
+
+    fn mark_regions_nosync(&self, regions: &Regions) {
+        self.write_intent.nosync.borrow_mut().add(regions);
+        self.write_intent.nosync_count.set(self.write_intent.nosync_count.get() + 1);
+        for replica in self.replicas.borrow().iter().filter(|replica| replica.state.get() == ReplicaState::Resyncing) {
+            // Out of sync too: if the resync stops before it has copied them, they may have left the labels.
+            replica.out_of_sync.borrow_mut().add(regions);
+            replica.to_resync.borrow_mut().add(regions);
+        }
         self.work.notify();
-        if was_closing || self.is_read_only {
-            return Ok(());
-        }
-        if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
-            // The first sweep skips the regions that were changed since the sweep before.
-            self.clear_clean_regions().await?;
-            self.clear_clean_regions().await?;
-            if !self.write_intent.dirty.borrow().is_empty() {
-                // Regions in which replicas may still differ stay in the labels. Completed changes there become
-                // durable all the same.
-                self.flush_internally().await?;
-            }
-        }
-        if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
-    async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let kind = RequestKind::ReadReserved;
-        for replica in
-            self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
-        {
-            if let Ok(answer) = replica.execute(self.geometry.protection, Request::read_reserved(slot)).await {
-                return Ok(answer);
-            }
-        }
-        Err(ErrorKind::Absent(kind).into())
+    /// True if an offline or resyncing replica is listed in sync, because nothing was changed since it had
+    /// everything.
+    pub(crate) fn has_listed_in_sync(&self) -> bool {
+        self.replicas.borrow().iter().any(|replica| replica.is_listed_in_sync.get())
     }
 
-    /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
-    /// the level above.
-    async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
-        let request = Request::write_reserved(slot, bytes);
-        let mut replicas = self.write_targets();
-        replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
-        if replicas.is_empty() {
-            return Err(ErrorKind::Absent(request.kind()).into());
+    /// True if every in-sync replica has everything, durably, and no change is in flight.
+    pub(crate) fn is_flushed(&self) -> bool {
+        let has_changed = self.write_intent.phase.get() >= SessionPhase::Confirmed;
+        let is_quiet = || {
+            !self.write_intent.is_binding.get()
+                && self.range_lock.is_idle()
+                && self.write_intent.nosync.borrow().is_empty()
+        };
+        !has_changed || (self.write_intent.flushed_changes.get() == self.write_intent.changes.get() && is_quiet())
+    }
+
+    /// Marks the replica out of sync if `error` means that its device is unreachable.
+    pub(crate) fn fail_if_unreachable(&self, replica: &Replica, error: &Error) {
+        if replica.is_unreachable() {
+            self.fail_replica(replica, &error.to_string());
         }
-        let asked = self.execute_on(&replicas, &request).await;
-        self.complete_write(asked, None).await.map(|()| Response::Done)
+    }
+
+    /// Fails a replica whose device failed a request, unless another device is attached by now.
+    pub(crate) fn fail_replica_if_attached(&self, replica: &Replica, attach_count: u64, reason: &str) {
+        if replica.attach_count() == attach_count {
+            self.fail_replica(replica, reason);
+        }
+    }
+
+    /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it
+    /// before any request that it misses completes.
+    pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {
+        if !replica.takes_labels() {
+            return;
+        }
+        replica.failures.set(replica.failures.get() + 1);
+        *replica.last_error.borrow_mut() = reason.to_owned();
+        replica.set_device(None);
+        let was_current = replica.state.get() == ReplicaState::InSync;
+        let is_any_current = self.replicas.borrow().iter().any(|replica| replica.is_readable());
+        if was_current && !is_any_current {
+            tracing::error!(replica = %replica.name(), %reason, "last in-sync replica failed: requests fail until it is back");
+            // The last in-sync replica stays in sync: no other one could take over. Requests fail until it is back,
+            // or until a resync of another one ends.
+            self.work.notify();
+            return;
+        }
+        match is_any_current {
+            true => tracing::warn!(replica = %replica.name(), %reason, "replica failed, mirror degraded"),
+            false => {
+                tracing::warn!(replica = %replica.name(), %reason, "replica failed; the mirror has no in-sync replica")
+            }
+        }
+        self.demote(replica);
+    }
+
+    /// Marks offline replicas out of sync that were the last in-sync ones when they failed, once another one is in
+    /// sync.
+    pub(crate) fn demote_offline(&self) {
+        for replica in self.replicas.borrow().iter() {
+            if replica.state.get() == ReplicaState::InSync && !replica.is_online() {
+                self.demote(replica);
+            }
+        }
+    }
+
+    /// Marks an offline replica out of sync in all regions that may differ.
+    fn demote(&self, replica: &Replica) {
+        let was_current = replica.state.get() == ReplicaState::InSync;
+        replica.state.set(ReplicaState::OutOfSync);
+        replica.out_of_sync.borrow_mut().add(&self.write_intent.written.borrow());
+        if was_current && self.is_flushed() {
+            replica.is_listed_in_sync.set(true);
+        }
+        if !replica.is_listed_in_sync.get() {
+            self.write_intent.is_changing.set(self.write_intent.is_changing.get() || was_current);
+            self.write_intent.request_failure_write();
+        }
+        self.work.notify();
+    }
+
+    /// Starts the resync of an online replica.
+    pub(crate) fn start_resync(&self, replica: &Replica) {
+        *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
+        let is_late = self.mutation == Mutation::LateLabel && self.write_intent.is_writing();
+        replica.has_own_label.set(self.mutation == Mutation::SkipOwnLabel || is_late);
+        replica.state.set(ReplicaState::Resyncing);
+        self.work.notify();
     }
 }
 
-impl<C: Clock> Device for Mirror<C> {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.abilities
-    }
-
-    async fn execute(&self, request: Request) -> Outcome {
-        let extents = request.extents.clone();
-        match request.operation {
-            Operation::Read(checks) => self.read(extents.one(), checks).await.map(Response::Data),
-            Operation::Flush => self.flush().await.map(|()| Response::Done),
-            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
-                self.change(extents.one(), request).await
-            }
-            Operation::Discard => self.discard(&extents).await,
-            Operation::Verify(checks) => self.verify(extents.one(), checks).await,
-            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
-            Operation::Repair(checks) => self.repair(extents.one(), checks).await,
-            Operation::Compare(data) => self.compare(extents.one(), data).await,
-            Operation::ReadReserved(area) => self.read_reserved(area).await,
-            Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
-            Operation::BlockStatus => Err(ErrorKind::Absent(request.kind()).into()),
-        }
+impl<C: Clock> std::fmt::Debug for Mirror<C> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Mirror").field(&self.describe()).finish()
     }
 }
 
@@ -377,14 +470,9 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
     }
 }
 
-#[cold]
-fn writes_lost() -> Error {
-    let reason = "the last in-sync replica failed or could not flush; unflushed writes may be lost".to_owned();
-    ErrorKind::Media { reason }.into()
-}
-
-impl<C: Clock> std::fmt::Debug for Mirror<C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Mirror").field(&self.describe()).finish()
-    }
+/// The blocks that both extents have.
+fn common(a: Extent, b: Extent) -> Option<Extent> {
+    let first = a.start().max(b.start()).get();
+    let last = a.last().min(b.last()).get();
+    Extent::from_raw(first, (last + 1).saturating_sub(first)).ok()
 }

@@ -1,26 +1,20 @@
-//! Opening a mirror: probing its devices, and building the mirror from what assembly found.
+//! Opening a mirror: from what assembly makes of the labels of its devices, to the mirror and its worker.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{
-    Abilities, Clock, Device, DynDevice, Error, ErrorKind, Geometry, Limits, Request, ReservedArea, Response,
-    is_unwritten,
-};
-use sealblock_integrity::PiFormat;
-use sealblock_runtime_memory::Slice;
+use sealblock_block::{Abilities, Clock, Device, DynDevice, Geometry, Limits, is_unwritten};
 use sealblock_units::BlockSize;
 
 use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, mark_out_of_sync, replica_id};
-use crate::label::{Label, LabelError, MAX_REPLICAS, MAX_SETS, ReplicaRecord, ReplicaState};
+use crate::error::MirrorError;
+use crate::label::{Label, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
-use crate::mirror::{Mirror, MirrorParts, abilities};
-use crate::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
+use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device};
+use crate::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::replica::{Replica, ReplicaSource, has_reserved_area};
 use crate::resync::Worker;
-use crate::sets::{PageId, Pages, pages_of_set};
-use crate::test_hooks::{Mutation, TestHooks};
 use crate::write_intent::{PriorState, WriteIntent};
 
 /// How to open a mirror.
@@ -39,98 +33,6 @@ pub struct OpenMirror<C> {
     pub mirror: Rc<Mirror<C>>,
     /// Its background work; spawn [`Worker::run`].
     pub worker: Worker<C>,
-}
-
-/// Why devices cannot be opened as a mirror.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum MirrorError {
-    /// There are too few or too many of them.
-    #[error("a mirror has 2 to {MAX_REPLICAS} replicas, not {0}")]
-    ReplicaCount(usize),
-    /// They do not make a mirror.
-    #[error("{error} ({})", .replicas.join(", "))]
-    Assemble {
-        /// Why.
-        error: AssembleError,
-        /// Names of the replicas in question.
-        replicas: Vec<String>,
-    },
-    /// The label of a replica is invalid.
-    #[error("{replica}: {error}")]
-    Label {
-        /// Name of the replica.
-        replica: String,
-        /// Why.
-        error: LabelError,
-    },
-    /// A replica failed a request while it was probed.
-    #[error("{replica}: {error}")]
-    Replica {
-        /// Name of the replica.
-        replica: String,
-        /// Why.
-        error: Error,
-    },
-    /// The labels of a new mirror cannot be written.
-    #[error("cannot write mirror labels: {0}")]
-    WriteLabels(Error),
-    /// A replica has another block size than the mirror.
-    #[error("{replica} has blocks of {actual} bytes, the mirror of {expected}")]
-    BlockSize {
-        /// Name of the replica.
-        replica: String,
-        /// Block size of the mirror.
-        expected: BlockSize,
-        /// Block size of the replica.
-        actual: BlockSize,
-    },
-    /// There are more blocks than regions can track.
-    #[error(
-        "a mirror cannot have {blocks} blocks: its replicas have room to track fewer, and the maximum is {MAX_BLOCKS}"
-    )]
-    Capacity {
-        /// Blocks of the mirror.
-        blocks: u64,
-    },
-    /// The reserved area of a replica has too few bitmap pages for the mirror.
-    #[error("{replica} has room for {actual} bitmap pages, the mirror needs {expected}")]
-    Pages {
-        /// Name of the replica.
-        replica: String,
-        /// Pages that the mirror needs.
-        expected: u32,
-        /// Pages of the replica.
-        actual: u32,
-    },
-    /// A replica is smaller than the mirror, or of another size than the other replicas of a new one.
-    #[error("{replica} has {actual} blocks, the mirror {expected}")]
-    Size {
-        /// Name of the replica.
-        replica: String,
-        /// Blocks of the mirror.
-        expected: u64,
-        /// Blocks of the replica.
-        actual: u64,
-    },
-    /// A replica has another format of protection information than the mirror. Otherwise data without tags could be
-    /// sealed unchecked.
-    #[error("{replica} has protection information {}, the mirror {}", pi_to_text(*.actual), pi_to_text(*.expected))]
-    Protection {
-        /// Name of the replica.
-        replica: String,
-        /// Format of the mirror.
-        expected: Option<PiFormat>,
-        /// Format of the replica.
-        actual: Option<PiFormat>,
-    },
-}
-
-/// A format of protection information for people.
-fn pi_to_text(format: Option<PiFormat>) -> String {
-    format.map_or("none".to_owned(), |format| {
-        let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
-        format!("{guard} Type {kind} with {bits} bits of storage tag")
-    })
 }
 
 /// Opens a mirror of these devices: the mirror that their labels record, or a new one if no device has a label and
@@ -232,72 +134,6 @@ async fn probe(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProb
     })
 }
 
-pub(crate) enum ProbeError {
-    Label(LabelError),
-    Device(Error),
-}
-
-/// Probes a device for a label.
-pub(crate) async fn probe_device(device: &DynDevice, mutation: Mutation) -> Result<ReplicaProbe, ProbeError> {
-    if !has_reserved_area(device) {
-        return Ok(ReplicaProbe::Unlabelled { has_room: false });
-    }
-    match device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
-        Ok(Response::Reserved(bytes)) => match decode_label(device, &bytes, mutation).await {
-            Ok(Some(label)) => Ok(ReplicaProbe::Labelled(Box::new(label))),
-            Ok(None) => Ok(ReplicaProbe::Unlabelled { has_room: true }),
-            Err(reason) => Err(ProbeError::Label(reason)),
-        },
-        // A mirror keeps this area for itself, so as a replica it has no room for a label.
-        Err(error) if matches!(error.kind(), ErrorKind::Absent(_)) => Ok(ReplicaProbe::Unlabelled { has_room: false }),
-        Ok(_) => Err(ProbeError::Device(crate::replica::unexpected_response())),
-        Err(error) => Err(ProbeError::Device(error)),
-    }
-}
-
-/// Decodes a label with the bitmap pages that it refers to. An unreadable page counts as all of its regions.
-async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> Result<Option<Label>, LabelError> {
-    let mut wanted = WantedPages::default();
-    let label = Label::decode_with(bytes, &mut wanted)?;
-    let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
-        return Ok(label);
-    };
-    let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation == Mutation::TrustPages };
-    for id in wanted.0 {
-        if let Ok(Response::Reserved(page)) = device.execute(Request::read_reserved(id.area(regions))).await {
-            pages.pages.insert(id, page);
-        }
-    }
-    Label::decode_with(bytes, &mut pages)
-}
-
-/// The pages that a label refers to.
-#[derive(Default)]
-struct WantedPages(Vec<PageId>);
-
-impl Pages for WantedPages {
-    fn page(&mut self, id: PageId) -> Option<&[u8]> {
-        self.0.push(id);
-        None
-    }
-}
-
-/// The pages that were read for a label.
-struct LoadedPages {
-    pages: BTreeMap<PageId, Slice>,
-    are_trusted: bool,
-}
-
-impl Pages for LoadedPages {
-    fn page(&mut self, id: PageId) -> Option<&[u8]> {
-        self.pages.get(&id).map(|page| &page[..])
-    }
-
-    fn are_trusted(&self) -> bool {
-        self.are_trusted
-    }
-}
-
 pub(crate) fn assemble_error(refusal: AssembleError, sources: &[ReplicaSource]) -> MirrorError {
     let names: &[usize] = match &refusal {
         AssembleError::NoReplica | AssembleError::NoneInSync | AssembleError::NoRoom => &[],
@@ -386,15 +222,6 @@ fn choose_map(
     map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
 }
 
-/// Refuses a device whose reserved area has too few bitmap pages for the sets of such a map.
-pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
-    let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().bitmap_pages);
-    match actual >= expected {
-        true => Ok(()),
-        false => Err(MirrorError::Pages { replica: name.to_owned(), expected, actual }),
-    }
-}
-
 fn existing_parts(
     mut sources: Vec<ReplicaSource>,
     known: ExistingMirror,
@@ -481,48 +308,6 @@ fn set_initial_state(record: &mut ReplicaRecord, is_online: bool, dirty: &Region
     if record.state == ReplicaState::OutOfSync {
         record.out_of_sync.add(dirty);
     }
-}
-
-/// Name of a replica that was not given.
-pub(crate) fn default_name(index: usize) -> String {
-    format!("replica {index}")
-}
-
-/// Refuses a replica that is smaller than the mirror, or has another block size or format.
-pub(crate) fn check_fit(
-    source: &ReplicaSource,
-    block_size: BlockSize,
-    capacity_blocks: u64,
-    protection: Option<PiFormat>,
-) -> Result<(), MirrorError> {
-    let Ok(device) = &source.device else { return Ok(()) };
-    let geometry = device.geometry();
-    let replica = source.name.clone();
-    if geometry.block_size != block_size {
-        return Err(MirrorError::BlockSize { replica, expected: block_size, actual: geometry.block_size });
-    }
-    if geometry.protection != protection {
-        return Err(MirrorError::Protection { replica, expected: protection, actual: geometry.protection });
-    }
-    if geometry.capacity_blocks < capacity_blocks {
-        return Err(MirrorError::Size { replica, expected: capacity_blocks, actual: geometry.capacity_blocks });
-    }
-    Ok(())
-}
-
-/// Refuses devices for a new mirror that differ from the first one in size or format.
-pub(crate) fn check_same_geometry(sources: &[ReplicaSource]) -> Result<(), MirrorError> {
-    let Some(first) = sources.iter().find_map(|source| source.device.as_ref().ok()) else { return Ok(()) };
-    let Geometry { block_size, capacity_blocks, protection, .. } = first.geometry().clone();
-    for source in sources {
-        check_fit(source, block_size, capacity_blocks, protection)?;
-        let Ok(device) = &source.device else { continue };
-        let actual = device.geometry().capacity_blocks;
-        if actual != capacity_blocks {
-            return Err(MirrorError::Size { replica: source.name.clone(), expected: capacity_blocks, actual });
-        }
-    }
-    Ok(())
 }
 
 /// Geometry of the first device with the lowest limits of all.

@@ -1,4 +1,4 @@
-//! Replicas that fail and come back: how one is marked out of sync, and which device may reattach as which replica.
+//! Replicas that come back: which device may be attached again as which replica.
 
 use std::rc::Rc;
 
@@ -6,71 +6,11 @@ use sealblock_block::{Clock, DynDevice};
 
 use crate::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
-use crate::mirror::Mirror;
-use crate::open::{ProbeError, check_fit, default_name, probe_device};
+use crate::mirror::{Mirror, Mutation};
+use crate::probe::{ProbeError, check_fit, default_name, probe_device};
 use crate::replica::{Replica, ReplicaSource};
-use crate::test_hooks::Mutation;
 
 impl<C: Clock> Mirror<C> {
-    /// Fails a replica whose device failed a request, unless another device is attached by now.
-    pub(crate) fn fail_replica_if_attached(&self, replica: &Replica, attach_count: u64, reason: &str) {
-        if replica.attach_count() == attach_count {
-            self.fail_replica(replica, reason);
-        }
-    }
-
-    /// Detaches a replica's device and marks the replica out of sync in all dirty regions. The labels must record it
-    /// before any request that it misses completes.
-    pub(crate) fn fail_replica(&self, replica: &Replica, reason: &str) {
-        if !replica.takes_labels() {
-            return;
-        }
-        replica.failures.set(replica.failures.get() + 1);
-        *replica.last_error.borrow_mut() = reason.to_owned();
-        replica.set_device(None);
-        let was_current = replica.state.get() == ReplicaState::InSync;
-        let is_any_current = self.replicas.borrow().iter().any(|replica| replica.is_readable());
-        if was_current && !is_any_current {
-            tracing::error!(replica = %replica.name(), %reason, "last in-sync replica failed: requests fail until it is back");
-            // The last in-sync replica stays in sync: no other one could take over. Requests fail until it is back,
-            // or until a resync of another one ends.
-            self.work.notify();
-            return;
-        }
-        match is_any_current {
-            true => tracing::warn!(replica = %replica.name(), %reason, "replica failed, mirror degraded"),
-            false => {
-                tracing::warn!(replica = %replica.name(), %reason, "replica failed; the mirror has no in-sync replica")
-            }
-        }
-        self.demote(replica);
-    }
-
-    /// Marks offline replicas out of sync that were the last in-sync ones when they failed, once another one is in
-    /// sync.
-    pub(crate) fn demote_offline(&self) {
-        for replica in self.replicas.borrow().iter() {
-            if replica.state.get() == ReplicaState::InSync && !replica.is_online() {
-                self.demote(replica);
-            }
-        }
-    }
-
-    /// Marks an offline replica out of sync in all regions that may differ.
-    fn demote(&self, replica: &Replica) {
-        let was_current = replica.state.get() == ReplicaState::InSync;
-        replica.state.set(ReplicaState::OutOfSync);
-        replica.out_of_sync.borrow_mut().add(&self.write_intent.written.borrow());
-        if was_current && self.is_flushed() {
-            replica.is_listed_in_sync.set(true);
-        }
-        if !replica.is_listed_in_sync.get() {
-            self.write_intent.is_changing.set(self.write_intent.is_changing.get() || was_current);
-            self.write_intent.request_failure_write();
-        }
-        self.work.notify();
-    }
-
     /// Attaches a replica's device again, if it is that replica and was not changed without the others.
     ///
     /// # Errors
@@ -190,14 +130,5 @@ impl<C: Clock> Mirror<C> {
                     .to_owned())
             }
         }
-    }
-
-    /// Starts the resync of an online replica.
-    pub(crate) fn start_resync(&self, replica: &Replica) {
-        *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
-        let is_late = self.mutation == Mutation::LateLabel && self.write_intent.is_writing();
-        replica.has_own_label.set(self.mutation == Mutation::SkipOwnLabel || is_late);
-        replica.state.set(ReplicaState::Resyncing);
-        self.work.notify();
     }
 }

@@ -1,20 +1,25 @@
-//! A replica: one of the devices of a mirror, online or not.
+//! A replica: one of the devices of a mirror, online or not, and the blocks that it withholds.
+//!
+//! A *stale* block is one of which an in-sync replica has only an older copy, and no other replica has any. It is withheld:
+//! every request finds it bad until it is written, a good copy is found, or the administrator accepts it.
+//!
+//! Invariant: a label drops a block from the list only when the write to it is durable. A crash before that makes a
+//! good block stale again, and the worker corrects it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
-    BadBlock, BlockState, Coverage, Device, Durability, DynDevice, Error, ErrorKind, MemberPath, Outcome, Request,
-    RequestKind, Response, StatusRun, StatusRuns, Unchecked,
+    BadBlock, BadBlockCause, BlockState, Checksum, Coverage, Device, Durability, DynDevice, Error, ErrorKind,
+    MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
-use sealblock_units::{BlockCount, Extent};
+use sealblock_units::{BlockCount, Extent, Lba};
 
-use crate::label::{ReplicaRecord, ReplicaState};
-use crate::paging::ReplicaPages;
+use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
 use crate::regions::Regions;
-use crate::stale::StaleBlocks;
 
 /// Opens a replica's device again after it failed.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, String>>>;
@@ -228,11 +233,11 @@ impl Replica {
         Unchecked { member: self.path(run.member), ..run }
     }
 
-    /// Executes a request on the device, whose format is that of all replicas. Stale blocks are bad until they are
+    /// Executes a request on the device. Stale blocks are bad until they are
     /// written.
-    pub async fn execute(&self, format: Option<PiFormat>, request: Request) -> Outcome {
+    pub async fn execute(&self, request: Request) -> Outcome {
         if self.stale.borrow().is_empty() {
-            return self.execute_raw(format, request).await;
+            return self.execute_raw(request).await;
         }
         let (kind, extent) = (request.kind(), request.extent());
         let reads =
@@ -241,12 +246,12 @@ impl Replica {
             Some(extent) if reads => {
                 let withheld = self.stale.borrow().within(extent);
                 match withheld.is_empty() {
-                    true => self.execute_raw(format, request).await,
-                    false => self.execute_around_stale(format, request, extent, &withheld).await,
+                    true => self.execute_raw(request).await,
+                    false => self.execute_around_stale(request, extent, &withheld).await,
                 }
             }
             _ => {
-                let outcome = self.execute_raw(format, request).await;
+                let outcome = self.execute_raw(request).await;
                 if let (Ok(_), Some(extent), true) = (&outcome, extent, kind.changes_blocks()) {
                     self.stale.borrow_mut().mark_rewritten(extent);
                 }
@@ -256,7 +261,7 @@ impl Replica {
     }
 
     /// Executes a request on the device, stale blocks included.
-    pub(crate) async fn execute_raw(&self, format: Option<PiFormat>, request: Request) -> Outcome {
+    pub async fn execute_raw(&self, request: Request) -> Outcome {
         let Some(device) = self.device() else { return Err(self.offline()) };
         if self.lacks_own_label() && is_change(&request) {
             // The caller chose this replica before it was detached and attached again.
@@ -265,7 +270,6 @@ impl Replica {
         self.in_flight.set(self.in_flight.get() + 1);
         let _busy = InFlightGuard(self);
         let attach_count = self.attach_count.get();
-        debug_assert_eq!(device.geometry().protection, format);
         let outcome = device.execute(request).await;
         // A detached device may have lost what it executed, and its error says nothing about the device that is
         // attached now.
@@ -276,30 +280,25 @@ impl Replica {
     }
 
     /// Reads blocks.
-    pub async fn read(&self, format: Option<PiFormat>, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        match self.execute(format, Request::read(extent, checks)).await? {
+    pub async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        match self.execute(Request::read(extent, checks)).await? {
             Response::Data(data) => Ok(data),
             _ => Err(unexpected_response()),
         }
     }
 
     /// CRC-64 of the data of blocks, and the bytes that were transferred for it.
-    pub async fn checksum(
-        &self,
-        format: Option<PiFormat>,
-        extent: Extent,
-        checks: Checks,
-    ) -> Result<sealblock_block::Checksum, Error> {
-        match self.execute(format, Request::checksum(extent, checks)).await? {
+    pub async fn checksum(&self, extent: Extent, checks: Checks) -> Result<Checksum, Error> {
+        match self.execute(Request::checksum(extent, checks)).await? {
             Response::Checksum(checksum) => Ok(checksum),
             _ => Err(unexpected_response()),
         }
     }
 
     /// Writes blocks as another replica has them.
-    pub async fn put(&self, format: Option<PiFormat>, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    pub async fn put(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
         for request in copies(extent, data) {
-            self.execute(format, request).await?;
+            self.execute(request).await?;
         }
         Ok(())
     }
@@ -312,6 +311,131 @@ impl Replica {
     fn offline(&self) -> Error {
         ErrorKind::Unreachable { reason: format!("replica {} is offline: {}", self.name(), self.last_error.borrow()) }
             .into()
+    }
+}
+
+impl Replica {
+    /// Executes a request on a replica that withholds some of its blocks: these are bad, and the request runs on all
+    /// others. A withheld block that is unreadable has its own cause.
+    async fn execute_around_stale(&self, request: Request, extent: Extent, withheld: &[Lba]) -> Outcome {
+        let Some(format) = self.device().map(|device| device.geometry().protection) else { return Err(self.offline()) };
+        let mut found = Tally::default();
+        for &lba in withheld {
+            let one = Extent::one(lba);
+            let checks = full(format, one);
+            match self.execute_raw(Request::verify(one, checks)).await {
+                Ok(_) => found.bad_blocks.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
+                Err(error) => found.take(error)?,
+            }
+        }
+        let without = withheld.iter().copied().collect();
+        for run in runs_between(extent, &without) {
+            if request.kind() == RequestKind::Compare {
+                // The other replicas tell whether they are equal.
+                break;
+            }
+            match self.execute_raw(request.part(extent, run, format)).await {
+                Ok(
+                    Response::Verified(VerifyStats { coverage, .. }) | Response::Checksum(Checksum { coverage, .. }),
+                ) => {
+                    found.coverage.merge(coverage);
+                }
+                Ok(_) => {}
+                Err(error) => found.take(error)?,
+            }
+        }
+        found.finish()?;
+        Err(unexpected_response())
+    }
+}
+
+/// What the pages of one replica's device hold.
+#[derive(Default)]
+pub(crate) struct ReplicaPages {
+    /// Tells pages that were written since the device was attached from older ones.
+    pub epoch: u64,
+    /// Number of the write of each set that it has; 0 for none.
+    pub written: [u64; MAX_SETS],
+}
+
+/// The stale blocks of a replica.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(crate) struct StaleBlocks {
+    /// Blocks that requests find bad.
+    withheld: BTreeSet<u64>,
+    /// Blocks that were written since; the write may not be durable, so labels go on listing them.
+    rewritten: BTreeSet<u64>,
+}
+
+impl StaleBlocks {
+    pub fn new(listed: &[u64]) -> StaleBlocks {
+        StaleBlocks { withheld: listed.iter().copied().collect(), rewritten: BTreeSet::new() }
+    }
+
+    /// The blocks for the list in labels.
+    pub fn listed(&self) -> Vec<u64> {
+        self.withheld.union(&self.rewritten).copied().collect()
+    }
+
+    /// Number of withheld blocks.
+    pub fn count(&self) -> u64 {
+        self.withheld.len() as u64
+    }
+
+    /// True if no block is withheld.
+    pub fn is_empty(&self) -> bool {
+        self.withheld.is_empty()
+    }
+
+    /// All withheld blocks.
+    pub fn withheld(&self) -> Vec<Lba> {
+        self.withheld.iter().map(|lba| Lba::new(*lba)).collect()
+    }
+
+    /// The withheld blocks of an extent.
+    pub fn within(&self, extent: Extent) -> Vec<Lba> {
+        let (first, last) = (extent.start().get(), extent.last().get());
+        if self.withheld.is_empty() {
+            return Vec::new();
+        }
+        self.withheld.range(first..=last).map(|lba| Lba::new(*lba)).collect()
+    }
+
+    pub fn withhold(&mut self, lba: Lba) {
+        self.rewritten.remove(&lba.get());
+        self.withheld.insert(lba.get());
+    }
+
+    /// Marks the blocks of an extent as written.
+    pub fn mark_rewritten(&mut self, extent: Extent) {
+        for lba in self.within(extent) {
+            self.withheld.remove(&lba.get());
+            self.rewritten.insert(lba.get());
+        }
+    }
+
+    /// Withholds written blocks again: the device may have lost unflushed writes, and have the older copies again.
+    pub fn withhold_again(&mut self) {
+        self.withheld.append(&mut self.rewritten);
+    }
+
+    /// The written blocks that still need a flush.
+    pub fn rewritten(&self) -> &BTreeSet<u64> {
+        &self.rewritten
+    }
+
+    /// Drops blocks whose write is durable.
+    pub fn forget_rewritten(&mut self, rewritten: &BTreeSet<u64>) {
+        self.rewritten.retain(|lba| !rewritten.contains(lba));
+    }
+}
+
+/// Counts a request in flight down when dropped.
+struct InFlightGuard<'a>(&'a Replica);
+
+impl Drop for InFlightGuard<'_> {
+    fn drop(&mut self) {
+        self.0.in_flight.set(self.0.in_flight.get() - 1);
     }
 }
 
@@ -344,6 +468,22 @@ fn runs(data: &Sealed) -> Vec<StatusRun> {
     runs.into_vec()
 }
 
+/// The runs of an extent without these blocks.
+pub(crate) fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Extent> {
+    let (mut runs, mut from) = (Vec::new(), extent.start().get());
+    let end = extent.start().get() + extent.len();
+    for stop in without.iter().map(|lba| lba.get()).filter(|lba| extent.contains(Lba::new(*lba))).chain([end]) {
+        runs.extend(Extent::from_raw(from, stop.saturating_sub(from)).ok());
+        from = stop + 1;
+    }
+    runs
+}
+
+/// All checks of a format, from the start of an extent on.
+pub(crate) fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
+    format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+}
+
 /// True if a request changes the content of blocks.
 fn is_change(request: &Request) -> bool {
     let kinds = [RequestKind::Write, RequestKind::WriteZeroes, RequestKind::WriteUncorrectable];
@@ -353,15 +493,6 @@ fn is_change(request: &Request) -> bool {
 /// True if an error means that a device is unreachable.
 pub(crate) fn is_unreachable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { .. })
-}
-
-/// Counts a request in flight down when dropped.
-struct InFlightGuard<'a>(&'a Replica);
-
-impl Drop for InFlightGuard<'_> {
-    fn drop(&mut self) {
-        self.0.in_flight.set(self.0.in_flight.get() - 1);
-    }
 }
 
 /// True if a device has a reserved area.

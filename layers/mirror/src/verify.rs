@@ -17,7 +17,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::label::ReplicaState;
 use crate::mirror::{Mirror, Replicas};
-use crate::replica::Replica;
+use crate::replica::{Replica, runs_between, unexpected_response};
 
 /// Result of checking and comparing all replicas.
 struct Inspection {
@@ -74,13 +74,13 @@ impl<C: Clock> Mirror<C> {
 
     /// CRC of the data of one replica, when others have other data in nosync regions.
     async fn checksum_of_one(&self, replica: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
-        match replica.checksum(self.geometry.protection, extent, checks).await {
+        match replica.checksum(extent, checks).await {
             Ok(checksum) => Ok(checksum.crc64),
             Err(error) => {
                 self.fail_if_unreachable(replica, &error);
                 let replicas = self.in_sync();
                 let Some(other) = replicas.iter().find(|other| other.id != replica.id) else { return Err(error) };
-                other.checksum(self.geometry.protection, extent, checks).await.map(|checksum| checksum.crc64)
+                other.checksum(extent, checks).await.map(|checksum| checksum.crc64)
             }
         }
     }
@@ -183,16 +183,15 @@ impl<C: Clock> Mirror<C> {
     /// Has every replica check and compute the CRC of the blocks, all at once. A single replica only verifies: there
     /// is nothing to compare with.
     async fn checksum_all(&self, replicas: &Replicas, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
-        let format = self.geometry.protection;
         let checksums = replicas.iter().map(|replica| async move {
             if replicas.len() > 1 {
-                return replica.checksum(format, extent, checks).await;
+                return replica.checksum(extent, checks).await;
             }
-            match replica.execute(format, Request::verify(extent, checks)).await? {
+            match replica.execute(Request::verify(extent, checks)).await? {
                 Response::Verified(VerifyStats { bytes_transferred, coverage }) => {
                     Ok(Checksum { crc64: 0, bytes_transferred, coverage })
                 }
-                _ => Err(crate::replica::unexpected_response()),
+                _ => Err(unexpected_response()),
             }
         });
         join_all(checksums).await
@@ -278,17 +277,6 @@ fn count_unrepaired(bad_blocks: &[BadBlock], replicas: usize) -> u64 {
     let mut lbas: Vec<Lba> = bad_blocks.iter().filter(lasting).map(|bad| bad.lba).collect();
     lbas.sort_unstable();
     lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= replicas).count() as u64
-}
-
-/// The runs of an extent without these blocks.
-pub(crate) fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Extent> {
-    let (mut runs, mut from) = (Vec::new(), extent.start().get());
-    let end = extent.start().get() + extent.len();
-    for stop in without.iter().map(|lba| lba.get()).filter(|lba| extent.contains(Lba::new(*lba))).chain([end]) {
-        runs.extend(Extent::from_raw(from, stop.saturating_sub(from)).ok());
-        from = stop + 1;
-    }
-    runs
 }
 
 /// Halves of an extent of more than one block.

@@ -1,34 +1,31 @@
-//! Write intent and replica states, and how labels make them durable.
+//! Write intent: the state that labels record, and how much of it they have. Without I/O.
 //!
-//! Invariants. Before a change goes to any replica, the labels mark its regions dirty. Before a change that a replica
-//! missed completes, the labels of the others mark that replica out of sync, with the regions that it lacks. So after
-//! any crash the labels tell what is not to be trusted. A region leaves the labels only when no change is in flight
-//! there and every replica has flushed.
+//! Invariants, which `labels` and `change` keep with it. Before a change goes to any replica, the labels mark its regions dirty.
+//! Before a change that a replica missed completes, the labels of the others mark that replica out of sync, with the
+//! regions that it lacks. So after any crash the labels tell what is not to be trusted. A region leaves the labels only
+//! when no change is in flight there and every replica has flushed.
 //!
 //! A replica that fails with everything that was written stays *listed in sync* until the next change: so an opening
 //! that changes nothing leaves no mark against a replica. The lineage has the first change of an opening, and every
 //! change that a replica starts to miss, before any replica executes it.
+//!
+//! A set of regions that does not fit the labels lies in bitmap pages (`sets`). Whatever label a crash leaves on a replica, the
+//! pages that it refers to hold at least the set that it had. So pages are written before labels refer to them, with the union of
+//! the sets of the last labels and of the next; regions that left a set leave the pages one write later.
 
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
-use std::rc::Rc;
 
-use futures_util::future::join_all;
-use sealblock_block::{Clock, Condition, Error, ErrorKind, Request, ReservedArea};
-use sealblock_runtime_memory::Slice;
-use sealblock_units::Extent;
+use sealblock_block::{Condition, Error};
 
-use crate::label::{Label, ReplicaRecord, ReplicaState};
+use crate::label::{MAX_SETS, max_set_bytes};
 use crate::lineage::Lineage;
-use crate::mirror::Mirror;
-use crate::paging::PagedSets;
 use crate::regions::Regions;
-use crate::replica::Replica;
-use crate::test_hooks::Mutation;
+use crate::sets::{encode_paged, encode_plain, pages_with};
 
 /// How far the session of this opening is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum SessionPhase {
+pub(crate) enum SessionPhase {
     /// Nothing was changed since the mirror was opened.
     Idle,
     /// A change waits for the session.
@@ -47,27 +44,27 @@ enum SessionPhase {
 pub(crate) struct WriteIntent {
     pub events: Cell<u64>,
     /// The sessions that changed the mirror.
-    lineage: RefCell<Lineage>,
+    pub lineage: RefCell<Lineage>,
     /// As in [`Label`].
-    changed: Cell<u64>,
-    is_tentative: Cell<bool>,
+    pub changed: Cell<u64>,
+    pub is_tentative: Cell<bool>,
     /// Random number for the session of this opening.
     session_id: u64,
     /// Distance of its event counts from those of other openings.
     events_gap: u64,
-    phase: Cell<SessionPhase>,
+    pub phase: Cell<SessionPhase>,
     /// The next label precedes a change that earlier labels do not allow.
     pub is_changing: Cell<bool>,
     /// Such a label is in flight, or was and may be durable or not: a replica that does not get it is out of sync,
     /// even if only the list of replicas changed.
-    is_binding: Cell<bool>,
+    pub is_binding: Cell<bool>,
     /// Counts changes; and their number when all in-sync replicas last flushed with no change in flight.
-    changes: Cell<u64>,
-    flushed_changes: Cell<u64>,
+    pub changes: Cell<u64>,
+    pub flushed_changes: Cell<u64>,
     /// Regions in which in-sync replicas may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that durable labels may lack.
-    unrecorded: RefCell<Regions>,
+    pub unrecorded: RefCell<Regions>,
     /// The exact regions that were written since their group was last clean. After a crash, which loses these, all
     /// dirty ones.
     pub written: RefCell<Regions>,
@@ -79,18 +76,18 @@ pub(crate) struct WriteIntent {
     pub reconciled_count: Cell<u64>,
     pub reconciled_durable: Cell<u64>,
     /// Regions that were changed since the last sweep.
-    written_since_sweep: RefCell<Regions>,
-    requested_seq: Cell<u64>,
+    pub written_since_sweep: RefCell<Regions>,
+    pub requested_seq: Cell<u64>,
     /// Newest request that a label write covered, and the newest one that a durable label covers.
-    attempted_seq: Cell<u64>,
-    durable_seq: Cell<u64>,
+    pub attempted_seq: Cell<u64>,
+    pub durable_seq: Cell<u64>,
     /// The request that records the last failure of a replica.
     failure_seq: Cell<u64>,
-    write_error: RefCell<Option<Error>>,
-    writing: Cell<bool>,
+    pub write_error: RefCell<Option<Error>>,
+    pub writing: Cell<bool>,
     /// Labels were written since the mirror was opened.
-    has_written_labels: Cell<bool>,
-    write_ended: Condition,
+    pub has_written_labels: Cell<bool>,
+    pub write_ended: Condition,
     /// What the bitmap pages of the replicas hold.
     pub paged_sets: RefCell<PagedSets>,
     /// A withheld block may have a good copy by now.
@@ -158,7 +155,7 @@ impl WriteIntent {
     }
 
     /// True if durable labels have all of these regions.
-    fn is_recorded(&self, regions: &RangeInclusive<u32>) -> bool {
+    pub fn is_recorded(&self, regions: &RangeInclusive<u32>) -> bool {
         self.dirty.borrow().contains_all(regions.clone()) && !self.unrecorded.borrow().contains_any(regions.clone())
     }
 
@@ -177,7 +174,7 @@ impl WriteIntent {
 
     /// Advances the session, in the label with this event count. True if that label must list offline replicas out of
     /// sync.
-    fn advance(&self, events: u64) -> bool {
+    pub fn advance(&self, events: u64) -> bool {
         let mut lineage = self.lineage.borrow_mut();
         match self.phase.get() {
             SessionPhase::Wanted => {
@@ -208,7 +205,7 @@ impl WriteIntent {
     }
 
     /// Advances the session when labels are durable; true if further labels must follow.
-    fn labels_durable(&self) -> bool {
+    pub fn labels_durable(&self) -> bool {
         match self.phase.get() {
             SessionPhase::Announced => self.phase.set(SessionPhase::AnnouncedDurable),
             SessionPhase::Confirmed => self.phase.set(SessionPhase::Durable),
@@ -245,352 +242,71 @@ impl WriteIntent {
     }
 }
 
-/// A label for a replica.
-struct NewLabel {
-    replica: Rc<Replica>,
-    /// The replica's attach count when the label was made.
-    attach_count: u64,
-    events: u64,
-    bytes: Slice,
+/// What the pages of the replicas hold.
+#[derive(Default)]
+pub(crate) struct PagedSets {
+    /// By set number; `None` if the label has room for the set.
+    pub sets: [Option<PagedSet>; MAX_SETS],
+    write_count: u64,
 }
 
-/// Result of sending labels.
-struct LabelsSent {
-    /// Number of in-sync replicas that are known to have their label.
-    durable_count: usize,
-    /// A replica that should get its label failed since, whether it is back or not.
-    has_lost: bool,
+/// A set that has pages.
+pub(crate) struct PagedSet {
+    /// The regions in the pages.
+    pub content: Regions,
+    /// The set in the labels that were last written, on any replica.
+    pub labelled: Regions,
+    /// Number of the last write of the pages, and of the write before; 0 for none.
+    pub write_number: u64,
+    pub previous_write: u64,
 }
 
-/// The right to write labels; released when dropped, also if the request is dropped half-way.
-struct LabelWriteGuard<'a>(&'a WriteIntent);
-
-impl Drop for LabelWriteGuard<'_> {
-    fn drop(&mut self) {
-        self.0.writing.set(false);
-        self.0.write_ended.notify();
-    }
-}
-
-impl<C: Clock> Mirror<C> {
-    /// Marks the regions of an extent dirty; durable when it returns. Labels get whole groups, so that sequential
-    /// writes cost no further label; the exact regions are kept in memory.
-    pub(crate) async fn mark_dirty(&self, extent: Extent) -> Result<(), Error> {
-        let regions = self.map.of(extent);
-        self.write_intent.changes.set(self.write_intent.changes.get() + 1);
-        self.write_intent.written_since_sweep.borrow_mut().insert_all(regions.clone());
-        self.write_intent.written.borrow_mut().insert_all(regions.clone());
-        let groups = self.map.groups(&regions);
-        let is_recorded = self.write_intent.is_recorded(&groups)
-            && self.write_intent.phase.get() == SessionPhase::Durable
-            && !self.has_listed_in_sync();
-        for replica in self.replicas.borrow().iter() {
-            // After a crash it also lacks whatever is dirty.
-            let is_missing = replica.state.get() == ReplicaState::OutOfSync;
-            if replica.lacks_own_label() || (is_missing && !(is_recorded && self.mutation == Mutation::ForgetOutOfSync))
-            {
-                replica.out_of_sync.borrow_mut().insert_all(regions.clone());
-            }
-            if replica.lacks_own_label() {
-                replica.to_resync.borrow_mut().insert_all(regions.clone());
-            }
-        }
-        if is_recorded {
-            return Ok(());
-        }
-        self.write_intent.unrecorded.borrow_mut().insert_all(groups.clone());
-        self.write_intent.dirty.borrow_mut().insert_all(groups);
-        if self.mutation == Mutation::SkipMark {
-            return Ok(());
-        }
-        self.write_intent.begin_change();
-        self.write_labels().await
-    }
-
-    /// True if an offline or resyncing replica is listed in sync, because nothing was changed since it had
-    /// everything.
-    pub(crate) fn has_listed_in_sync(&self) -> bool {
-        self.replicas.borrow().iter().any(|replica| replica.is_listed_in_sync.get())
-    }
-
-    /// Records failed replicas in durable labels, before a reader sees, or a change rewrites, content that they may
-    /// lack.
-    pub(crate) async fn record_failures(&self) -> Result<(), Error> {
-        if self.has_listed_in_sync() {
-            self.write_intent.begin_change();
-        } else if !self.write_intent.has_unrecorded_failure() {
-            return Ok(());
-        }
-        self.write_labels().await
-    }
-
-    /// True if every in-sync replica has everything, durably, and no change is in flight.
-    pub(crate) fn is_flushed(&self) -> bool {
-        let has_changed = self.write_intent.phase.get() >= SessionPhase::Confirmed;
-        let is_quiet = || {
-            !self.write_intent.is_binding.get()
-                && self.range_lock.is_idle()
-                && self.write_intent.nosync.borrow().is_empty()
-        };
-        !has_changed || (self.write_intent.flushed_changes.get() == self.write_intent.changes.get() && is_quiet())
-    }
-
-    /// Makes all completed writes durable on every replica, without reporting earlier losses.
-    pub(crate) async fn flush_replicas(&self) -> Result<(), Error> {
-        let (changes, is_idle, rewritten) =
-            (self.write_intent.changes.get(), self.range_lock.is_idle(), self.rewritten());
-        let asked = self.execute_on(&self.write_targets(), &Request::flush()).await;
-        let flushed = self.complete_write(asked, None).await;
-        if flushed.is_err() {
-            // Each replica may have lost other writes, also a resyncing one.
-            self.mark_dirty_nosync();
-        }
-        flushed?;
-        if is_idle {
-            self.write_intent.flushed_changes.set(changes);
-        }
-        if rewritten.is_empty() {
-            return Ok(());
-        }
-        // A block that labels still list would become stale again at a crash.
-        self.forget_rewritten(&rewritten);
-        self.write_labels().await
-    }
-
-    /// Marks an extent nosync: in-sync replicas may differ there until it is reconciled.
-    pub(crate) fn mark_nosync(&self, extent: Extent) {
-        let mut regions = Regions::none(self.map.count());
-        regions.insert_all(self.map.of(extent));
-        self.mark_regions_nosync(&regions);
-    }
-
-    /// Marks all regions with unflushed changes nosync, and to resync on resyncing replicas.
-    pub(crate) fn mark_dirty_nosync(&self) {
-        self.mark_regions_nosync(&self.write_intent.written.borrow());
-    }
-
-    fn mark_regions_nosync(&self, regions: &Regions) {
-        self.write_intent.nosync.borrow_mut().add(regions);
-        self.write_intent.nosync_count.set(self.write_intent.nosync_count.get() + 1);
-        for replica in self.replicas.borrow().iter().filter(|replica| replica.state.get() == ReplicaState::Resyncing) {
-            // Out of sync too: if the resync stops before it has copied them, they may have left the labels.
-            replica.out_of_sync.borrow_mut().add(regions);
-            replica.to_resync.borrow_mut().add(regions);
-        }
-        self.work.notify();
-    }
-
-    /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
-    pub(crate) async fn write_labels(&self) -> Result<(), Error> {
-        if self.is_read_only {
-            return Ok(());
-        }
-        let ticket = self.write_intent.request_write();
-        while self.write_intent.attempted_seq.get() < ticket {
-            if self.write_intent.writing.get() {
-                self.write_intent
-                    .write_ended
-                    .wait_until(|| !self.write_intent.writing.get() || self.write_intent.attempted_seq.get() >= ticket)
-                    .await;
-                continue;
-            }
-            self.write_intent.writing.set(true);
-            let _writing = LabelWriteGuard(&self.write_intent);
-            let result = self.write_label_round().await;
-            *self.write_intent.write_error.borrow_mut() = result.err();
-        }
-        self.write_intent.write_error.borrow().clone().map_or(Ok(()), Err)
-    }
-
-    /// Writes labels until writing them changes nothing that they record.
-    async fn write_label_round(&self) -> Result<(), Error> {
-        loop {
-            self.write_intent.events.set(self.write_intent.events.get() + 1);
-            if self.write_intent.advance(self.write_intent.events.get()) {
-                self.list_out_of_sync();
-            }
-            let covers = self.write_intent.requested_seq.get();
-            self.write_pages().await;
-            // No await from here until the labels are made, or the pages would not match them.
-            let (unrecorded, sets) = (self.write_intent.unrecorded.borrow().clone(), self.sets());
-            let (first, rest) = self.new_labels();
-            let LabelsSent { durable_count, has_lost } = self.send_in_order(first, rest).await;
-            if durable_count > 0 {
-                self.write_intent.paged_sets.borrow_mut().labels_written(&sets, has_lost);
-            }
-            if has_lost && self.replicas.borrow().iter().any(|replica| replica.is_readable()) {
-                continue;
-            }
-            let is_durable = durable_count > 0 || self.needs_no_label();
-            // The first durable labels must be followed by labels that record them: that tells them from labels that
-            // other openings write. And a session is announced before it is confirmed.
-            let is_first = durable_count > 0 && !self.write_intent.has_written_labels.replace(true);
-            if is_durable && (self.write_intent.labels_durable() || is_first) {
-                continue;
-            }
-            // No caller waits for more than the labels had when they were made.
-            self.write_intent.attempted_seq.set(covers);
-            if !is_durable {
-                return Err(no_label_written());
-            }
-            // Nosync regions can be reconciled now that the labels record which replicas failed.
-            self.work.notify();
-            self.write_intent.durable_seq.set(covers);
-            self.write_intent.unrecorded.borrow_mut().subtract(&unrecorded);
-            return Ok(());
-        }
-    }
-
-    /// Lists replicas out of sync, from the next label on, that were listed in sync since they failed.
-    fn list_out_of_sync(&self) {
-        for replica in self.replicas.borrow().iter().filter(|replica| replica.is_listed_in_sync.replace(false)) {
-            if replica.state.get() != ReplicaState::InSync {
-                self.write_intent.request_failure_write();
+impl PagedSets {
+    /// Records that labels with these sets were written. If a replica failed meanwhile, others may still have the
+    /// labels before.
+    pub fn labels_written(&mut self, sets: &[Regions], has_lost: bool) {
+        for (paged, set) in self.sets.iter_mut().zip(sets) {
+            match paged {
+                Some(paged) if has_lost => paged.labelled.add(set),
+                Some(paged) => paged.labelled = set.clone(),
+                None => {}
             }
         }
     }
 
-    /// The labels of all replicas that get one: of the in-sync ones, and of the resyncing ones.
-    fn new_labels(&self) -> (Vec<NewLabel>, Vec<NewLabel>) {
-        let replicas = self.replicas.borrow();
-        let replicas: Vec<&Rc<Replica>> =
-            replicas.iter().filter(|replica| replica.takes_labels() && replica.has_room).collect();
-        replicas.iter().for_each(|replica| replica.sent_events.set(self.write_intent.events.get()));
-        let labels = replicas.into_iter().map(|replica| NewLabel {
-            replica: replica.clone(),
-            attach_count: replica.attach_count(),
-            events: replica.sent_events.get(),
-            bytes: Slice::copy_from(&self.label_bytes(replica)),
-        });
-        labels.partition(|labels| labels.replica.is_readable())
-    }
-
-    /// Sends resyncing replicas their labels once all in-sync ones have theirs: a label that only a resyncing replica
-    /// has must not record a change that no in-sync replica knows.
-    async fn send_in_order(&self, first: Vec<NewLabel>, rest: Vec<NewLabel>) -> LabelsSent {
-        let heard = self.send_labels(first).await;
-        if heard.durable_count == 0 || heard.has_lost {
-            return heard;
-        }
-        let then = self.send_labels(rest).await;
-        LabelsSent { durable_count: heard.durable_count + then.durable_count, has_lost: then.has_lost }
-    }
-
-    /// Sends replicas their labels.
-    async fn send_labels(&self, labels: Vec<NewLabel>) -> LabelsSent {
-        let is_there =
-            |labels: &&NewLabel| labels.replica.takes_labels() && labels.replica.attach_count() == labels.attach_count;
-        let writes = labels.iter().filter(is_there).map(|labels| {
-            let write = Request::write_reserved(ReservedArea::GroupLabel, labels.bytes.clone());
-            async move { (labels, labels.replica.execute(self.geometry.protection, write).await) }
-        });
-        let outcomes = join_all(writes).await;
-        let mut durable_count = 0;
-        for (NewLabel { replica, attach_count, events, .. }, outcome) in outcomes {
-            match outcome {
-                Ok(_) => {
-                    replica.acked_events.set(*events);
-                    replica.has_own_label.set(true);
-                    durable_count += usize::from(replica.is_readable());
+    /// Decides which sets have pages, and what these hold, so that the rest fits the labels. Returns the pages that
+    /// change, by set.
+    pub fn plan(&mut self, sets: &[Regions]) -> [Vec<u32>; MAX_SETS] {
+        let max_bytes = max_set_bytes(sets.len() - 1);
+        let mut changed = [const { Vec::new() }; MAX_SETS];
+        for (number, set) in sets.iter().enumerate() {
+            let Some(paged) = &mut self.sets[number] else {
+                if encode_plain(set, max_bytes).is_none() {
+                    self.write_count += 1;
+                    let (content, said, writing) = (set.clone(), set.clone(), self.write_count);
+                    self.sets[number] =
+                        Some(PagedSet { content, labelled: said, write_number: writing, previous_write: 0 });
                 }
-                // The device that is attached now gets its label when its resync starts.
-                Err(_) if replica.attach_count() != *attach_count => {}
-                Err(error) => self.fail_replica(replica, &format!("cannot write its label: {error}")),
+                continue;
+            };
+            // Half of the room, so that a set does not get and lose pages in turn.
+            if encode_plain(set, max_bytes / 2).is_some() {
+                self.sets[number] = None;
+                continue;
+            }
+            let mut content = paged.labelled.clone();
+            content.add(set);
+            let has_room = encode_paged(set, &paged.content, 0, max_bytes).is_some();
+            let is_smaller = content.count() <= paged.content.count() - paged.content.count() / 8;
+            if content != paged.content && (!has_room || is_smaller) {
+                self.write_count += 1;
+                let mut differs = content.without(&paged.content);
+                differs.add(&paged.content.without(&content));
+                changed[number] = pages_with(&differs).collect();
+                paged.content = content;
+                paged.previous_write = std::mem::replace(&mut paged.write_number, self.write_count);
             }
         }
-        LabelsSent { durable_count, has_lost: !labels.iter().all(|labels| is_there(&labels)) }
+        changed
     }
-
-    /// Writes a replica's own label that it is removed, if it is online.
-    pub(crate) async fn write_removed_label(&self, replica: &Rc<Replica>) {
-        if !replica.is_online() || !replica.has_room {
-            return;
-        }
-        while self.write_intent.writing.get() {
-            self.write_intent.write_ended.wait_until(|| !self.write_intent.writing.get()).await;
-        }
-        self.write_intent.writing.set(true);
-        let _writing = LabelWriteGuard(&self.write_intent);
-        self.write_intent.events.set(self.write_intent.events.get() + 1);
-        replica.sent_events.set(self.write_intent.events.get());
-        let mut label = self.label(replica);
-        let own = label.own_index;
-        label.replicas[own] = ReplicaRecord { state: ReplicaState::Removed, is_new: false, ..replica.record() };
-        let bytes = Slice::copy_from(&label.encode_alone());
-        let written =
-            replica.execute(self.geometry.protection, Request::write_reserved(ReservedArea::GroupLabel, bytes)).await;
-        if let Err(error) = written {
-            tracing::warn!(replica = %replica.name(), %error, "cannot write the label of a removed replica");
-        }
-    }
-
-    /// True if no replica is out of sync. Then labels only record where a crash may leave differences, and a mirror
-    /// whose devices have no room for labels works without.
-    fn needs_no_label(&self) -> bool {
-        self.replicas
-            .borrow()
-            .iter()
-            .all(|replica| matches!(replica.state.get(), ReplicaState::InSync | ReplicaState::Removed))
-    }
-
-    /// The label of a replica with the current state.
-    pub(crate) fn label(&self, of: &Replica) -> Label {
-        let replicas = self.replicas.borrow();
-        Label {
-            uuid: self.uuid,
-            events: self.write_intent.events.get(),
-            changed: self.write_intent.changed.get(),
-            is_tentative: self.write_intent.is_tentative.get(),
-            lineage: self.write_intent.lineage.borrow().clone(),
-            map: self.map,
-            capacity_blocks: self.geometry.capacity_blocks,
-            block_size: self.geometry.block_size,
-            protection: self.geometry.protection,
-            own_index: replicas.iter().position(|replica| replica.id == of.id).unwrap_or(0),
-            replicas: replicas.iter().map(|replica| replica.record()).collect(),
-            dirty: self.write_intent.dirty.borrow().clone(),
-        }
-    }
-
-    /// Takes groups of regions out of the labels in which nothing was changed since the last sweep, after a flush of
-    /// every replica.
-    pub(crate) async fn clear_clean_regions(&self) -> Result<(), Error> {
-        let recent = self.write_intent.written_since_sweep.replace(Regions::none(self.map.count()));
-        let is_quiet = |group: &RangeInclusive<u32>| {
-            !self.write_intent.written_since_sweep.borrow().contains_any(group.clone())
-                && !self.write_intent.nosync.borrow().contains_any(group.clone())
-                && !self.range_lock.is_locked(self.map.group_extent(group))
-        };
-        let mut quiet = self.dirty_groups();
-        quiet.retain(|group| !recent.contains_any(group.clone()) && is_quiet(group));
-        if quiet.is_empty() && !self.has_rewritten() {
-            return if self.write_intent.has_unwritten() { self.write_labels().await } else { Ok(()) };
-        }
-        if self.mutation != Mutation::ClearUnflushed {
-            self.flush_internally().await?;
-        }
-        for group in quiet.into_iter().filter(is_quiet) {
-            // The same labels record what an offline replica lacks of it.
-            self.write_intent.dirty.borrow_mut().remove_all(group.clone());
-            self.write_intent.unrecorded.borrow_mut().remove_all(group.clone());
-            self.write_intent.written.borrow_mut().remove_all(group);
-        }
-        self.write_labels().await
-    }
-
-    fn dirty_groups(&self) -> Vec<RangeInclusive<u32>> {
-        let (dirty, mut groups, mut from) = (self.write_intent.dirty.borrow(), Vec::new(), 0);
-        while let Some(region) = dirty.next(from) {
-            let group = self.map.group(region);
-            from = group.end() + 1;
-            groups.push(group);
-        }
-        groups
-    }
-}
-
-#[cold]
-fn no_label_written() -> Error {
-    let reason = "cannot record a failed replica: no remaining replica has room for a label".to_owned();
-    ErrorKind::Media { reason }.into()
 }

@@ -4,7 +4,7 @@ use futures_util::FutureExt;
 use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
 use sealblock_units::Lba;
 
-use super::harness::*;
+use super::*;
 use crate::MirrorState;
 use crate::label::ReplicaState;
 

@@ -3,7 +3,7 @@
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 
-use super::harness::*;
+use super::*;
 use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
 use crate::{CreateOptions, MirrorError, ReplicaError, create};
@@ -172,7 +172,7 @@ fn a_replica_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_fini
         let is_done = mirror.remove("c").now_or_never().is_some();
         std::mem::forget(mirror);
         labels_left.set(None);
-        let own = crate::open::probe_device(&replicas[2].stack(), crate::Mutation::None)
+        let own = crate::probe::probe_device(&replicas[2].stack(), crate::Mutation::None)
             .now_or_never()
             .unwrap()
             .ok()
@@ -238,7 +238,7 @@ fn a_blank_device_in_the_place_of_a_replica_is_not_used_until_it_replaces_it() {
         !mirror.describe().replicas[1].is_online && mirror.describe().replicas[1].last_error.contains("mirror replace")
     );
     write(&mirror, extent(0, 1), 2).unwrap();
-    assert!(crate::tests::harness::read(&*blank.memory, extent(0, 1)).unwrap().iter().all(|byte| *byte == 0));
+    assert!(read(&*blank.memory, extent(0, 1)).unwrap().iter().all(|byte| *byte == 0));
     mirror.replace("b", blank.source(), false).now_or_never().unwrap().unwrap();
     resync(&mirror);
     assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);

@@ -5,7 +5,7 @@ use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::Corruption;
 use sealblock_units::{Extent, Lba};
 
-use super::harness::*;
+use super::*;
 
 /// Corrupts blocks of a replica, in turn in data, guard and reference tag.
 fn damage(replica: &TestReplica, lbas: impl Iterator<Item = u64>) {

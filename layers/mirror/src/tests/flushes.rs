@@ -3,7 +3,7 @@
 use futures_util::FutureExt;
 use sealblock_block::Request;
 
-use super::harness::*;
+use super::*;
 use crate::label::ReplicaState;
 
 fn flush(mirror: &TestMirror) -> bool {

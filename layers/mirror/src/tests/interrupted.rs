@@ -5,7 +5,7 @@ use sealblock_block::{Device, Request};
 use sealblock_media_memory::Corruption;
 use sealblock_units::Lba;
 
-use super::harness::*;
+use super::*;
 use crate::label::ReplicaState;
 
 /// A mirror whose first replica fails just before the resync of the second one ends, with an unflushed write.

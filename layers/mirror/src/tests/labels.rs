@@ -7,11 +7,11 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
 use super::assemble::history;
-use super::harness::*;
+use super::*;
+use crate::Mirror;
 use crate::assemble::{AssembleError, Assembly, ReplicaProbe, assemble};
 use crate::label::ReplicaState;
 use crate::label::tests::label;
-use crate::mirror::Mirror;
 
 fn replica_of(mirror: &Mirror<StoppedClock>, at: usize) -> std::rc::Rc<crate::replica::Replica> {
     mirror.replicas.borrow()[at].clone()
@@ -301,8 +301,8 @@ fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_ow
     assert!(resyncing.now_or_never().unwrap().is_err());
     assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
     // The replica itself refuses a request of a caller that chose it before, and stays attached.
-    let data = replica_of(&mirror, 1).read(Some(TYPE1), extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
-    assert!(replica.put(Some(TYPE1), extent(0, 1), &data).now_or_never().unwrap().is_err());
+    let data = replica_of(&mirror, 1).read(extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
+    assert!(replica.put(extent(0, 1), &data).now_or_never().unwrap().is_err());
     assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
     resync(&mirror);
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::InSync]);

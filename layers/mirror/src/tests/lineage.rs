@@ -4,7 +4,7 @@
 use futures_util::FutureExt;
 use sealblock_block::Request;
 
-use super::harness::*;
+use super::*;
 use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
 use crate::{MirrorError, OpenOptions, mark_written_alone, open};

@@ -4,10 +4,10 @@ use futures_util::FutureExt;
 use sealblock_block::{Request, ReservedArea, Response};
 use sealblock_runtime_memory::Slice;
 
-use super::harness::*;
+use super::*;
+use crate::Mutation;
 use crate::label::ReplicaState;
 use crate::regions::Regions;
-use crate::test_hooks::Mutation;
 
 /// 4 GiB: 65,536 regions of 64 KiB, more than a label has bits for.
 const LARGE_BLOCKS: u64 = 1 << 20;

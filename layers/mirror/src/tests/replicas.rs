@@ -5,11 +5,11 @@ use std::rc::Rc;
 use futures_util::FutureExt;
 use sealblock_block::{ErrorKind, Request};
 
-use super::harness::*;
+use super::*;
 use crate::MirrorError;
+use crate::ReplicaError;
 use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
-use crate::members::ReplicaError;
 
 fn refusal(replicas: &[&TestReplica]) -> AssembleError {
     match try_open(replicas, false) {

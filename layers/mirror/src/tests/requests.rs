@@ -6,7 +6,7 @@ use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
-use super::harness::*;
+use super::*;
 use crate::MirrorError;
 
 #[test]

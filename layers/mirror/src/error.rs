@@ -1,0 +1,172 @@
+//! Why devices are refused: as a mirror when it is opened, and as replicas when a mirror is created or changed.
+
+use sealblock_block::Error;
+use sealblock_integrity::PiFormat;
+use sealblock_units::BlockSize;
+
+use crate::assemble::AssembleError;
+use crate::label::{LabelError, MAX_REPLICAS};
+use crate::regions::MAX_BLOCKS;
+
+/// Why devices cannot be opened as a mirror.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// There are too few or too many of them.
+    #[error("a mirror has 2 to {MAX_REPLICAS} replicas, not {0}")]
+    ReplicaCount(usize),
+    /// They do not make a mirror.
+    #[error("{error} ({})", .replicas.join(", "))]
+    Assemble {
+        /// Why.
+        error: AssembleError,
+        /// Names of the replicas in question.
+        replicas: Vec<String>,
+    },
+    /// The label of a replica is invalid.
+    #[error("{replica}: {error}")]
+    Label {
+        /// Name of the replica.
+        replica: String,
+        /// Why.
+        error: LabelError,
+    },
+    /// A replica failed a request while it was probed.
+    #[error("{replica}: {error}")]
+    Replica {
+        /// Name of the replica.
+        replica: String,
+        /// Why.
+        error: Error,
+    },
+    /// The labels of a new mirror cannot be written.
+    #[error("cannot write mirror labels: {0}")]
+    WriteLabels(Error),
+    /// A replica has another block size than the mirror.
+    #[error("{replica} has blocks of {actual} bytes, the mirror of {expected}")]
+    BlockSize {
+        /// Name of the replica.
+        replica: String,
+        /// Block size of the mirror.
+        expected: BlockSize,
+        /// Block size of the replica.
+        actual: BlockSize,
+    },
+    /// There are more blocks than regions can track.
+    #[error(
+        "a mirror cannot have {blocks} blocks: its replicas have room to track fewer, and the maximum is {MAX_BLOCKS}"
+    )]
+    Capacity {
+        /// Blocks of the mirror.
+        blocks: u64,
+    },
+    /// The reserved area of a replica has too few bitmap pages for the mirror.
+    #[error("{replica} has room for {actual} bitmap pages, the mirror needs {expected}")]
+    Pages {
+        /// Name of the replica.
+        replica: String,
+        /// Pages that the mirror needs.
+        expected: u32,
+        /// Pages of the replica.
+        actual: u32,
+    },
+    /// A replica is smaller than the mirror, or of another size than the other replicas of a new one.
+    #[error("{replica} has {actual} blocks, the mirror {expected}")]
+    Size {
+        /// Name of the replica.
+        replica: String,
+        /// Blocks of the mirror.
+        expected: u64,
+        /// Blocks of the replica.
+        actual: u64,
+    },
+    /// A replica has another format of protection information than the mirror. Otherwise data without tags could be
+    /// sealed unchecked.
+    #[error("{replica} has protection information {}, the mirror {}", pi_to_text(*.actual), pi_to_text(*.expected))]
+    Protection {
+        /// Name of the replica.
+        replica: String,
+        /// Format of the mirror.
+        expected: Option<PiFormat>,
+        /// Format of the replica.
+        actual: Option<PiFormat>,
+    },
+}
+
+/// A format of protection information for people.
+fn pi_to_text(format: Option<PiFormat>) -> String {
+    format.map_or("none".to_owned(), |format| {
+        let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
+        format!("{guard} Type {kind} with {bits} bits of storage tag")
+    })
+}
+
+/// Why the replicas of a mirror cannot be changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum ReplicaError {
+    /// The mirror has [`MAX_REPLICAS`] replicas.
+    #[error("the mirror has {MAX_REPLICAS} replicas already")]
+    Full,
+    /// The mirror is open for reading only.
+    #[error("the mirror is open for reading only")]
+    ReadOnly,
+    /// The device is offline.
+    #[error("{replica} is offline: {reason}")]
+    Offline {
+        /// Its name.
+        replica: String,
+        /// Why.
+        reason: String,
+    },
+    /// The device has the label of a mirror, or of another group.
+    #[error("{replica} has the label {what}")]
+    Labelled {
+        /// Its name.
+        replica: String,
+        /// What the label belongs to.
+        what: String,
+    },
+    /// The device is in use in this mirror.
+    #[error("{replica} is a replica of this mirror")]
+    InUse {
+        /// Its name.
+        replica: String,
+    },
+    /// The device is not blank.
+    #[error("{replica} holds data that would be replaced")]
+    NotBlank {
+        /// Its name.
+        replica: String,
+    },
+    /// Several devices for a new mirror hold data.
+    #[error("several devices hold data ({replicas}), and nothing says whose counts")]
+    AmbiguousSource {
+        /// Their names.
+        replicas: String,
+    },
+    /// The replica whose content counts has no room for a label.
+    #[error("{0} has no room for a label")]
+    NoRoom(String),
+    /// The device does not fit the mirror.
+    #[error(transparent)]
+    Unfit(#[from] MirrorError),
+    /// No replica has this name.
+    #[error("the mirror has no replica {0}")]
+    Unknown(String),
+    /// The replica is offline since the opening, and nothing tells it from other offline ones.
+    #[error("{replica} is offline, as is {others}, and without their labels nothing tells which is which")]
+    Ambiguous {
+        /// Its name.
+        replica: String,
+        /// Names of the others.
+        others: String,
+    },
+    /// It is the last in-sync replica.
+    #[error("{0} is the last in-sync replica")]
+    LastInSync(String),
+    /// The stale copies cannot be written to the other replicas.
+    #[error("cannot write the stale copies: {0}")]
+    WriteBlocks(Error),
+    /// The labels cannot be written.
+    #[error("cannot write mirror labels: {0}")]
+    WriteLabels(Error),
+}

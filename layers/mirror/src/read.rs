@@ -1,0 +1,200 @@
+//! Reads of a mirror's blocks. A read goes to one replica; blocks that are bad there are read from another one and
+//! rewritten (read-repair).
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{BadBlock, BadBlocks, Clock, Error, ErrorKind, Outcome, Request, Response};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_units::{Extent, Lba};
+
+use crate::mirror::{Mirror, Mutation, Replicas};
+use crate::reconcile::FoundBlocks;
+use crate::replica::Replica;
+
+/// Bad blocks that a read met, by replica.
+type MetBadBlocks = Vec<(Rc<Replica>, Vec<BadBlock>)>;
+
+impl<C: Clock> Mirror<C> {
+    /// Reads blocks. Blocks that are bad on one replica are read from another, and repaired before the read
+    /// completes.
+    pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        // Otherwise one reader could see a change on a replica that has it, and a later reader the old content on
+        // another.
+        self.range_lock.wait_unlocked(extent).await;
+        self.reconcile_for_read(extent).await?;
+        if self.is_read_only && self.is_nosync(extent) {
+            return self.read_nosync(extent, checks).await;
+        }
+        let replicas = self.read_balance(extent);
+        let mut met: MetBadBlocks = Vec::new();
+        let mut failed = None;
+        for replica in &replicas {
+            // The replica may have failed since, and be back without being in sync.
+            if !self.may_read(replica) {
+                continue;
+            }
+            match replica.read(extent, checks).await {
+                Ok(data) => {
+                    self.repair_met(&met, extent, checks).await;
+                    return Ok(data);
+                }
+                Err(error) => match error.into_bad_blocks() {
+                    Ok(bad_blocks) => met.push((replica.clone(), bad_blocks)),
+                    Err(error) => {
+                        self.fail_if_unreachable(replica, &error);
+                        failed = Some(error);
+                    }
+                },
+            }
+        }
+        if met.is_empty() {
+            return Err(failed.unwrap_or_else(|| self.no_replica()));
+        }
+        self.piece_together(&replicas, &met, extent, checks).await
+    }
+
+    /// Reads nosync blocks of a read-only mirror, which cannot reconcile them. All such reads go to one replica until
+    /// the mirror is closed: readers must not see two contents. Bad blocks there fail: a reader may have seen their
+    /// content, and another replica may have another content.
+    async fn read_nosync(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+        loop {
+            let first: Replicas = self.in_sync().into_iter().take(1).collect();
+            let replica = first.first().ok_or_else(|| self.no_replica())?;
+            let is_other_source = || self.nosync_source.get().is_some_and(|id| id != replica.id);
+            if is_other_source() {
+                return Err(other_nosync_source(replica));
+            }
+            let read = self.gather(&first, extent, checks).await;
+            if !replica.is_readable() || is_other_source() {
+                // No reader has seen this data yet. The next turn reads from the replica that counts.
+                continue;
+            }
+            let (found, damaged) = read?;
+            self.nosync_source.set(Some(replica.id));
+            return match BadBlocks::new(damaged) {
+                Some(damaged) => {
+                    tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
+                    Err(damaged.into())
+                }
+                None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
+            };
+        }
+    }
+
+    /// Joins the data, or fails with the blocks that no replica has.
+    fn join_or_fail(&self, found: Vec<FoundBlocks>, lost: Vec<BadBlock>) -> Result<Sealed, Error> {
+        match BadBlocks::new(lost) {
+            Some(lost) => {
+                self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
+                Err(lost.into())
+            }
+            None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
+        }
+    }
+
+    /// Reads each block from a replica on which it is good; no replica has all of them.
+    async fn piece_together(
+        &self,
+        replicas: &Replicas,
+        met: &MetBadBlocks,
+        extent: Extent,
+        checks: Checks,
+    ) -> Result<Sealed, Error> {
+        let (found, lost) = self.gather(replicas, extent, checks).await?;
+        self.repair_met(met, extent, checks).await;
+        self.join_or_fail(found, lost)
+    }
+
+    /// The replicas to read from, best first. While blocks are locked or nosync all readers use the same replica: a
+    /// later reader must not see older content than an earlier one.
+    fn read_balance(&self, extent: Extent) -> Replicas {
+        let replicas = match self.mutation {
+            Mutation::ReadResyncing => self.write_targets(),
+            _ => self.in_sync(),
+        };
+        let is_unstable = self.range_lock.is_locked(extent) || self.is_nosync(extent);
+        if is_unstable { replicas } else { self.balance(replicas) }
+    }
+
+    /// Repairs the bad blocks that a read over `extent` met. A block that cannot be repaired stays bad.
+    async fn repair_met(&self, met: &MetBadBlocks, extent: Extent, checks: Checks) {
+        if self.is_read_only {
+            return;
+        }
+        for (replica, bad_blocks) in met {
+            for bad in bad_blocks {
+                self.repair_block(replica, bad, self.checks_from(&checks, extent, bad.lba)).await;
+            }
+        }
+    }
+
+    /// Rewrites a bad block from another replica; true if it is good now.
+    pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock, checks: Checks) -> bool {
+        let one = Extent::one(bad.lba);
+        let _guard = self.range_lock.lock(one).await;
+        let attach_count = replica.attach_count();
+        if replica.read(one, checks).await.is_ok() {
+            // A change rewrote it meanwhile.
+            return true;
+        }
+        let mut others = self.in_sync();
+        others.retain(|other| other.id != replica.id);
+        for other in others.iter().filter(|other| other.is_readable()) {
+            let Ok(data) = other.read(one, checks).await else { continue };
+            if let Err(error) = replica.put(one, &data).await {
+                if self.in_sync().len() > 1 {
+                    self.fail_replica_if_attached(
+                        replica,
+                        attach_count,
+                        &format!("cannot rewrite a bad block: {error}"),
+                    );
+                }
+                return false;
+            }
+            let is_good = matches!(replica.execute(Request::verify(one, checks)).await, Ok(Response::Verified(_)));
+            if is_good {
+                replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
+                tracing::warn!(replica = %replica.name(), %bad, "bad block repaired");
+            }
+            return is_good;
+        }
+        self.accept_if_proven(replica, &others, one).await
+    }
+
+    /// Executes a Compare on every in-sync replica.
+    pub(crate) async fn compare(&self, extent: Extent, data: Sealed) -> Outcome {
+        self.reconcile_for_read(extent).await?;
+        let replicas = self.in_sync();
+        let compares = replicas.iter().map(|replica| replica.execute(Request::compare(extent, data.clone())));
+        let outcomes = join_all(compares).await;
+        let (mut differs, mut is_executed, mut failed): (Option<Lba>, bool, Option<Error>) = (None, false, None);
+        for (replica, outcome) in replicas.iter().zip(outcomes) {
+            match outcome {
+                Ok(_) => is_executed = true,
+                Err(error) => match error.kind() {
+                    ErrorKind::Miscompare { lba } => differs = Some(differs.map_or(*lba, |known| known.min(*lba))),
+                    _ => {
+                        self.fail_if_unreachable(replica, &error);
+                        failed = failed.or(Some(error));
+                    }
+                },
+            }
+        }
+        match (differs, is_executed) {
+            (Some(lba), _) => Err(ErrorKind::Miscompare { lba }.into()),
+            // A block is bad on one replica and equal on another: a read or a repair rewrites it.
+            (None, true) => Ok(Response::Done),
+            (None, false) => Err(failed.unwrap_or_else(|| self.no_replica())),
+        }
+    }
+}
+
+#[cold]
+fn other_nosync_source(replica: &Replica) -> Error {
+    let reason = format!(
+        "a crash left replicas different here, and {} is not the replica that was read before; open the mirror for writing",
+        replica.name()
+    );
+    ErrorKind::Unreachable { reason }.into()
+}
