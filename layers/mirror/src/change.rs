@@ -7,13 +7,13 @@ use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 use std::rc::Rc;
 
-use futures_util::future::join_all;
 use sealblock_block::{Clock, Durability, Error, ErrorKind, Outcome, Request, Response};
 use sealblock_units::Extent;
+use smallvec::SmallVec;
 
 use crate::mirror::{Mirror, Mutation, Replicas};
 use crate::regions::Regions;
-use crate::replica::{Replica, is_unreachable};
+use crate::replica::{Replica, is_unreachable, side_by_side};
 
 /// Marks an extent nosync when dropped, if a change ended half-way: it failed, or its caller dropped it.
 struct NosyncOnDrop<'a, C: Clock> {
@@ -34,14 +34,24 @@ pub(crate) struct ReplicaResult {
     replica: Rc<Replica>,
     /// The replica's attach count at the start of the request.
     attach_count: u64,
-    outcome: Outcome,
+    /// `None` until the replica has executed it.
+    outcome: Option<Result<(), Error>>,
 }
+
+/// Results of a request on several replicas.
+pub(crate) type ReplicaResults = SmallVec<[ReplicaResult; 2]>;
 
 impl ReplicaResult {
     /// True if the replica executed the request, and is still in sync with the same device. A device that was
     /// detached since may have lost the change, even if the replica is back in sync.
     fn is_written(&self) -> bool {
-        self.outcome.is_ok() && self.replica.is_readable() && self.replica.attach_count() == self.attach_count
+        matches!(self.outcome, Some(Ok(())))
+            && self.replica.is_readable()
+            && self.replica.attach_count() == self.attach_count
+    }
+
+    fn error(&self) -> Option<&Error> {
+        self.outcome.as_ref()?.as_ref().err()
     }
 }
 
@@ -82,7 +92,7 @@ impl<C: Clock> Mirror<C> {
         self.mark_dirty(extent).await?;
         let (replicas, is_durable) = (self.write_targets(), !request.is_volatile());
         let mut unfinished = NosyncOnDrop { mirror: self, extent: Some(extent) };
-        let asked = self.execute_on(&replicas, &request).await;
+        let asked = execute_on(replicas, &request).await;
         self.complete_write(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;
         if is_durable && self.has_rewritten() {
@@ -101,28 +111,16 @@ impl<C: Clock> Mirror<C> {
         Ok(Response::Done)
     }
 
-    /// Executes a request on these replicas, on all at once.
-    pub(crate) async fn execute_on(&self, replicas: &Replicas, request: &Request) -> Vec<ReplicaResult> {
-        let ask = |replica: &Rc<Replica>| {
-            let (replica, attach_count) = (Rc::clone(replica), replica.attach_count());
-            async move {
-                let outcome = replica.execute(request.clone()).await;
-                ReplicaResult { replica, attach_count, outcome }
-            }
-        };
-        join_all(replicas.iter().map(ask)).await
-    }
-
     /// Completes a request that went to every replica. It succeeds if an in-sync replica executed it. Replicas that
     /// did not are marked out of sync, durably before this returns. A request that failed on all replicas but may
     /// have been executed on some leaves `nosync_extent`, whose blocks become nosync.
     pub(crate) async fn complete_write(
         &self,
-        asked: Vec<ReplicaResult>,
+        asked: ReplicaResults,
         nosync_extent: Option<&mut Option<Extent>>,
     ) -> Result<(), Error> {
         let is_executed = asked.iter().any(ReplicaResult::is_written);
-        if is_executed && asked.iter().all(|asked| asked.outcome.is_ok()) {
+        if is_executed && asked.iter().all(|asked| asked.error().is_none()) {
             // The request did not go to a replica that failed in another request, which lacks this change.
             return self.record_failures_for(&asked).await;
         }
@@ -130,13 +128,13 @@ impl<C: Clock> Mirror<C> {
         let refused = |error: &Error| {
             matches!(error.kind(), ErrorKind::Limit { .. } | ErrorKind::Range { .. } | ErrorKind::Absent(_))
         };
-        let all_refused = asked.iter().all(|asked| asked.outcome.as_ref().is_err_and(refused));
+        let all_refused = asked.iter().all(|asked| asked.error().is_some_and(refused));
         let mut first: Option<Error> = None;
-        for ReplicaResult { replica, attach_count, outcome } in &asked {
-            let Err(error) = outcome else { continue };
+        for result in &asked {
+            let Some(error) = result.error() else { continue };
             // The device that failed may be detached by now, and another one attached.
-            if (is_executed || is_unreachable(error)) && replica.attach_count() == *attach_count {
-                self.fail_replica(replica, &error.to_string());
+            if is_executed || is_unreachable(error) {
+                self.fail_replica_if_attached(&result.replica, result.attach_count, &error.to_string());
             }
             // The error of a reachable replica says more.
             first = first.filter(|first| !is_unreachable(first)).or_else(|| Some(error.clone()));
@@ -197,7 +195,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn flush_replicas(&self) -> Result<(), Error> {
         let (changes, is_idle, rewritten) =
             (self.write_intent.changes.get(), self.range_lock.is_idle(), self.rewritten());
-        let asked = self.execute_on(&self.write_targets(), &Request::flush()).await;
+        let asked = execute_on(self.write_targets(), &Request::flush()).await;
         let flushed = self.complete_write(asked, None).await;
         if flushed.is_err() {
             // Each replica may have lost other writes, also a resyncing one.
@@ -270,6 +268,22 @@ impl<C: Clock> Mirror<C> {
         }
         groups
     }
+}
+
+/// Executes a request on these replicas, on all at once: in place on those that need not wait.
+pub(crate) async fn execute_on(replicas: Replicas, request: &Request) -> ReplicaResults {
+    let attempt = |replica: Rc<Replica>| {
+        let attach_count = replica.attach_count();
+        let outcome = replica.try_execute(request).map(|outcome| outcome.map(drop));
+        ReplicaResult { replica, attach_count, outcome }
+    };
+    let mut results: ReplicaResults = replicas.into_iter().map(attempt).collect();
+    let waiting = results.iter_mut().filter(|result| result.outcome.is_none());
+    side_by_side(waiting.map(|result| async {
+        result.outcome = Some(result.replica.execute_waiting(request.clone()).await.map(drop));
+    }))
+    .await;
+    results
 }
 
 #[cold]

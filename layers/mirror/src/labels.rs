@@ -51,14 +51,13 @@ impl<C: Clock> Mirror<C> {
     /// Marks the regions of an extent dirty; durable when it returns. Labels get whole groups, so that sequential
     /// writes cost no further label; the exact regions are kept in memory.
     pub(crate) async fn mark_dirty(&self, extent: Extent) -> Result<(), Error> {
-        let regions = self.map.of(extent);
-        self.write_intent.changes.set(self.write_intent.changes.get() + 1);
-        self.write_intent.written_since_sweep.borrow_mut().insert_all(regions.clone());
-        self.write_intent.written.borrow_mut().insert_all(regions.clone());
+        let (intent, regions) = (&self.write_intent, self.map.of(extent));
+        intent.changes.set(intent.changes.get() + 1);
+        intent.written_since_sweep.borrow_mut().insert_all(regions.clone());
+        intent.written.borrow_mut().insert_all(regions.clone());
         let groups = self.map.groups(&regions);
-        let is_recorded = self.write_intent.is_recorded(&groups)
-            && self.write_intent.phase.get() == SessionPhase::Durable
-            && !self.has_listed_in_sync();
+        let is_recorded =
+            intent.is_recorded(&groups) && intent.phase.get() == SessionPhase::Durable && !self.has_listed_in_sync();
         for replica in self.replicas.borrow().iter() {
             // After a crash it also lacks whatever is dirty.
             let is_missing = replica.state.get() == ReplicaState::OutOfSync;
@@ -73,12 +72,12 @@ impl<C: Clock> Mirror<C> {
         if is_recorded {
             return Ok(());
         }
-        self.write_intent.unrecorded.borrow_mut().insert_all(groups.clone());
-        self.write_intent.dirty.borrow_mut().insert_all(groups);
+        intent.unrecorded.borrow_mut().insert_all(groups.clone());
+        intent.dirty.borrow_mut().insert_all(groups);
         if self.mutation == Mutation::SkipMark {
             return Ok(());
         }
-        self.write_intent.begin_change();
+        intent.begin_change();
         self.write_labels().await
     }
 

@@ -48,7 +48,7 @@ use sealblock_block::{
     Response,
 };
 
-use change::writes_lost;
+use change::{execute_on, writes_lost};
 
 pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
 pub use error::{MirrorError, ReplicaError};
@@ -107,7 +107,7 @@ impl<C: Clock> Mirror<C> {
         if replicas.is_empty() {
             return Err(ErrorKind::Absent(request.kind()).into());
         }
-        let asked = self.execute_on(&replicas, &request).await;
+        let asked = execute_on(replicas, &request).await;
         self.complete_write(asked, None).await.map(|()| Response::Done)
     }
 }
@@ -122,14 +122,14 @@ impl<C: Clock> Device for Mirror<C> {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let extents = request.extents.clone();
+        let extents = &request.extents;
         match request.operation {
             Operation::Read(checks) => self.read(extents.one(), checks).await.map(Response::Data),
             Operation::Flush => self.flush().await.map(|()| Response::Done),
             Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
                 self.change(extents.one(), request).await
             }
-            Operation::Discard => self.discard(&extents).await,
+            Operation::Discard => self.discard(extents).await,
             Operation::Verify(checks) => self.verify(extents.one(), checks).await,
             Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
             Operation::Repair(checks) => self.repair(extents.one(), checks).await,
@@ -137,6 +137,14 @@ impl<C: Clock> Device for Mirror<C> {
             Operation::ReadReserved(area) => self.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
             Operation::BlockStatus => Err(ErrorKind::Absent(request.kind()).into()),
+        }
+    }
+
+    /// Executes only reads, on a replica that executes them in place. A change waits for labels and for overlapping changes.
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        match request.operation {
+            Operation::Read(_) => self.try_read(request),
+            _ => None,
         }
     }
 }

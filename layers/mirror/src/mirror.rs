@@ -42,7 +42,8 @@ pub struct Mirror<C> {
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
     pub(crate) nosync_source: Cell<Option<[u8; 16]>>,
-    next_read: Cell<usize>,
+    /// Counts reads, for turns.
+    pub(crate) next_read: Cell<usize>,
     pub(crate) work: Condition,
     pub(crate) is_closing: Cell<bool>,
 }
@@ -270,13 +271,12 @@ impl<C: Clock> Mirror<C> {
         replicas.iter().filter(|replica| replica.is_writable()).cloned().collect()
     }
 
-    /// Moves the replica with the fewest requests in flight to the front; among equals they take turns.
+    /// Moves the replica with the fewest requests in flight to the front; among equals they take turns, which callers count
+    /// when they read.
     pub(crate) fn balance(&self, mut replicas: Replicas) -> Replicas {
         if replicas.len() > 1 {
-            let turn = self.next_read.get().wrapping_add(1);
-            self.next_read.set(turn);
             let count = replicas.len();
-            replicas.rotate_left(turn % count);
+            replicas.rotate_left(self.next_read.get() % count);
             let idlest = (0..count).min_by_key(|at| replicas[*at].in_flight()).unwrap_or(0);
             replicas.swap(0, idlest);
         }

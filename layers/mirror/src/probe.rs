@@ -15,6 +15,9 @@ use crate::regions::RegionMap;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 use crate::sets::{PageId, Pages, pages_of_set};
 
+/// Why a device cannot be probed.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
 pub(crate) enum ProbeError {
     Label(LabelError),
     Device(Error),

@@ -51,7 +51,27 @@ impl<C: Clock> Mirror<C> {
         if met.is_empty() {
             return Err(failed.unwrap_or_else(|| self.no_replica()));
         }
-        self.piece_together(&replicas, &met, extent, checks).await
+        // No replica has all of the blocks: each is read from one on which it is good.
+        let (found, lost) = self.gather(&replicas, extent, checks).await?;
+        self.repair_met(&met, extent, checks).await;
+        self.lost_blocks.set(self.lost_blocks.get() + lost.len() as u64);
+        join_or_fail(found, lost)
+    }
+
+    /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
+    pub(crate) fn try_read(&self, request: &Request) -> Option<Outcome> {
+        let extent = request.extent()?;
+        if self.range_lock.is_locked(extent) || self.is_nosync(extent) {
+            return None;
+        }
+        // One that meets bad blocks starts anew, and repairs them.
+        let outcome = self.balance(self.in_sync()).first()?.try_execute(request).filter(Result::is_ok)?;
+        self.count_turn();
+        Some(outcome)
+    }
+
+    fn count_turn(&self) {
+        self.next_read.set(self.next_read.get().wrapping_add(1));
     }
 
     /// Reads nosync blocks of a read-only mirror, which cannot reconcile them. All such reads go to one replica until
@@ -72,38 +92,11 @@ impl<C: Clock> Mirror<C> {
             }
             let (found, damaged) = read?;
             self.nosync_source.set(Some(replica.id));
-            return match BadBlocks::new(damaged) {
-                Some(damaged) => {
-                    tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
-                    Err(damaged.into())
-                }
-                None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
-            };
-        }
-    }
-
-    /// Joins the data, or fails with the blocks that no replica has.
-    fn join_or_fail(&self, found: Vec<FoundBlocks>, lost: Vec<BadBlock>) -> Result<Sealed, Error> {
-        match BadBlocks::new(lost) {
-            Some(lost) => {
-                self.lost_blocks.set(self.lost_blocks.get() + lost.as_slice().len() as u64);
-                Err(lost.into())
+            if !damaged.is_empty() {
+                tracing::warn!(replica = %replica.name(), %extent, "bad block where a crash left replicas different: open the mirror for writing");
             }
-            None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
+            return join_or_fail(found, damaged);
         }
-    }
-
-    /// Reads each block from a replica on which it is good; no replica has all of them.
-    async fn piece_together(
-        &self,
-        replicas: &Replicas,
-        met: &MetBadBlocks,
-        extent: Extent,
-        checks: Checks,
-    ) -> Result<Sealed, Error> {
-        let (found, lost) = self.gather(replicas, extent, checks).await?;
-        self.repair_met(met, extent, checks).await;
-        self.join_or_fail(found, lost)
     }
 
     /// The replicas to read from, best first. While blocks are locked or nosync all readers use the same replica: a
@@ -114,7 +107,12 @@ impl<C: Clock> Mirror<C> {
             _ => self.in_sync(),
         };
         let is_unstable = self.range_lock.is_locked(extent) || self.is_nosync(extent);
-        if is_unstable { replicas } else { self.balance(replicas) }
+        if is_unstable {
+            return replicas;
+        }
+        let balanced = self.balance(replicas);
+        self.count_turn();
+        balanced
     }
 
     /// Repairs the bad blocks that a read over `extent` met. A block that cannot be repaired stays bad.
@@ -134,7 +132,8 @@ impl<C: Clock> Mirror<C> {
         let one = Extent::one(bad.lba);
         let _guard = self.range_lock.lock(one).await;
         let attach_count = replica.attach_count();
-        if replica.read(one, checks).await.is_ok() {
+        // Not a read: a replica that is itself a mirror reads from any of its copies, and one of them may be bad.
+        if replica.execute(Request::verify(one, checks)).await.is_ok() {
             // A change rewrote it meanwhile.
             return true;
         }
@@ -187,6 +186,14 @@ impl<C: Clock> Mirror<C> {
             (None, true) => Ok(Response::Done),
             (None, false) => Err(failed.unwrap_or_else(|| self.no_replica())),
         }
+    }
+}
+
+/// Joins the data, or fails with the bad blocks.
+fn join_or_fail(found: Vec<FoundBlocks>, bad_blocks: Vec<BadBlock>) -> Result<Sealed, Error> {
+    match BadBlocks::new(bad_blocks) {
+        Some(bad_blocks) => Err(bad_blocks.into()),
+        None => Ok(Sealed::join(found.into_iter().map(|found| found.data))),
     }
 }
 

@@ -7,7 +7,7 @@ use sealblock_block::{Clock, DynDevice};
 use crate::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
 use crate::mirror::{Mirror, Mutation};
-use crate::probe::{ProbeError, check_fit, default_name, probe_device};
+use crate::probe::{check_fit, default_name, probe_device};
 use crate::replica::{Replica, ReplicaSource};
 
 impl<C: Clock> Mirror<C> {
@@ -19,10 +19,7 @@ impl<C: Clock> Mirror<C> {
         let source = ReplicaSource { name: replica.name().to_string(), device: Ok(device.clone()), reopen: None };
         check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
             .map_err(|error| error.to_string())?;
-        let found = probe_device(&device, self.mutation).await.map_err(|error| match error {
-            ProbeError::Label(reason) => reason.to_string(),
-            ProbeError::Device(reason) => reason.to_string(),
-        })?;
+        let found = probe_device(&device, self.mutation).await.map_err(|error| error.to_string())?;
         let replica = &self.identify(replica, &found);
         if let ReplicaProbe::Labelled(label) = &found {
             self.adopt_label(replica, label)?;

@@ -158,16 +158,20 @@ impl Regions {
         Regions { pages: vec![Page::All; len.div_ceil(PAGE) as usize], len, count: len }
     }
 
+    fn page(&self, page: u32) -> &Page {
+        self.pages.get(page as usize).unwrap_or(&Page::None)
+    }
+
     /// How many regions a page has.
     fn page_len(&self, page: usize) -> u32 {
         (self.len - page as u32 * PAGE).min(PAGE)
     }
 
     fn page_count(&self, page: usize) -> u32 {
-        match self.pages.get(page) {
-            None | Some(Page::None) => 0,
-            Some(Page::All) => self.page_len(page),
-            Some(Page::Some(bits)) => bits.count,
+        match self.page(page as u32) {
+            Page::None => 0,
+            Page::All => self.page_len(page),
+            Page::Some(bits) => bits.count,
         }
     }
 
@@ -195,10 +199,10 @@ impl Regions {
     }
 
     fn word(&self, at: u32) -> u64 {
-        match self.pages.get((at / PAGE) as usize) {
-            None | Some(Page::None) => 0,
-            Some(Page::All) => word_below(self.page_len((at / PAGE) as usize), (at % PAGE / 64) as usize),
-            Some(Page::Some(bits)) => bits.words[(at % PAGE / 64) as usize],
+        match self.page(at / PAGE) {
+            Page::None => 0,
+            Page::All => word_below(self.page_len((at / PAGE) as usize), (at % PAGE / 64) as usize),
+            Page::Some(bits) => bits.words[(at % PAGE / 64) as usize],
         }
     }
 
@@ -261,87 +265,68 @@ impl Regions {
 
     /// True if all of these regions are in the set.
     pub fn contains_all(&self, regions: RangeInclusive<u32>) -> bool {
-        self.next_absent(*regions.start()).is_none_or(|absent| absent > *regions.end())
+        self.seek(regions, |page| matches!(page, Page::All), |word| !word).is_none()
     }
 
     /// True if one of these regions is in the set.
     pub fn contains_any(&self, regions: RangeInclusive<u32>) -> bool {
-        self.next(*regions.start()).is_some_and(|next| next <= *regions.end())
+        self.count > 0 && self.seek(regions, |page| matches!(page, Page::None), |word| word).is_some()
     }
 
     /// The first region of the set at or after `from`.
     pub fn next(&self, from: u32) -> Option<u32> {
-        self.seek(from, |page| matches!(page, Page::None), |word| word)
+        self.seek(from..=self.len.checked_sub(1)?, |page| matches!(page, Page::None), |word| word)
     }
 
     /// The first region at or after `from` that is not in the set.
     fn next_absent(&self, from: u32) -> Option<u32> {
-        self.seek(from, |page| matches!(page, Page::All), |word| !word)
+        self.seek(from..=self.len.checked_sub(1)?, |page| matches!(page, Page::All), |word| !word)
     }
 
-    /// The first region at or after `from` whose bit is set in `of` of its word, except in pages for which `skip` is
-    /// true.
-    fn seek(&self, from: u32, skip: impl Fn(&Page) -> bool, of: impl Fn(u64) -> u64) -> Option<u32> {
-        let mut at = from;
-        while at < self.len {
-            let page = self.pages.get((at / PAGE) as usize).unwrap_or(&Page::None);
-            if skip(page) {
+    /// The first of these regions whose bit is set in `of` of its word, except in pages for which `skip` is true.
+    fn seek(&self, regions: RangeInclusive<u32>, skip: impl Fn(&Page) -> bool, of: impl Fn(u64) -> u64) -> Option<u32> {
+        let (mut at, last) = regions.into_inner();
+        while at <= last {
+            if skip(self.page(at / PAGE)) {
                 at = (at / PAGE + 1) * PAGE;
                 continue;
             }
             let bits = of(self.word(at)) & !word_below(at % 64, 0);
             let found = at / 64 * 64 + bits.trailing_zeros();
             if bits != 0 {
-                return Some(found).filter(|found| *found < self.len);
+                return Some(found).filter(|found| *found <= last);
             }
             at = (at / 64 + 1) * 64;
         }
         None
     }
 
-    /// Adds all regions of another set of the same capacity.
+    /// Adds all regions of another set.
     pub fn add(&mut self, other: &Regions) {
-        let same = other.len == self.len;
-        for page in (0..other.pages.len()).filter(|_| same) {
-            match &other.pages[page] {
-                Page::None => {}
-                Page::All => {
-                    let first = page as u32 * PAGE;
-                    self.insert_all(first..=first + (self.page_len(page) - 1));
-                }
-                Page::Some(bits) => {
-                    self.change(page, |words| words.iter_mut().zip(&bits.words).for_each(|(word, bit)| *word |= bit));
-                }
-            }
-        }
+        self.combine(other, |_, other| *other == Page::None, |own, other| own | other);
     }
 
     /// Keeps only regions that are in both sets.
     pub fn intersect(&mut self, other: &Regions) {
-        for page in 0..self.pages.len() {
-            match other.pages.get(page) {
-                Some(Page::All) => {}
-                Some(Page::Some(bits)) => {
-                    self.change(page, |words| words.iter_mut().zip(&bits.words).for_each(|(word, bit)| *word &= bit));
-                }
-                None | Some(Page::None) => self.change(page, |words| *words = [0; WORDS]),
-            }
-        }
+        self.combine(other, |own, other| *own == Page::None || *other == Page::All, |own, other| own & other);
     }
 
     /// Removes all regions of another set.
     pub fn subtract(&mut self, other: &Regions) {
-        for page in 0..self.pages.len() {
-            match (&self.pages[page], other.pages.get(page)) {
-                (Page::None, _) | (_, None | Some(Page::None)) => {}
-                (_, Some(Page::All)) => self.change(page, |words| *words = [0; WORDS]),
-                // Two copies that share their bits are equal.
-                (Page::Some(own), Some(Page::Some(bits))) if Rc::ptr_eq(own, bits) => {
-                    self.change(page, |words| *words = [0; WORDS]);
-                }
-                (_, Some(Page::Some(bits))) => {
-                    self.change(page, |words| words.iter_mut().zip(&bits.words).for_each(|(word, bit)| *word &= !bit));
-                }
+        self.combine(other, |own, other| *own == Page::None || *other == Page::None, |own, other| own & !other);
+    }
+
+    /// Changes each word by that of another set of the same capacity, except in pages that `stay`.
+    fn combine(&mut self, other: &Regions, stay: impl Fn(&Page, &Page) -> bool, change: impl Fn(u64, u64) -> u64) {
+        // A label of another capacity says nothing about these regions.
+        let pages = if self.len == other.len { self.len.div_ceil(PAGE) } else { 0 };
+        for page in 0..pages {
+            if !stay(self.page(page), other.page(page)) {
+                self.change(page as usize, |words| {
+                    for (word, own) in words.iter_mut().enumerate() {
+                        *own = change(*own, other.word(page * PAGE + word as u32 * 64));
+                    }
+                });
             }
         }
     }

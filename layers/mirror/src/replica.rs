@@ -10,7 +10,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-use futures_util::future::LocalBoxFuture;
+use futures_util::future::{LocalBoxFuture, join_all, join3};
 use sealblock_block::{
     BadBlock, BadBlockCause, BlockState, Checksum, Coverage, Device, Durability, DynDevice, Error, ErrorKind,
     MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked, VerifyStats,
@@ -233,9 +233,25 @@ impl Replica {
         Unchecked { member: self.path(run.member), ..run }
     }
 
-    /// Executes a request on the device. Stale blocks are bad until they are
-    /// written.
+    /// Executes a request on the device, in place if it need not wait. Stale blocks are bad until they are written.
     pub async fn execute(&self, request: Request) -> Outcome {
+        match self.try_execute(&request) {
+            Some(outcome) => outcome,
+            None => self.execute_waiting(request).await,
+        }
+    }
+
+    /// Executes a request in place if the device need not wait for anything; `None` if it was not started.
+    pub fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        if self.lacks_own_label() || !self.stale.borrow().is_empty() {
+            return None;
+        }
+        let outcome = self.device()?.try_execute(request)?;
+        Some(outcome.inspect_err(|error| self.note_error(error)))
+    }
+
+    /// Executes a request that has to wait for the device, or that stale blocks concern.
+    pub async fn execute_waiting(&self, request: Request) -> Outcome {
         if self.stale.borrow().is_empty() {
             return self.execute_raw(request).await;
         }
@@ -276,7 +292,11 @@ impl Replica {
         if self.attach_count.get() != attach_count {
             return Err(self.lost_in_flight());
         }
-        outcome.inspect_err(|error| self.is_unreachable.set(self.is_unreachable.get() || is_unreachable(error)))
+        outcome.inspect_err(|error| self.note_error(error))
+    }
+
+    fn note_error(&self, error: &Error) {
+        self.is_unreachable.set(self.is_unreachable.get() || is_unreachable(error));
     }
 
     /// Reads blocks.
@@ -436,6 +456,15 @@ struct InFlightGuard<'a>(&'a Replica);
 impl Drop for InFlightGuard<'_> {
     fn drop(&mut self) {
         self.0.in_flight.set(self.0.in_flight.get() - 1);
+    }
+}
+
+/// Runs futures side by side. Allocates only for more than two of them.
+pub(crate) async fn side_by_side<F: Future<Output = ()>>(mut futures: impl Iterator<Item = F>) {
+    match (futures.next(), futures.next()) {
+        (Some(first), Some(second)) => drop(join3(first, second, join_all(futures)).await),
+        (Some(only), None) => only.await,
+        (None, _) => {}
     }
 }
 

@@ -24,9 +24,10 @@ use crate::regions::Regions;
 use crate::sets::{encode_paged, encode_plain, pages_with};
 
 /// How far the session of this opening is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(crate) enum SessionPhase {
     /// Nothing was changed since the mirror was opened.
+    #[default]
     Idle,
     /// A change waits for the session.
     Wanted,
@@ -41,6 +42,7 @@ pub(crate) enum SessionPhase {
 }
 
 /// The state that labels record, and how much of it they have.
+#[derive(Default)]
 pub(crate) struct WriteIntent {
     pub events: Cell<u64>,
     /// The sessions that changed the mirror.
@@ -112,7 +114,6 @@ impl WriteIntent {
     /// The state of an opening for which `random` was drawn.
     pub fn new(prior: PriorState, random: &[u8; 16]) -> WriteIntent {
         let PriorState { events, lineage, changed, is_tentative, dirty } = prior;
-        let none = Regions::none(dirty.capacity());
         let session_id = u64::from_le_bytes(*random.last_chunk().expect("sixteen bytes have eight"));
         let skipped = u32::from_le_bytes(*random.first_chunk().expect("sixteen bytes have four"));
         WriteIntent {
@@ -122,29 +123,13 @@ impl WriteIntent {
             is_tentative: Cell::new(is_tentative),
             session_id,
             events_gap: MIN_EVENTS_GAP + u64::from(skipped),
-            phase: Cell::new(SessionPhase::Idle),
-            is_changing: Cell::new(false),
-            is_binding: Cell::new(false),
-            changes: Cell::new(0),
-            flushed_changes: Cell::new(0),
             nosync: RefCell::new(dirty.clone()),
-            nosync_count: Cell::new(0),
-            reconciled_count: Cell::new(0),
-            reconciled_durable: Cell::new(0),
             unrecorded: RefCell::new(dirty.clone()),
             written: RefCell::new(dirty.clone()),
+            written_since_sweep: RefCell::new(Regions::none(dirty.capacity())),
             dirty: RefCell::new(dirty),
-            written_since_sweep: RefCell::new(none),
-            requested_seq: Cell::new(0),
-            attempted_seq: Cell::new(0),
-            durable_seq: Cell::new(0),
-            failure_seq: Cell::new(0),
-            write_error: RefCell::default(),
-            writing: Cell::new(false),
-            has_written_labels: Cell::new(false),
-            write_ended: Condition::default(),
-            paged_sets: RefCell::default(),
             is_stale_check_due: Cell::new(true),
+            ..WriteIntent::default()
         }
     }
 

@@ -88,6 +88,8 @@ pub struct TestReplica {
     pub labels_left: Rc<Cell<Option<u32>>>,
     /// It fails further labels instead of hanging.
     pub labels_fail: bool,
+    /// It executes the next request in place; every other one, so that mirrors are tested with both.
+    pub is_in_place: Rc<Cell<bool>>,
 }
 
 impl TestReplica {
@@ -120,6 +122,7 @@ impl TestReplica {
             written_blocks: Rc::default(),
             labels_left: Rc::default(),
             labels_fail: false,
+            is_in_place: Rc::default(),
         }
     }
 
@@ -215,6 +218,16 @@ impl Device for TestReplica {
         let reserved =
             if self.has_no_label_room { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
         Abilities { reserved, ..self.memory.abilities() }
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let waits = match request.kind() {
+            RequestKind::Read | RequestKind::Write => self.holds_requests.get(),
+            RequestKind::Flush => self.holds_requests.get() || self.holds_flushes.get(),
+            _ => true,
+        };
+        let is_in_place = !waits && !self.is_hung.get() && self.is_in_place.replace(!self.is_in_place.get());
+        is_in_place.then(|| self.execute(request.clone()).now_or_never())?
     }
 
     async fn execute(&self, request: Request) -> Outcome {

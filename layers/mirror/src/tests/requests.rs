@@ -162,14 +162,16 @@ fn mirrors_nest() {
     let options = crate::OpenOptions { is_read_only: false, random: random() };
     let outer = crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();
-    assert!(
-        replicas[1].memory.device().damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 })
-    );
     let at = extent(0, BLOCKS);
-    let error = run(&outer, Request::repair(at, checks(&outer, at))).unwrap_err();
-    let bad = error.bad_blocks().unwrap().as_slice()[0];
-    let (outermost, within) = bad.member.outermost().unwrap();
-    assert_eq!((outermost, within.outermost().unwrap().0, bad.repaired), (0, 1, true));
-    verify(&outer).unwrap();
+    // Whichever copy the inner mirror reads next.
+    for damaged in [1, 0, 0, 1] {
+        let memory = replicas[damaged].memory.device();
+        assert!(memory.damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
+        let error = run(&outer, Request::repair(at, checks(&outer, at))).unwrap_err();
+        let bad = error.bad_blocks().unwrap().as_slice()[0];
+        let (outermost, within) = bad.member.outermost().unwrap();
+        assert_eq!((outermost, within.outermost().unwrap().0, bad.repaired), (0, damaged, true));
+        verify(&outer).unwrap();
+    }
     assert!(matches!(run(&outer, Request::verify(at, Checks::NONE)), Ok(Response::Verified(_))));
 }
