@@ -33,8 +33,8 @@ use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 use label::Label;
 pub use members::AssembleError;
 use members::Assembly;
-use merge::{Merger, gather, unexpected_response};
-use stripe_map::{ChunkRun, MemberPart, StripeMap};
+use merge::{MemberResponses, Merger, unexpected_response};
+use stripe_map::{ChunkRun, StripeMap};
 
 /// The size of chunks unless told: 64 KiB.
 pub const CHUNK: ByteCount = ByteCount::new(64 << 10);
@@ -170,77 +170,81 @@ impl<D: Device> StripeLayer<D> {
         }
     }
 
-    /// Returns the member's part of a request for `whole`. A checked tag that increments from the request's first block on is, at the
-    /// member's first block, the same tag minus the request's address plus the member's.
-    fn part_down(&self, request: &Request, whole: Extent, runs: &[ChunkRun], part: MemberPart) -> Request {
-        let extent = part.below;
-        let gathered = |data: Sealed| gather(&data, runs, part.member, self.merger.format);
-        Request { operation: request.operation.clone(), extents: extent.into(), durability: request.durability }
-            .map_checks(|checks| self.checks_down(checks, whole.start().get(), extent.start().get()))
-            .map_data(gathered)
+    /// Returns a request for the blocks of one chunk as a request for the member. A checked tag that increments from the request's
+    /// first block on is, at the member's first block, the same tag minus the request's address plus the member's.
+    fn run_down(&self, request: Request, run: &ChunkRun) -> Request {
+        let (stripe_lba, member_lba) = (run.stripe_lba.get(), run.below.start().get());
+        Request { extents: run.below.into(), ..request }
+            .map_checks(|checks| self.checks_down(checks, stripe_lba, member_lba))
+            .map_data(|data| self.merger.to_member_tags(data, run))
     }
 
     /// Executes a request for blocks of one chunk, which needs no splitting.
-    async fn one_run(&self, request: Request, whole: Extent, run: ChunkRun) -> Outcome {
-        let below = self.part_down(&request, whole, &[run], MemberPart { member: run.member, below: run.below });
-        drop(request);
-        match self.members[run.member].execute(below).await {
-            Ok(response) => self.merger.response(&run, response),
-            Err(error) => Err(self.merged_error(vec![(run.member, error)])),
-        }
+    async fn one_run(&self, request: Request, run: ChunkRun) -> Outcome {
+        let (member, request) = (&self.members[run.member], self.run_down(request, &run));
+        let outcome = match member.try_execute(&request) {
+            Some(outcome) => outcome,
+            None => member.execute(request).await,
+        };
+        self.merger.outcome(&run, outcome)
     }
 
     /// Executes a request for blocks of several chunks.
     async fn blocks(&self, request: Request, whole: Extent) -> Outcome {
         let stripe_map = self.merger.stripe_map;
-        let needs_runs = matches!(request.kind(), RequestKind::Write | RequestKind::Compare);
-        let runs: Vec<ChunkRun> = if needs_runs { stripe_map.runs(whole).collect() } else { Vec::new() };
-        let requests: Vec<(MemberPart, Request)> =
-            stripe_map.parts(whole).map(|part| (part, self.part_down(&request, whole, &runs, part))).collect();
-        drop(request);
-        let outcomes = self.ask(requests.into_iter().map(|(part, request)| (part, part.member, request))).await;
-        let responses = self.succeeded(outcomes, |part| part.member)?;
+        let first = whole.start().get();
+        let requests = stripe_map.parts(whole).map(|part| {
+            let part_request = Request {
+                operation: request.operation.clone(),
+                extents: part.below.into(),
+                durability: request.durability,
+            };
+            let part_request = part_request
+                .map_checks(|checks| self.checks_down(checks, first, part.below.start().get()))
+                .map_data(|data| self.merger.gather(&data, whole, part.member));
+            (part, part.member, part_request)
+        });
+        let mut responses = MemberResponses::new();
+        self.execute_all(requests, |part, response| responses.push((part, response))).await?;
         self.merger.responses(whole, responses)
     }
 
     /// Writes several chunks, one request each, without copying.
     async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
-            let data = gather(data, &[run], run.member, self.merger.format);
-            (run.member, run.member, Request::write(run.below, data, durability))
+            let part = data.slice(run.first, run.below.len() as usize);
+            ((), run.member, Request::write(run.below, self.merger.to_member_tags(part, &run), durability))
         });
-        self.succeeded(self.ask(requests).await, |member| *member).map(|_| Response::Done)
+        self.execute_all(requests, |(), _| ()).await.map(|()| Response::Done)
     }
 
     fn writes_chunks(&self) -> bool {
         self.merger.stripe_map.chunk() << self.merger.size.shift() >= WRITE_BY_CHUNK_MIN.get()
     }
 
-    /// Executes requests on members, all at once.
-    async fn ask<T>(&self, requests: impl Iterator<Item = (T, usize, Request)>) -> Vec<(T, Outcome)> {
-        join_all(requests.map(|(of, member, request)| async move { (of, self.members[member].execute(request).await) }))
-            .await
-    }
-
-    /// Returns all responses, or the one error that says most.
-    fn succeeded<T>(
+    /// Executes requests on members, all at once, and in place on members that need not wait. `take` gets each response; fails
+    /// with the one error that says most.
+    async fn execute_all<T>(
         &self,
-        outcomes: Vec<(T, Outcome)>,
-        member: impl Fn(&T) -> usize,
-    ) -> Result<Vec<(T, Response)>, Error> {
-        let (mut responses, mut errors) = (Vec::new(), Vec::new());
-        for (of, outcome) in outcomes {
-            match outcome {
-                Ok(response) => responses.push((of, response)),
-                Err(error) => errors.push((member(&of), error)),
+        requests: impl Iterator<Item = (T, usize, Request)>,
+        mut take: impl FnMut(T, Response),
+    ) -> Result<(), Error> {
+        let (mut waiting, mut errors) = (Vec::new(), Vec::new());
+        for (at, (of, member, request)) in requests.enumerate() {
+            match self.members[member].try_execute(&request) {
+                Some(Ok(response)) => take(of, response),
+                Some(Err(error)) => errors.push((at, member, error)),
+                None => waiting.push(async move { (at, of, member, self.members[member].execute(request).await) }),
             }
         }
-        if errors.is_empty() { Ok(responses) } else { Err(self.merged_error(errors)) }
-    }
-
-    #[cold]
-    fn merged_error(&self, errors: Vec<(usize, Error)>) -> Error {
-        self.merger.merged_error(errors).expect("there is an error")
+        for (at, of, member, outcome) in join_all(waiting).await {
+            match outcome {
+                Ok(response) => take(of, response),
+                Err(error) => errors.push((at, member, error)),
+            }
+        }
+        errors.sort_by_key(|(at, ..)| *at);
+        self.merger.merge_errors(errors.into_iter().map(|(_, member, error)| (member, error)))
     }
 
     /// Computes a checksum chunk by chunk, since a CRC covers bytes in order.
@@ -254,12 +258,15 @@ impl<D: Device> StripeLayer<D> {
             .buffered(CHECKSUMS_IN_FLIGHT)
             .collect()
             .await;
-        let responses = self.succeeded(outcomes, |run| run.member)?;
-        let checksum = |(run, response)| match response {
-            Response::Checksum(checksum) => Ok((run, checksum)),
-            _ => Err(unexpected_response()),
-        };
-        let checksums = responses.into_iter().map(checksum).collect::<Result<Vec<_>, Error>>()?;
+        let (mut checksums, mut errors) = (Vec::with_capacity(outcomes.len()), Vec::new());
+        for (run, outcome) in outcomes {
+            match outcome {
+                Ok(Response::Checksum(checksum)) => checksums.push((run, checksum)),
+                Ok(_) => return Err(unexpected_response()),
+                Err(error) => errors.push((run.member, error)),
+            }
+        }
+        self.merger.merge_errors(errors.into_iter())?;
         Ok(Response::Checksum(self.merger.checksums(checksums)))
     }
 
@@ -269,13 +276,13 @@ impl<D: Device> StripeLayer<D> {
             by_member[part.member].push(part.below);
         }
         let requests = by_member.into_iter().enumerate().filter(|(_, extents)| !extents.is_empty());
-        self.done(requests.map(|(member, extents)| (member, Request::discard(extents)))).await
+        let requests = requests.map(|(member, extents)| ((), member, Request::discard(extents)));
+        self.execute_all(requests, |(), _| ()).await.map(|()| Response::Done)
     }
 
-    /// Executes requests whose only response is [`Response::Done`].
-    async fn done(&self, requests: impl Iterator<Item = (usize, Request)>) -> Outcome {
-        let outcomes = self.ask(requests.map(|(member, request)| (member, member, request))).await;
-        self.succeeded(outcomes, |member| *member).map(|_| Response::Done)
+    async fn flush(&self) -> Outcome {
+        let requests = (0..self.members.len()).map(|member| ((), member, Request::flush()));
+        self.execute_all(requests, |(), _| ()).await.map(|()| Response::Done)
     }
 }
 
@@ -323,11 +330,10 @@ impl<D: Device> Device for StripeLayer<D> {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let extents = request.extents.clone();
         match request.operation {
-            Operation::Flush => self.done((0..self.members.len()).map(|member| (member, Request::flush()))).await,
-            Operation::Discard => self.discard(&extents).await,
-            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
+            Operation::Flush => self.flush().await,
+            Operation::Discard => self.discard(&request.extents).await,
+            Operation::Checksum(checks) => self.checksum(request.extents.one(), checks).await,
             Operation::ReadReserved(ReservedArea::GroupLabel)
             | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
             Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,
@@ -339,9 +345,9 @@ impl<D: Device> Device for StripeLayer<D> {
             | Operation::Compare(_)
             | Operation::WriteZeroes { .. }
             | Operation::WriteUncorrectable => {
-                let extent = extents.one();
+                let extent = request.extents.one();
                 match (self.merger.stripe_map.only_run(extent), &request.operation) {
-                    (Some(run), _) => self.one_run(request, extent, run).await,
+                    (Some(run), _) => self.one_run(request, run).await,
                     (None, Operation::Write(data)) if self.writes_chunks() => {
                         self.write_chunks(extent, data, request.durability).await
                     }
@@ -349,6 +355,16 @@ impl<D: Device> Device for StripeLayer<D> {
                 }
             }
         }
+    }
+
+    /// Executes only reads and writes of blocks of one chunk, on a member that executes them in place.
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        if !matches!(request.kind(), RequestKind::Read | RequestKind::Write) {
+            return None;
+        }
+        let run = self.merger.stripe_map.only_run(request.extents.one())?;
+        let outcome = self.members[run.member].try_execute(&self.run_down(request.clone(), &run))?;
+        Some(self.merger.outcome(&run, outcome))
     }
 }
 

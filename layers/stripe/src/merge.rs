@@ -9,8 +9,12 @@ use sealblock_block::{
 };
 use sealblock_integrity::{Field, PiFormat, Sealed, combine};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
+use smallvec::SmallVec;
 
 use crate::stripe_map::{ChunkRun, MemberPart, StripeMap};
+
+/// What members return for their parts of a request.
+pub(crate) type MemberResponses<T> = SmallVec<[(MemberPart, T); 4]>;
 
 /// Merges outcomes by the stripe map alone, without the request.
 pub(crate) struct Merger {
@@ -20,9 +24,9 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Returns the first error that does not concern blocks, in the order of the members; then all bad blocks of all members, because
+    /// Fails with the first error that does not concern blocks, in the order of the members; then all bad blocks of all members, because
     /// a bad block is damage and not a difference; then the first block that differs.
-    pub(crate) fn merged_error(&self, errors: Vec<(usize, Error)>) -> Option<Error> {
+    pub(crate) fn merge_errors(&self, errors: impl Iterator<Item = (usize, Error)>) -> Result<(), Error> {
         let (mut bad_blocks, mut coverage, mut differs) = (Vec::new(), Coverage::default(), None::<Lba>);
         for (member, error) in errors {
             match error.kind() {
@@ -40,11 +44,14 @@ impl Merger {
                 | ErrorKind::Range { .. }
                 | ErrorKind::Limit { .. }
                 | ErrorKind::Absent(_)
-                | ErrorKind::Unreachable { .. } => return Some(error),
+                | ErrorKind::Unreachable { .. } => return Err(error),
             }
         }
-        let damaged = BadBlocks::new(bad_blocks).map(|bad_blocks| bad_blocks.with_coverage(coverage).into());
-        damaged.or_else(|| differs.map(|lba| ErrorKind::Miscompare { lba }.into()))
+        match (BadBlocks::new(bad_blocks), differs) {
+            (Some(bad_blocks), _) => Err(bad_blocks.with_coverage(coverage).into()),
+            (None, Some(lba)) => Err(ErrorKind::Miscompare { lba }.into()),
+            (None, None) => Ok(()),
+        }
     }
 
     fn bad_block_up(&self, member: usize, bad_block: &BadBlock) -> BadBlock {
@@ -71,19 +78,24 @@ impl Merger {
         })
     }
 
-    /// Converts the member's response to a request of one run.
-    pub(crate) fn response(&self, run: &ChunkRun, response: Response) -> Outcome {
-        match response {
-            Response::Data(data) if self.is_of(&data, run.below) => Ok(Response::Data(to_stripe_tags(data, run))),
-            Response::Data(_) | Response::Checksum(_) | Response::Reserved(_) => Err(unexpected_response()),
-            Response::BlockStatus(status) => {
-                Ok(Response::BlockStatus(self.status(vec![(run.member, status)], &[*run])?))
+    /// Converts the member's outcome of a request of one run.
+    pub(crate) fn outcome(&self, run: &ChunkRun, outcome: Outcome) -> Outcome {
+        match outcome {
+            Ok(Response::Done) => outcome,
+            Ok(Response::Data(data)) if self.is_of(&data, run.below) => {
+                let deltas = std::iter::repeat(run.ref_tag_delta().wrapping_neg());
+                Ok(Response::Data(data.with_ref_tags_shifted(deltas)))
             }
-            Response::Verified(one) => {
+            Ok(Response::Data(_) | Response::Checksum(_) | Response::Reserved(_)) => Err(unexpected_response()),
+            Ok(Response::BlockStatus(status)) => {
+                let extent = Extent::new(run.stripe_lba, run.below.blocks()).expect("the run is of the stripe");
+                Ok(Response::BlockStatus(self.status(vec![(run.member, status)], extent)?))
+            }
+            Ok(Response::Verified(one)) => {
                 let coverage = self.coverage_up(run.member, one.coverage);
                 Ok(Response::Verified(VerifyStats { coverage, ..one }))
             }
-            Response::Done => Ok(response),
+            Err(error) => self.merge_errors(std::iter::once((run.member, error))).map(|()| Response::Done),
         }
     }
 
@@ -93,8 +105,8 @@ impl Merger {
     }
 
     /// Merges the responses of all parts of a request for these blocks, none of which failed.
-    pub(crate) fn responses(&self, extent: Extent, responses: Vec<(MemberPart, Response)>) -> Outcome {
-        let (mut data, mut verified, mut status) = (Vec::new(), None::<VerifyStats>, Vec::new());
+    pub(crate) fn responses(&self, extent: Extent, responses: MemberResponses<Response>) -> Outcome {
+        let (mut data, mut verified, mut status) = (MemberResponses::new(), None::<VerifyStats>, Vec::new());
         for (part, response) in responses {
             match response {
                 Response::Done => {}
@@ -108,27 +120,56 @@ impl Merger {
                 Response::Checksum(_) | Response::Reserved(_) => return Err(unexpected_response()),
             }
         }
-        let runs = || self.stripe_map.runs(extent).collect::<Vec<ChunkRun>>();
         Ok(match (data.is_empty(), verified, status.is_empty()) {
-            (false, ..) => Response::Data(self.data(data, &runs())?),
+            (false, ..) => Response::Data(self.scatter(data, extent)?),
             (_, Some(verified), _) => Response::Verified(verified),
-            (.., false) => Response::BlockStatus(self.status(status, &runs())?),
+            (.., false) => Response::BlockStatus(self.status(status, extent)?),
             _ => Response::Done,
         })
     }
 
-    fn data(&self, parts: Vec<(MemberPart, Sealed)>, runs: &[ChunkRun]) -> Result<Sealed, Error> {
+    /// Returns data of a run with the member's reference tags. Data to compare may have tags of no or another format; a Compare
+    /// ignores tags.
+    pub(crate) fn to_member_tags(&self, data: Sealed, run: &ChunkRun) -> Sealed {
+        if data.format() == self.format {
+            data.with_ref_tags_shifted(std::iter::repeat(run.ref_tag_delta()))
+        } else {
+            data
+        }
+    }
+
+    /// Returns one member's part of a request's data, with the member's reference tags.
+    pub(crate) fn gather(&self, data: &Sealed, extent: Extent, member: usize) -> Sealed {
+        let own_runs = self.stripe_map.runs(extent).filter(|run| run.member == member);
+        let joined = Sealed::join(own_runs.clone().map(|run| data.slice(run.first, run.below.len() as usize)));
+        if data.format() == self.format {
+            joined.with_ref_tags_shifted(each(own_runs.map(|run| (run.below.len(), run.ref_tag_delta()))))
+        } else {
+            joined
+        }
+    }
+
+    /// Joins the data of all parts of a request, with the stripe's reference tags.
+    fn scatter(&self, parts: MemberResponses<Sealed>, extent: Extent) -> Result<Sealed, Error> {
         if parts.iter().any(|(part, data)| !self.is_of(data, part.below)) {
             return Err(unexpected_response());
         }
-        Ok(scatter(parts, runs))
+        let runs = self.stripe_map.runs(extent);
+        let piece = |run: ChunkRun| {
+            let (part, data) = parts.iter().find(|(part, _)| part.member == run.member)?;
+            let first = run.below.start().get() - part.below.start().get();
+            Some(data.slice(first as usize, run.below.len() as usize))
+        };
+        let pieces: Option<SmallVec<[Sealed; 16]>> = runs.clone().map(piece).collect();
+        Ok(Sealed::join(pieces.ok_or_else(unexpected_response)?)
+            .with_ref_tags_shifted(each(runs.map(|run| (run.below.len(), run.ref_tag_delta().wrapping_neg())))))
     }
 
     /// Merges the members' status runs chunk by chunk, and joins equal neighbours.
-    fn status(&self, members: Vec<(usize, Vec<StatusRun>)>, runs: &[ChunkRun]) -> Result<Vec<StatusRun>, Error> {
+    fn status(&self, members: Vec<(usize, Vec<StatusRun>)>, extent: Extent) -> Result<Vec<StatusRun>, Error> {
         let mut members: Vec<_> = members.into_iter().map(|(member, runs)| (member, RunCursor::new(runs))).collect();
         let mut whole: Vec<StatusRun> = Vec::new();
-        for run in runs {
+        for run in self.stripe_map.runs(extent) {
             let cursor = members.iter_mut().find(|(member, _)| *member == run.member);
             let (_, cursor) = cursor.ok_or_else(unexpected_response)?;
             let mut left = run.below.len();
@@ -184,38 +225,6 @@ fn append(whole: &mut Vec<StatusRun>, blocks: u64, state: BlockState) {
 #[cold]
 pub(crate) fn unexpected_response() -> Error {
     ErrorKind::Media { reason: "a member's response does not belong to its request".to_owned() }.into()
-}
-
-/// Returns the data of one member's part of a request, with the member's reference tags. `runs` are all runs of the request.
-pub(crate) fn gather(data: &Sealed, runs: &[ChunkRun], member: usize, format: Option<PiFormat>) -> Sealed {
-    let own_runs = || runs.iter().filter(|run| run.member == member);
-    let piece = |run: &ChunkRun| data.slice(run.first, run.below.len() as usize);
-    let pieces = match runs {
-        [run] => piece(run),
-        _ => Sealed::join(own_runs().map(piece)),
-    };
-    // Data to compare may have tags of no or another format; a Compare ignores tags.
-    if data.format() != format {
-        pieces
-    } else {
-        pieces.with_ref_tags_shifted(each(own_runs().map(|run| (run.below.len(), run.ref_tag_delta()))))
-    }
-}
-
-/// Joins the data of all parts of a request, with the stripe's reference tags.
-pub(crate) fn scatter(parts: Vec<(MemberPart, Sealed)>, runs: &[ChunkRun]) -> Sealed {
-    let piece = |run: &ChunkRun| {
-        let (part, data) = parts.iter().find(|(part, _)| part.member == run.member).expect("each run is of a part");
-        let first = run.below.start().get() - part.below.start().get();
-        data.slice(first as usize, run.below.len() as usize)
-    };
-    Sealed::join(runs.iter().map(piece))
-        .with_ref_tags_shifted(each(runs.iter().map(|run| (run.below.len(), run.ref_tag_delta().wrapping_neg()))))
-}
-
-/// Returns the data of a run with the stripe's reference tags.
-pub(crate) fn to_stripe_tags(data: Sealed, run: &ChunkRun) -> Sealed {
-    data.with_ref_tags_shifted(std::iter::repeat_n(run.ref_tag_delta().wrapping_neg(), run.below.len() as usize))
 }
 
 /// Returns the reference tag delta of each block, from the length and delta of each run.

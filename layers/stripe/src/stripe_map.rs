@@ -76,7 +76,7 @@ impl StripeMap {
     }
 
     /// Splits a request's blocks where chunks end, in order.
-    pub(crate) fn runs(self, extent: Extent) -> impl Iterator<Item = ChunkRun> {
+    pub(crate) fn runs(self, extent: Extent) -> impl Iterator<Item = ChunkRun> + Clone {
         let start = extent.start().get();
         let mut next = Some(start);
         std::iter::from_fn(move || {
