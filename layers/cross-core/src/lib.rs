@@ -19,11 +19,198 @@
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 
-mod attached;
 mod channel;
 mod device_slot;
 mod durable;
 mod shared;
 
-pub use attached::{Attached, Locked};
+use std::cell::RefCell;
+use std::ops::RangeInclusive;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+
+use sealblock_block::{Abilities, Device, FlushCursor, Geometry, Outcome, RangeGuard, Request, RequestKind};
+use sealblock_units::Extent;
+
+use channel::Link;
+use device_slot::DeviceSlot;
+
 pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};
+
+thread_local! {
+    /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
+    static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl SharedDevice {
+    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits; if the owner core has
+    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment has its own flush cursor: it learns,
+    /// once, of other clients' flushes that failed after it had written.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn attach(&self) -> Attached {
+        self.attach_as(&Arc::new(self.state().flush_errors.alone()))
+    }
+
+    /// Attaches the current core with the flush cursor of a client that may have several attachments, on several cores; see
+    /// [`SharedDevice::flush_cursor`].
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn attach_as(&self, cursor: &Arc<FlushCursor>) -> Attached {
+        debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
+        let route = match self.slot().get() {
+            Some(slot) => Route::Local(slot),
+            None => Route::Remote(self.link()),
+        };
+        Attached { device: self.clone(), route, cursor: Arc::clone(cursor) }
+    }
+
+    /// The link from this core, which all its attachments share.
+    fn link(&self) -> Rc<Link> {
+        let existing = LINKS.with_borrow(|links| {
+            let mut open = links.iter().filter_map(Weak::upgrade);
+            open.find(|link| link.device.is_same(self) && link.core.is_here())
+        });
+        existing.unwrap_or_else(|| {
+            let link = Rc::new(Link::open(self));
+            LINKS.with_borrow_mut(|links| {
+                links.retain(|link| link.strong_count() > 0);
+                links.push(Rc::downgrade(&link));
+            });
+            link
+        })
+    }
+}
+
+/// The device on the current core; see [`SharedDevice::attach`]. Requests of one core start in the order of their first poll. A
+/// request from another core is executed even if its future is dropped; on the owner core the device decides.
+#[derive(Clone)]
+pub struct Attached {
+    device: SharedDevice,
+    route: Route,
+    cursor: Arc<FlushCursor>,
+}
+
+#[derive(Clone)]
+enum Route {
+    Local(Rc<DeviceSlot>),
+    Remote(Rc<Link>),
+}
+
+impl Attached {
+    /// True if this core owns the device, so that requests stay on it.
+    pub fn is_local(&self) -> bool {
+        matches!(self.route, Route::Local(_))
+    }
+
+    /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result is dropped.
+    /// Reads continue.
+    pub async fn lock(&self, extent: Extent) -> Locked<'_> {
+        let range = self.device.state().range_lock.lock(extent.start().get()..=extent.last().get()).await;
+        Locked { attached: self, extent, _range: range }
+    }
+
+    async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
+        match &self.route {
+            Route::Local(slot) => self.device.execute(slot, request, is_locked).await,
+            Route::Remote(link) => link.call(request, is_locked).await,
+        }
+    }
+
+    async fn execute_reported(&self, request: Request, is_locked: bool) -> Outcome {
+        let info = RequestInfo::of(&request);
+        let outcome = self.execute_tracked(request, is_locked).await;
+        self.report(info, &outcome);
+        outcome
+    }
+
+    fn report(&self, info: RequestInfo, outcome: &Outcome) {
+        if let (Some(client), Some(observer)) = (self.cursor.client(), self.device.state().observer.get()) {
+            match outcome {
+                Ok(_) => observer.succeeded(client, info),
+                Err(error) => observer.failed(client, info, error),
+            }
+        }
+    }
+
+    async fn execute_tracked(&self, request: Request, is_locked: bool) -> Outcome {
+        if request.kind() == RequestKind::Flush {
+            let flush = self.cursor.flush_started();
+            return flush.complete(self.dispatch(request, is_locked).await);
+        }
+        if !request.is_volatile() {
+            return self.dispatch(request, is_locked).await;
+        }
+        let mark = self.cursor.write_started();
+        let outcome = self.dispatch(request, is_locked).await;
+        if outcome.is_ok() {
+            self.cursor.write_completed(mark);
+        }
+        outcome
+    }
+
+    fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
+        let Route::Local(slot) = &self.route else { return None };
+        let dispatch = || self.device.try_execute(slot, request);
+        if request.kind() == RequestKind::Flush {
+            let flush = self.cursor.flush_started();
+            return dispatch().map(|outcome| flush.complete(outcome));
+        }
+        if !request.is_volatile() {
+            return dispatch();
+        }
+        let mark = self.cursor.write_started();
+        dispatch().inspect(|outcome| {
+            if outcome.is_ok() {
+                self.cursor.write_completed(mark);
+            }
+        })
+    }
+}
+
+/// Blocks that are locked against changes; see [`Attached::lock`].
+pub struct Locked<'a> {
+    attached: &'a Attached,
+    extent: Extent,
+    _range: RangeGuard<'a>,
+}
+
+impl Locked<'_> {
+    /// Executes a request that changes no other blocks. The caller has to await it: if its future is dropped, it may continue
+    /// without the lock.
+    pub async fn execute(&self, request: Request) -> Outcome {
+        let locked = self.extent.start().get()..=self.extent.last().get();
+        let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());
+        debug_assert!(
+            request.changed().as_ref().is_none_or(is_within),
+            "the request changes blocks that are not locked"
+        );
+        self.attached.execute_reported(request, true).await
+    }
+}
+
+impl Device for Attached {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        match &self.route {
+            // The abilities of a layer may change with its members.
+            Route::Local(slot) => slot.gate().map_or(self.device.abilities(), |gate| gate.abilities()),
+            Route::Remote(_) => self.device.abilities(),
+        }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.execute_reported(request, false).await
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        let outcome = self.try_execute_tracked(request)?;
+        self.report(RequestInfo::of(request), &outcome);
+        Some(outcome)
+    }
+}

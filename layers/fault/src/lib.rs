@@ -5,14 +5,258 @@
 //! `fault:[seed=7;read-error@100..200;flip@5;lost-write%0.01;delay=10ms@0..99],TARGET`.
 //!
 //! Invariants: the same rules and the same requests in the same order get the same faults, on every machine; nothing here
-//! uses a clock or a random source of the system. A request without a fault is neither changed nor copied.
+//! uses a clock or a random source of the system. A request without a fault is neither changed nor copied. A write to a device that
+//! loses or misdirects some blocks still stores all others; one bad block never hides another, be it injected here or reported
+//! by the inner device; a block whose bit is flipped on a read is verified again with the checks of the request, so that the layer
+//! behaves like a device that checks what it reads.
 
-mod layer;
 mod medium;
 mod rng;
 mod rules;
 
-pub use layer::FaultLayer;
+use sealblock_block::{
+    Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request,
+    Response,
+};
+use sealblock_integrity::{Checks, Sealed, Unverified};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, Extent, Lba};
+
+use rng::FaultRng;
+
 pub use medium::FaultMedium;
 pub use rng::Counts;
 pub use rules::{Chance, Fault, Rule, RuleError, Rules, Span};
+
+/// Maximum blocks of one request without payload, since each block is drawn by itself.
+const BLOCKS_AT_ONCE: u32 = 1 << 16;
+
+/// `D` with injected faults. Units in rules are its block addresses.
+pub struct FaultLayer<D, C> {
+    inner: D,
+    clock: C,
+    rng: FaultRng,
+    geometry: Geometry,
+}
+
+/// Where the blocks of a write are stored, if at all.
+#[derive(Default)]
+struct WriteFate {
+    /// Runs that are stored at their own addresses.
+    stored: Vec<Extent>,
+    /// Blocks that are stored at another address: from, to.
+    misdirected: Vec<(Lba, Lba)>,
+}
+
+impl<D: Device, C: Clock> FaultLayer<D, C> {
+    /// Injects faults into `inner`, which is behind its gate, by `rules`; `clock` measures delays.
+    pub fn new(inner: D, rules: Rules, clock: C) -> FaultLayer<D, C> {
+        let mut geometry = inner.geometry().clone();
+        let most = BlockCount::new(BLOCKS_AT_ONCE).expect("the constant is not zero");
+        geometry.limits.max_verify_blocks = geometry.limits.max_verify_blocks.min(most);
+        geometry.limits.max_zero_blocks = geometry.limits.max_zero_blocks.min(most);
+        FaultLayer { inner, clock, rng: FaultRng::new(rules), geometry }
+    }
+
+    /// The faults injected so far.
+    pub fn counts(&self) -> &Counts {
+        &self.rng.counts
+    }
+
+    /// The inner device.
+    pub fn inner(&self) -> &D {
+        &self.inner
+    }
+
+    async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let unreadable = self.rng.counted_hits(Fault::ReadError, span(extent));
+        let flipped = self.rng.counted_hits(Fault::Flip, span(extent));
+        let mut bad_blocks: Vec<BadBlock> =
+            unreadable.into_iter().map(|block| BadBlock::media(Lba::new(block))).collect();
+        let outcome = self.inner.execute(Request::read(extent, checks)).await;
+        let mut response = None;
+        match outcome {
+            Ok(Response::Data(data)) => match self.flip_up(extent, data, &flipped, &checks) {
+                Ok(data) => response = Some(data),
+                Err(found) => bad_blocks.extend(found),
+            },
+            Ok(other) => return Ok(other),
+            Err(error) => {
+                bad_blocks.extend(error.into_bad_blocks()?);
+                // The inner error says nothing about other blocks, so each flipped block is read alone.
+                for block in flipped {
+                    bad_blocks.extend(self.read_flipped(extent, Lba::new(block), &checks).await);
+                }
+            }
+        }
+        match (BadBlocks::new(bad_blocks), response) {
+            (None, Some(data)) => Ok(Response::Data(data)),
+            (Some(bad_blocks), _) => Err(bad_blocks.into()),
+            (None, None) => Err(ErrorKind::Media { reason: "a read ended without data or damage".to_owned() }.into()),
+        }
+    }
+
+    /// Reads one block of `extent` with its bit flipped; returns the bad block that this makes.
+    async fn read_flipped(&self, extent: Extent, lba: Lba, checks: &Checks) -> Vec<BadBlock> {
+        let checks = match self.geometry.protection {
+            Some(format) => checks.advance(lba.get() - extent.start().get(), format),
+            None => *checks,
+        };
+        let alone = Extent::one(lba);
+        match self.inner.execute(Request::read(alone, checks)).await {
+            Ok(Response::Data(data)) => self.flip_up(alone, data, &[lba.get()], &checks).err().unwrap_or_default(),
+            // The inner device has reported this block already.
+            Ok(_) | Err(_) => Vec::new(),
+        }
+    }
+
+    /// Inverts the bad bit of `blocks` in data that was read, and verifies all of it again.
+    fn flip_up(&self, extent: Extent, data: Sealed, blocks: &[u64], checks: &Checks) -> Result<Sealed, Vec<BadBlock>> {
+        if blocks.is_empty() {
+            return Ok(data);
+        }
+        let flipped = self.flip(extent, &data, blocks);
+        flipped.verify(checks).map_err(|mismatches| {
+            mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch)).collect()
+        })
+    }
+
+    /// A copy of `data` with the bad bit of each of `blocks` inverted, and with the tags it had.
+    fn flip(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Unverified {
+        let size = data.size().bytes();
+        let mut bytes = Buffer::copy_from(&data.joined_data());
+        for block in blocks {
+            let at = (block - extent.start().get()) as usize * size;
+            self.rng.flip(*block, &mut bytes[at..at + size]);
+        }
+        Unverified::new(bytes.freeze(), data.joined_tags(), data.size(), data.format()).expect("the shape it had")
+    }
+
+    /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be
+    /// misdirected.
+    async fn change(&self, mut request: Request) -> Outcome {
+        let (extent, format) = (request.extents.one(), self.geometry.protection);
+        self.refuse(extent)?;
+        let has_payload = matches!(request.operation, Operation::Write(_));
+        if has_payload {
+            let flipped = self.rng.counted_hits(Fault::FlipWrite, span(extent));
+            if !flipped.is_empty() {
+                let flip = |data| self.flip(extent, &data, &flipped).verify(&Checks::NONE).expect("nothing is checked");
+                request = request.map_data(flip);
+            }
+        }
+        let Some(fate) = self.fate(extent, has_payload) else { return self.inner.execute(request).await };
+        for run in fate.stored {
+            self.inner.execute(request.part(extent, run, format)).await?;
+        }
+        for (from, to) in fate.misdirected {
+            let misdirected = request.part(extent, Extent::one(from), format);
+            self.inner.execute(Request { extents: Extent::one(to).into(), ..misdirected }).await?;
+        }
+        Ok(Response::Done)
+    }
+
+    async fn flush(&self) -> Outcome {
+        if self.rng.hits_flush(Fault::FlushError) {
+            return Err(ErrorKind::Media { reason: "flush-error by rule".to_owned() }.into());
+        }
+        if self.rng.hits_flush(Fault::LostFlush) {
+            return Ok(Response::Done);
+        }
+        self.inner.execute(Request::flush()).await
+    }
+
+    /// Fails a write that a rule makes fail.
+    fn refuse(&self, extent: Extent) -> Result<(), Error> {
+        if let Some(block) = self.rng.first_hit(Fault::WriteError, span(extent)) {
+            return Err(ErrorKind::Media { reason: format!("write-error by rule at block {block}") }.into());
+        }
+        if let Some(block) = self.rng.first_hit(Fault::NoSpace, span(extent)) {
+            return Err(ErrorKind::NoSpace { reason: format!("no-space by rule at block {block}") }.into());
+        }
+        Ok(())
+    }
+
+    /// Draws where the blocks are stored; `None` if all of them are stored at their own addresses.
+    fn fate(&self, extent: Extent, has_payload: bool) -> Option<WriteFate> {
+        let torn = self.rng.hits(Fault::TornWrite, span(extent)).first().copied();
+        self.rng.counts.add(Fault::TornWrite, u64::from(torn.is_some()));
+        // Blocks behind the tear do not reach the device, so they get no other fault.
+        let reached = |block: &u64| torn.is_none_or(|torn| *block < torn);
+        let lost: Vec<u64> = self.rng.hits(Fault::LostWrite, span(extent)).into_iter().filter(reached).collect();
+        let mut astray = Vec::new();
+        if has_payload {
+            astray = self.rng.hits(Fault::MisdirectedWrite, span(extent));
+            astray.retain(|block| reached(block) && lost.binary_search(block).is_err());
+        }
+        self.rng.counts.add(Fault::LostWrite, lost.len() as u64);
+        self.rng.counts.add(Fault::MisdirectedWrite, astray.len() as u64);
+        if torn.is_none() && lost.is_empty() && astray.is_empty() {
+            return None;
+        }
+        let is_stored =
+            |block: &u64| reached(block) && lost.binary_search(block).is_err() && astray.binary_search(block).is_err();
+        let stored = runs(extent.iter().map(Lba::get).filter(is_stored));
+        let capacity = self.geometry.capacity_blocks;
+        let elsewhere = |block: u64| (Lba::new(block), Lba::new(self.rng.elsewhere(block, capacity)));
+        Some(WriteFate { stored, misdirected: astray.into_iter().map(elsewhere).collect() })
+    }
+}
+
+/// Joins rising blocks to runs.
+fn runs(blocks: impl Iterator<Item = u64>) -> Vec<Extent> {
+    let mut spans: Vec<Span> = Vec::new();
+    for block in blocks {
+        match spans.last_mut() {
+            Some(run) if run.last + 1 == block => run.last = block,
+            _ => spans.push(Span { first: block, last: block }),
+        }
+    }
+    spans.into_iter().filter_map(|run| Extent::from_raw(run.first, run.last - run.first + 1).ok()).collect()
+}
+
+fn span(extent: Extent) -> Span {
+    Span { first: extent.start().get(), last: extent.last().get() }
+}
+
+impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let mut abilities = self.inner.abilities();
+        // The inner device would verify and compare without the faults injected here, so the gate has to read instead.
+        if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
+            abilities.verify = Ability::Absent;
+            abilities.compare = Ability::Absent;
+            abilities.checksum = Ability::Absent;
+            // Without protection information a flipped bit is not detected.
+            abilities.seals &= self.geometry.protection.is_some();
+        }
+        abilities
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.rng.wait(&self.clock, request.extent().map(span)).await;
+        match request.operation {
+            Operation::Read(checks) => self.read(request.extents.one(), checks).await,
+            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
+                self.change(request).await
+            }
+            Operation::Flush => self.flush().await,
+            // A discard guarantees nothing that a fault could break.
+            Operation::Discard
+            | Operation::Verify(_)
+            | Operation::Checksum(_)
+            | Operation::Repair(_)
+            | Operation::BlockStatus
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..)
+            | Operation::Compare(_) => self.inner.execute(request).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,5 @@
 //! Injects faults into a medium, by sector and byte, such as torn sectors.
 
-use std::time::Duration;
-
 use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -41,13 +39,6 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         Some(Span { first: offset_bytes / self.sector(), last: last / self.sector() })
     }
 
-    async fn wait(&self, span: Option<Span>) {
-        match self.rng.delay(span) {
-            Duration::ZERO => {}
-            delay => self.clock.sleep(delay).await,
-        }
-    }
-
     /// Fails if a sector of `span` gets this fault now.
     fn error(&self, fault: Fault, kind: MediumErrorKind, doing: &'static str, span: Span) -> Result<(), MediumError> {
         match self.rng.first_hit(fault, span) {
@@ -62,7 +53,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
     /// Waits, and fails a change that a rule makes fail.
     async fn before_change(&self, doing: &'static str, offset: u64, length: u64) -> Result<(), MediumError> {
         let Some(span) = self.span(offset, length) else { return Ok(()) };
-        self.wait(Some(span)).await;
+        self.rng.wait(&self.clock, Some(span)).await;
         self.error(Fault::WriteError, MediumErrorKind::Failed, doing, span)?;
         self.error(Fault::NoSpace, MediumErrorKind::NoSpace, doing, span)
     }
@@ -168,7 +159,7 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         let Some(span) = self.span(offset_bytes, into.len() as u64) else {
             return self.inner.read(offset_bytes, into).await;
         };
-        self.wait(Some(span)).await;
+        self.rng.wait(&self.clock, Some(span)).await;
         if let Err(error) = self.error(Fault::ReadError, MediumErrorKind::Failed, "read", span) {
             return (Err(error), into);
         }
@@ -198,7 +189,7 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        self.wait(None).await;
+        self.rng.wait(&self.clock, None).await;
         if self.rng.hits_flush(Fault::FlushError) {
             let reason = "flush-error by rule".to_owned();
             return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });

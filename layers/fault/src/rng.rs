@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use fastrand::Rng;
+use sealblock_block::Clock;
 
 use crate::rules::{Chance, Fault, Rules, Span};
 
@@ -86,6 +87,14 @@ impl FaultRng {
         sum
     }
 
+    /// Waits as long as the rules say.
+    pub(crate) async fn wait(&self, clock: &impl Clock, span: Option<Span>) {
+        match self.delay(span) {
+            Duration::ZERO => {}
+            delay => clock.sleep(delay).await,
+        }
+    }
+
     /// A number below `bound`, which is not zero, that is the same for a unit each time.
     pub(crate) fn always_below(&self, unit: u64, bound: u64) -> u64 {
         Rng::with_seed(Rng::with_seed(self.rules.seed).u64(..) ^ unit).u64(..bound)
@@ -122,7 +131,7 @@ impl Counts {
 
     /// Every kind of fault and how often it was injected.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        let names = Fault::WITHOUT_TIME.into_iter().map(Fault::name).chain(["delay"]);
+        let names = Fault::WITHOUT_TIME.into_iter().map(|(_, name)| name).chain([Fault::DELAY]);
         names.zip(self.0.iter().map(Cell::get))
     }
 

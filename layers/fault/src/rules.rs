@@ -35,54 +35,34 @@ pub enum Fault {
 
 impl Fault {
     /// Number of kinds.
-    pub(crate) const KINDS: usize = 11;
+    pub(crate) const KINDS: usize = Fault::WITHOUT_TIME.len() + 1;
 
-    /// Every kind but the delay, which needs a time, in the order of [`Fault::index`].
-    pub(crate) const WITHOUT_TIME: [Fault; Fault::KINDS - 1] = [
-        Fault::ReadError,
-        Fault::WriteError,
-        Fault::NoSpace,
-        Fault::FlushError,
-        Fault::LostFlush,
-        Fault::Flip,
-        Fault::FlipWrite,
-        Fault::LostWrite,
-        Fault::MisdirectedWrite,
-        Fault::TornWrite,
+    /// The name of a delay.
+    pub(crate) const DELAY: &str = "delay";
+
+    /// Every kind but the delay, which needs a time, with its name, in the order of [`Fault::index`].
+    pub(crate) const WITHOUT_TIME: [(Fault, &str); 10] = [
+        (Fault::ReadError, "read-error"),
+        (Fault::WriteError, "write-error"),
+        (Fault::NoSpace, "no-space"),
+        (Fault::FlushError, "flush-error"),
+        (Fault::LostFlush, "lost-flush"),
+        (Fault::Flip, "flip"),
+        (Fault::FlipWrite, "flip-write"),
+        (Fault::LostWrite, "lost-write"),
+        (Fault::MisdirectedWrite, "misdirected-write"),
+        (Fault::TornWrite, "torn-write"),
     ];
 
     /// Its name in rules and reports.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Fault::ReadError => "read-error",
-            Fault::WriteError => "write-error",
-            Fault::NoSpace => "no-space",
-            Fault::FlushError => "flush-error",
-            Fault::LostFlush => "lost-flush",
-            Fault::Flip => "flip",
-            Fault::FlipWrite => "flip-write",
-            Fault::LostWrite => "lost-write",
-            Fault::MisdirectedWrite => "misdirected-write",
-            Fault::TornWrite => "torn-write",
-            Fault::Delay(_) => "delay",
-        }
+    pub fn name(self) -> &'static str {
+        Fault::WITHOUT_TIME.get(self.index()).map_or(Fault::DELAY, |(_, name)| name)
     }
 
     /// Its position in tables; the same for delays of any length.
-    pub(crate) const fn index(self) -> usize {
-        match self {
-            Fault::ReadError => 0,
-            Fault::WriteError => 1,
-            Fault::NoSpace => 2,
-            Fault::FlushError => 3,
-            Fault::LostFlush => 4,
-            Fault::Flip => 5,
-            Fault::FlipWrite => 6,
-            Fault::LostWrite => 7,
-            Fault::MisdirectedWrite => 8,
-            Fault::TornWrite => 9,
-            Fault::Delay(_) => 10,
-        }
+    pub(crate) fn index(self) -> usize {
+        let known = Fault::WITHOUT_TIME.iter().position(|(fault, _)| *fault == self);
+        known.unwrap_or(Fault::WITHOUT_TIME.len())
     }
 
     /// True if it is a fault of flushes, which have no units.
@@ -308,11 +288,11 @@ fn once<T>(place: &mut Option<T>, value: T, what: &'static str) -> Result<(), Ru
 }
 
 fn fault(name: &str, time: Option<&str>) -> Result<Fault, RuleError> {
-    if name == "delay" {
+    if name == Fault::DELAY {
         return parse_delay(time.unwrap_or("")).map(Fault::Delay);
     }
-    let known = Fault::WITHOUT_TIME.into_iter().find(|fault| fault.name() == name);
-    let fault = known.ok_or_else(|| RuleError::Name(name.to_owned()))?;
+    let known = Fault::WITHOUT_TIME.into_iter().find(|(_, known)| *known == name);
+    let (fault, _) = known.ok_or_else(|| RuleError::Name(name.to_owned()))?;
     if time.is_some() {
         return Err(RuleError::Misplaced { name: fault.name(), mark: '=' });
     }

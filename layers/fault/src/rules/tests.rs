@@ -33,7 +33,7 @@ fn marks_come_in_any_order_and_spaces_stand_between_rules() {
     assert_eq!(one, parse("flip%12.5@5..6;delay%50=1s").unwrap());
     assert_eq!(one.seed, 0);
     assert_eq!(one.rules[0], rule_of(Fault::Flip, 5, 6, 125_000_000));
-    for fault in Fault::WITHOUT_TIME {
+    for (fault, _) in Fault::WITHOUT_TIME {
         assert_eq!(parse(fault.name()).unwrap().rules[0].fault, fault);
     }
 }
@@ -90,7 +90,7 @@ fn length_and_number_are_limited() {
 
 fn any_rule() -> impl Strategy<Value = Rule> {
     let fault = prop_oneof![
-        (0..Fault::WITHOUT_TIME.len()).prop_map(|index| Fault::WITHOUT_TIME[index]),
+        (0..Fault::WITHOUT_TIME.len()).prop_map(|index| Fault::WITHOUT_TIME[index].0),
         (0..=3_600_000_000_u64).prop_map(|us| Fault::Delay(Duration::from_micros(us))),
     ];
     (fault, any::<u64>(), any::<u64>(), 0..=ALWAYS).prop_map(|(fault, a, b, parts)| {
