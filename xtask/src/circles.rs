@@ -1,23 +1,15 @@
 //! Circles of files: a file of a crate uses another one, and that uses, directly or by way of more, the first.
 //!
-//! Files in a circle cannot be read, tested or moved one without the other. How many files lie in circles is recorded in
-//! `circles.toml` by crate, and these numbers only go down; a crate that is not recorded has no circle.
+//! Files in a circle cannot be read, tested or moved one without the other, so no crate may have one.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
 use crate::modules::{self, FileUse};
-use crate::record::Record;
 use crate::workspace::{self, Member};
 
-const RECORD: &str = "xtask/circles.toml";
-const HEADING: &[&str] = &[
-    "How many files of a crate lie in circles, where each uses the other, directly or by way of more.",
-    "A crate that is not named here has no circle. These numbers only go down: `cargo xtask circles --update` lowers them.",
-];
 /// A workspace of its own, whose files are ours too.
 const FUZZ_MANIFEST: &str = "proofs/fuzz/Cargo.toml";
 
@@ -36,34 +28,19 @@ struct Tangle {
     circles: Vec<Circle>,
 }
 
-/// Checks all crates against the record. Returns a line for people; an error has the circles of crates with too many.
+/// Checks all crates. Returns a line for people; an error has every circle, with one place for each use in it.
 pub fn check() -> Result<String> {
-    verdict(&find()?, &Record::load(RECORD)?)
+    let (crates, tangles) = find()?;
+    verdict(&tangles)?;
+    Ok(format!("{crates} crates, no circle"))
 }
 
-/// Prints every circle there is, and then checks all crates against the record.
-pub fn show() -> Result<String> {
-    let tangles = find()?;
-    for tangle in &tangles {
-        println!("{}", tangle.to_text());
-    }
-    verdict(&tangles, &Record::load(RECORD)?)
-}
-
-/// Lowers the record to what is there. Never raises it.
-pub fn update() -> Result<String> {
-    let tangles = find()?;
-    verdict(&tangles, &Record::load(RECORD)?).context("the record is not raised")?;
-    let record = record_of(&tangles);
-    record.save(RECORD, HEADING)?;
-    verdict(&tangles, &record)
-}
-
-fn find() -> Result<Vec<Tangle>> {
+/// The number of crates, and those with circles.
+fn find() -> Result<(usize, Vec<Tangle>)> {
     let workspace = workspace::load()?;
     let members = [workspace.members_of(FUZZ_MANIFEST)?, workspace.members].concat();
     let read = |path: &str| fs::read_to_string(workspace.root.join(path)).ok();
-    let mut tangles = Vec::new();
+    let (crates, mut tangles) = (members.len(), Vec::new());
     for Member { folder, roots, .. } in members {
         let mut uses = Vec::new();
         for root in roots {
@@ -74,7 +51,7 @@ fn find() -> Result<Vec<Tangle>> {
             tangles.push(Tangle { folder, circles });
         }
     }
-    Ok(tangles)
+    Ok((crates, tangles))
 }
 
 /// The circles among these uses, those of most files first.
@@ -113,26 +90,12 @@ fn reach<'a>(file: &'a str, next: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeSet<
     reached
 }
 
-fn record_of(tangles: &[Tangle]) -> Record {
-    Record::new(tangles.iter().map(|tangle| (tangle.folder.as_str(), tangle.file_count())))
-}
-
-/// The line for people, or an error with the circles of crates that have more files in them than recorded.
-fn verdict(tangles: &[Tangle], record: &Record) -> Result<String> {
-    let mut wrong = String::new();
-    for tangle in tangles.iter().filter(|tangle| tangle.file_count() > record.allowed(&tangle.folder)) {
-        let allowed = record.allowed(&tangle.folder);
-        write!(wrong, "\n{RECORD} allows {allowed} files in circles, but there are more:\n{}", tangle.to_text())?;
+/// An error with all circles, if there are any.
+fn verdict(tangles: &[Tangle]) -> Result<()> {
+    if tangles.is_empty() {
+        return Ok(());
     }
-    if !wrong.is_empty() {
-        bail!("files use each other in a circle:{wrong}");
-    }
-    let files: usize = tangles.iter().map(Tangle::file_count).sum();
-    let mut line = format!("{files} files in circles, in {} crates", tangles.len());
-    if record_of(tangles) != *record {
-        line.push_str("; fewer than recorded: run `cargo xtask circles --update` and commit it");
-    }
-    Ok(line)
+    bail!("files use each other in a circle:\n{}", tangles.iter().map(Tangle::to_text).collect::<String>());
 }
 
 impl Tangle {
@@ -167,9 +130,9 @@ mod tests {
     }
 
     #[test]
-    fn this_tree_keeps_to_its_record() {
+    fn this_tree_has_no_circle() {
         let line = check().unwrap();
-        assert!(line.contains("files in circles"), "{line}");
+        assert!(line.ends_with("crates, no circle"), "{line}");
     }
 
     #[test]
@@ -181,7 +144,7 @@ mod tests {
             ("c/base.rs", "pub struct Base;"),
         ]);
         assert!(found.is_empty(), "{found:?}");
-        assert_eq!(verdict(&found, &Record::default()).unwrap(), "0 files in circles, in 0 crates");
+        verdict(&found).unwrap();
     }
 
     #[test]
@@ -192,15 +155,11 @@ mod tests {
             ("c/b.rs", "// See A.\npub struct B(Box<crate::A>);"),
             ("c/base.rs", "pub struct Base;"),
         ]);
-        let error = verdict(&found, &Record::default()).unwrap_err().to_string();
+        let error = verdict(&found).unwrap_err().to_string();
         let expected = "files use each other in a circle:\n\
-                        xtask/circles.toml allows 0 files in circles, but there are more:\n\
                         c: 2 files in circles\n  a circle of 2: a.rs, b.rs\n    \
                         a.rs:2 -> b.rs: crate::b::B\n    b.rs:2 -> a.rs: crate::A\n";
         assert_eq!(error, expected);
-        let recorded = verdict(&found, &Record::new([("c", 2)])).unwrap();
-        assert_eq!(recorded, "2 files in circles, in 1 crates");
-        assert!(verdict(&found, &Record::new([("d", 2)])).is_err());
     }
 
     #[test]
@@ -221,11 +180,5 @@ mod tests {
         let files: Vec<Vec<&str>> = found.iter().map(|c| c.files.iter().map(String::as_str).collect()).collect();
         assert_eq!(files, [vec!["c", "d", "e"], vec!["a", "b"]]);
         assert_eq!(found[0].uses.len(), 3);
-    }
-
-    #[test]
-    fn fewer_files_ask_for_a_lower_record() {
-        let line = verdict(&[], &Record::new([("c", 2)])).unwrap();
-        assert!(line.contains("circles --update"), "{line}");
     }
 }

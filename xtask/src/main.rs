@@ -10,7 +10,6 @@ mod dependencies;
 mod fuzz;
 mod modules;
 mod package;
-mod record;
 mod scan;
 mod sizes;
 mod step;
@@ -30,10 +29,8 @@ cargo xtask: the checks of this repository
                                    what runs long (simulation, conformance, package)
   cargo xtask check STEP...        these steps of it
   cargo xtask dependencies         which folder may use which
-  cargo xtask circles [--update]   files of a crate that use each other in a circle; --update lowers the record in
-                                   xtask/circles.toml
-  cargo xtask sizes [--update]     sizes of files and functions, and what must not stand in the source;
-                                   --update lowers the record in xtask/sizes.toml
+  cargo xtask circles              files of a crate that use each other in a circle
+  cargo xtask sizes                sizes of files and functions, and what must not stand in the source
   cargo xtask package              a Debian package, in target/package
                       --symbols    and a second one of its debug symbols
                       --try        and installs, starts, uses and removes it in a folder, as the check does
@@ -55,10 +52,8 @@ fn main() -> ExitCode {
         ["check", "--beside", names @ ..] => check::run(Selection::Beside(names)),
         ["check", names @ ..] => check::run(Selection::Named(names)),
         ["dependencies"] => print_summary(dependencies::check()),
-        ["circles"] => print_summary(circles::show()),
-        ["circles", "--update"] => print_summary(circles::update()),
+        ["circles"] => print_summary(circles::check()),
         ["sizes"] => print_summary(sizes::check()),
-        ["sizes", "--update"] => print_summary(sizes::update()),
         ["package"] => print_summary(package::make(false)),
         ["package", "--try"] => print_summary(package::make_and_try()),
         ["package", "--symbols"] => print_summary(package::make(true)),

@@ -1,14 +1,12 @@
 //! Sizes of files and functions, and words that must not stand in the source.
 //!
-//! Nothing passes the limits. At the other end, a file of a few lines is seldom a thought of its own: how many files are
-//! that short is recorded in `sizes.toml`, and the record only goes down. A new short file takes the place of an old one.
+//! At the other end, a file of a few lines is seldom a thought of its own, so only a certain number may be that short.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::record::Record;
 use crate::scan::{self, Restricted, Source};
 use crate::workspace;
 
@@ -16,14 +14,10 @@ const MAX_FILE_LINES: usize = 800;
 const MAX_FUNCTION_LINES: usize = 70;
 /// A file of fewer lines counts as short.
 const MIN_FILE_LINES: usize = 60;
-const SHORT_FILES: &str = "files_under_60";
-const HEADING: &[&str] = &[
-    "How many Rust files have fewer than 60 lines.",
-    "This number only goes down: `cargo xtask sizes --update` lowers it.",
-];
+/// Short files in the whole tree: roots of crates, and little else.
+const MAX_SHORT_FILES: usize = 35;
 /// The only folder where `unsafe` may stand.
 const UNSAFE_FOLDER: &str = "runtime/";
-const RECORD: &str = "xtask/sizes.toml";
 /// Folders with other people's files, or built ones.
 const NOT_OURS: &[&str] = &["target", "sealblock-data", "corpus", "artifacts"];
 
@@ -36,33 +30,17 @@ struct Findings {
     short_files: Vec<String>,
 }
 
-/// Checks the tree against the limits, the record and the restricted words. Returns a line for people.
+/// Checks the tree against the limits and the restricted words. Returns a line for people.
 pub fn check() -> Result<String> {
-    let (findings, record) = (measure(workspace::root())?, Record::load(RECORD)?);
-    let wrong = judge(&findings, &record);
+    let findings = measure(workspace::root())?;
+    let wrong = judge(&findings, MAX_SHORT_FILES);
     if !wrong.is_empty() {
         bail!("the source does not keep to its limits:\n  {}", wrong.join("\n  "));
     }
-    Ok(summary(&findings, &record))
-}
-
-/// Lowers the record to what is there. Never raises it.
-pub fn update() -> Result<String> {
-    let (findings, record) = (measure(workspace::root())?, Record::load(RECORD)?);
-    let wrong = judge(&findings, &record);
-    if !wrong.is_empty() {
-        bail!("the record is not raised; first put right:\n  {}", wrong.join("\n  "));
-    }
-    let now = findings.record();
-    now.save(RECORD, HEADING)?;
-    Ok(summary(&findings, &now))
+    Ok(format!("{} files; {} under {MIN_FILE_LINES} lines", findings.scanned, findings.short_files.len()))
 }
 
 impl Findings {
-    fn record(&self) -> Record {
-        Record::new([(SHORT_FILES, self.short_files.len())])
-    }
-
     /// Adds what stands in the file at `path`, which is relative to the root.
     fn add(&mut self, path: &str, source: &Source) {
         self.scanned += 1;
@@ -89,24 +67,15 @@ impl Findings {
     }
 }
 
-/// What is wrong with these findings under this record, one sentence each.
-fn judge(findings: &Findings, record: &Record) -> Vec<String> {
+/// What is wrong with these findings, one sentence each.
+fn judge(findings: &Findings, max_short_files: usize) -> Vec<String> {
     let mut wrong = findings.wrong.clone();
-    let (found, allowed) = (findings.short_files.len(), record.allowed(SHORT_FILES));
-    if found > allowed {
-        wrong.push(format!("{found} files under {MIN_FILE_LINES} lines, and the record allows {allowed}:"));
+    let found = findings.short_files.len();
+    if found > max_short_files {
+        wrong.push(format!("{found} files under {MIN_FILE_LINES} lines, more than {max_short_files}:"));
         wrong.extend(findings.short_files.iter().map(|name| format!("  {name}")));
     }
     wrong
-}
-
-fn summary(findings: &Findings, record: &Record) -> String {
-    let short = findings.short_files.len();
-    let mut line = format!("{} files; {short} under {MIN_FILE_LINES} lines", findings.scanned);
-    if findings.record() != *record {
-        line.push_str("; fewer than recorded: run `cargo xtask sizes --update` and commit it");
-    }
-    line
 }
 
 fn measure(root: &Path) -> Result<Findings> {
@@ -148,10 +117,6 @@ mod tests {
         findings
     }
 
-    fn short(files: usize) -> Record {
-        Record::new([(SHORT_FILES, files)])
-    }
-
     /// A source with one function of this many lines.
     fn function_of(lines: usize) -> String {
         format!("fn long() {{\n{}}}\n", "    x();\n".repeat(lines - 2))
@@ -165,26 +130,26 @@ mod tests {
 
     #[test]
     fn a_short_file_is_counted_and_a_line_more_is_not() {
-        let wrong = judge(&findings("a.rs", &"// x\n".repeat(59)), &Record::default());
-        assert_eq!(wrong, ["1 files under 60 lines, and the record allows 0:", "  a.rs: 59 lines"]);
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(60)), &Record::default()), [""; 0]);
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(59)), &short(1)), [""; 0]);
+        let wrong = judge(&findings("a.rs", &"// x\n".repeat(59)), 0);
+        assert_eq!(wrong, ["1 files under 60 lines, more than 0:", "  a.rs: 59 lines"]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(60)), 0), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(59)), 1), [""; 0]);
     }
 
     #[test]
-    fn no_record_lifts_the_limits() {
-        assert_eq!(judge(&findings("a.rs", &function_of(70)), &short(9)), [""; 0]);
-        assert_eq!(judge(&findings("a.rs", &function_of(71)), &short(9)), ["a.rs:1: long: 71 lines, more than 70"]);
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(800)), &short(9)), [""; 0]);
-        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(801)), &short(9)), ["a.rs: 801 lines, more than 800"]);
+    fn long_files_and_functions_are_refused() {
+        assert_eq!(judge(&findings("a.rs", &function_of(70)), 9), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &function_of(71)), 9), ["a.rs:1: long: 71 lines, more than 70"]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(800)), 9), [""; 0]);
+        assert_eq!(judge(&findings("a.rs", &"// x\n".repeat(801)), 9), ["a.rs: 801 lines, more than 800"]);
     }
 
     #[test]
     fn unsafe_code_stands_only_under_runtime() {
         let text = "fn a() { unsafe { b() } }";
-        assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), &short(1)), [""; 0]);
+        assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), 1), [""; 0]);
         for path in ["media/file/src/lib.rs", "proofs/fuzz/runtime/a.rs"] {
-            let wrong = judge(&findings(path, text), &short(1));
+            let wrong = judge(&findings(path, text), 1);
             assert_eq!(wrong, [format!("{path}:1: unsafe code stands only under runtime/")]);
         }
     }
@@ -192,14 +157,7 @@ mod tests {
     #[test]
     fn unfinished_code_and_ignored_tests_are_refused_everywhere() {
         for text in ["fn a() { todo!() }", "fn a() { unimplemented!() }", "#[ignore]\nfn a() {}"] {
-            assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), &short(1)).len(), 1, "{text}");
+            assert_eq!(judge(&findings("runtime/memory/src/lib.rs", text), 1).len(), 1, "{text}");
         }
-    }
-
-    #[test]
-    fn a_lower_count_asks_for_a_lower_record() {
-        let one = findings("a.rs", "fn a() {}");
-        assert!(summary(&one, &short(2)).contains("sizes --update"));
-        assert!(!summary(&one, &short(1)).contains("sizes --update"));
     }
 }
