@@ -1,8 +1,8 @@
 //! The log of the server: lines on standard error, as text or as JSON objects.
 //!
 //! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
-//! happens too often is logged [`MAX_LINES`] times in [`WINDOW`], and then counted; lines for debugging are all there. The last
-//! warnings and errors are kept for `status`, [`MAX_KEPT_LINES`] for each call site, so that one that logs much does not push out the
+//! happens too often is logged `MAX_LINES` times in `WINDOW`, and then counted; lines for debugging are all there. The last
+//! warnings and errors are kept for `status`, `MAX_KEPT_LINES` for each call site, so that one that logs much does not push out the
 //! lines of the others.
 
 use std::collections::{HashMap, VecDeque};
