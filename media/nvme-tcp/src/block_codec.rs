@@ -119,14 +119,14 @@ impl BlockCodec {
     pub(crate) fn payload(&self, data: &Sealed, pool: &Pool) -> Payload {
         match self.pi_mode.shown() {
             Some(format) => self.with_tags(format, data, pool),
-            None => data_payload(data),
+            None => Payload::from(data),
         }
     }
 
     /// Data of a Compare in wire format. The target compares tags too, so data without the namespace's tags gets those
     /// that a target would generate.
     pub(crate) fn comparand(&self, extent: Extent, data: &Sealed, pool: &Pool) -> Payload {
-        let Some(format) = self.pi_mode.kept() else { return data_payload(data) };
+        let Some(format) = self.pi_mode.kept() else { return Payload::from(data) };
         if data.format() == Some(format) {
             return self.with_tags(format, data, pool);
         }
@@ -197,11 +197,6 @@ impl BlockCodec {
         buffer.truncate(blocks * size);
         (buffer.freeze(), tags.freeze())
     }
-}
-
-/// The data alone, from where they lie.
-fn data_payload(data: &Sealed) -> Payload {
-    Payload::new(data.segments().iter().map(|segment| segment.data.clone()))
 }
 
 /// The bad blocks of mismatches in blocks from `start`.

@@ -3,7 +3,7 @@
 //! Headers that follow one another without data between them, such as a run of responses, become one slice. A buffer serves
 //! until it is used up, so a typical list needs neither an allocation nor a buffer of the pool.
 
-use sealblock_integrity::guard;
+use sealblock_integrity::{Sealed, guard};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use smallvec::SmallVec;
 use zerocopy::{Immutable, IntoBytes};
@@ -139,6 +139,13 @@ pub struct Payload {
     slices: SmallVec<[Slice; 2]>,
     len_bytes: usize,
     crcs: Option<BlockCrcs>,
+}
+
+/// The data of blocks without their tuples, from where it lies.
+impl From<&Sealed> for Payload {
+    fn from(blocks: &Sealed) -> Payload {
+        Payload::new(blocks.segments().iter().map(|segment| segment.data.clone()))
+    }
 }
 
 impl Payload {

@@ -182,7 +182,7 @@ impl Namespace {
         let crcs = self.verified_crcs(blocks, &read);
         let payload = match self.format() {
             Some(_) if !blocks.protection.pract => Payload::new(read.interleaved()),
-            _ => Payload::new(read.segments().iter().map(|segment| segment.data.clone())),
+            _ => Payload::from(&read),
         };
         match crcs {
             Some(crcs) => payload.with_crcs(crcs),
