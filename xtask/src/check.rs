@@ -60,7 +60,7 @@ pub enum Selection<'a> {
 pub fn run(selection: Selection) -> Result<()> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");
-    println!("checking {}; output of each step: {}", workspace.root.display(), logs.display());
+    println!("{}{}; output of each step: {}", step::HEADING, workspace.root.display(), logs.display());
     let mut steps = Steps::new(logs, move |name| is_selected(selection, name))?;
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));

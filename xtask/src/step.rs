@@ -26,6 +26,9 @@ pub enum Done {
 /// Ticks of a second in `/proc`. Linux counts there in this unit whatever its own clock (`USER_HZ`).
 const TICKS_PER_SECOND: f64 = 100.0;
 
+/// How the first line of every run begins.
+pub const HEADING: &str = "checking ";
+
 /// Runs steps one after the other and says how each went.
 pub struct Steps<S> {
     logs: PathBuf,
@@ -62,7 +65,8 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         if self.failed.is_some() {
             return Ok(());
         }
-        let program = std::env::current_exe().context("finding this program")?;
+        // Cargo may have linked this program anew since it began: its path then names none, but the kernel still has it.
+        let program = format!("/proc/{}/exe", std::process::id());
         let output = self.logs.join(format!("beside-{}.log", self.beside.len()));
         let file = File::create(&output).with_context(|| format!("making {}", output.display()))?;
         let errors = file.try_clone().context("sharing the log file")?;
@@ -81,7 +85,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
             let status = process.wait().context("waiting for the steps beside")?;
             let text = fs::read_to_string(&output).with_context(|| format!("reading {}", output.display()))?;
             println!("beside, in another process at low priority:");
-            text.lines().skip(1).for_each(|line| println!("{line}"));
+            text.lines().filter(|line| !line.starts_with(HEADING)).for_each(|line| println!("{line}"));
             self.done.push(("beside", Times::now().since(started)));
             if !status.success() {
                 self.failed.get_or_insert("beside");
@@ -248,6 +252,19 @@ mod tests {
         steps.run("only", |_| Ok(Done::Skipped("for the test".to_owned())));
         fs::remove_dir_all(logs("well")).unwrap();
         assert!(steps.finish("").is_ok());
+    }
+
+    #[test]
+    fn steps_beside_that_did_not_start_fail_the_run() {
+        let folder = logs("beside");
+        let mut steps = Steps::new(folder.clone(), |_| true).unwrap();
+        // The program of this test knows no such words.
+        steps.start_beside(&["docs"]).unwrap();
+        let error = steps.finish("").unwrap_err().to_string();
+        let said = fs::read_to_string(folder.join("beside-0.log")).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(error.starts_with("'beside' failed"), "{error}");
+        assert!(said.contains("'beside'"), "{said}");
     }
 
     #[test]
