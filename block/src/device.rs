@@ -1,15 +1,11 @@
-//! Devices: the trait, devices whose type is known only at run time, and openers of devices.
+//! Devices: the trait, their geometry, limits and abilities.
 
-use std::cell::{Cell, RefCell};
-use std::fmt;
-use std::future::poll_fn;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
 
-use futures_util::future::LocalBoxFuture;
+use sealblock_integrity::PiFormat;
+use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::{Abilities, Error, Geometry, Outcome, Request};
+use crate::{Error, ErrorKind, Outcome, Request, RequestKind};
 
 /// Something that stores blocks.
 ///
@@ -34,128 +30,6 @@ pub trait Device {
     }
 }
 
-/// A device whose type is known only at run time. Clones are the same device.
-///
-/// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run.
-#[derive(Clone)]
-pub struct DynDevice(Rc<dyn ObjectSafeDevice>);
-
-impl DynDevice {
-    /// Erases the type of `device`.
-    pub fn new(device: impl Device + 'static) -> DynDevice {
-        DynDevice(Rc::new(ErasedDevice { device: Rc::new(device), idle: RefCell::default() }))
-    }
-}
-
-impl Device for DynDevice {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.0.abilities()
-    }
-
-    fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
-        let future = self.0.take_future();
-        future.handoff.request.set(Some(request));
-        ExecuteFuture { device: &*self.0, future: Some(future) }
-    }
-
-    fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        self.0.try_execute(request)
-    }
-}
-
-/// Maximum idle futures that a device keeps.
-const IDLE_LIMIT: usize = 256;
-
-/// The methods of [`Device`] that need no type.
-trait ObjectSafeDevice {
-    fn geometry(&self) -> &Geometry;
-    fn abilities(&self) -> Abilities;
-    fn try_execute(&self, request: &Request) -> Option<Outcome>;
-    fn take_future(&self) -> PooledFuture;
-    fn put_back(&self, future: PooledFuture);
-}
-
-/// A device and its idle futures.
-struct ErasedDevice<D> {
-    device: Rc<D>,
-    idle: RefCell<Vec<PooledFuture>>,
-}
-
-/// A future that executes one request after the other, and the place where it takes requests and leaves outcomes.
-struct PooledFuture {
-    handoff: Rc<Handoff>,
-    future: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-#[derive(Default)]
-struct Handoff {
-    request: Cell<Option<Request>>,
-    outcome: Cell<Option<Outcome>>,
-}
-
-async fn serve(device: Rc<impl Device>, handoff: Rc<Handoff>) {
-    loop {
-        let request = poll_fn(|_| handoff.request.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let outcome = device.execute(request).await;
-        handoff.outcome.set(Some(outcome));
-    }
-}
-
-impl<D: Device + 'static> ObjectSafeDevice for ErasedDevice<D> {
-    fn geometry(&self) -> &Geometry {
-        self.device.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.device.abilities()
-    }
-
-    fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        self.device.try_execute(request)
-    }
-
-    fn take_future(&self) -> PooledFuture {
-        let idle = self.idle.borrow_mut().pop();
-        idle.unwrap_or_else(|| {
-            let handoff = Rc::new(Handoff::default());
-            let future = Box::pin(serve(Rc::clone(&self.device), Rc::clone(&handoff)));
-            PooledFuture { handoff, future }
-        })
-    }
-
-    fn put_back(&self, future: PooledFuture) {
-        let mut idle = self.idle.borrow_mut();
-        if idle.len() < IDLE_LIMIT {
-            idle.push(future);
-        }
-    }
-}
-
-/// The future of one request. If it is dropped early, it drops its pooled future too, which cancels the request.
-struct ExecuteFuture<'a> {
-    device: &'a dyn ObjectSafeDevice,
-    future: Option<PooledFuture>,
-}
-
-impl Future for ExecuteFuture<'_> {
-    type Output = Outcome;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
-        let pooled = self.future.as_mut().expect("not polled after its end");
-        // `serve` never returns.
-        let _ = pooled.future.as_mut().poll(cx);
-        let Some(outcome) = pooled.handoff.outcome.take() else { return Poll::Pending };
-        if let Some(pooled) = self.future.take() {
-            self.device.put_back(pooled);
-        }
-        Poll::Ready(outcome)
-    }
-}
-
 impl<D: Device> Device for Rc<D> {
     fn geometry(&self) -> &Geometry {
         Device::geometry(&**self)
@@ -174,40 +48,207 @@ impl<D: Device> Device for Rc<D> {
     }
 }
 
-/// Opens a device, again each time a layer has lost it. Clones open the same device.
+/// The maximum sizes of one request. The gate splits larger ones.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Blocks of a Read, Write or Compare.
+    pub max_transfer_blocks: BlockCount,
+    /// Blocks of a Verify, Checksum, Repair or BlockStatus, which move no payload and can be larger.
+    pub max_verify_blocks: BlockCount,
+    /// Blocks of a WriteZeroes, a WriteUncorrectable, or one extent of a Discard.
+    pub max_zero_blocks: BlockCount,
+}
+
+impl Limits {
+    /// Limits of `transfer_bytes` of payload for transfers and `zero_blocks` for writes without payload.
+    pub fn new(size: BlockSize, transfer_bytes: usize, zero_blocks: u32) -> Limits {
+        let transfer = (transfer_bytes >> size.shift()).clamp(1, u32::MAX as usize) as u32;
+        let count = |blocks| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+        Limits {
+            max_transfer_blocks: count(transfer),
+            max_verify_blocks: count(transfer),
+            max_zero_blocks: count(zero_blocks),
+        }
+    }
+}
+
+/// The geometry of a device; it does not change while the device is open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Geometry {
+    /// Bytes of data in one block.
+    pub block_size: BlockSize,
+    /// Number of blocks.
+    pub capacity_blocks: u64,
+    /// Format of the protection information that every block carries, if any.
+    pub protection: Option<PiFormat>,
+    /// The maximum sizes of one request.
+    pub limits: Limits,
+}
+
+impl Geometry {
+    /// Bytes of data on the whole device.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.capacity_blocks << self.block_size.shift()
+    }
+
+    /// All blocks of the device, in extents of at most `piece` blocks; empty for a device without blocks.
+    pub fn whole(&self, piece: BlockCount) -> impl Iterator<Item = Extent> + use<> {
+        let (capacity, step) = (self.capacity_blocks, u64::from(piece.get()));
+        (0..capacity.div_ceil(step)).filter_map(move |i| Extent::from_raw(i * step, step.min(capacity - i * step)).ok())
+    }
+
+    /// Rejects an extent that goes past the end of the device.
+    pub fn check(&self, extent: Extent) -> Result<(), Error> {
+        if extent.fits(self.capacity_blocks) {
+            return Ok(());
+        }
+        let last = Lba::new(self.capacity_blocks.saturating_sub(1));
+        Err(ErrorKind::Range { extent, last }.into())
+    }
+}
+
+/// How a request kind is executed on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ability {
+    /// The device executes it.
+    Native,
+    /// The gate executes it by requests of other kinds.
+    Emulated,
+    /// Neither executes it: the request fails.
+    Absent,
+}
+
+/// How each optional request kind is executed. Read, Write and Flush are not listed: every device has them.
 ///
-/// Dropping a device that was opened closes it; a caller that has to close devices cleanly keeps the handles for that itself.
-#[derive(Clone)]
-pub struct DeviceOpener {
-    name: Rc<str>,
-    open: Rc<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, Error>>>,
+/// A device lists `Native` for what it executes itself and `Absent` for the rest; the gate turns `Absent` into `Emulated` where
+/// it can emulate the kind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abilities {
+    /// True if the device takes writes.
+    pub writable: bool,
+    /// Read and check without returning the data.
+    pub verify: Ability,
+    /// Compare stored data with the data of the request.
+    pub compare: Ability,
+    /// Deallocate blocks; what they read as afterwards is undefined.
+    pub discard: Ability,
+    /// Make blocks read as zeroes.
+    pub write_zeroes: Ability,
+    /// Make blocks unreadable. A gate cannot emulate it.
+    pub write_uncorrectable: Ability,
+    /// Check stored data and return its CRC.
+    pub checksum: Ability,
+    /// Rewrite bad blocks from another copy. Only a device with copies can.
+    pub repair: Ability,
+    /// Return which blocks take space.
+    pub block_status: Ability,
+    /// The reserved area, see [`crate::ReservedArea`]. A gate cannot emulate it.
+    pub reserved: Ability,
+    /// Number of bitmap pages of the reserved area, see [`crate::ReservedArea::Bitmap`].
+    pub bitmap_pages: u32,
+    /// True if `WriteZeroes { may_unmap: true }` deallocates blocks and they still read as zeroes.
+    pub unmap_zeroes: bool,
+    /// True if the device is remote: kinds that it executes itself move no payload to this host.
+    pub offloads: bool,
+    /// True if every block has a seal, and a Read or Verify that asks for the guard checks it, on this host or on the remote one.
+    pub seals: bool,
+    /// True if the device holds copies, of which a Read checks one and a Verify all.
+    pub copies: bool,
 }
 
-impl DeviceOpener {
-    /// An opener that calls `open`; `name` is the name of the device in messages, usually its target name.
-    pub fn new<F>(name: impl Into<Rc<str>>, open: impl Fn() -> F + 'static) -> DeviceOpener
-    where
-        F: Future<Output = Result<DynDevice, Error>> + 'static,
-    {
-        DeviceOpener { name: name.into(), open: Rc::new(move || Box::pin(open())) }
+impl Abilities {
+    /// A device that can only read, write and flush.
+    pub const BASIC: Abilities = Abilities {
+        writable: true,
+        verify: Ability::Absent,
+        compare: Ability::Absent,
+        discard: Ability::Absent,
+        write_zeroes: Ability::Absent,
+        write_uncorrectable: Ability::Absent,
+        checksum: Ability::Absent,
+        repair: Ability::Absent,
+        block_status: Ability::Absent,
+        reserved: Ability::Absent,
+        bitmap_pages: 0,
+        unmap_zeroes: false,
+        offloads: false,
+        seals: false,
+        copies: false,
+    };
+
+    /// A device in this process that executes everything itself, except what needs copies, holes or a reserved area.
+    pub const COMPLETE: Abilities = Abilities {
+        writable: true,
+        verify: Ability::Native,
+        compare: Ability::Native,
+        discard: Ability::Native,
+        write_zeroes: Ability::Native,
+        write_uncorrectable: Ability::Native,
+        checksum: Ability::Native,
+        repair: Ability::Absent,
+        block_status: Ability::Absent,
+        reserved: Ability::Absent,
+        bitmap_pages: 0,
+        unmap_zeroes: true,
+        offloads: false,
+        seals: false,
+        copies: false,
+    };
+
+    /// How requests of this kind are executed.
+    pub fn of(&self, kind: RequestKind) -> Ability {
+        let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
+        match kind {
+            RequestKind::Read | RequestKind::Flush => Ability::Native,
+            RequestKind::Write => when_writable(Ability::Native),
+            RequestKind::Discard => when_writable(self.discard),
+            RequestKind::WriteZeroes => when_writable(self.write_zeroes),
+            RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
+            RequestKind::Verify => self.verify,
+            RequestKind::Compare => self.compare,
+            RequestKind::Checksum => self.checksum,
+            RequestKind::Repair => when_writable(self.repair),
+            RequestKind::BlockStatus => self.block_status,
+            RequestKind::ReadReserved => self.reserved,
+            RequestKind::WriteReserved => when_writable(self.reserved),
+        }
     }
 
-    /// The name of the device in messages.
-    pub fn name(&self) -> &str {
-        &self.name
+    /// The abilities of a group in which each request may need this device and `other`: native if both are native, absent if
+    /// one is absent.
+    pub fn intersect(&self, other: &Abilities) -> Abilities {
+        let both = |a, b| match (a, b) {
+            (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
+            (Ability::Native, Ability::Native) => Ability::Native,
+            (Ability::Emulated, _) | (_, Ability::Emulated) => Ability::Emulated,
+        };
+        Abilities {
+            writable: self.writable && other.writable,
+            verify: both(self.verify, other.verify),
+            compare: both(self.compare, other.compare),
+            discard: both(self.discard, other.discard),
+            write_zeroes: both(self.write_zeroes, other.write_zeroes),
+            write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
+            checksum: both(self.checksum, other.checksum),
+            repair: both(self.repair, other.repair),
+            block_status: both(self.block_status, other.block_status),
+            reserved: both(self.reserved, other.reserved),
+            bitmap_pages: self.bitmap_pages.min(other.bitmap_pages),
+            unmap_zeroes: self.unmap_zeroes && other.unmap_zeroes,
+            offloads: self.offloads && other.offloads,
+            seals: self.seals && other.seals,
+            copies: self.copies || other.copies,
+        }
     }
 
-    /// Opens the device, behind its gate. The opener has its own time limits.
-    ///
-    /// # Errors
-    /// When the device cannot be opened now. The caller may retry.
-    pub async fn open(&self) -> Result<DynDevice, Error> {
-        (self.open)().await
-    }
-}
-
-impl fmt::Debug for DeviceOpener {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("DeviceOpener").field(&self.name).finish()
+    /// The abilities in front of a gate, which emulates what the device lacks.
+    pub(crate) fn with_emulation(mut self) -> Abilities {
+        let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
+        self.verify = emulated(self.verify);
+        self.compare = emulated(self.compare);
+        self.write_zeroes = emulated(self.write_zeroes);
+        self.checksum = emulated(self.checksum);
+        self.block_status = emulated(self.block_status);
+        self
     }
 }

@@ -10,11 +10,11 @@
 mod bad_block;
 mod coverage;
 mod device;
+mod dyn_device;
 mod error;
 mod flush_epochs;
 mod flush_errors;
 mod gate;
-mod geometry;
 mod medium;
 mod request;
 mod response;
@@ -23,12 +23,12 @@ mod unwritten;
 
 pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
 pub use coverage::{Coverage, Unchecked, WhyUnchecked};
-pub use device::{Device, DeviceOpener, DynDevice};
+pub use device::{Abilities, Ability, Device, Geometry, Limits};
+pub use dyn_device::{DeviceOpener, DynDevice};
 pub use error::{BadBlocks, Error, ErrorKind, Tally};
 pub use flush_epochs::{FlushEpochs, WritesLost};
 pub use flush_errors::{FlushCursor, FlushErrors, FlushGroup, FlushTicket};
 pub use gate::{Counters, Gate};
-pub use geometry::{Abilities, Ability, Geometry, Limits};
 pub use medium::{Medium, MediumError, MediumErrorKind};
 pub use request::{Durability, Extents, Operation, Request, RequestKind, ReservedArea};
 pub use response::{BlockState, Checksum, Outcome, Response, StatusRun, StatusRuns, VerifyStats};

@@ -129,7 +129,12 @@ impl Shared {
 }
 
 /// One turn of `load` on `device`; `seed` makes random addresses differ from turn to turn.
-pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
+pub async fn drive(
+    device: impl Device + Clone + 'static,
+    load: Load,
+    until: Until,
+    seed: u64,
+) -> anyhow::Result<Sample> {
     let size = device.geometry().block_size;
     let (end, left) = match until {
         Until::Passed(time) => (Some(Instant::now() + time), u64::MAX),
@@ -148,7 +153,7 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
         failure: RefCell::default(),
     });
     let watch = Stopwatch::start();
-    let workers: Vec<_> = (0..load.depth).map(|_| spawn(worker(Rc::clone(&device), Rc::clone(&shared)))).collect();
+    let workers: Vec<_> = (0..load.depth).map(|_| spawn(worker(device.clone(), Rc::clone(&shared)))).collect();
     for worker in workers {
         worker.await.context("a worker was aborted")?;
     }
@@ -163,10 +168,10 @@ pub async fn drive<D: Device + 'static>(device: Rc<D>, load: Load, until: Until,
     Ok(Sample { latency, ..turn })
 }
 
-async fn worker<D: Device>(device: Rc<D>, shared: Rc<Shared>) {
+async fn worker(device: impl Device, shared: Rc<Shared>) {
     let mut now = Instant::now();
     while let Some(extent) = shared.next(now) {
-        if let Err(error) = request(&*device, &shared, extent).await {
+        if let Err(error) = request(&device, &shared, extent).await {
             *shared.failure.borrow_mut() = Some(error);
         }
         let answered = Instant::now();

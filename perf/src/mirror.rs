@@ -39,8 +39,6 @@ const LOADS: &[Load] = &[
     load("read 4 KiB, random, QD 32", false, 1, 32),
 ];
 
-type Replica = Rc<Gate<DynDevice>>;
-
 /// The time of the reactor.
 #[derive(Clone, Copy)]
 struct Real;
@@ -53,7 +51,7 @@ impl Clock for Real {
 
 /// Two replicas, and their mirror.
 struct Setup {
-    replicas: [Replica; 2],
+    replicas: [DynDevice; 2],
     mirror: Rc<Gate<Rc<Mirror<Real>>>>,
     /// Blocks of one Verify.
     piece: BlockCount,
@@ -74,14 +72,12 @@ impl Setup {
         let mirror = Rc::new(Gate::new("mirror", opened.mirror));
         let blocks = mirror.geometry().capacity_blocks;
         drive(Rc::clone(&mirror), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
-        let replicas = replicas.map(|replica| Rc::new(Gate::new("replica", replica)));
         let piece = mirror.geometry().limits.max_verify_blocks;
         Ok(Setup { replicas, mirror, piece, volumes, _scratch: scratch })
     }
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
-        let replica =
-            || DynDevice::new(Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0)));
+        let replica = || DynDevice::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
         Setup::new([replica(), replica()], Vec::new(), Vec::new()).await
     }
 
@@ -103,7 +99,7 @@ impl Setup {
     async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
         let replica = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-            Ok(DynDevice::new(Gate::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real))))
+            Ok(DynDevice::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real)))
         };
         let setup = Setup::new([replica()?, replica()?], Vec::new(), Vec::new()).await?;
         // Few enough that what the CPU does for them counts little beside the wait.
@@ -115,11 +111,11 @@ impl Setup {
         match contender {
             BOTH => {
                 let watch = Stopwatch::start();
-                let replica = |at: usize| drive(Rc::clone(&self.replicas[at]), load, until, seed + at as u64);
+                let replica = |at: usize| drive(self.replicas[at].clone(), load, until, seed + at as u64);
                 let (a, b) = try_join(replica(0), replica(1)).await?;
                 Ok(watch.stop(a.requests.min(b.requests), load.blocks << BlockSize::B4096.shift()))
             }
-            ALONE => drive(Rc::clone(&self.replicas[0]), load, until, seed).await,
+            ALONE => drive(self.replicas[0].clone(), load, until, seed).await,
             IN_STEP => drive(Rc::new(InStep(self.replicas.clone())), load, until, seed).await,
             _ => drive(Rc::clone(&self.mirror), load, until, seed).await,
         }
@@ -133,7 +129,7 @@ impl Setup {
     /// Verifies blocks of the mirror, or the same blocks of replicas, by the contender's place in [`VERIFY_NAMES`].
     async fn verify(&self, contender: usize) -> anyhow::Result<Sample> {
         let blocks = self.verified();
-        let replica = |at: usize| verify(&*self.replicas[at], blocks, self.piece);
+        let replica = |at: usize| verify(&self.replicas[at], blocks, self.piece);
         let watch = Stopwatch::start();
         match contender {
             0 => replica(0).await?,
@@ -178,7 +174,7 @@ const VERIFY_NAMES: [&str; 4] = ["one replica", "one by one", "both at once", "m
 const VERIFIES: u64 = 512;
 
 /// Requests to both replicas at once and nothing else: the lower bound of a mirror.
-struct InStep([Replica; 2]);
+struct InStep([DynDevice; 2]);
 
 impl Device for InStep {
     fn geometry(&self) -> &Geometry {

@@ -5,12 +5,11 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use rustix::time::{ClockId, clock_gettime};
-use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -115,7 +114,7 @@ pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyho
 async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
     let mut subsystem = Subsystem::new(NQN.parse().context("our own name")?, "PERF");
     for (index, served) in devices.iter().enumerate() {
-        let device = SharedDevice::publish(Rc::new(Gate::new("served", served.device().await?)));
+        let device = SharedDevice::publish(served.device().await?);
         for (view, shows) in [(View::Plain, PiVisibility::Plain), (View::Tagged, PiVisibility::Protected)] {
             let nsid = nsid(index, view);
             let mut uuid = [0; 16];
@@ -143,20 +142,20 @@ impl Served {
     async fn device(&self) -> anyhow::Result<DynDevice> {
         let format = self.protection.0;
         Ok(match &self.store {
-            Store::Null => DynDevice::new(NullDevice::new(BlockSize::B4096, self.blocks, format)),
+            Store::Null => DynDevice::new("null", NullDevice::new(BlockSize::B4096, self.blocks, format)),
             Store::Memory => {
                 let device = MemoryDevice::new(BlockSize::B4096, self.blocks, format).with_pool(pool());
                 fill(&device).await?;
-                DynDevice::new(device)
+                DynDevice::new("memory", device)
             }
             Store::CachedVolume(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
                 let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-                DynDevice::new(open(medium, TurnClock::new(Turn::default()), &options).await?.volume)
+                DynDevice::new("volume", open(medium, TurnClock::new(Turn::default()), &options).await?.volume)
             }
             Store::File(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions::WRITE)?;
-                DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?)
+                DynDevice::new("file", RawDevice::new(medium, BlockSize::B4096)?)
             }
             Store::Volume(path, on_turn) => open_volume(path, on_turn.clone()).await?.stack(),
         })

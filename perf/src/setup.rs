@@ -282,7 +282,7 @@ pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolum
 impl OpenVolume {
     /// The volume as a part of something larger.
     pub fn stack(&self) -> DynDevice {
-        DynDevice::new(Rc::clone(&self.gate))
+        DynDevice::from(Rc::clone(&self.gate))
     }
 
     /// The volume as a device.

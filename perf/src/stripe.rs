@@ -39,18 +39,15 @@ const LOADS: &[Load] = &[
     load("write 1 MiB, sequential, QD 8", true, 256, 8),
 ];
 
-type Member = Rc<Gate<DynDevice>>;
-
 /// Two members, and their stripe.
 struct Setup {
-    members: [Member; 2],
-    stripe: Rc<Gate<StripeLayer<Member>>>,
+    members: [DynDevice; 2],
+    stripe: Rc<Gate<StripeLayer<DynDevice>>>,
     _scratch: Vec<Scratch>,
 }
 
 impl Setup {
     async fn new(members: [DynDevice; 2], scratch: Vec<Scratch>) -> anyhow::Result<Setup> {
-        let members = members.map(|member| Rc::new(Gate::new("member", member)));
         let layer = StripeLayer::new(members.to_vec(), CHUNK)?;
         let setup = Setup { members, stripe: Rc::new(Gate::new("stripe", layer)), _scratch: scratch };
         let blocks = setup.stripe.geometry().capacity_blocks;
@@ -59,14 +56,14 @@ impl Setup {
     }
 
     async fn memory(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
-        let member = || DynDevice::new(MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
+        let member = || DynDevice::new("member", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
         Setup::new([member(), member()], Vec::new()).await
     }
 
     async fn paced(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
         let member = || {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-            DynDevice::new(Paced::new(memory, PACE))
+            DynDevice::new("member", Paced::new(memory, PACE))
         };
         Setup::new([member(), member()], Vec::new()).await
     }
@@ -76,7 +73,7 @@ impl Setup {
         for name in ["member a", "member b"] {
             let path = new_path(&options.dir, name)?;
             let medium = new_file(&path.0, options.size.get() / 2, Prepared::Written).await?;
-            members.push(DynDevice::new(RawDevice::new(medium, BlockSize::B4096)?));
+            members.push(DynDevice::new(name, RawDevice::new(medium, BlockSize::B4096)?));
             scratch.push(path);
         }
         let [a, b] = <[DynDevice; 2]>::try_from(members).ok().expect("two members");
@@ -89,11 +86,11 @@ impl Setup {
             0 => {
                 let half = Load { depth: (load.depth / 2).max(1), ..load };
                 let watch = Stopwatch::start();
-                let member = |at: usize| drive(Rc::clone(&self.members[at]), half, until, seed + at as u64);
+                let member = |at: usize| drive(self.members[at].clone(), half, until, seed + at as u64);
                 let (a, b) = try_join(member(0), member(1)).await?;
                 Ok(watch.stop(a.requests + b.requests, load.blocks << BlockSize::B4096.shift()))
             }
-            1 => drive(Rc::clone(&self.members[0]), load, until, seed).await,
+            1 => drive(self.members[0].clone(), load, until, seed).await,
             _ => drive(Rc::clone(&self.stripe), load, until, seed).await,
         }
     }

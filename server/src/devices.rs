@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, timeout};
@@ -222,12 +222,12 @@ async fn open_on_core(
     }
     let (mut gate, info, closer) = opened.share();
     if plan.read_only {
-        gate = Rc::new(Gate::new(target.to_string(), DynDevice::new(ReadOnly::new(gate))));
+        gate = DynDevice::new(target.to_string(), ReadOnly::new(gate));
     }
     watch(&info, &ties.state);
     let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
     let called = info.mirror.as_ref().map_or_else(|| TargetLabel::new(target), |mirror| mirror.target().clone());
-    let shared = SharedDevice::publish(Rc::clone(&gate));
+    let shared = SharedDevice::publish(gate.clone());
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
     let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, events).await;
     Ok(OpenedDevice {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use sealblock_block::{DynDevice, Gate, RequestKind};
+use sealblock_block::{DynDevice, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
@@ -115,7 +115,7 @@ fn path(path: MultipathPathStatus) -> PathStatus {
     }
 }
 
-fn io(gate: &Gate<DynDevice>) -> IoStatus {
+fn io(gate: &DynDevice) -> IoStatus {
     let counters = gate.counters();
     let count = |kind: RequestKind| CountStatus {
         requests: counters.requests(kind),

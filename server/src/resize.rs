@@ -199,7 +199,7 @@ impl LocalDevice {
     fn go_on(&self, opened: OpenTarget, quiesced: Quiesced) -> SharedDevice {
         let (gate, _, closer) = opened.share();
         self.closer.replace(Some(closer));
-        let device = quiesced.replace(Rc::clone(&gate));
+        let device = quiesced.replace(gate.clone());
         drop(quiesced);
         self.scrub_task.reopen(gate);
         device

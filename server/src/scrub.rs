@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Weak;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Gate, Outcome, Request, ReservedArea, Tally};
+use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Outcome, Request, ReservedArea, Tally};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::Attached;
 use sealblock_runtime_memory::Slice;
@@ -35,7 +35,7 @@ const LAST_PIECE: Duration = Duration::from_secs(5);
 /// Lines of damage that are logged in one run.
 const MAX_LINES: u32 = 16;
 
-fn shape_of(gate: &Gate<DynDevice>) -> DeviceProfile {
+fn shape_of(gate: &DynDevice) -> DeviceProfile {
     let geometry = gate.geometry();
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
     DeviceProfile { block_size, capacity_blocks, max_blocks: geometry.limits.max_verify_blocks.get() }
@@ -45,7 +45,7 @@ fn shape_of(gate: &Gate<DynDevice>) -> DeviceProfile {
 pub struct ScrubTask {
     target: TargetLabel,
     /// `None` while the device is resized.
-    gate: RefCell<Option<Rc<Gate<DynDevice>>>>,
+    gate: RefCell<Option<DynDevice>>,
     /// The same device as hosts use it: repairs take its range lock.
     device: Attached,
     /// The damage list of the namespaces. Weak: the device owns it.
@@ -75,7 +75,7 @@ impl ScrubTask {
     /// Opens the scrub of a device of this core with its saved state.
     pub async fn open(
         target: TargetLabel,
-        gate: Rc<Gate<DynDevice>>,
+        gate: DynDevice,
         device: Attached,
         state: Weak<NamespaceState>,
         events: EventSender,
@@ -124,7 +124,7 @@ impl ScrubTask {
         done
     }
 
-    fn status(&self, gate: &Gate<DynDevice>) -> ScrubStatus {
+    fn status(&self, gate: &DynDevice) -> ScrubStatus {
         let view = self.scrub.borrow().view(self.moment());
         let every = self.settings.get().and_then(|settings| settings.every);
         let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
@@ -134,7 +134,7 @@ impl ScrubTask {
     }
 
     /// The state of the scrub, and the gate of its device; `None` while that is closed or replaced.
-    pub fn glance(&self) -> Option<(ScrubStatus, Rc<Gate<DynDevice>>)> {
+    pub fn glance(&self) -> Option<(ScrubStatus, DynDevice)> {
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get())?;
         Some((self.status(&gate), gate))
     }
@@ -179,7 +179,7 @@ impl ScrubTask {
     }
 
     /// Continues with the device's replacement, which may have another size.
-    pub fn reopen(self: &Rc<ScrubTask>, gate: Rc<Gate<DynDevice>>) {
+    pub fn reopen(self: &Rc<ScrubTask>, gate: DynDevice) {
         self.scrub.borrow_mut().resize(shape_of(&gate));
         // The new gate counts from 0.
         self.own_requests.set(0);

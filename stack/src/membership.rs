@@ -8,7 +8,7 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Gate, Geometry, Operation, Outcome, Request,
+    Abilities, Ability, Device, DynDevice, ErrorKind as BlockFailure, Geometry, Operation, Outcome, Request,
     RequestKind, ReservedArea, Response,
 };
 use sealblock_layers_mirror::label::{Label as MirrorLabel, ReplicaState};
@@ -79,7 +79,7 @@ impl Membership {
 /// # Errors
 /// If it is a member of a group and `--force-leg` is not given; it is closed then. If its label cannot be read or marked.
 pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
-    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.gate.abilities().reserved != Ability::Native {
+    if matches!(usage, Usage::Unchanged | Usage::Member) || opened.device.abilities().reserved != Ability::Native {
         return Ok(opened);
     }
     let membership = match membership(&opened).await {
@@ -87,13 +87,15 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
         Err(failure) => return opened.close(Err(failure)).await,
     };
     match (membership, usage) {
-        (_, Usage::AsMember) => Ok(wrapped(opened, MemberOnly::new)),
+        (_, Usage::AsMember) => {
+            let OpenTarget { device, info, held, target } = opened;
+            Ok(OpenTarget::new(&target, MemberOnly::new(device), info, held))
+        }
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {
-            let opened = wrapped(opened, |stack| stack);
             note(format_args!("{} is written by itself: {}", opened.target(), membership.to_text()));
             let marked = match membership {
-                Membership::Known { is_mirror: true, .. } => mark_written_alone(opened.gate.device()).await,
+                Membership::Known { is_mirror: true, .. } => mark_written_alone(&opened.device).await,
                 Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
             match marked.map_err(|error| of_block("marking it as written by itself", &error)) {
@@ -114,14 +116,8 @@ pub fn bars_resizing(label: &[u8]) -> Option<String> {
     Membership::of(label).map(|membership| membership.to_text())
 }
 
-/// The same open target with a layer over its device.
-fn wrapped<D: Device + 'static>(opened: OpenTarget, with: impl FnOnce(DynDevice) -> D) -> OpenTarget {
-    let OpenTarget { gate, info, held, target } = opened;
-    OpenTarget::new(&target, with(DynDevice::new(gate)), info, held)
-}
-
 async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackError> {
-    match opened.gate.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
+    match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
         // A mirror uses the label area itself: it cannot be a labelled member of another group.
@@ -133,14 +129,14 @@ async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackErro
 /// A member that is served for its group: it refuses writes until its label was written through this open, which the host that
 /// assembles the group does first. So a host that takes it for its own disk cannot write to it by accident.
 struct MemberOnly {
-    inner: Gate<DynDevice>,
+    inner: DynDevice,
     is_claimed: Cell<bool>,
     is_logged: Cell<bool>,
 }
 
 impl MemberOnly {
-    fn new(below: DynDevice) -> MemberOnly {
-        MemberOnly { inner: Gate::new("member", below), is_claimed: Cell::new(false), is_logged: Cell::new(false) }
+    fn new(inner: DynDevice) -> MemberOnly {
+        MemberOnly { inner, is_claimed: Cell::new(false), is_logged: Cell::new(false) }
     }
 
     fn refuse(&self) -> Outcome {
@@ -213,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_served_member_takes_changes_only_after_its_label_was_written() {
-        let device = MemberOnly::new(DynDevice::new(MemoryDevice::new(BlockSize::B512, 8, None)));
+        let device = MemberOnly::new(DynDevice::new("member", MemoryDevice::new(BlockSize::B512, 8, None)));
         let extent = Extent::from_raw(0, 1).unwrap();
         let run = |operation| device.execute(operation).now_or_never().expect("RAM never waits");
         let zero = || Request::write_zeroes(extent, true, Durability::Volatile);

@@ -99,7 +99,7 @@ async fn open_offset(
 ) -> Result<OpenTarget, StackError> {
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
-    let device = OffsetLayer::new(below.gate, span.first(), span.blocks())
+    let device = OffsetLayer::new(below.device, span.first(), span.blocks())
         .map_err(|error| StackError::new(Cause::Usage, "opening", error).on(target))?;
     Ok(OpenTarget::new(target, device, TargetInfo::over("offset", [below.info]), below.held))
 }
@@ -115,7 +115,7 @@ async fn open_fault(
     let rules: Rules =
         rules.parse().map_err(|error| StackError::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
-    let device = FaultLayer::new(below.gate, rules, ReactorClock);
+    let device = FaultLayer::new(below.device, rules, ReactorClock);
     Ok(OpenTarget::new(target, device, TargetInfo::over("fault", [below.info]), below.held))
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Device, DynDevice, Gate, Outcome, Request, Response};
+use sealblock_block::{Device, DynDevice, Outcome, Request, Response};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
@@ -19,8 +19,8 @@ pub(crate) type Opener = fn(&TargetName, Access, Usage) -> LocalBoxFuture<'_, Re
 
 /// An open target.
 pub struct OpenTarget {
-    /// The device with its gate.
-    pub gate: Gate<DynDevice>,
+    /// The device.
+    pub device: DynDevice,
     /// What it is made of.
     pub info: TargetInfo,
     pub(crate) held: Vec<CloseHandle>,
@@ -34,16 +34,16 @@ impl OpenTarget {
         info: TargetInfo,
         held: Vec<CloseHandle>,
     ) -> OpenTarget {
-        OpenTarget { gate: Gate::new(target.to_string(), DynDevice::new(device)), info, held, target: target.clone() }
+        OpenTarget { device: DynDevice::new(target.to_string(), device), info, held, target: target.clone() }
     }
 
     pub(crate) fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> OpenTarget {
         OpenTarget::new(target, device, TargetInfo::plain(kind), Vec::new())
     }
 
-    /// Splits it into a shared device, its parts, and what closes it cleanly.
-    pub fn share(self) -> (Rc<Gate<DynDevice>>, TargetInfo, Closer) {
-        (Rc::new(self.gate), self.info, Closer { held: self.held, target: self.target })
+    /// Splits it into its device, its parts, and what closes it cleanly.
+    pub fn share(self) -> (DynDevice, TargetInfo, Closer) {
+        (self.device, self.info, Closer { held: self.held, target: self.target })
     }
 
     /// Bytes of payload received from other hosts until now; `None` for a local target.
@@ -75,7 +75,7 @@ impl OpenTarget {
 
     /// Refuses a target of less than one block.
     pub fn check_blocks(&self, doing: &str) -> Result<(), StackError> {
-        let geometry = self.gate.geometry();
+        let geometry = self.device.geometry();
         if geometry.capacity_blocks > 0 {
             return Ok(());
         }
@@ -87,23 +87,23 @@ impl OpenTarget {
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, StackError> {
         const DOING: &str = "reading the range";
         self.check_blocks(DOING)?;
-        let span = range.unwrap_or(BlockRange::ALL).resolve(self.gate.geometry().capacity_blocks);
+        let span = range.unwrap_or(BlockRange::ALL).resolve(self.device.geometry().capacity_blocks);
         span.map_err(|why| StackError::new(Cause::Usage, DOING, why).on(&self.target))
     }
 
     /// The checks that every block of the target must pass, for a run from `extent` on.
     pub fn checks(&self, extent: Extent) -> Checks {
-        self.gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+        self.device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
     }
 
     /// Reads blocks, fully checked.
     pub async fn read(&self, extent: Extent) -> Outcome {
-        self.gate.execute(Request::read(extent, self.checks(extent))).await
+        self.device.execute(Request::read(extent, self.checks(extent))).await
     }
 
     /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), StackError> {
-        self.gate.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flushing", &error))
+        self.device.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flushing", &error))
     }
 }
 

@@ -37,7 +37,7 @@ impl OpenTarget {
         if let Ok(answer) = self.read(extent).await {
             return Ok(Salvaged { data: data_of(answer), lost: Vec::new() });
         }
-        let size = self.gate.geometry().block_size;
+        let size = self.device.geometry().block_size;
         let (mut data, mut lost) = (Buffer::zeroed(extent.bytes(size) as usize), Vec::new());
         for (place, lba) in data.chunks_exact_mut(size.bytes()).zip(extent.iter()) {
             match self.read_block(doing, lba).await? {

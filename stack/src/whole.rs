@@ -37,7 +37,7 @@ impl Whole {
             _ => open(target, Access::Read).await?,
         };
         let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
-            Some(path) => rest_of(path, opened.gate.geometry().capacity_bytes())
+            Some(path) => rest_of(path, opened.device.geometry().capacity_bytes())
                 .map_err(|error| StackError::io("reading", &error).on(target))?,
             None => Slice::empty(),
         };
@@ -51,7 +51,7 @@ impl Whole {
 
     /// How many bytes there are.
     pub fn len_bytes(&self) -> u64 {
-        self.opened.gate.geometry().capacity_bytes() + self.rest.len() as u64
+        self.opened.device.geometry().capacity_bytes() + self.rest.len() as u64
     }
 
     /// Reads `length` bytes from `offset` on, fully checked. The offset begins a block; the end lies anywhere up to
@@ -71,7 +71,7 @@ impl Whole {
         length: u64,
         read: impl AsyncFnOnce(Extent) -> Result<Slice, StackError>,
     ) -> Result<Slice, StackError> {
-        let geometry = self.opened.gate.geometry();
+        let geometry = self.opened.device.geometry();
         let (shift, end) = (geometry.block_size.shift(), geometry.capacity_bytes());
         let blocks = length.min(end.saturating_sub(offset)).div_ceil(geometry.block_size.bytes() as u64);
         let mut data = Slice::empty();

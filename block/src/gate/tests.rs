@@ -328,7 +328,7 @@ fn errors_keep_the_name_of_the_deepest_device() {
     assert_eq!(run(inner.execute(read(CAPACITY, 1))).unwrap_err().device_name(), Some("tiny"));
     let mut device = FakeDevice::new(None);
     device.write_error = Some(ErrorKind::Media { reason: "gone".to_owned() });
-    let outer = Gate::new("outer", DynDevice::new(Rc::new(device.gate())));
+    let outer = DynDevice::new("outer", Rc::new(device.gate()));
     let error = run(outer.execute(write(0, 1, None))).unwrap_err();
     assert_eq!(error.device_name(), Some("tiny"));
     assert_eq!(error.to_string(), "tiny: the medium failed: gone");
@@ -370,7 +370,7 @@ fn requests_that_need_no_emulation_are_executed_in_place_and_counted() {
     let error = gate.try_execute(&read(8, 4)).expect("in place").unwrap_err();
     assert_eq!((damaged(&error), gate.counters().errors(Read)), (vec![9], 1));
     assert!(error.to_string().contains("tiny"), "{error}");
-    let stack = Gate::new("outer", DynDevice::new(instant()));
+    let stack = DynDevice::new("outer", instant());
     done(stack.try_execute(&write(0, 1, Some(TYPE1))).expect("through every gate"));
 }
 

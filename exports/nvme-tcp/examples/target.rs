@@ -7,9 +7,8 @@
 
 use std::error::Error;
 use std::net::SocketAddr;
-use std::rc::Rc;
 
-use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -50,15 +49,15 @@ async fn serve(ask: Ask) -> Result<(), String> {
     let made = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
     let format = (ask.pi != "none").then_some(made);
     let stack = match ask.device.as_str() {
-        "null" => DynDevice::new(NullDevice::new(BlockSize::B4096, ask.blocks, format)),
+        "null" => DynDevice::new("null", NullDevice::new(BlockSize::B4096, ask.blocks, format)),
         _ => {
             let device = MemoryDevice::new(BlockSize::B4096, ask.blocks, format).with_pool(pool());
             fill(&device, format, ask.blocks).await.map_err(|error| text(&error))?;
-            DynDevice::new(device)
+            DynDevice::new("memory", device)
         }
     };
     let shows = if ask.pi == "shown" { PiVisibility::Protected } else { PiVisibility::Plain };
-    let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new(ask.device.as_str(), stack))), [1; 16]);
+    let namespace = Namespace::new(SharedDevice::publish(stack), [1; 16]);
     let nqn = NQN.parse().map_err(|_| "the name is a name".to_owned())?;
     let namespace = namespace.with_visibility(shows).map_err(|error| text(&error))?;
     let subsystem = Subsystem::new(nqn, "SPEED1").with_namespace(1, namespace).map_err(|error| text(&error))?;

@@ -2,9 +2,8 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
-use sealblock_block::{Device, DynDevice, Gate, Medium};
+use sealblock_block::{Device, DynDevice, Medium};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_file::{FileMedium, Options};
@@ -28,7 +27,7 @@ use common::{BARE, Data, PLAIN, Queue, SUBNQN, blocks};
 static ALLOCATOR: Counting = Counting;
 
 fn namespace(device: impl Device + 'static, id: u8) -> Namespace {
-    Namespace::new(SharedDevice::publish(Rc::new(Gate::new("device", DynDevice::new(device)))), [id; 16])
+    Namespace::new(SharedDevice::publish(DynDevice::new("device", device)), [id; 16])
 }
 
 /// Serves a subsystem on this core.
@@ -74,7 +73,7 @@ async fn serve_mirror(dir: PathBuf) -> SocketAddr {
     }
     let mirror: TargetName = format!("mirror:{},{}", replicas[0], replicas[1]).parse().unwrap();
     let opened = sealblock_stack::create_mirror(&mirror, &replicas, None, false).await.unwrap();
-    let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace(opened.gate, 1));
+    let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace(opened.device, 1));
     serve_subsystem(subsystem.unwrap())
 }
 

@@ -6,11 +6,10 @@
 //! `crossing [SECONDS] [SPIN_US]` runs depths of 1, 8 and 32, without a spin and, if one is given, with it.
 
 use std::error::Error;
-use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use sealblock_block::{Device, DynDevice, Gate, Request};
+use sealblock_block::{Device, DynDevice, Request};
 use sealblock_integrity::Checks;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -74,7 +73,7 @@ fn measure(time: Duration, spin_us: u32) -> Result<(), Box<dyn Error>> {
     println!("{:?}, spin {spin_us} us", cores.backend(0).map(ToString::to_string));
     let publish = || async {
         let memory = MemoryDevice::new(BlockSize::B512, 8, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(memory))))
+        SharedDevice::publish(DynDevice::new("mem", memory))
     };
     let shared = run_on(&owner, publish)?;
     for depth in [1, 8, 32] {

@@ -10,13 +10,13 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Condition, DynDevice, Error, ErrorKind, Gate};
+use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
 
 use crate::durable::DurableRequests;
 
 /// A device on its owner core, or why there is none.
 pub(crate) struct DeviceSlot {
-    device: RefCell<Result<Rc<Gate<DynDevice>>, String>>,
+    device: RefCell<Result<DynDevice, String>>,
     is_quiesced: Cell<bool>,
     in_flight: Cell<usize>,
     changed: Condition,
@@ -26,11 +26,11 @@ pub(crate) struct DeviceSlot {
 /// A request in flight, and the device that executes it.
 pub(crate) struct EnteredRequest<'a> {
     slot: &'a DeviceSlot,
-    gate: Rc<Gate<DynDevice>>,
+    gate: DynDevice,
 }
 
 impl DeviceSlot {
-    pub(crate) fn new(gate: Rc<Gate<DynDevice>>) -> Rc<DeviceSlot> {
+    pub(crate) fn new(gate: DynDevice) -> Rc<DeviceSlot> {
         Rc::new(DeviceSlot {
             device: RefCell::new(Ok(gate)),
             is_quiesced: Cell::new(false),
@@ -41,7 +41,7 @@ impl DeviceSlot {
     }
 
     /// The device in the slot, if there is one.
-    pub(crate) fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
+    pub(crate) fn gate(&self) -> Option<DynDevice> {
         self.device.borrow().as_ref().ok().cloned()
     }
 
@@ -62,7 +62,7 @@ impl DeviceSlot {
         self.gate().map(|gate| self.start(gate))
     }
 
-    fn start(&self, gate: Rc<Gate<DynDevice>>) -> EnteredRequest<'_> {
+    fn start(&self, gate: DynDevice) -> EnteredRequest<'_> {
         self.in_flight.set(self.in_flight.get() + 1);
         EnteredRequest { slot: self, gate }
     }
@@ -89,14 +89,14 @@ impl DeviceSlot {
     }
 
     /// Puts another device into the slot, or the reason why there is none.
-    pub(crate) fn replace(&self, device: Result<Rc<Gate<DynDevice>>, String>) {
+    pub(crate) fn replace(&self, device: Result<DynDevice, String>) {
         let previous = self.device.replace(device);
         drop(previous);
     }
 }
 
 impl EnteredRequest<'_> {
-    pub(crate) fn gate(&self) -> &Gate<DynDevice> {
+    pub(crate) fn gate(&self) -> &DynDevice {
         &self.gate
     }
 }

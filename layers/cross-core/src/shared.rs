@@ -4,8 +4,7 @@ use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Gate, Geometry, Outcome, RangeLock, Request,
-    RequestKind,
+    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Geometry, Outcome, RangeLock, Request, RequestKind,
 };
 use sealblock_runtime_reactor::CoreLocal;
 use sealblock_units::Extent;
@@ -64,7 +63,7 @@ impl SharedDevice {
     ///
     /// # Panics
     /// Outside a reactor.
-    pub fn publish(device: Rc<Gate<DynDevice>>) -> SharedDevice {
+    pub fn publish(device: DynDevice) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
         let slot = CoreLocal::new(DeviceSlot::new(device));
@@ -73,7 +72,7 @@ impl SharedDevice {
     }
 
     /// A handle of the same device that shows the geometry and abilities of `gate`.
-    fn with_view_of(&self, gate: &Gate<DynDevice>) -> SharedDevice {
+    fn with_view_of(&self, gate: &DynDevice) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
@@ -99,7 +98,7 @@ impl SharedDevice {
     }
 
     /// The device now; `None` on other cores than the owner, and while there is none.
-    pub fn gate(&self) -> Option<Rc<Gate<DynDevice>>> {
+    pub fn gate(&self) -> Option<DynDevice> {
         self.slot().get()?.gate()
     }
 
@@ -207,7 +206,7 @@ impl Quiesced {
     /// Replaces the device. The new one has to hold the same blocks, as far as both have them, and what was durable on the old one has
     /// to be durable on the new one. The returned handle shows its geometry; earlier handles and attachments use the new device too,
     /// and still show the old geometry.
-    pub fn replace(&self, gate: Rc<Gate<DynDevice>>) -> SharedDevice {
+    pub fn replace(&self, gate: DynDevice) -> SharedDevice {
         let view = self.device.with_view_of(&gate);
         self.slot.replace(Ok(gate));
         view

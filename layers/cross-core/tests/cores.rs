@@ -5,9 +5,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, Response,
-};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, Response};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -66,7 +64,7 @@ fn byte(outcome: Outcome) -> u8 {
 }
 
 fn publish(device: impl Device + 'static) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("shared", DynDevice::new(device))))
+    SharedDevice::publish(DynDevice::new("shared", device))
 }
 
 fn memory() -> MemoryDevice {

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, Error, ErrorKind, FlushCursor, Gate, Geometry, Outcome, Request,
+    Abilities, Device, Durability, DynDevice, Error, ErrorKind, FlushCursor, Geometry, Outcome, Request,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
@@ -56,7 +56,7 @@ impl Device for PlannedDevice {
 fn planned() -> (SharedDevice, Plans) {
     let plans = Plans::default();
     let device = PlannedDevice(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&plans));
-    (SharedDevice::publish(Rc::new(Gate::new("planned", DynDevice::new(device)))), plans)
+    (SharedDevice::publish(DynDevice::new("planned", device)), plans)
 }
 
 fn plan(plans: &Plans, succeeds: bool) -> Rc<Cell<bool>> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
@@ -52,10 +52,10 @@ impl Harness {
         Harness { memory, may_write: Rc::new(Cell::new(true)) }
     }
 
-    fn device(&self, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
+    fn device(&self, capacity_blocks: u64) -> DynDevice {
         let geometry = Geometry { capacity_blocks, ..self.memory.geometry().clone() };
         let (inner, may_write) = (Rc::clone(&self.memory), Rc::clone(&self.may_write));
-        Rc::new(Gate::new("part", DynDevice::new(PartDevice { inner, geometry, may_write })))
+        DynDevice::new("part", PartDevice { inner, geometry, may_write })
     }
 }
 

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Clock, Device, Durability, DynDevice, Gate, Geometry, Outcome, Request, Response};
+use sealblock_block::{Abilities, Clock, Device, Durability, DynDevice, Geometry, Outcome, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_mirror::{OpenOptions, ReplicaSource, open};
 use sealblock_media_memory::MemoryDevice;
@@ -61,7 +61,7 @@ fn allocations_of(replicas: [DynDevice; 2]) -> u64 {
     let options = OpenOptions { is_read_only: false, random: [7; 16] };
     let mirror =
         run(open(replicas.map(source).into(), StoppedClock, options)).expect("blank replicas make a mirror").mirror;
-    let mirror = DynDevice::new(Gate::new("mirror", Rc::clone(&mirror)));
+    let mirror = DynDevice::new("mirror", Rc::clone(&mirror));
     let data = Slice::copy_from(&[5; 4096]);
     let mut before = 0;
     for round in 0..200 {
@@ -87,8 +87,8 @@ fn reads_and_writes_allocate_nothing_in_the_long_run() {
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations(), before + 1, "the premise: allocations are counted");
     let memory = || MemoryDevice::new(BlockSize::B4096, 1024, Some(FORMAT));
-    let in_place = || DynDevice::new(Gate::new("memory", memory()));
-    let waiting = || DynDevice::new(Gate::new("waiting", Waiting(memory())));
+    let in_place = || DynDevice::new("memory", memory());
+    let waiting = || DynDevice::new("waiting", Waiting(memory()));
     assert_eq!(allocations_of([in_place(), in_place()]), 0);
     assert_eq!(allocations_of([waiting(), waiting()]), 0);
     assert_eq!(allocations_of([in_place(), waiting()]), 0);

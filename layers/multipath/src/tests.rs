@@ -140,7 +140,7 @@ fn blocks_are_released_only_when_the_target_is_quiesced() {
             let link = link.clone();
             async move {
                 match QUIESCES.get() {
-                    true => Ok(DynDevice::new(link)),
+                    true => Ok(DynDevice::new("path", link)),
                     false => Err(ErrorKind::Unreachable { reason: "busy".to_owned() }.into()),
                 }
             }
@@ -226,8 +226,7 @@ fn unflushed_writes_without_a_continuous_path_fail_one_flush() {
 #[test]
 fn paths_must_lead_to_devices_of_one_geometry() {
     let path_config = |blocks: Option<u64>| {
-        let device_of =
-            move |blocks| DynDevice::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));
+        let device_of = move |blocks| DynDevice::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None));
         let source = DeviceOpener::new("mem", move || async move { Ok(device_of(1)) });
         PathConfig { source, quiesce: None, device: blocks.map(device_of) }
     };
@@ -247,7 +246,7 @@ fn a_path_that_is_missing_at_first_joins_later_unless_it_is_another_device() {
         let present = Harness::new(1, POLICY).links.remove(0);
         let other = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));
         let missing = harness::TestLink { memory: other, ..present.clone() };
-        let device = Some(DynDevice::new(present.clone()));
+        let device = Some(DynDevice::new("path", present.clone()));
         let paths = vec![
             PathConfig { source: missing.source(), quiesce: None, device: None },
             PathConfig { source: present.source(), quiesce: None, device },
@@ -263,8 +262,11 @@ fn a_path_that_is_missing_at_first_joins_later_unless_it_is_another_device() {
 #[test]
 fn the_worker_ends_with_the_layer() {
     let path_config = Harness::new(1, POLICY).links.remove(0);
-    let paths =
-        vec![PathConfig { source: path_config.source(), quiesce: None, device: Some(DynDevice::new(path_config)) }];
+    let paths = vec![PathConfig {
+        source: path_config.source(),
+        quiesce: None,
+        device: Some(DynDevice::new("path", path_config)),
+    }];
     let time = harness::Time::default();
     let (layer, worker) = MultipathLayer::new(paths, time, POLICY).unwrap();
     let mut run = std::pin::pin!(worker.run());

@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Outcome, Request, Response};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, Geometry, Outcome, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
 use sealblock_media_memory::MemoryDevice;
@@ -50,7 +50,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 /// one in place where that is possible.
 fn allocations_of(members: [DynDevice; 2], blocks: u64) -> u64 {
     let layer = StripeLayer::new(members.into(), CHUNK).expect("members of one shape");
-    let stripe = DynDevice::new(Gate::new("stripe", layer));
+    let stripe = DynDevice::new("stripe", layer);
     let data = Slice::copy_from(&vec![5; blocks as usize * 4096]);
     let mut counted = 0;
     for round in 0..200 {
@@ -77,8 +77,8 @@ fn reads_and_writes_allocate_nothing_in_the_long_run() {
     drop(std::hint::black_box(Box::new(1)));
     assert_eq!(allocations(), before + 1, "the premise: allocations are counted");
     let memory = || MemoryDevice::new(BlockSize::B4096, 1024, Some(FORMAT));
-    let in_place = || DynDevice::new(Gate::new("memory", memory()));
-    let waiting = || DynDevice::new(Gate::new("waiting", Waiting(memory())));
+    let in_place = || DynDevice::new("memory", memory());
+    let waiting = || DynDevice::new("waiting", Waiting(memory()));
     for blocks in [1, 16, 24, 256] {
         assert_eq!(allocations_of([in_place(), in_place()], blocks), 0, "{blocks} blocks");
     }

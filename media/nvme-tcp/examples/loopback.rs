@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -33,8 +33,7 @@ fn serve() -> SocketAddr {
         let reactor = Reactor::new(config()).expect("a reactor starts");
         reactor.block_on(async {
             let null = NullDevice::new(BlockSize::B4096, BLOCKS, None);
-            let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", DynDevice::new(null)))), [1; 16]);
+            let namespace = Namespace::new(SharedDevice::publish(DynDevice::new("null", null)), [1; 16]);
             let subsystem = Subsystem::new(NQN.parse().expect("a valid name"), "LOAD");
             let subsystem = subsystem.with_namespace(1, namespace).expect("a valid namespace");
             let limits = Limits { commands: 256, ..Limits::default() };

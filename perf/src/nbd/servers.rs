@@ -4,10 +4,9 @@ use std::fs::{File, read_to_string};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::rc::Rc;
 
 use anyhow::{Context, Result, bail};
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -100,7 +99,7 @@ fn ours(options: &NbdOptions) -> Result<Served> {
     let (guard, with) = (options.guard.0, options.guard.name());
     let serve = move || async move {
         let device = MemoryDevice::new(BlockSize::B4096, blocks, guard).with_pool(pool());
-        let device = SharedDevice::publish(Rc::new(Gate::new("memory", DynDevice::new(device))));
+        let device = SharedDevice::publish(DynDevice::new("memory", device));
         let server = Server::new([Export::new("", device)], Limits::default())?;
         let listener = Listener::bind((Ipv4Addr::LOCALHOST, 0).into(), 16)?;
         let address = listener.local_addr()?;

@@ -205,7 +205,7 @@ fn contents(path: &Path) -> Result<Vec<Content>> {
     let target = TargetName::File(path.to_owned());
     let contents = on_reactor(async {
         let open_volume = open(&target, Access::Read).await?;
-        let geometry = open_volume.gate.geometry().clone();
+        let geometry = open_volume.device.geometry().clone();
         let mut contents = Vec::new();
         for extent in geometry.whole(geometry.limits.max_transfer_blocks) {
             let read = open_volume.read(extent).await;

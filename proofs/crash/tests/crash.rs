@@ -44,13 +44,13 @@ async fn change(history: Shared, request_id: u64, extent: Extent, change: Change
     let open_volume = volume();
     let request = match change {
         Change::Write(version) => {
-            Request::write(extent, sealed(open_volume.gate.geometry(), extent, version), durability)
+            Request::write(extent, sealed(open_volume.device.geometry(), extent, version), durability)
         }
         Change::Zero => Request::write_zeroes(extent, request_id.is_multiple_of(2), durability),
     };
     let begin = Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess };
     history.lock().unwrap().record(begin);
-    open_volume.gate.execute(request).await.expect("changes succeed");
+    open_volume.device.execute(request).await.expect("changes succeed");
     history.lock().unwrap().record(Event::Done { request_id });
 }
 
@@ -59,7 +59,7 @@ async fn read(history: Shared, extent: Extent) {
     let open_volume = volume();
     let started = history.lock().unwrap().now();
     let data = data_of(open_volume.read(extent).await.expect("reads of what others write succeed"));
-    let size = open_volume.gate.geometry().block_size.bytes();
+    let size = open_volume.device.geometry().block_size.bytes();
     let history = history.lock().unwrap();
     for (lba, block) in extent.iter().zip(data.chunks(size)) {
         history.check_read(lba, recognise(block, lba), started).unwrap_or_else(|report| panic!("{report}"));
@@ -69,7 +69,7 @@ async fn read(history: Shared, extent: Extent) {
 async fn verify(extent: Extent) {
     let open_volume = volume();
     let checks = open_volume.checks(extent);
-    open_volume.gate.execute(Request::verify(extent, checks)).await.expect("verifies of what others write are clean");
+    open_volume.device.execute(Request::verify(extent, checks)).await.expect("verifies of what others write are clean");
 }
 
 async fn flush() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use sealblock_block::{Device, DynDevice, Gate, Request, Response};
+use sealblock_block::{Device, DynDevice, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_simulator::checker::{Content, Patterns};
@@ -57,7 +57,7 @@ pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> R
     let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
     drop(executor.spawn("worker", opened.worker.run()));
     let volume = opened.volume;
-    let stack = DynDevice::new(Gate::new("volume", volume.clone()));
+    let stack = DynDevice::new("volume", volume.clone());
     let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
     Ok(Open { stack, close })
 }

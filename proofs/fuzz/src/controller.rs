@@ -80,7 +80,7 @@ fn subsystem() -> Subsystem {
     let namespace = |bytes, format, id: u8| {
         let size = BlockSize::from_bytes(bytes).expect("a block size");
         let device = MemoryDevice::new(size, 64, format);
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
+        Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [id; 16])
     };
     let protected = |bytes, guard, protection, id| {
         let format = PiFormat::with_default_storage_tag(guard, protection);

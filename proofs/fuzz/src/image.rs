@@ -208,7 +208,7 @@ pub fn try_remains(input: &[u8]) {
     on(image, true, |disk, executor| async move {
         let (hints, options) = (Hints::default(), OpenOptions::default());
         if let Ok((opened, _)) = open_remains(disk, executor, &hints, &options).await {
-            see(&DynDevice::new(Gate::new("remains", opened.volume))).await;
+            see(&DynDevice::new("remains", opened.volume)).await;
         }
     });
 }

@@ -5,12 +5,11 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::rc::Rc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -100,7 +99,7 @@ fn subsystem() -> Result<Subsystem> {
     let size = BlockSize::from_bytes(BLOCK_BYTES as u64).context("a block size")?;
     let namespace = |id| {
         let device = MemoryDevice::new(size, BLOCKS, Some(format));
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
+        Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [id; 16])
     };
     Ok(Subsystem::new(SUBNQN.parse()?, "1")
         .with_namespace(PLAIN, namespace(1))?
@@ -114,7 +113,7 @@ fn formats_subsystem() -> Result<Subsystem> {
     for kind in formats::all() {
         let FormattedNamespace { nsid, size, format, .. } = kind;
         let device = MemoryDevice::new(size, formats::BLOCKS, Some(format));
-        let device = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device))));
+        let device = SharedDevice::publish(DynDevice::new("mem", device));
         let namespace = Namespace::new(device, [100 + nsid as u8; 16]).with_visibility(PiVisibility::Protected)?;
         subsystem = subsystem.with_namespace(nsid, namespace)?;
     }

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Limits,
-    Medium, Operation, Outcome, Request, Response,
+    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Limits, Medium,
+    Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Buffer;
@@ -239,7 +239,7 @@ impl System for ReferenceSystem {
         let kind = *self;
         Box::pin(async move {
             let device = Rc::new(ReferenceDevice::open(disk, kind, profile).await?);
-            let stack = DynDevice::new(Gate::new("toy", Rc::clone(&device)));
+            let stack = DynDevice::new("toy", Rc::clone(&device));
             let close = Box::pin(async move { device.flush().await.map(|_| ()).map_err(|error| error.to_string()) });
             Ok(Session { stack, close })
         })

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::time::Duration;
 
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::{Layout, LogSector, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock};
 use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize};
@@ -286,7 +286,7 @@ impl System for Volumes {
             let opened = open(disk, executor.clone(), &options).await.map_err(|error| error.to_string())?;
             drop(executor.spawn("worker", opened.worker.run()));
             let volume = opened.volume;
-            let stack = DynDevice::new(Gate::new("volume", volume.clone()));
+            let stack = DynDevice::new("volume", volume.clone());
             let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
             Ok(Session { stack, close })
         })

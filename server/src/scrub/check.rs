@@ -1,7 +1,7 @@
 //! Finds the bad blocks of a piece, and says of them what the log has.
 
 use sealblock_block::{
-    Ability, BadBlock, Device, DynDevice, Error, ErrorKind, Gate, Outcome, Request, RequestKind, Response, Tally,
+    Ability, BadBlock, Device, DynDevice, Error, ErrorKind, Outcome, Request, RequestKind, Response, Tally,
 };
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
@@ -10,11 +10,7 @@ use crate::bad_runs::BadRun;
 
 /// The bad blocks of the extent, repaired if the device can do that. A failing medium may not name blocks, so halves are tried, down
 /// to single blocks.
-pub async fn check(
-    gate: &Gate<DynDevice>,
-    extent: Extent,
-    ask: impl AsyncFn(Request) -> Outcome,
-) -> Result<Tally, Error> {
+pub async fn check(gate: &DynDevice, extent: Extent, ask: impl AsyncFn(Request) -> Outcome) -> Result<Tally, Error> {
     let mut tally = Tally::default();
     let mut parts = vec![extent];
     while let Some(part) = parts.pop() {
@@ -41,7 +37,7 @@ pub async fn check(
     Ok(tally)
 }
 
-fn operation(gate: &Gate<DynDevice>, extent: Extent) -> Request {
+fn operation(gate: &DynDevice, extent: Extent) -> Request {
     let format = gate.geometry().protection;
     let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
     match gate.abilities().of(RequestKind::Repair) {

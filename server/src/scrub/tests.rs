@@ -90,9 +90,9 @@ fn with_scrub<F: Future<Output = ()>>(device: Ailing, test: impl FnOnce(Rc<Scrub
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
     reactor.block_on(async {
         let device = Rc::new(device);
-        let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
+        let gate = DynDevice::new("ailing", Rc::clone(&device));
         let target = "ailing".parse().unwrap();
-        let attached = SharedDevice::publish(Rc::clone(&gate)).attach();
+        let attached = SharedDevice::publish(gate.clone()).attach();
         let scrub_task =
             ScrubTask::open(TargetLabel::new(&target), gate, attached, Weak::new(), EventSender::here(|_| ())).await;
         scrub_task.configure(Settings::default());
@@ -132,8 +132,8 @@ fn what_is_mended_waits_for_who_has_locked_its_blocks() {
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
     reactor.block_on(async {
         let device = Rc::new(device);
-        let gate = Rc::new(Gate::new("ailing", DynDevice::new(Rc::clone(&device))));
-        let shared = SharedDevice::publish(Rc::clone(&gate));
+        let gate = DynDevice::new("ailing", Rc::clone(&device));
+        let shared = SharedDevice::publish(gate.clone());
         let (target, scrub_events) = ("ailing".parse().unwrap(), EventSender::here(|_| ()));
         let scrub_task =
             ScrubTask::open(TargetLabel::new(&target), gate, shared.attach(), Weak::new(), scrub_events).await;

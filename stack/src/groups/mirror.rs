@@ -47,17 +47,17 @@ fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<O
 fn by(opener: Opener) -> ReplicaOpener {
     Rc::new(move |target, access| {
         Box::pin(async move {
-            let OpenTarget { gate, held, .. } = opener(&target, access, Usage::Member).await?;
-            Ok((DynDevice::new(gate), held))
+            let OpenTarget { device, held, .. } = opener(&target, access, Usage::Member).await?;
+            Ok((device, held))
         })
     })
 }
 
 /// Opens a replica for the first time, and says what it is made of.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
-    let OpenTarget { gate, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
+    let OpenTarget { device, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
     replica.hold(held);
-    Ok((DynDevice::new(gate), info))
+    Ok((device, info))
 }
 
 async fn put_together(

@@ -5,9 +5,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{
-    Abilities, Device, DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure, Gate, Geometry, Outcome, Request,
-};
+use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure};
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
 use crate::error::{Cause, StackError};
@@ -36,9 +34,8 @@ struct Path {
     received_bytes: Rc<Cell<u64>>,
 }
 
-/// An open path. Dropping it closes its connections at once.
+/// What an open path holds besides its device, which keeps it. Dropping it closes its connections at once.
 struct Live {
-    gate: Gate<DynDevice>,
     held: Vec<CloseHandle>,
     received_bytes: Rc<Cell<u64>>,
 }
@@ -47,24 +44,6 @@ impl Drop for Live {
     fn drop(&mut self) {
         let more = received_bytes(&self.held).unwrap_or(0);
         self.received_bytes.set(self.received_bytes.get() + more);
-    }
-}
-
-impl Device for Live {
-    fn geometry(&self) -> &Geometry {
-        self.gate.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.gate.abilities()
-    }
-
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.gate.execute(operation).await
-    }
-
-    fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        self.gate.try_execute(operation)
     }
 }
 
@@ -99,16 +78,16 @@ impl Members for Paths {
 
 impl Path {
     /// Opens the path, if it leads to the device that the others lead to.
-    async fn open(&self) -> Result<(Rc<Live>, TargetInfo), StackError> {
+    async fn open(&self) -> Result<(DynDevice, TargetInfo), StackError> {
         let opened = (self.opener)(&self.target, self.access, self.usage).await?;
         if let Err(why) = self.check(&opened.info) {
             let _ = opened.close(Ok(())).await;
             return Err(StackError::new(Cause::Unsuitable, "opening", why).on(&self.target));
         }
-        let OpenTarget { gate, info, held, .. } = opened;
-        let live = Rc::new(Live { gate, held, received_bytes: Rc::clone(&self.received_bytes) });
+        let OpenTarget { device, info, held, .. } = opened;
+        let live = Rc::new(Live { held, received_bytes: Rc::clone(&self.received_bytes) });
         self.open.replace(Rc::downgrade(&live));
-        Ok((live, info))
+        Ok((device.with_companion(live), info))
     }
 
     fn check(&self, info: &TargetInfo) -> Result<(), String> {
@@ -127,7 +106,7 @@ impl Path {
         let path = Rc::clone(self);
         DeviceOpener::new(self.target.to_string(), move || {
             let path = Rc::clone(&path);
-            async move { path.open().await.map(|(live, _)| DynDevice::new(live)).map_err(unreachable) }
+            async move { path.open().await.map(|(device, _)| device).map_err(unreachable) }
         })
     }
 
@@ -140,9 +119,9 @@ impl Path {
                 let target = target.clone();
                 async move {
                     let opened = opener(&target, access, usage).await.map_err(unreachable)?;
-                    let (gate, _, closer) = opened.share();
+                    let (device, _, closer) = opened.share();
                     let _ = closer.close().await;
-                    Ok(DynDevice::new(gate))
+                    Ok(device)
                 }
             })
         })
@@ -166,9 +145,9 @@ pub(crate) async fn open(
     let (mut ways, mut info, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
         let device = match opened {
-            Ok((live, of)) => {
+            Ok((device, of)) => {
                 info.push(of);
-                Some(DynDevice::new(live))
+                Some(device)
             }
             Err(failure) if failure.cause() == Cause::Unreachable => {
                 failed = failed.or(Some(failure));

@@ -23,14 +23,14 @@ pub(crate) async fn open(
     // Without labels each member is opened by itself: it may be a member of another group.
     let of_leg = if labelled { Usage::Member } else { usage.hidden() };
     let opened = all_or_none(join_all(members.iter().map(|member| opener(member, access, of_leg))).await).await?;
-    let (mut gates, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut devices, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
     for member in opened {
-        gates.push(member.gate);
+        devices.push(member.device);
         info.push(member.info);
         held.extend(member.held);
     }
     let made = async {
-        let device = StripeLayer::new(gates, chunk.unwrap_or(CHUNK))
+        let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
             .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target))?;
         match labelled {
             true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| of_refusal(&error, target)),

@@ -90,7 +90,7 @@ async fn damage(path: &Path) -> Result<(), StackError> {
 async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> {
     step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
     let opened = open(target, Access::Write).await?;
-    let size = opened.gate.geometry().block_size.bytes();
+    let size = opened.device.geometry().block_size.bytes();
     for (index, block) in data.chunks(size).enumerate() {
         let damaged = DAMAGE.iter().any(|damage| damage.0 == index as u64);
         match (opened.read(Extent::one(Lba::new(index as u64))).await, damaged) {
@@ -128,23 +128,23 @@ fn own_program() -> Result<Buffer, StackError> {
 }
 
 async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), StackError> {
-    let geometry = opened.gate.geometry();
+    let geometry = opened.device.geometry();
     let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
         .map_err(|error| StackError::new(Cause::Usage, "writing", error))?;
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
     let write = Request::write(extent, data, Durability::Volatile);
-    opened.gate.execute(write).await.map_err(|error| of_block("writing", &error))?;
+    opened.device.execute(write).await.map_err(|error| of_block("writing", &error))?;
     opened.flush().await
 }
 
 /// Every damaged block of a target.
 async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
     let find = async |opened: &OpenTarget| {
-        let geometry = opened.gate.geometry();
+        let geometry = opened.device.geometry();
         let mut found = Vec::new();
         for extent in geometry.whole(geometry.limits.max_verify_blocks) {
-            if let Err(error) = opened.gate.execute(Request::verify(extent, opened.checks(extent))).await {
+            if let Err(error) = opened.device.execute(Request::verify(extent, opened.checks(extent))).await {
                 let bad_blocks = error.bad_blocks().ok_or_else(|| of_block("verifying", &error))?;
                 found.extend_from_slice(bad_blocks.as_slice());
             }

@@ -48,8 +48,8 @@ fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
 }
 
 fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
-    let geometry = opened.gate.geometry();
-    let of = opened.gate.abilities();
+    let geometry = opened.device.geometry();
+    let of = opened.device.abilities();
     let protection = geometry.protection.map(protection_json);
     let mut object = json!({
         "target": target.to_string(),
@@ -199,12 +199,12 @@ fn digests(remote: &NvmeConnectionInfo) -> &'static str {
 fn rest_bytes(opened: &OpenTarget) -> Option<u64> {
     let path = opened.target().path().filter(|_| opened.info.kind == RAW_FILE)?;
     let length = std::fs::metadata(path).ok()?.len();
-    length.checked_sub(opened.gate.geometry().capacity_bytes()).filter(|rest| *rest > 0)
+    length.checked_sub(opened.device.geometry().capacity_bytes()).filter(|rest| *rest > 0)
 }
 
 fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
-    let geometry = opened.gate.geometry();
-    let of = opened.gate.abilities();
+    let geometry = opened.device.geometry();
+    let of = opened.device.abilities();
     let mut lines = Lines::new(16);
     lines.put("target", target);
     info_text(&mut lines, &opened.info);

@@ -113,7 +113,7 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
 impl Report {
     /// What is said of a volume before anything of it is read.
     fn nothing_lost(arguments: &Rescue, volume: &OpenTarget, without_superblock: Option<WithoutSuperblock>) -> Report {
-        let geometry = volume.gate.geometry();
+        let geometry = volume.device.geometry();
         let description = volume.info.volume.as_ref();
         let copies: &[SuperblockCopy] = description.map_or(&[], |volume| &volume.superblocks);
         Report {

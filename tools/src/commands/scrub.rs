@@ -143,13 +143,13 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
 }
 
 async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, StackError> {
-    let (geometry, abilities) = (opened.gate.geometry(), opened.gate.abilities());
+    let (geometry, abilities) = (opened.device.geometry(), opened.device.abilities());
     if abilities.of(RequestKind::ReadReserved) != Ability::Native {
         let why = "it has no room to keep anything of its scrubs, and no server has it open";
         return Err(StackError::new(Cause::Absent, "asking for the scrub", why).on(target));
     }
     let doing = "reading what is kept of the scrub";
-    let answer = opened.gate.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
+    let answer = opened.device.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
     let record = match answer.map_err(|error| of_block(doing, &error))? {
         Response::Reserved(bytes) if bytes.is_empty() => ScrubRecord::default(),
         Response::Reserved(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
@@ -158,5 +158,5 @@ async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStat
         })?,
         _ => ScrubRecord::default(),
     };
-    Ok(ScrubStatus::kept(target.to_string(), &opened.gate, &record))
+    Ok(ScrubStatus::kept(target.to_string(), &opened.device, &record))
 }

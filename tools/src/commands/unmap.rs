@@ -94,7 +94,7 @@ impl UnmapJob<'_> {
         if self.how.range.is_some() || self.how.yes || !is_somebody_there {
             return Ok(());
         }
-        let geometry = opened.gate.geometry();
+        let geometry = opened.device.geometry();
         let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
         eprint!("{} loses what it holds: all {blocks} ({bytes}) are to be {}. Go on? [y/N] ", self.target, self.done);
         io::stderr().flush().ok();
@@ -112,7 +112,7 @@ impl UnmapJob<'_> {
     async fn pieces(&self, opened: &OpenTarget, operation: impl Fn(Extent) -> Request) -> Result<Report, StackError> {
         let UnmapJob { doing, target, how, .. } = self;
         let span = opened.span(how.range)?;
-        let (started, size) = (Instant::now(), opened.gate.geometry().block_size);
+        let (started, size) = (Instant::now(), opened.device.geometry().block_size);
         let step = sealblock_units::BlockCount::new((STEP_BYTES >> size.shift()) as u32)
             .expect("a step has blocks of every size");
         let total = ByteCount::new(span.blocks().saturating_mul(size.bytes() as u64));
@@ -122,7 +122,7 @@ impl UnmapJob<'_> {
         interrupt::watch();
         let work = async {
             let pieces = span.extents(step).map(|extent| async move {
-                opened.gate.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
+                opened.device.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
                 progress.advance_by(extent.bytes(size), 0);
                 Ok(extent.len())
             });

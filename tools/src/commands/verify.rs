@@ -34,7 +34,7 @@ pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
         let opened = open_for(&arguments.target, access, Usage::Unchanged).await?;
         let lost = report_opening(arguments, &opened);
         // An open for writing has rewritten them.
-        let repairs = Repairs::of(opened.gate.abilities());
+        let repairs = Repairs::of(opened.device.abilities());
         let work = async |opened: &OpenTarget| {
             let report = async {
                 prepare(arguments, opened, show).await?;
@@ -157,7 +157,7 @@ impl Check<'_> {
         let Check { arguments, opened, .. } = self;
         // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
-        let geometry = opened.gate.geometry();
+        let geometry = opened.device.geometry();
         let error = |fault| block_error(fault, geometry.protection, &arguments.target);
         let not_checked = |run| not_checked(run, &arguments.target);
         VerifyReport {
@@ -273,13 +273,13 @@ mod tests {
             run_of(&format!("sealblock create {path} --size 1MiB --type {kind}"));
             on_reactor(async {
                 let opened = open(&path.parse().unwrap(), Access::Write).await?;
-                let (size, format) = (opened.gate.geometry().block_size, opened.gate.geometry().protection);
+                let (size, format) = (opened.device.geometry().block_size, opened.device.geometry().protection);
                 let extent = Extent::from_raw(8, 4).unwrap();
                 // As an ILBRT of the host's own; Type 1 has none but the address.
                 let tags = Tags { initial_ref_tag: if kind == "1" { 8 } else { 0x7777 }, ..Tags::default() };
                 let data = Sealed::seal(Slice::copy_from(&[7; 4 * 4096]), size, format, &tags);
                 let durability = Durability::ForceUnitAccess;
-                opened.gate.execute(Request::write(extent, data, durability)).await.unwrap();
+                opened.device.execute(Request::write(extent, data, durability)).await.unwrap();
                 opened.close(Ok(())).await
             })
             .unwrap();

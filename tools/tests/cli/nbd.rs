@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::common::{Place, noise};
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -41,8 +41,8 @@ fn serve() -> Served {
     let (device, shared) = on(&home, || {
         let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
         let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BYTES >> 12, Some(format)));
-        let gate = Gate::new("mem", DynDevice::new(Rc::clone(&device)));
-        (CoreLocal::new(device), SharedDevice::publish(Rc::new(gate)))
+        let gate = DynDevice::new("mem", Rc::clone(&device));
+        (CoreLocal::new(device), SharedDevice::publish(gate))
     });
     let exports =
         [Export::new("disk", shared.clone()).described("with seals"), Export::new("fixed", shared).read_only()];

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -124,14 +124,14 @@ async fn filled_memory() -> DynDevice {
     let bytes = vec![9; BLOCKS as usize * 4096];
     let data = Sealed::seal(Slice::copy_from(&bytes), BlockSize::B4096, None, &Tags::default());
     memory.execute(Request::write(extent, data, Durability::Volatile)).await.unwrap();
-    DynDevice::new(Gate::new("memory", memory))
+    DynDevice::new("memory", memory)
 }
 
 #[test]
 fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no_other() {
     run(|| async {
         let backend = Rc::new(Cached::new());
-        let shared = SharedDevice::publish(Rc::new(Gate::new("cached", DynDevice::new(Rc::clone(&backend)))));
+        let shared = SharedDevice::publish(DynDevice::new("cached", Rc::clone(&backend)));
         let (target, to_nvme) = serve_nvme(any(), shared.clone());
         let (server, to_nbd) = serve_nbd(&shared);
         let (one, two, idle) = (nvme(to_nvme, 1).await, nvme(to_nvme, 2).await, nvme(to_nvme, 3).await);
@@ -142,12 +142,12 @@ fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no
 
         // The mirror is one more host. Its connection outlives the failure of its replica, so it is one and the same controller.
         let seen = Rc::<Seen>::default();
-        let replica = DynDevice::new(nvme(to_nvme, 4).await);
+        let replica = DynDevice::from(nvme(to_nvme, 4).await);
         let open = {
             let (backend, seen) = (Rc::clone(&backend), Rc::clone(&seen));
             move || {
                 let (replica, backend, seen) = (replica.clone(), Rc::clone(&backend), Rc::clone(&seen));
-                ready(Ok(DynDevice::new(Gate::new("replica", Witness { replica, backend, seen })))).boxed_local()
+                ready(Ok(DynDevice::new("replica", Witness { replica, backend, seen }))).boxed_local()
             }
         };
         let device = open().await;

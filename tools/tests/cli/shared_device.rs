@@ -107,7 +107,7 @@ fn everybody_who_had_written_learns_of_a_failed_flush_once_and_nobody_else_does(
     run(|| async {
         let fails = Rc::<Cell<bool>>::default();
         let flaky = Flaky(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&fails));
-        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", DynDevice::new(flaky))));
+        let shared = SharedDevice::publish(DynDevice::new("flaky", flaky));
         let (target, to_nvme) = serve_nvme(any(), shared.clone());
         let (server, to_nbd) = serve_nbd(&shared);
         // Two controllers of one host, one of another, and one that writes nothing.
@@ -135,7 +135,7 @@ fn a_host_that_comes_back_learns_what_befell_the_writes_of_its_lost_controller()
     run(|| async {
         let fails = Rc::<Cell<bool>>::default();
         let flaky = Flaky(MemoryDevice::new(BlockSize::B4096, 64, None), Rc::clone(&fails));
-        let shared = SharedDevice::publish(Rc::new(Gate::new("flaky", DynDevice::new(flaky))));
+        let shared = SharedDevice::publish(DynDevice::new("flaky", flaky));
         let (target, to_nvme) = serve_nvme(any(), shared.clone());
         let lost = nvme(to_nvme, 1).await;
         write(&lost, 1).await;
@@ -167,16 +167,16 @@ impl Clock for RealTime {
 fn a_target_restart_under_several_paths_is_reported_to_both_clients() {
     run(|| async {
         let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, None));
-        let publish = || SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&memory)))));
+        let publish = || SharedDevice::publish(DynDevice::new("mem", Rc::clone(&memory)));
         // An address of its own: no other test can take its port while nothing listens there.
         let (first, address) = serve_nvme((Ipv4Addr::new(127, 0, 0, 77), 0).into(), publish());
-        let source = DeviceOpener::new("path", move || async move { connect(address, 1).await.map(DynDevice::new) });
+        let source = DeviceOpener::new("path", move || async move { connect(address, 1).await.map(DynDevice::from) });
         let device = Some(source.open().await.unwrap());
         let patience = RetryPolicy { min_reprobe: Duration::from_millis(300), ..RetryPolicy::default() };
         let way = PathConfig { source, quiesce: None, device };
         let (layer, worker) = MultipathLayer::new(vec![way], RealTime, patience).unwrap();
         let worker = spawn(worker.run());
-        let shared = SharedDevice::publish(Rc::new(Gate::new("paths", DynDevice::new(layer))));
+        let shared = SharedDevice::publish(DynDevice::new("paths", layer));
         let (one, two, idle) = (shared.attach(), shared.attach(), shared.attach());
         write(&one, 1).await;
         write(&two, 2).await;
@@ -197,7 +197,7 @@ fn a_target_restart_under_several_paths_is_reported_to_both_clients() {
 fn an_nbd_client_waits_for_blocks_that_somebody_compares_and_writes() {
     run(|| async {
         let memory = MemoryDevice::new(BlockSize::B4096, 64, None);
-        let shared = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(memory))));
+        let shared = SharedDevice::publish(DynDevice::new("mem", memory));
         let (server, to_nbd) = serve_nbd(&shared);
         let client = Rc::new(nbd(to_nbd, "disk").await);
         // As a fused Compare and Write over NVMe/TCP does it.

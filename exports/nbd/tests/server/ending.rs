@@ -77,8 +77,8 @@ fn exports_that_the_protocol_cannot_describe_fail() {
     reactor.block_on(async {
         let size = sealblock_units::BlockSize::B4096;
         let device = std::rc::Rc::new(sealblock_media_memory::MemoryDevice::new(size, 8, None));
-        let gate = sealblock_block::Gate::new("mem", sealblock_block::DynDevice::new(device));
-        let shared = sealblock_layers_cross_core::SharedDevice::publish(std::rc::Rc::new(gate));
+        let gate = sealblock_block::DynDevice::new("mem", device);
+        let shared = sealblock_layers_cross_core::SharedDevice::publish(gate);
         let export = |name: &str| sealblock_exports_nbd::Export::new(name, shared.clone());
         let refused = |exports: Vec<_>| Server::new(exports, Limits::default()).err();
         assert_eq!(refused(vec![export("a"), export("b")]), None);

@@ -225,19 +225,18 @@ impl Subsystem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::{DynDevice, Gate};
+    use sealblock_block::DynDevice;
     use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
     use sealblock_layers_cross_core::SharedDevice;
     use sealblock_media_memory::MemoryDevice;
     use sealblock_runtime_reactor::{Config, Reactor};
     use sealblock_units::BlockSize;
-    use std::rc::Rc;
 
     use crate::PiVisibility;
 
     fn namespace(format: Option<PiFormat>) -> Namespace {
         let device = MemoryDevice::new(BlockSize::from_bytes(512).unwrap(), 8, format);
-        Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [1; 16])
+        Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [1; 16])
     }
 
     /// Runs a test where devices can be published.

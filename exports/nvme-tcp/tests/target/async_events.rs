@@ -2,7 +2,7 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, NamespaceState, Subsystem};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -22,8 +22,7 @@ fn serve_with_state() -> (Served, Arc<NamespaceState>) {
     let mut states = Vec::new();
     let served = serve_with(short(), |_| {
         let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())));
-        let namespace =
-            Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [1; 16]);
+        let namespace = Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [1; 16]);
         states.push(namespace.state());
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace).unwrap()
     });
@@ -116,7 +115,7 @@ fn a_removed_namespace_has_no_events_and_the_others_have() {
         let served = serve_with(short(), |subsystem| {
             let of = |id: u8| {
                 let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, None));
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device)))), [id; 16])
+                Namespace::new(SharedDevice::publish(DynDevice::new("mem", device)), [id; 16])
             };
             let (goes, stays) = (of(7), of(8));
             states.extend([goes.state(), stays.state()]);

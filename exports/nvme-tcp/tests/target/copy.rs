@@ -2,7 +2,7 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -118,11 +118,10 @@ async fn send(io: &mut Queue, (copy, range): (CopyCommand, CopyRange)) -> Done {
 
 async fn copy_within(format: PiFormat) {
     let device = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, Some(format)));
-    let stack = DynDevice::new(Rc::clone(&device));
+    let stack = DynDevice::new("mem", Rc::clone(&device));
     let served = serve_with(short(), |_| {
-        let namespace = Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", stack))), [7; 16])
-            .with_visibility(PiVisibility::Protected)
-            .unwrap();
+        let namespace =
+            Namespace::new(SharedDevice::publish(stack), [7; 16]).with_visibility(PiVisibility::Protected).unwrap();
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
     });
     let (mut admin, mut io) = Queue::pair(served.address, false).await;

@@ -2,7 +2,7 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{MAX_BAD_BLOCKS, Namespace, Subsystem};
 use sealblock_integrity::Field;
 use sealblock_layers_cross_core::SharedDevice;
@@ -102,8 +102,7 @@ fn write_uncorrectable_is_invalid_without_the_ability() {
     run(|| async {
         let null = NullDevice::new(BlockSize::B4096, 64, None);
         let served = serve_with(short(), |_| {
-            let namespace =
-                Namespace::new(SharedDevice::publish(Rc::new(Gate::new("null", DynDevice::new(null)))), [7; 16]);
+            let namespace = Namespace::new(SharedDevice::publish(DynDevice::new("null", null)), [7; 16]);
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
@@ -208,10 +207,7 @@ fn more_bad_blocks_than_fit_are_reported_as_an_overflow() {
     run(|| async {
         let big = Rc::new(MemoryDevice::new(BlockSize::B512, 40_000, None));
         let served = serve_with(short(), |_| {
-            let namespace = Namespace::new(
-                SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(&big))))),
-                [7; 16],
-            );
+            let namespace = Namespace::new(SharedDevice::publish(DynDevice::new("mem", Rc::clone(&big))), [7; 16]);
             Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;

@@ -1,11 +1,9 @@
 //! Vendor extensions of sealblock, over loopback sockets: the command Digest, the reserved area, and their log page.
 
-use std::rc::Rc;
-
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Ability, Device, DynDevice, Gate};
+use sealblock_block::{Ability, Device, DynDevice};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Field, guard};
 use sealblock_layers_cross_core::SharedDevice;
@@ -25,7 +23,7 @@ const SMALL: u32 = 6;
 const FIXED: u32 = 7;
 
 fn published(device: impl Device + 'static) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("device", DynDevice::new(device))))
+    SharedDevice::publish(DynDevice::new("device", device))
 }
 
 fn serve_all() -> Served {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Gate, Geometry, Operation, Outcome, Request};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, Geometry, Operation, Outcome, Request};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -128,7 +128,7 @@ fn no_other_write_executes_between_a_compare_and_its_write() {
             reads: Cell::new(0),
             written: RefCell::default(),
         });
-        let shared = SharedDevice::publish(Rc::new(Gate::new("held", DynDevice::new(Rc::clone(&held)))));
+        let shared = SharedDevice::publish(DynDevice::new("held", Rc::clone(&held)));
         let namespace = Namespace::new(shared.clone(), [7; 16]);
         let served = serve_with(short(), |subsystem| subsystem.with_namespace(7, namespace).unwrap());
         let (_admin, mut io) = Queue::pair(served.address, false).await;

@@ -1,12 +1,11 @@
 //! A command of an ended connection must not execute after newer ones of the same host's next connection.
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
+use sealblock_block::{Abilities, Device, DynDevice, Geometry, Outcome, Request, RequestKind};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem, Target};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -41,7 +40,7 @@ impl Device for FirstLate {
 
 fn serve_late(latch: &Arc<(AtomicUsize, AtomicBool)>) -> (Target, SocketAddr) {
     let device = FirstLate(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(latch));
-    let shared = SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(device))));
+    let shared = SharedDevice::publish(DynDevice::new("mem", device));
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
     let subsystem = subsystem.with_namespace(1, Namespace::new(shared, [1; 16])).unwrap();
     let target = Target::new([subsystem], short()).unwrap();

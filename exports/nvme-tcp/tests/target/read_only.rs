@@ -1,11 +1,9 @@
 //! Namespaces of read-only devices: Identify reports them, and every change of a block fails with its own status.
 
-use std::rc::Rc;
-
 use crate::common::fixed::Fixed;
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::admin::Cns;
@@ -20,7 +18,7 @@ fn read_only_namespaces_are_reported_and_fail_writes() {
     run(|| async {
         let served = serve_with(short(), |subsystem| {
             let device = Fixed::new();
-            let shared = SharedDevice::publish(Rc::new(Gate::new("fixed", DynDevice::new(device))));
+            let shared = SharedDevice::publish(DynDevice::new("fixed", device));
             subsystem.with_namespace(FIXED, Namespace::new(shared, [6; 16])).unwrap()
         });
         let (mut admin, mut io) = Queue::pair(served.address, false).await;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::common::spread::{Spread, host, nqn, on, spread};
 use crate::common::*;
-use sealblock_block::{Abilities, BadBlock, Device, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, BadBlock, Device, DynDevice, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Namespace, NamespaceState};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -44,9 +44,9 @@ impl Device for Part {
     }
 }
 
-fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> Rc<Gate<DynDevice>> {
+fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> DynDevice {
     let geometry = Geometry { capacity_blocks, ..memory.geometry().clone() };
-    Rc::new(Gate::new("part", DynDevice::new(Part(Rc::clone(memory), geometry))))
+    DynDevice::new("part", Part(Rc::clone(memory), geometry))
 }
 
 /// A namespace that can be resized, next to others.

@@ -1,12 +1,11 @@
 //! Shutdowns that follow on each other while the medium is slow.
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::common::*;
-use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request, RequestKind};
+use sealblock_block::{Abilities, Device, DynDevice, Geometry, Outcome, Request, RequestKind};
 use sealblock_exports_nvme_tcp::{Namespace, Subsystem};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -53,7 +52,7 @@ fn serve_slowly() -> (Served, Arc<Flushes>) {
     let flushes = Arc::<Flushes>::default();
     let device = SlowFlush(MemoryDevice::new(BlockSize::B4096, BLOCKS, None), Arc::clone(&flushes));
     let served = serve_with(short(), |_| {
-        let shared = SharedDevice::publish(Rc::new(Gate::new("slow", DynDevice::new(device))));
+        let shared = SharedDevice::publish(DynDevice::new("slow", device));
         Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, Namespace::new(shared, [1; 16])).unwrap()
     });
     (served, flushes)

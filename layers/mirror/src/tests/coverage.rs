@@ -157,7 +157,7 @@ fn a_degraded_mirror_within_a_mirror_is_reported_with_the_path_of_its_replica() 
     let inner = opened(&[&a, &b]);
     let c = TestReplica::new("c", Some(TYPE1));
     let source = |name: &str, device| crate::ReplicaSource { name: name.to_owned(), device: Ok(device), reopen: None };
-    let within = sealblock_block::DynDevice::new(sealblock_block::Gate::new("inner", inner.clone()));
+    let within = sealblock_block::DynDevice::new("inner", inner.clone());
     let options = crate::OpenOptions { is_read_only: false, random: [9; 16] };
     let outer = crate::open(vec![source("inner", within), source("c", c.stack())], StoppedClock, options);
     let outer = outer.now_or_never().unwrap().unwrap().mirror;

@@ -156,7 +156,7 @@ impl TestReplica {
     }
 
     pub fn stack(&self) -> DynDevice {
-        DynDevice::new(Gate::new(self.name, self.clone()))
+        DynDevice::new(self.name, self.clone())
     }
 
     async fn count_reserved(&self, slot: ReservedArea, bytes: &Slice) {

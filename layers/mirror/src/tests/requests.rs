@@ -156,7 +156,7 @@ fn bad_blocks_where_a_crash_left_replicas_different_are_not_read_from_another_re
 fn mirrors_nest() {
     let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
     let inner = opened(&[&replicas[0], &replicas[1]]);
-    let stack = || sealblock_block::DynDevice::new(sealblock_block::Gate::new("ab", inner.clone()));
+    let stack = || sealblock_block::DynDevice::new("ab", inner.clone());
     let sources =
         vec![crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, replicas[2].source()];
     let options = crate::OpenOptions { is_read_only: false, random: random() };

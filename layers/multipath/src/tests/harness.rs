@@ -102,7 +102,7 @@ impl TestLink {
             let link = link.clone();
             async move {
                 match link.mode.get() {
-                    Mode::Works | Mode::Flaps => Ok(DynDevice::new(link)),
+                    Mode::Works | Mode::Flaps => Ok(DynDevice::new("path", link)),
                     Mode::Gone | Mode::Silent => Err(gone()),
                 }
             }
@@ -188,7 +188,7 @@ impl Harness {
         let path_config = |(path, link): (usize, &TestLink)| PathConfig {
             source: link.source(),
             quiesce: quiesce(path, link),
-            device: Some(DynDevice::new(link.clone())),
+            device: Some(DynDevice::new("path", link.clone())),
         };
         Harness::over(links.iter().enumerate().map(path_config).collect(), links.clone(), policy)
     }

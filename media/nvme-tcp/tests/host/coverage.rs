@@ -83,7 +83,7 @@ fn a_copy_that_is_away_at_the_target_is_told_with_its_blocks() {
         for shows in [PiVisibility::Plain, PiVisibility::Protected] {
             let memory = memory(BlockSize::B4096, Some(crc16()));
             let device = Rc::new(Copies { memory: Rc::clone(&memory), is_away: Cell::new(false) });
-            let gate = Rc::new(Gate::new("copies", DynDevice::new(Rc::clone(&device))));
+            let gate = DynDevice::new("copies", Rc::clone(&device));
             let namespace = Namespace::new(SharedDevice::publish(gate), [1; 16]).with_visibility(shows).unwrap();
             let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap();
             let target = Target::new([subsystem], limits()).unwrap();

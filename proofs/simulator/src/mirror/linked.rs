@@ -4,9 +4,7 @@ use std::pin::pin;
 use std::rc::Rc;
 
 use futures_util::future::{Either, LocalBoxFuture, select};
-use sealblock_block::{
-    Abilities, Ability, Device, DynDevice, ErrorKind, Gate, Geometry, Outcome, Request, RequestKind,
-};
+use sealblock_block::{Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_mirror::{Reopen, ReplicaSource};
 use sealblock_units::Extent;
 
@@ -61,7 +59,7 @@ impl Harness {
                 env: env.clone(),
                 harness: harness.clone(),
             };
-            Ok(DynDevice::new(Gate::new("replica", plug)))
+            Ok(DynDevice::new("replica", plug))
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_layers_mirror::{
     CreateOptions, MirrorError, Mutation, OpenMirror, OpenOptions, ReplicaError, ReplicaSource, TestHooks,
     create_with_hooks, open_with_hooks,
@@ -129,7 +129,7 @@ impl MachineSetup {
         *harness.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));
         let watch = WatchedMirror { harness: harness.clone(), mirror: opened.mirror };
-        let client = Client::new(DynDevice::new(Gate::new("mirror", watch)), harness.context.clone());
+        let client = Client::new(DynDevice::new("mirror", watch), harness.context.clone());
         RunningMirror { harness, client, executor, random: Rc::new(random), factor: open_config.factor }
     }
 }

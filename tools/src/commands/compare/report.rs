@@ -92,7 +92,7 @@ impl Report {
     /// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
     /// sides can be read.
     pub fn empty(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
-        let size = |side: &Whole| side.opened.gate.geometry().block_size;
+        let size = |side: &Whole| side.opened.device.geometry().block_size;
         let block = b.map_or(size(a), |b| size(a).max(size(b)));
         let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), Whole::len_bytes));
         let report = Report {

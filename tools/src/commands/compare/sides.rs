@@ -79,7 +79,7 @@ impl Sides<'_> {
         let read = side.read_past_damage("comparing", offset, length).await?;
         self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
         let (mut lost, target) = (Vec::new(), side.opened.target());
-        let shift = side.opened.gate.geometry().block_size.shift();
+        let shift = side.opened.device.geometry().block_size.shift();
         for run in read.lost {
             let (first, last) =
                 (run.lba << shift >> self.block.shift(), (run.end() - 1) << shift >> self.block.shift());
@@ -116,7 +116,7 @@ impl Sides<'_> {
 
     /// True if checksums save traffic: a side is remote, and each remote side computes them itself.
     pub fn have_digests(&self) -> bool {
-        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.gate.abilities());
+        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.device.abilities());
         abilities().any(|side| side.offloads)
             && abilities().all(|side| !side.offloads || side.checksum == Ability::Native)
     }
@@ -208,11 +208,11 @@ enum Checksums {
 
 /// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
 async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, StackError> {
-    let shift = opened.gate.geometry().block_size.shift();
+    let shift = opened.device.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
-    match opened.gate.execute(Request::checksum(extent, checks)).await {
+    match opened.device.execute(Request::checksum(extent, checks)).await {
         Ok(Response::Checksum(digested)) => Ok(Some(digested.crc64)),
         Ok(_) => unreachable!("a digest is answered with one"),
         Err(error) if damage(&error).is_some() => Ok(None),

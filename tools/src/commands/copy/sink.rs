@@ -90,7 +90,7 @@ impl Sink {
     /// How many bytes fit, where there is a limit.
     pub fn room_bytes(&self) -> Option<u64> {
         match self {
-            Sink::Device(opened) => Some(opened.gate.geometry().capacity_bytes()),
+            Sink::Device(opened) => Some(opened.device.geometry().capacity_bytes()),
             Sink::Plain { .. } | Sink::Output(_) => None,
         }
     }
@@ -123,8 +123,8 @@ impl Sink {
     /// What becomes of bytes that could not be read.
     pub fn losing(&self) -> Losing {
         let Sink::Device(opened) = self else { return Losing::Zeroes };
-        let abilities = opened.gate.abilities();
-        let has_seals = abilities.seals || abilities.offloads || opened.gate.geometry().protection.is_some();
+        let abilities = opened.device.abilities();
+        let has_seals = abilities.seals || abilities.offloads || opened.device.geometry().protection.is_some();
         match abilities.write_uncorrectable == Ability::Native {
             true => Losing::Unreadable,
             false if has_seals => Losing::Unwritten,
@@ -136,7 +136,7 @@ impl Sink {
     pub fn losing_bytes(&self) -> u64 {
         match (self, self.losing()) {
             (Sink::Device(opened), Losing::Unreadable | Losing::Unwritten) => {
-                opened.gate.geometry().block_size.bytes() as u64
+                opened.device.geometry().block_size.bytes() as u64
             }
             _ => 1,
         }
@@ -168,7 +168,7 @@ impl Sink {
         };
         let extent = extent_of(opened, gap.start, (gap.end - gap.start) as usize)?;
         let operation = Request::write_uncorrectable(extent, Durability::Volatile);
-        opened.gate.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+        opened.device.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.
@@ -276,16 +276,16 @@ fn is_zero(bytes: &[u8]) -> bool {
 
 /// The blocks of a device that these bytes are, the last one as a whole.
 fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, StackError> {
-    let geometry = opened.gate.geometry();
+    let geometry = opened.device.geometry();
     let blocks = length.div_ceil(geometry.block_size.bytes()) as u64;
     let extent = Extent::from_raw(offset >> geometry.block_size.shift(), blocks).ok();
     extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
 async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
-    let geometry = opened.gate.geometry();
+    let geometry = opened.device.geometry();
     let extent = extent_of(opened, offset, data.len())?;
-    let leaves_out = opened.gate.abilities().unmap_zeroes && is_zero(data);
+    let leaves_out = opened.device.abilities().unmap_zeroes && is_zero(data);
     let operation = if leaves_out {
         Request::write_zeroes(extent, true, Durability::Volatile)
     } else {
@@ -294,12 +294,12 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
         let data = Sealed::seal(padded(data, whole), geometry.block_size, geometry.protection, &tags);
         Request::write(extent, data, Durability::Volatile)
     };
-    opened.gate.execute(operation).await.map_err(|error| of_block("writing", &error))?;
+    opened.device.execute(operation).await.map_err(|error| of_block("writing", &error))?;
     Ok(if leaves_out { 0 } else { data.len() as u64 })
 }
 
 fn full(opened: &OpenTarget) -> StackError {
-    let room = opened.gate.geometry().capacity_bytes();
+    let room = opened.device.geometry().capacity_bytes();
     StackError::new(Cause::Unsuitable, "writing", format!("the data do not fit into its {room} bytes"))
         .on(opened.target())
         .advise("a larger volume")

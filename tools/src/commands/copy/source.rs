@@ -70,7 +70,7 @@ impl Source {
     /// Bytes in a block of it.
     pub fn block_size(&self) -> BlockSize {
         match self {
-            Source::Device(whole) => whole.opened.gate.geometry().block_size,
+            Source::Device(whole) => whole.opened.device.geometry().block_size,
             Source::Input(_) => BlockSize::B512,
         }
     }
@@ -110,7 +110,7 @@ fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<I
     let total = whole.len_bytes();
     let step = CHUNK_BYTES as u64;
     let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
-    let tells_holes = reading.asks_for_holes && whole.opened.gate.abilities().block_status == Ability::Native;
+    let tells_holes = reading.asks_for_holes && whole.opened.device.abilities().block_status == Ability::Native;
     let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
     stream::iter(chunks)
         .take_while(|_| ready(!interrupt::came()))
@@ -134,12 +134,12 @@ fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<I
 
 /// Whether the device says that there is nothing but zeroes. What it cannot say, or what ends within a block, is read.
 async fn is_hole(opened: &OpenTarget, offset: u64, length: u64) -> bool {
-    let (shift, end) = (opened.gate.geometry().block_size.shift(), opened.gate.geometry().capacity_bytes());
+    let (shift, end) = (opened.device.geometry().block_size.shift(), opened.device.geometry().capacity_bytes());
     if offset + length > end {
         return false;
     }
     let Ok(extent) = Extent::from_raw(offset >> shift, length >> shift) else { return false };
-    match opened.gate.execute(Request::block_status(extent)).await {
+    match opened.device.execute(Request::block_status(extent)).await {
         Ok(Response::BlockStatus(runs)) => runs.iter().all(|run| run.state == BlockState::Hole),
         _ => false,
     }

@@ -24,7 +24,7 @@ const MAX_SETBACKS: u32 = 3;
 /// Waits until no resync runs or is about to start.
 pub(super) async fn wait(opened: &OpenTarget, show: Show) -> Result<(), StackError> {
     wait_here(opened, show).await;
-    let abilities = opened.gate.abilities();
+    let abilities = opened.device.abilities();
     if abilities.copies && abilities.offloads { wait_remote(opened).await } else { Ok(()) }
 }
 

@@ -32,7 +32,7 @@ const PIECES_PER_SECOND: u64 = 10;
 /// The coverage of a check of these blocks now, whatever it finds.
 pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, StackError> {
     let verify = Request::verify(extent, opened.checks(extent));
-    match opened.gate.execute(verify).await {
+    match opened.device.execute(verify).await {
         Ok(Response::Verified(verified)) => Ok(verified.coverage),
         Ok(_) => Ok(Coverage::default()),
         Err(error) => match error.into_damage() {
@@ -133,8 +133,8 @@ impl Pace {
 impl VerifyJob {
     /// The job for these arguments.
     pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, StackError> {
-        let geometry = opened.gate.geometry();
-        let abilities = opened.gate.abilities();
+        let geometry = opened.device.geometry();
+        let abilities = opened.device.abilities();
         let how = VerifyPath::of(arguments, &abilities)?;
         let whole = if how == VerifyPath::ReadAndCheck {
             geometry.limits.max_transfer_blocks
@@ -188,7 +188,7 @@ impl VerifyJob {
     /// target.
     pub async fn run(&self, opened: &OpenTarget) -> Result<(), StackError> {
         while let Some(extent) = self.take() {
-            let bytes = extent.bytes(opened.gate.geometry().block_size);
+            let bytes = extent.bytes(opened.device.geometry().block_size);
             if let Some(pace) = &self.pace {
                 pace.wait(bytes).await;
             }
@@ -243,7 +243,7 @@ impl VerifyJob {
     pub async fn check_sync_again(&self, opened: &OpenTarget) -> Result<(), StackError> {
         let blocks = self.span.blocks().min(self.piece_blocks).min(FINAL_CHECK_BLOCKS);
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
-        let Some(first) = first.filter(|_| opened.gate.abilities().copies && self.how != VerifyPath::ReadAndCheck)
+        let Some(first) = first.filter(|_| opened.device.abilities().copies && self.how != VerifyPath::ReadAndCheck)
         else {
             return Ok(());
         };
@@ -264,9 +264,9 @@ impl VerifyJob {
     async fn check(&self, opened: &OpenTarget, extent: Extent, bytes: u64) -> Result<(), StackError> {
         let checks = opened.checks(extent);
         let outcome = match self.how {
-            VerifyPath::ReadAndCheck => opened.gate.verify_by_reading(extent, checks).await,
-            VerifyPath::Repair => opened.gate.execute(Request::repair(extent, checks)).await,
-            VerifyPath::Offloaded | VerifyPath::Local => opened.gate.execute(Request::verify(extent, checks)).await,
+            VerifyPath::ReadAndCheck => opened.device.verify_by_reading(extent, checks).await,
+            VerifyPath::Repair => opened.device.execute(Request::repair(extent, checks)).await,
+            VerifyPath::Offloaded | VerifyPath::Local => opened.device.execute(Request::verify(extent, checks)).await,
         };
         let (faults, coverage, read) = match outcome {
             Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),

@@ -34,7 +34,7 @@ pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(),
 }
 
 async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), StackError> {
-    let lanes = if opened.gate.abilities().offloads { LANES_AWAY } else { LANES };
+    let lanes = if opened.device.abilities().offloads { LANES_AWAY } else { LANES };
     try_join_all((0..lanes).map(|_| job.run(opened))).await.map(drop)
 }
 

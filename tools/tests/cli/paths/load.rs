@@ -76,28 +76,28 @@ impl Lane {
     async fn step(&mut self, opened: &OpenTarget) -> Result<(), String> {
         self.requests += 1;
         if self.requests.is_multiple_of(FLUSH_EVERY) {
-            return opened.gate.execute(Request::flush()).await.map(drop).map_err(|error| format!("flush: {error}"));
+            return opened.device.execute(Request::flush()).await.map(drop).map_err(|error| format!("flush: {error}"));
         }
         let block = self.draw() as usize % BLOCKS;
         if self.draw().is_multiple_of(2) { self.write(opened, block).await } else { self.check(opened, block).await }
     }
 
     async fn write(&mut self, opened: &OpenTarget, block: usize) -> Result<(), String> {
-        let (extent, geometry) = (self.extent(block), opened.gate.geometry());
+        let (extent, geometry) = (self.extent(block), opened.device.geometry());
         let version = self.versions[block] + 1;
         let data = Slice::copy_from(&content(extent.start(), version, geometry.block_size.bytes()));
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
         let write = Request::write(extent, data, Durability::Volatile);
-        opened.gate.execute(write).await.map_err(|error| format!("write of {extent}: {error}"))?;
+        opened.device.execute(write).await.map_err(|error| format!("write of {extent}: {error}"))?;
         self.versions[block] = version;
         Ok(())
     }
 
     async fn check(&self, opened: &OpenTarget, block: usize) -> Result<(), String> {
-        let (extent, geometry) = (self.extent(block), opened.gate.geometry());
+        let (extent, geometry) = (self.extent(block), opened.device.geometry());
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let answer = opened.gate.execute(Request::read(extent, checks)).await;
+        let answer = opened.device.execute(Request::read(extent, checks)).await;
         let Response::Data(data) = answer.map_err(|error| format!("read of {extent}: {error}"))? else {
             return Err(format!("a read of {extent} gave no data"));
         };

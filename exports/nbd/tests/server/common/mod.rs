@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nbd::{Export, Limits, Server};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -41,7 +41,7 @@ fn on<T: Send + 'static>(core: &CoreHandle, make: impl FnOnce() -> T + Send + 's
 }
 
 fn publish(device: &Rc<MemoryDevice>) -> SharedDevice {
-    SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device)))))
+    SharedDevice::publish(DynDevice::new("mem", Rc::clone(device)))
 }
 
 pub fn serve(limits: Limits) -> Served {
@@ -94,7 +94,7 @@ impl Served {
             let part = OffsetLayer::new(protected.get().unwrap(), Lba::ZERO, bytes / BLOCK).unwrap();
             let quiesced = shared.quiesce().expect("no other resize runs");
             assert_eq!(quiesced.in_flight(), 0, "all requests have completed");
-            quiesced.replace(Rc::new(Gate::new("part", DynDevice::new(part))))
+            quiesced.replace(DynDevice::new("part", part))
         });
         self.server.resize_export(export, resized).unwrap();
     }

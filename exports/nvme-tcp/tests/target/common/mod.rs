@@ -8,7 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{DynDevice, Gate};
+use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -56,7 +56,7 @@ pub fn format() -> PiFormat {
 }
 
 fn namespace(device: &Rc<MemoryDevice>, id: u8) -> Namespace {
-    Namespace::new(SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))))), [id; 16])
+    Namespace::new(SharedDevice::publish(DynDevice::new("mem", Rc::clone(device))), [id; 16])
 }
 
 pub fn subsystem(plain: &Rc<MemoryDevice>, protected: &Rc<MemoryDevice>) -> Subsystem {

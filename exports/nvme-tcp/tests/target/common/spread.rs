@@ -1,11 +1,10 @@
 //! A target on three cores, and hosts with several queues.
 use std::net::SocketAddr;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Device, DynDevice, Geometry, Outcome, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -84,7 +83,7 @@ pub fn device(core: &CoreHandle, latch: &Arc<Latch>) -> SharedDevice {
     let latch = Arc::clone(latch);
     on(core, move || {
         let memory = MemoryDevice::new(BlockSize::from_bytes(4096).unwrap(), BLOCKS, None);
-        SharedDevice::publish(Rc::new(Gate::new("mem", DynDevice::new(Slowly(memory, latch)))))
+        SharedDevice::publish(DynDevice::new("mem", Slowly(memory, latch)))
     })
 }
 

@@ -47,7 +47,7 @@ pub fn serve_at(address: SocketAddr, device: &Rc<MemoryDevice>) -> Served {
 
 /// Serves a device where a listener is.
 pub fn serve_on(listener: Listener, device: &Rc<MemoryDevice>) -> (Server, JoinHandle<std::io::Result<()>>) {
-    let gate = Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))));
+    let gate = DynDevice::new("mem", Rc::clone(device));
     let shared = SharedDevice::publish(gate);
     let exports = [Export::new("disk", shared.clone()).described("blocks"), Export::new("fixed", shared).read_only()];
     let limits = Limits { drain: Duration::from_millis(200), ..Limits::default() };

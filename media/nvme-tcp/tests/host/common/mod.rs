@@ -48,7 +48,7 @@ pub fn serve(devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
 pub fn serve_at(address: SocketAddr, devices: &[(Rc<MemoryDevice>, PiVisibility)]) -> Served {
     let mut subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1");
     for (i, (device, shows)) in devices.iter().enumerate() {
-        let gate = Rc::new(Gate::new("mem", DynDevice::new(Rc::clone(device))));
+        let gate = DynDevice::new("mem", Rc::clone(device));
         let namespace = Namespace::new(SharedDevice::publish(gate), [i as u8 + 1; 16]).with_visibility(*shows).unwrap();
         subsystem = subsystem.with_namespace(i as u32 + 1, namespace).unwrap();
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Gate, Outcome, Request, Response};
+use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Outcome, Request, Response};
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
@@ -75,7 +75,7 @@ fn reopen(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
 }
 
 fn linked(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> DynDevice {
-    DynDevice::new(Gate::new(replica.name.as_str(), LinkedReplica::new(replica, harness, executor)))
+    DynDevice::new(replica.name.as_str(), LinkedReplica::new(replica, harness, executor))
 }
 
 fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> ReplicaSource {
@@ -106,7 +106,7 @@ pub async fn run(
     result.borrow_mut().opened = true;
     adopt(&harness, opened.mirror.clone(), &plan.named, &plan.present);
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
-    let stack = DynDevice::new(Gate::new("mirror", SharedMirror(opened.mirror.clone())));
+    let stack = DynDevice::new("mirror", SharedMirror(opened.mirror.clone()));
     let host = Host { harness, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
     host.say_states();
     check_in_sync(&host.harness);

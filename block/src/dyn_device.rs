@@ -1,0 +1,229 @@
+//! Devices behind their gates whose type is known only at run time, and openers of such devices.
+
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll};
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_integrity::Checks;
+use sealblock_units::Extent;
+
+use crate::{Abilities, Counters, Device, Error, Gate, Geometry, Outcome, Request};
+
+/// A device behind its gate whose type is known only at run time. Clones are the same device.
+///
+/// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run. Since the gate is
+/// inside, a device is erased once wherever it stands in a stack.
+#[derive(Clone)]
+pub struct DynDevice {
+    device: Rc<dyn ObjectSafeDevice>,
+    _companion: Option<Rc<dyn Any>>,
+}
+
+impl DynDevice {
+    /// Puts a gate in front of `device`, and erases the type; `name` is what errors call it, usually its target name.
+    pub fn new(name: impl Into<Box<str>>, device: impl Device + 'static) -> DynDevice {
+        DynDevice::from(Gate::new(name, device))
+    }
+
+    /// The same device, which keeps `companion` from being dropped as long as there are clones of it.
+    pub fn with_companion(self, companion: Rc<dyn Any>) -> DynDevice {
+        DynDevice { _companion: Some(companion), ..self }
+    }
+
+    /// What errors call the device.
+    pub fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    /// Counters of the requests that went through the gate so far.
+    pub fn counters(&self) -> &Counters {
+        self.device.counters()
+    }
+
+    /// Verifies by Read requests even if the device has a native Verify; see [`Gate::verify_by_reading`].
+    ///
+    /// # Errors
+    /// Those of a Verify.
+    pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
+        self.device.verify_by_reading(extent, checks).await
+    }
+}
+
+impl<D: Device + 'static> From<Gate<D>> for DynDevice {
+    fn from(gate: Gate<D>) -> DynDevice {
+        DynDevice::from(Rc::new(gate))
+    }
+}
+
+impl<D: Device + 'static> From<Rc<Gate<D>>> for DynDevice {
+    fn from(gate: Rc<Gate<D>>) -> DynDevice {
+        DynDevice { device: Rc::new(ErasedGate { gate, idle: RefCell::default() }), _companion: None }
+    }
+}
+
+impl Device for DynDevice {
+    fn geometry(&self) -> &Geometry {
+        self.device.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities()
+    }
+
+    fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
+        let future = self.device.take_future();
+        future.handoff.request.set(Some(request));
+        ExecuteFuture { device: &*self.device, future: Some(future) }
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        self.device.try_execute(request)
+    }
+}
+
+/// Maximum idle futures that a device keeps.
+const IDLE_LIMIT: usize = 256;
+
+/// The methods of [`Gate`] that need no type.
+trait ObjectSafeDevice {
+    fn geometry(&self) -> &Geometry;
+    fn abilities(&self) -> Abilities;
+    fn name(&self) -> &str;
+    fn counters(&self) -> &Counters;
+    fn verify_by_reading(&self, extent: Extent, checks: Checks) -> LocalBoxFuture<'_, Outcome>;
+    fn try_execute(&self, request: &Request) -> Option<Outcome>;
+    fn take_future(&self) -> PooledFuture;
+    fn put_back(&self, future: PooledFuture);
+}
+
+/// A gate and the idle futures of its device.
+struct ErasedGate<D> {
+    gate: Rc<Gate<D>>,
+    idle: RefCell<Vec<PooledFuture>>,
+}
+
+/// A future that executes one request after the other, and the place where it takes requests and leaves outcomes.
+struct PooledFuture {
+    handoff: Rc<Handoff>,
+    future: Pin<Box<dyn Future<Output = ()>>>,
+}
+
+#[derive(Default)]
+struct Handoff {
+    request: Cell<Option<Request>>,
+    outcome: Cell<Option<Outcome>>,
+}
+
+async fn serve(device: Rc<impl Device>, handoff: Rc<Handoff>) {
+    loop {
+        let request = poll_fn(|_| handoff.request.take().map_or(Poll::Pending, Poll::Ready)).await;
+        let outcome = device.execute(request).await;
+        handoff.outcome.set(Some(outcome));
+    }
+}
+
+impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
+    fn geometry(&self) -> &Geometry {
+        self.gate.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.gate.abilities()
+    }
+
+    fn name(&self) -> &str {
+        self.gate.name()
+    }
+
+    fn counters(&self) -> &Counters {
+        self.gate.counters()
+    }
+
+    fn verify_by_reading(&self, extent: Extent, checks: Checks) -> LocalBoxFuture<'_, Outcome> {
+        Box::pin(self.gate.verify_by_reading(extent, checks))
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        self.gate.try_execute(request)
+    }
+
+    fn take_future(&self) -> PooledFuture {
+        let idle = self.idle.borrow_mut().pop();
+        idle.unwrap_or_else(|| {
+            let handoff = Rc::new(Handoff::default());
+            let future = Box::pin(serve(Rc::clone(&self.gate), Rc::clone(&handoff)));
+            PooledFuture { handoff, future }
+        })
+    }
+
+    fn put_back(&self, future: PooledFuture) {
+        let mut idle = self.idle.borrow_mut();
+        if idle.len() < IDLE_LIMIT {
+            idle.push(future);
+        }
+    }
+}
+
+/// The future of one request. If it is dropped early, it drops its pooled future too, which cancels the request.
+struct ExecuteFuture<'a> {
+    device: &'a dyn ObjectSafeDevice,
+    future: Option<PooledFuture>,
+}
+
+impl Future for ExecuteFuture<'_> {
+    type Output = Outcome;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
+        let pooled = self.future.as_mut().expect("not polled after its end");
+        // `serve` never returns.
+        let _ = pooled.future.as_mut().poll(cx);
+        let Some(outcome) = pooled.handoff.outcome.take() else { return Poll::Pending };
+        if let Some(pooled) = self.future.take() {
+            self.device.put_back(pooled);
+        }
+        Poll::Ready(outcome)
+    }
+}
+
+/// Opens a device, again each time a layer has lost it. Clones open the same device.
+///
+/// Dropping a device that was opened closes it; a caller that has to close devices cleanly keeps the handles for that itself.
+#[derive(Clone)]
+pub struct DeviceOpener {
+    name: Rc<str>,
+    open: Rc<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, Error>>>,
+}
+
+impl DeviceOpener {
+    /// An opener that calls `open`; `name` is the name of the device in messages, usually its target name.
+    pub fn new<F>(name: impl Into<Rc<str>>, open: impl Fn() -> F + 'static) -> DeviceOpener
+    where
+        F: Future<Output = Result<DynDevice, Error>> + 'static,
+    {
+        DeviceOpener { name: name.into(), open: Rc::new(move || Box::pin(open())) }
+    }
+
+    /// The name of the device in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Opens the device, behind its gate. The opener has its own time limits.
+    ///
+    /// # Errors
+    /// When the device cannot be opened now. The caller may retry.
+    pub async fn open(&self) -> Result<DynDevice, Error> {
+        (self.open)().await
+    }
+}
+
+impl fmt::Debug for DeviceOpener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DeviceOpener").field(&self.name).finish()
+    }
+}
