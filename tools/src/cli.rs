@@ -74,7 +74,7 @@ impl Cli {
     pub fn settled(mut self) -> Command {
         match &mut self.command {
             Command::Info(info) => info.labels.settle(&mut info.target),
-            Command::Verify(verify) => verify.labels.settle(&mut verify.target),
+            Command::Verify(verify) => verify.targets.iter_mut().for_each(|target| verify.labels.settle(target)),
             Command::Zero(zero) => zero.labels.settle(&mut zero.target),
             Command::Discard(discard) => discard.labels.settle(&mut discard.target),
             Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.settle(target)),
@@ -187,15 +187,20 @@ pub struct Info {
 
 /// Arguments of `verify`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n\n\
+#[command(
+    after_help = "Examples:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n  sealblock verify a b /dev/sdX\n\n\
     Exit status 1 says that blocks are damaged; standard output names them. Exit status 4 says that nothing bad was found, but that not \
     every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.\n\n\
-    Damaged blocks are named while it works. Ctrl-C ends it and says where to go on: --range, from the first block that was not checked.")]
+    Of several targets the exit status is the worst: 1 before 3 before 2 before 4 before 0. Damage comes first, since it is known and may get \
+    worse; a target that could not be verified is named on standard error. With --json each target has an object on a line of its own, when it \
+    has ended; that of a target that could not be verified has only `target` and `error`.\n\n\
+    Damaged blocks are named while it works. Ctrl-C ends it and says where to go on: --range, from the first block that was not checked."
+)]
 pub struct Verify {
-    /// What to check.
-    #[arg(value_name = "TARGET")]
-    pub target: TargetName,
-    /// Which blocks; all of them unless given.
+    /// What to check. Several targets are checked side by side where they lie on different devices.
+    #[arg(value_name = "TARGET", required = true)]
+    pub targets: Vec<TargetName>,
+    /// Which blocks of each target; all of them unless given.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
     /// Who checks: the device, this process, or whichever moves less data.
@@ -205,12 +210,13 @@ pub struct Verify {
     #[arg(long)]
     pub repair: bool,
     /// Of a mirror: accept the older copies on this replica of blocks that every other replica has lost.
+    /// Only with one target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
-    /// Print one JSON object.
+    /// Print one JSON object for each target.
     #[arg(long)]
     pub json: bool,
     /// Print nothing when all is clean, and show no progress.

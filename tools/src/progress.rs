@@ -6,16 +6,20 @@
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanBytes, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use sealblock_units::ByteCount;
 
 /// Work that is done sooner shows nothing.
 const SHOW_DELAY: Duration = Duration::from_secs(1);
 /// How often the picture is renewed.
 const DRAWS_PER_SECOND: u8 = 10;
+
+/// The lines of the terminal: work on several targets has one each.
+static LINES: LazyLock<MultiProgress> =
+    LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND)));
 
 const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {rate} {eta} left{msg}";
 const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {rate}{msg}";
@@ -96,9 +100,9 @@ impl Progress {
         self.bad_blocks.load(Ordering::Relaxed)
     }
 
-    /// Prints something without disturbing the bar.
+    /// Prints something without disturbing this bar or another one.
     pub fn aside<T>(&self, print: impl FnOnce() -> T) -> T {
-        self.bar.suspend(print)
+        LINES.suspend(print)
     }
 
     /// Shows the bar if it is due at `now`.
@@ -108,7 +112,7 @@ impl Progress {
         if due.is_some_and(|due| due <= now) {
             *due = None;
             self.waiting.store(false, Ordering::Relaxed);
-            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND));
+            LINES.add(self.bar.clone());
         }
     }
 
@@ -121,6 +125,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+        LINES.remove(&self.bar);
     }
 }
 

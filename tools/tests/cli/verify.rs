@@ -183,3 +183,39 @@ fn a_host_may_choose_the_reference_tags_of_type_2_and_a_spoilt_one_is_damage() {
         assert_eq!((&report["errors"][0]["lba"], &report["errors"][0]["field"]), (&9.into(), &"ref_tag".into()));
     }
 }
+
+#[test]
+fn several_targets_have_an_object_each_and_the_worst_exit_status() {
+    let place = Place::new();
+    for name in ["a", "b", "c"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("data", &noise(4, 1 << 20));
+    place.run("copy data b").succeeds();
+    let objects = |answer: &crate::common::Answer| -> std::collections::BTreeMap<String, Value> {
+        let each = answer.text().lines().map(|line| serde_json::from_str::<Value>(line).unwrap()).collect::<Vec<_>>();
+        each.into_iter().map(|object| (object["target"].as_str().unwrap().to_owned(), object)).collect()
+    };
+    let clean = objects(place.run("verify a b c --json").succeeds());
+    assert_eq!(clean.keys().collect::<Vec<_>>(), ["a", "b", "c"]);
+    assert!(clean.values().all(|object| object["blocks_verified"] == 256 && object["errors"] == serde_json::json!([])));
+
+    // What is not there, and what is incomplete or damaged beside it.
+    let away = place.run("verify a away c --json");
+    let report = objects(away.ends_with(3));
+    assert_eq!(report["away"].as_object().unwrap().len(), 2);
+    assert!(report["away"]["error"].as_str().unwrap().contains("opening"), "{report:?}");
+    assert!(away.stderr.contains("sealblock: ") && away.stderr.contains("away"), "{}", away.stderr);
+    place.run("corrupt b --lba 7 --kind data").succeeds();
+    assert_eq!(objects(place.run("verify a b away --json").ends_with(1))["b"]["errors"][0]["lba"], 7);
+    let text = place.run("verify b a");
+    text.ends_with(1).says(&["b: block 7: guard: expected 0x", "b: 256 blocks verified", ": 1 damaged\n"]);
+    assert!(text.text().contains("a: 256 blocks verified"), "{}", text.text());
+    // A range past the end of one of them is bad usage, and the others are verified all the same.
+    place.run("create long --size 2MiB").succeeds();
+    let past = place.run("verify a long --range 300..400");
+    past.fails(2, &["block 300 is past the end"]).says(&["long: 101 blocks verified"]);
+    place.run("verify a b --quiet").ends_with(1);
+    assert_eq!(place.run("verify a c --quiet").succeeds().text(), "");
+    place.run("verify a c --repair --accept-stale a").fails(2, &["several targets"]);
+}

@@ -1,7 +1,7 @@
 //! One verify, shared by the cores that work on it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, Response, Unchecked};
@@ -29,6 +29,22 @@ const LONG_BYTES: u64 = 64 << 20;
 /// Min. pieces a second under a rate limit.
 const PIECES_PER_SECOND: u64 = 10;
 
+/// Which target is verified, and how.
+#[derive(Clone, Copy)]
+pub(super) struct Order<'a> {
+    /// The command.
+    pub(super) arguments: &'a Verify,
+    /// One of its targets.
+    pub(super) target: &'a TargetName,
+}
+
+impl Order<'_> {
+    /// What lines begin with: the target, if the command has several.
+    pub(super) fn prefix(self) -> String {
+        if self.arguments.targets.len() > 1 { format!("{}: ", self.target) } else { String::new() }
+    }
+}
+
 /// The coverage of a check of these blocks now, whatever it finds.
 pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, StackError> {
     let verify = Request::verify(extent, opened.checks(extent));
@@ -52,6 +68,8 @@ pub struct VerifyJob {
     pace: Option<Pace>,
     progress: Progress,
     target: TargetName,
+    /// What lines begin with.
+    prefix: Arc<str>,
     format: Option<PiFormat>,
     state: Mutex<JobState>,
 }
@@ -78,7 +96,8 @@ enum VerifyPath {
 
 impl VerifyPath {
     /// The path for a device with these abilities.
-    fn of(arguments: &Verify, abilities: &Abilities) -> Result<VerifyPath, StackError> {
+    fn of(order: Order<'_>, abilities: &Abilities) -> Result<VerifyPath, StackError> {
+        let Order { arguments, target } = order;
         if arguments.repair && abilities.repair == Ability::Native {
             return Ok(VerifyPath::Repair);
         }
@@ -88,7 +107,7 @@ impl VerifyPath {
             (Mode::Auto | Mode::Offload, true) => Ok(VerifyPath::Local),
             (Mode::Offload, false) => {
                 Err(StackError::new(Cause::Absent, "verifying", "the device cannot verify by itself")
-                    .on(&arguments.target)
+                    .on(target)
                     .advise("--mode auto or --mode emulate"))
             }
         }
@@ -132,10 +151,11 @@ impl Pace {
 
 impl VerifyJob {
     /// The job for these arguments.
-    pub fn new(arguments: &Verify, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, StackError> {
+    pub fn new(order: Order<'_>, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, StackError> {
+        let Order { arguments, target } = order;
         let geometry = opened.device.geometry();
         let abilities = opened.device.abilities();
-        let how = VerifyPath::of(arguments, &abilities)?;
+        let how = VerifyPath::of(order, &abilities)?;
         let whole = if how == VerifyPath::ReadAndCheck {
             geometry.limits.max_transfer_blocks
         } else {
@@ -158,8 +178,9 @@ impl VerifyJob {
             next: AtomicU64::new(0),
             how,
             pace,
-            progress: Progress::new(&format!("verifying {}", arguments.target), Some(total), show),
-            target: arguments.target.clone(),
+            progress: Progress::new(&format!("verifying {target}"), Some(total), show),
+            target: target.clone(),
+            prefix: order.prefix().into(),
             format: geometry.protection,
             state: Mutex::new(JobState {
                 ledger: PieceTracker::new(span.first()),
@@ -231,7 +252,7 @@ impl VerifyJob {
     fn add(&self, state: &mut JobState, faults: Vec<BadBlock>) {
         for fault in &faults {
             let error = block_error(fault, self.format, &self.target);
-            state.lines.note(Run::new(error.lba, 1, Damage::of(&error)));
+            state.lines.note(Run::new(error.lba, 1, Damage::of(&error, &self.prefix)));
         }
         let room = MAX_LISTED - state.findings.faults.len();
         state.findings.unlisted += faults.len().saturating_sub(room) as u64;

@@ -1,5 +1,7 @@
 //! The lines of `verify` for bad blocks.
 
+use std::sync::Arc;
+
 use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field as TagField, PiFormat};
 use sealblock_stack::range::Run;
@@ -16,12 +18,15 @@ pub(super) struct Damage {
     repaired: bool,
     /// The expected and the actual value, of the first block.
     values: Option<(Hex, Hex)>,
+    /// What the line begins with.
+    prefix: Arc<str>,
 }
 
 impl Damage {
-    pub(super) fn of(error: &BlockError) -> Damage {
+    pub(super) fn of(error: &BlockError, prefix: &Arc<str>) -> Damage {
         let BlockError { field, member, repaired, expected, actual, .. } = error;
-        Damage { field: *field, member: member.clone(), repaired: *repaired, values: expected.zip(*actual) }
+        let values = expected.zip(*actual);
+        Damage { field: *field, member: member.clone(), repaired: *repaired, values, prefix: Arc::clone(prefix) }
     }
 }
 
@@ -34,7 +39,7 @@ impl PartialEq for Damage {
 
 impl Finding for Damage {
     fn line(run: &Run<Damage>) -> String {
-        let Damage { field, member, repaired, values } = &run.what;
+        let Damage { field, member, repaired, values, prefix } = &run.what;
         let what = match (field, values, run.blocks) {
             (_, Some((expected, actual)), 1) => format!("expected {expected}, found {actual}"),
             (BadBlockCause::Media, ..) => "cannot be read".to_owned(),
@@ -45,7 +50,7 @@ impl Finding for Damage {
         };
         let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         let repaired = if *repaired { ", repaired" } else { "" };
-        format!("{}{member}: {}: {what}{repaired}", run.place(), cause_text(*field))
+        format!("{prefix}{}{member}: {}: {what}{repaired}", run.place(), cause_text(*field))
     }
 }
 
@@ -75,6 +80,7 @@ mod tests {
 
     #[test]
     fn one_block_is_told_with_its_values_and_several_without() {
+        let of = |error: &BlockError| Damage::of(error, &"".into());
         let hex = |value| Some(Hex::new(value, 16));
         let error = BlockError {
             lba: 7,
@@ -84,14 +90,15 @@ mod tests {
             member: None,
             repaired: false,
         };
-        let run = |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error)));
+        let run =
+            |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error, &"".into())));
         assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
         assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");
         let away = BlockError { expected: None, actual: None, ..error.clone() };
         assert_eq!(run(1, &away), "block 7: guard: does not fit");
         let media = BlockError { field: BadBlockCause::Media, member: Some("b".to_owned()), repaired: true, ..away };
         assert_eq!(run(2, &media), "blocks 7..8 on b: medium: cannot be read, repaired");
-        assert_ne!(Damage::of(&media), Damage::of(&BlockError { repaired: false, ..media.clone() }));
-        assert_eq!(Damage::of(&error), Damage::of(&BlockError { actual: hex(9), ..error.clone() }));
+        assert_ne!(of(&media), of(&BlockError { repaired: false, ..media.clone() }));
+        assert_eq!(of(&error), of(&BlockError { actual: hex(9), ..error.clone() }));
     }
 }
