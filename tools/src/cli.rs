@@ -213,6 +213,9 @@ pub struct Verify {
     /// Only with one target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
+    /// Go on by this file where an earlier run ended, and save in it how far this one is. Only with one target.
+    #[arg(long, value_name = "FILE", conflicts_with = "accept_stale")]
+    pub resume: Option<PathBuf>,
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,

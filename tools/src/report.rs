@@ -3,6 +3,7 @@
 //! Guards and tags have up to 64 bits and more, and many readers of JSON keep only 53 of a number. They are texts of hexadecimal
 //! digits, as wide as the field is.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use sealblock_integrity::Field;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::StackError;
 use sealblock_stack::range::BlockRange;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
 
@@ -44,6 +45,9 @@ pub struct VerifyReport {
     /// The blocks from the first one on that was not looked at, when it was ended by a signal; else nothing.
     #[serde(serialize_with = "as_text")]
     pub resume: Option<BlockRange>,
+    /// With `--resume`, the parts that were verified and when, in the order of the blocks; empty otherwise.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<VerifiedPart>,
     /// Damaged blocks without a line that was printed for them.
     #[serde(skip)]
     pub untold: u64,
@@ -57,8 +61,29 @@ pub(crate) fn as_text<S: Serializer>(value: &Option<impl fmt::Display>, serializ
     }
 }
 
+/// Blocks that were verified without an interruption.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct VerifiedPart {
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// When it began, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// When it ended, in seconds since 1970.
+    pub ended_unix_s: u64,
+    /// How long it took, in seconds.
+    pub elapsed_s: f64,
+    /// Bytes of payload that crossed from the device to this host.
+    pub bytes_transferred: u64,
+    /// Whether the device did the checking.
+    pub offloaded: bool,
+}
+
 /// A run of blocks of which a copy was not checked.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NotChecked {
     /// The member of a group whose copy it is, where that is known.
     pub member: Option<String>,
@@ -67,7 +92,7 @@ pub struct NotChecked {
     /// The last block.
     pub last: u64,
     /// Why not.
-    pub why: &'static str,
+    pub why: Cow<'static, str>,
 }
 
 impl VerifyReport {
@@ -109,12 +134,13 @@ impl VerifyReport {
 }
 
 /// One thing that is wrong with one block.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct BlockError {
     /// The address of the block.
     pub lba: u64,
     /// What does not fit.
-    #[serde(serialize_with = "by_name")]
+    #[serde(serialize_with = "by_name", deserialize_with = "named")]
     pub field: BadBlockCause,
     /// What the field should be; nothing for a block that cannot be read.
     pub expected: Option<Hex>,
@@ -129,6 +155,23 @@ pub struct BlockError {
 fn by_name<S: Serializer>(cause: &BadBlockCause, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(cause.as_str())
 }
+
+fn named<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BadBlockCause, D::Error> {
+    let name = Cow::<str>::deserialize(deserializer)?;
+    let known = CAUSES.into_iter().find(|cause| cause.as_str() == name);
+    known.ok_or_else(|| de::Error::unknown_variant(&name, &[]))
+}
+
+/// Every cause.
+const CAUSES: [BadBlockCause; 7] = [
+    BadBlockCause::Tag(Field::Guard),
+    BadBlockCause::Tag(Field::AppTag),
+    BadBlockCause::Tag(Field::RefTag),
+    BadBlockCause::Tag(Field::StorageTag),
+    BadBlockCause::Media,
+    BadBlockCause::Conflict,
+    BadBlockCause::Stale,
+];
 
 /// What does not fit, as people read it.
 pub const fn cause_text(cause: BadBlockCause) -> &'static str {
@@ -167,6 +210,17 @@ impl fmt::Display for Hex {
 impl Serialize for Hex {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hex {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Hex, D::Error> {
+        let text = Cow::<str>::deserialize(deserializer)?;
+        let digits = text.strip_prefix("0x").filter(|digits| digits.len() <= 32 && !digits.starts_with('+'));
+        let value = digits.and_then(|digits| Some((u128::from_str_radix(digits, 16).ok()?, digits.len() as u32 * 4)));
+        let (value, bits) =
+            value.ok_or_else(|| de::Error::custom("a value of a field is 0x and hexadecimal digits"))?;
+        Ok(Hex { value, bits })
     }
 }
 
@@ -281,7 +335,7 @@ mod tests {
     fn report() -> VerifyReport {
         let guards = (Hex::new(0x1d0f, 32), Hex::new(u128::from(u32::MAX), 32));
         let media = BlockError { member: Some("b".to_owned()), repaired: true, ..error(BadBlockCause::Media, None) };
-        let why = "the member is offline";
+        let why = "the member is offline".into();
         VerifyReport {
             target: "mirror:a,b".to_owned(),
             blocks_verified: 16,
@@ -295,6 +349,7 @@ mod tests {
             unchecked: vec![NotChecked { member: Some("c".to_owned()), first: 0, last: 15, why }],
             lost_metadata: Vec::new(),
             resume: None,
+            parts: Vec::new(),
             untold: 0,
         }
     }
@@ -341,16 +396,7 @@ mod tests {
 
     #[test]
     fn fields_have_the_documented_names() {
-        let names = [
-            BadBlockCause::Tag(Field::Guard),
-            BadBlockCause::Tag(Field::AppTag),
-            BadBlockCause::Tag(Field::RefTag),
-            BadBlockCause::Tag(Field::StorageTag),
-            BadBlockCause::Media,
-            BadBlockCause::Conflict,
-            BadBlockCause::Stale,
-        ]
-        .map(BadBlockCause::as_str);
+        let names = CAUSES.map(BadBlockCause::as_str);
         assert_eq!(names, ["guard", "app_tag", "ref_tag", "storage_tag", "media", "conflict", "stale"]);
     }
 

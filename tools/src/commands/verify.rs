@@ -3,6 +3,9 @@
 mod catch_up;
 mod job;
 mod pieces;
+mod record;
+mod resume;
+mod session;
 mod several;
 mod target;
 mod text;

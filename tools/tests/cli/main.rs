@@ -25,6 +25,7 @@ mod reload;
 mod remote;
 mod resize;
 mod resize_served;
+mod resumed;
 mod salvage;
 mod scrub;
 mod serve;

@@ -1,6 +1,6 @@
 //! One verify, shared by the cores that work on it.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,13 @@ use sealblock_stack::{Cause, OpenTarget, StackError, of_block};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use super::pieces::PieceTracker;
-use super::text::{Damage, block_error};
+use super::record::{MAX_ERRORS, Record};
+use super::text::{Damage, block_error, not_checked};
 use crate::cli::{Mode, Verify};
 use crate::findings::{Findings as Lines, MAX_LISTED, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
+use crate::report::{BlockError, NotChecked};
 
 /// Blocks that are checked again at the end, to see if all replicas are still in sync: of a stripe of mirrors these include some of
 /// every mirror.
@@ -61,6 +63,8 @@ pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage
 /// One verify: the rest of its range, and what it has found.
 pub struct VerifyJob {
     span: BlockSpan,
+    /// The first block of the whole verify, which an earlier run may have begun.
+    begin: Lba,
     piece_blocks: u64,
     is_long: bool,
     next: AtomicU64,
@@ -72,6 +76,8 @@ pub struct VerifyJob {
     prefix: Arc<str>,
     format: Option<PiFormat>,
     state: Mutex<JobState>,
+    /// True once the checks count, since replicas were in sync after them.
+    is_settled: AtomicBool,
 }
 
 /// What the finished pieces found.
@@ -118,7 +124,7 @@ impl VerifyPath {
 #[derive(Default)]
 pub struct Findings {
     /// The bad blocks, in order. Bounded, in case every block is bad.
-    pub faults: Vec<BadBlock>,
+    pub errors: Vec<BlockError>,
     /// Bad blocks that are not listed there.
     pub unlisted: u64,
     /// Bad blocks without a printed line.
@@ -131,6 +137,24 @@ pub struct Findings {
     pub coverage: Coverage,
     /// Bytes of payload that crossed from the device to this host.
     pub bytes_transferred: u64,
+}
+
+/// What a job has verified without a gap, from its first block on.
+pub(super) struct SoFar {
+    /// The first block behind it.
+    pub(super) next: u64,
+    /// Bad blocks, as many as a record keeps.
+    pub(super) errors: Vec<BlockError>,
+    /// Bad blocks that are not listed there.
+    pub(super) unlisted: u64,
+    /// All bad blocks, listed or not.
+    pub(super) damaged: u64,
+    /// Blocks of which a copy was not checked.
+    pub(super) unchecked: Vec<NotChecked>,
+    /// True if every block had a seal.
+    pub(super) is_sealed: bool,
+    /// Bytes of payload that crossed from the device to this host; also of blocks behind a gap.
+    pub(super) bytes_transferred: u64,
 }
 
 /// A rate limit in bytes a second, over all cores.
@@ -151,7 +175,13 @@ impl Pace {
 
 impl VerifyJob {
     /// The job for these arguments.
-    pub fn new(order: Order<'_>, opened: &OpenTarget, span: BlockSpan, show: Show) -> Result<VerifyJob, StackError> {
+    pub fn new(
+        order: Order<'_>,
+        opened: &OpenTarget,
+        span: BlockSpan,
+        earlier: Option<&Record>,
+        show: Show,
+    ) -> Result<VerifyJob, StackError> {
         let Order { arguments, target } = order;
         let geometry = opened.device.geometry();
         let abilities = opened.device.abilities();
@@ -171,8 +201,14 @@ impl VerifyJob {
         });
         let most = MAX_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
+        let prefix: Arc<str> = order.prefix().into();
+        let mut lines = Lines::new(if arguments.json { Voice::Silent } else { Voice::Output });
+        for error in earlier.iter().flat_map(|earlier| &earlier.errors) {
+            lines.note(Run::new(error.lba, 1, Damage::of(error, &prefix)));
+        }
         Ok(VerifyJob {
             span,
+            begin: earlier.map_or(span.first(), |earlier| Lba::new(earlier.asked.first)),
             piece_blocks: u64::from(whole.get()).min(most).min(paced),
             is_long: total.get() > LONG_BYTES,
             next: AtomicU64::new(0),
@@ -180,13 +216,14 @@ impl VerifyJob {
             pace,
             progress: Progress::new(&format!("verifying {target}"), Some(total), show),
             target: target.clone(),
-            prefix: order.prefix().into(),
+            prefix,
             format: geometry.protection,
             state: Mutex::new(JobState {
                 ledger: PieceTracker::new(span.first()),
-                lines: Lines::new(if arguments.json { Voice::Silent } else { Voice::Output }),
+                lines,
                 findings: Findings::default(),
             }),
+            is_settled: AtomicBool::new(false),
         })
     }
 
@@ -253,10 +290,45 @@ impl VerifyJob {
         for fault in &faults {
             let error = block_error(fault, self.format, &self.target);
             state.lines.note(Run::new(error.lba, 1, Damage::of(&error, &self.prefix)));
+            if state.findings.errors.len() < MAX_LISTED {
+                state.findings.errors.push(error);
+            } else {
+                state.findings.unlisted += 1;
+            }
         }
-        let room = MAX_LISTED - state.findings.faults.len();
-        state.findings.unlisted += faults.len().saturating_sub(room) as u64;
-        state.findings.faults.extend(faults.into_iter().take(room));
+    }
+
+    /// What was verified without a gap until now; nothing while another core prints, which may block.
+    pub(super) fn so_far(&self) -> Option<SoFar> {
+        let state = self.state.try_lock().ok()?;
+        let (mut next, findings) = (state.ledger.next().get(), &state.findings);
+        if !self.is_settled.load(Ordering::Acquire) {
+            // The last check of all decides whether the others count: until then the last block is left to verify.
+            next = next.min(self.span.last().get());
+        }
+        let below = findings.errors.partition_point(|error| error.lba < next);
+        let errors = findings.errors[..below.min(MAX_ERRORS)].to_vec();
+        let damaged = findings.errors.len() as u64 + findings.unlisted;
+        let unchecked = findings.coverage.unchecked().iter().filter(|run| run.first.get() < next);
+        let unchecked = unchecked.map(|run| {
+            let run = not_checked(run, &self.target);
+            NotChecked { last: run.last.min(next - 1), ..run }
+        });
+        Some(SoFar {
+            next,
+            unlisted: (below - errors.len()) as u64 + findings.unlisted,
+            damaged,
+            errors,
+            unchecked: unchecked.collect(),
+            is_sealed: findings.coverage.is_sealed(),
+            bytes_transferred: findings.bytes_transferred,
+        })
+    }
+
+    /// Bad blocks until now; none while another core prints.
+    pub(super) fn damaged(&self) -> u64 {
+        let state = self.state.try_lock().ok();
+        state.map_or(0, |state| state.findings.errors.len() as u64 + state.findings.unlisted)
     }
 
     /// Checks again if all replicas are online and in sync: the checks of a replica are obsolete if it failed
@@ -266,12 +338,15 @@ impl VerifyJob {
         let first = Extent::from_raw(self.span.first().get(), blocks).ok();
         let Some(first) = first.filter(|_| opened.device.abilities().copies && self.how != VerifyPath::ReadAndCheck)
         else {
+            self.is_settled.store(true, Ordering::Release);
             return Ok(());
         };
         let coverage = coverage_of(opened, first).await?;
         let last = Lba::new(self.span.first().get() + self.span.blocks() - 1);
-        let everything = |run: Unchecked| Unchecked { first: self.span.first(), last, ..run };
+        // Also what was verified before an interruption.
+        let everything = |run: Unchecked| Unchecked { first: self.begin, last, ..run };
         self.lock().findings.coverage.merge(coverage.map(everything));
+        self.is_settled.store(true, Ordering::Release);
         Ok(())
     }
 

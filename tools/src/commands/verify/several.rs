@@ -54,11 +54,12 @@ pub(super) fn run(arguments: &Verify) -> Result<Exit, StackError> {
 
 /// Refuses what is meant for one target.
 fn refuse_options_of_one(arguments: &Verify) -> Result<(), StackError> {
-    if arguments.accept_stale.is_some() {
-        let why = "--accept-stale is of one mirror, and there are several targets";
-        return Err(StackError::new(Cause::Usage, "verifying", why).advise("each mirror by itself"));
-    }
-    Ok(())
+    let why = match (&arguments.accept_stale, &arguments.resume) {
+        (Some(_), _) => "--accept-stale is of one mirror, and there are several targets",
+        (None, Some(_)) => "--resume is of one target, and there are several",
+        (None, None) => return Ok(()),
+    };
+    Err(StackError::new(Cause::Usage, "verifying", why).advise("each target by itself"))
 }
 
 /// Verifies a target of several, and prints why it could not be.

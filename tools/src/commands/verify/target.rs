@@ -1,11 +1,14 @@
 //! The verify of one target, from the opening to the report.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Ability, Device, Unchecked};
+use futures_util::future::{Either, select};
+use sealblock_block::{Abilities, Ability, Device};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
+use sealblock_stack::range::BlockSpan;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, on_reactor, open_for};
 
@@ -13,18 +16,20 @@ use crate::cli::Verify;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{NotChecked, VerifyReport, print_json, say};
+use crate::report::{VerifyReport, print_json, say};
 use crate::tally::Tally;
 
 use super::job::{Findings, Order, VerifyJob};
-use super::text::block_error;
+use super::session::{self, Session, part_text};
+use super::text::not_checked;
 use super::{catch_up, workers};
 
 /// Checks the target.
 pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
     let Order { arguments, target } = order;
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
-    let (report, repairs) = on_reactor(async {
+    let file = session::lock(arguments.resume.as_deref())?;
+    let (report, repairs, session) = on_reactor(async {
         let access = if arguments.repair { Access::Write } else { Access::Read };
         // Repairs need another copy: a member opened by itself has none.
         let opened = open_for(target, access, Usage::Unchanged).await?;
@@ -32,24 +37,36 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
         // An open for writing has rewritten them.
         let repairs = Repairs::of(opened.device.abilities());
         let work = async |opened: &OpenTarget| {
+            let span = opened.span(arguments.range)?;
+            let session = file.map(|file| Session::begin(file, order, opened, span)).transpose()?;
             let report = async {
                 prepare(arguments, opened, show).await?;
-                check(order, opened, show).await
+                check(order, opened, span, session.as_ref(), show).await
             };
             let report = report.await;
             // The checks read other copies of metadata, too.
             let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
             // An open for writing has rewritten them, or rewrites them at the close.
             let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-            Ok((VerifyReport { lost_metadata, ..report? }, repairs))
+            let report = VerifyReport { lost_metadata, ..report? };
+            let block_bytes = opened.device.geometry().block_size.bytes() as u64;
+            let report = match &session {
+                Some(session) => session.merge(report, block_bytes),
+                None => report,
+            };
+            Ok((report, repairs, session))
         };
         opened.close_after(work).await
     })?;
-    print(&report, order)?;
+    print(&report, order, session.as_ref())?;
     if arguments.repair {
         report_repairs(&report, repairs);
     }
-    Ok(if report.resume.is_some() { Exit::Interrupted } else { report.exit() })
+    if report.resume.is_some() {
+        return Ok(Exit::Interrupted);
+    }
+    session.map_or(Ok(()), Session::finish)?;
+    Ok(report.exit())
 }
 
 /// Prints what the open found; returns the lost copies of superblocks.
@@ -113,29 +130,57 @@ impl Repairs {
     }
 }
 
-async fn check(order: Order<'_>, opened: &OpenTarget, show: Show) -> Result<VerifyReport, StackError> {
-    let arguments = order.arguments;
-    let span = opened.span(arguments.range)?;
+async fn check(
+    order: Order<'_>,
+    opened: &OpenTarget,
+    span: BlockSpan,
+    session: Option<&Session>,
+    show: Show,
+) -> Result<VerifyReport, StackError> {
     // Not before: until here there is no result to print, so a signal may end the process at once.
     interrupt::watch();
-    let started = Instant::now();
-    let job = Arc::new(VerifyJob::new(order, opened, span, show)?);
-    let check = Check { order, opened, started, received_before: opened.received_bytes(), offloaded: job.offloads() };
+    let check = Check { order, opened, started: Instant::now(), received_before: opened.received_bytes() };
+    // An earlier run may have verified all and reported nothing.
+    let Some(span) = session.map_or(Some(span), Session::rest) else {
+        return Ok(check.report(Findings::default(), false));
+    };
+    let job = Arc::new(VerifyJob::new(order, opened, span, session.map(Session::earlier), show)?);
+    let save = || session.inspect(|session| session.save(&job, opened));
     // A device that does not respond must not suppress what was found before.
     let last_words = || {
+        save();
         if let Some(Ok(findings)) = job.findings_now() {
-            print(&check.report(findings), order).ok();
+            let report = check.report(findings, job.offloads());
+            let block_bytes = opened.device.geometry().block_size.bytes() as u64;
+            let report = session.map_or(report.clone(), |session| session.merge(report, block_bytes));
+            print(&report, order, session).ok();
         }
     };
-    let worked = interrupt::or_end(workers::run(&job, opened), last_words).await;
+    let worked = interrupt::or_end(with_saves(workers::run(&job, opened), session, &job, opened), last_words).await;
+    save();
     let findings = job.findings()?;
-    worked.map_err(|failure| match findings.resume {
-        Some(resume) if failure.advice().is_none() && findings.blocks > 0 => {
+    worked.map_err(|failure| match (session, findings.resume) {
+        (Some(_), _) if failure.advice().is_none() => failure.advise("the same command again, to go on there"),
+        (None, Some(resume)) if failure.advice().is_none() && findings.blocks > 0 => {
             failure.advise(format!("--range {resume}, to go on there"))
         }
         _ => failure,
     })?;
-    Ok(check.report(findings))
+    Ok(check.report(findings, job.offloads()))
+}
+
+/// Does the work, and saves it meanwhile.
+async fn with_saves<T>(
+    work: impl Future<Output = T>,
+    session: Option<&Session>,
+    job: &VerifyJob,
+    opened: &OpenTarget,
+) -> T {
+    let Some(session) = session else { return work.await };
+    match select(pin!(work), pin!(session.save_regularly(job, opened))).await {
+        Either::Left((done, _)) => done,
+        Either::Right(((), work)) => work.await,
+    }
 }
 
 /// A verify in progress, for its report.
@@ -144,39 +189,33 @@ struct Check<'a> {
     opened: &'a OpenTarget,
     started: Instant,
     received_before: Option<u64>,
-    offloaded: bool,
 }
 
 impl Check<'_> {
     /// The report of these findings.
-    fn report(&self, findings: Findings) -> VerifyReport {
+    fn report(&self, findings: Findings, offloaded: bool) -> VerifyReport {
         let Check { order: Order { target, .. }, opened, .. } = self;
         // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
         let geometry = opened.device.geometry();
-        let error = |fault| block_error(fault, geometry.protection, target);
         let not_checked = |run| not_checked(run, target);
         VerifyReport {
             target: target.to_string(),
             blocks_verified: findings.blocks,
             bytes_verified: findings.blocks << geometry.block_size.shift(),
             bytes_transferred: received.unwrap_or(findings.bytes_transferred),
-            offloaded: self.offloaded,
+            offloaded,
             elapsed_s: self.started.elapsed().as_secs_f64(),
             checked: Checked::of(findings.coverage.is_sealed()),
-            errors: findings.faults.iter().map(error).collect(),
+            errors: findings.errors,
             errors_unlisted: findings.unlisted,
             lost_metadata: Vec::new(),
             unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
             resume: findings.resume,
+            parts: Vec::new(),
             untold: findings.untold,
         }
     }
-}
-
-fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
-    let member = target.member(run.member).map(TargetName::to_string);
-    NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.to_text() }
 }
 
 /// Prints how many bad blocks were repaired.
@@ -198,14 +237,22 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
 }
 
 /// Prints the report.
-fn print(report: &VerifyReport, order: Order<'_>) -> Result<(), StackError> {
+fn print(report: &VerifyReport, order: Order<'_>, session: Option<&Session>) -> Result<(), StackError> {
     if order.arguments.json {
         print_json(report)?;
     } else {
         print_text(report, order)?;
     }
-    if let Some(resume) = report.resume {
-        interrupt::report_rest(format_args!("verifying {}", report.target), resume);
+    if let Some(rest) = report.resume {
+        let what = format_args!("verifying {}", report.target);
+        match session.is_some_and(Session::is_saved) {
+            true => interrupt::report(
+                what,
+                format_args!("at block {}", rest.first()),
+                "the same command again, to go on there",
+            ),
+            false => interrupt::report_rest(what, rest),
+        }
     }
     Ok(())
 }
@@ -222,6 +269,9 @@ fn print_text(report: &VerifyReport, order: Order<'_>) -> Result<(), StackError>
     }
     if order.arguments.quiet && report.exit() == Exit::Clean && report.resume.is_none() {
         return Ok(());
+    }
+    for part in report.parts.iter().filter(|_| report.parts.len() > 1) {
+        say(&format!("{prefix}{}", part_text(part)))?;
     }
     let elapsed = Duration::from_secs_f64(report.elapsed_s);
     let tally = Tally { read: report.bytes_transferred, written: 0, elapsed }.to_text();

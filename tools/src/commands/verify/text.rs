@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use sealblock_block::{BadBlock, BadBlockCause};
+use sealblock_block::{BadBlock, BadBlockCause, Unchecked};
 use sealblock_integrity::{Field as TagField, PiFormat};
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 
 use crate::findings::Finding;
-use crate::report::{BlockError, Hex, cause_text};
+use crate::report::{BlockError, Hex, NotChecked, cause_text};
 
 /// A run of bad blocks.
 #[derive(Clone, Debug)]
@@ -71,6 +71,12 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
         member: target.member(fault.member).map(TargetName::to_string),
         repaired: fault.repaired,
     }
+}
+
+/// A run of unchecked blocks as an entry of the report.
+pub(super) fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
+    let member = target.member(run.member).map(TargetName::to_string);
+    NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.to_text().into() }
 }
 
 #[cfg(test)]

@@ -1,0 +1,201 @@
+//! `verify --resume FILE`: what was verified before an interruption and found then is part of the last report.
+
+use std::fs;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use crate::common::{Place, noise};
+use serde_json::Value;
+
+/// More than anything here should take.
+const LONG: Duration = Duration::from_secs(60);
+const BLOCKS: u64 = 4096;
+const SLOW: &str = "verify v --resume r --rate 2MiB/s --json";
+const REST: &str = "verify v --resume r --json";
+
+/// A volume of 4096 blocks, of which these are damaged.
+fn damaged(lbas: &[u64]) -> Place {
+    let place = Place::new();
+    place.volume("--size 16MiB", &noise(1, 16 << 20));
+    for lba in lbas {
+        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    }
+    place
+}
+
+/// The record, if it is there.
+fn record(file: &Path) -> Option<Value> {
+    let text = fs::read_to_string(file).ok()?;
+    serde_json::from_str(text.split_once('\n')?.1).ok()
+}
+
+/// Begins a slow verify, and sends it a signal when a part of it is in the file.
+fn cut_off(place: &Place, signal: &str) -> std::process::ExitStatus {
+    let mut child = place.start(SLOW);
+    let start = Instant::now();
+    let parts = |file: &Path| record(file).map_or(0, |record| record["parts"].as_array().unwrap().len());
+    while parts(&place.path("r")) == 0 {
+        assert!(start.elapsed() < LONG && child.try_wait().unwrap().is_none());
+        sleep(Duration::from_millis(20));
+    }
+    let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    child.wait().unwrap()
+}
+
+fn lbas(report: &Value) -> Vec<u64> {
+    report["errors"].as_array().unwrap().iter().map(|error| error["lba"].as_u64().unwrap()).collect()
+}
+
+/// The parts of a report, which have to follow each other over the whole volume.
+#[track_caller]
+fn parts(report: &Value) -> usize {
+    let parts = report["parts"].as_array().unwrap();
+    let mut next = 0;
+    for part in parts {
+        assert_eq!(part["first"].as_u64(), Some(next), "{report}");
+        next = part["last"].as_u64().unwrap() + 1;
+        assert!(part["started_unix_s"].as_u64() <= part["ended_unix_s"].as_u64());
+    }
+    assert_eq!(next, BLOCKS);
+    parts.len()
+}
+
+#[test]
+fn what_was_found_before_an_interruption_is_in_the_last_report() {
+    let place = damaged(&[3, 4000]);
+    assert_eq!(cut_off(&place, "INT").signal(), Some(2));
+    let kept = record(&place.path("r")).unwrap();
+    assert_eq!(kept["errors"][0]["lba"], 3);
+    let report = place.run(REST).ends_with(1).json();
+    assert_eq!((lbas(&report), parts(&report)), (vec![3, 4000], 2));
+    assert_eq!((&report["blocks_verified"], &report["resume"]), (&BLOCKS.into(), &Value::Null));
+    assert!(!place.path("r").exists(), "it was reported");
+
+    // Without an interruption there is one part, and no file behind it; without the option there are no parts.
+    let report = place.run(REST).ends_with(1).json();
+    assert_eq!((lbas(&report), parts(&report)), (vec![3, 4000], 1));
+    assert_eq!(place.run("verify v --json").ends_with(1).json().get("parts"), None);
+}
+
+#[test]
+fn a_killed_verify_goes_on_behind_what_it_saved_and_says_so() {
+    let place = damaged(&[3]);
+    assert_eq!(cut_off(&place, "KILL").signal(), Some(9));
+    let kept = record(&place.path("r")).unwrap();
+    let last = kept["parts"][0]["last"].as_u64().unwrap();
+    // A crash in the middle of the next save leaves this.
+    fs::write(place.path("r.new"), b"sealblock-verify-resume 1 0").unwrap();
+    // The block is good when the rest is verified: it was found bad, and the report of the whole says so.
+    place.write("good", &noise(1, 16 << 20)[3 * 4096..4 * 4096]);
+    place.run("copy good offset:3..3,v").succeeds();
+    let answer = place.run("verify v --resume r");
+    answer.ends_with(1).says(&["block 3: guard: ", &format!("blocks 0 to {last}: verified "), ": 1 damaged\n"]);
+    assert!(answer.stderr.contains(&format!("goes on at block {}", last + 1)), "{}", answer.stderr);
+    place.run("verify v").succeeds();
+}
+
+#[test]
+fn a_file_of_another_run_target_or_size_or_a_damaged_one_is_refused() {
+    let place = damaged(&[]);
+    cut_off(&place, "KILL");
+    let good = fs::read(place.path("r")).unwrap();
+    place.run("create w --size 16MiB").succeeds();
+    for (arguments, status, words) in [
+        ("w --resume r", 2, "it is of the target v"),
+        ("v --resume r --range 0..9", 2, "it is of --range 0..4095"),
+        ("v --resume r --mode emulate", 2, "it was begun with --mode auto"),
+        ("v --resume r --repair", 2, "it was begun without --repair"),
+    ] {
+        place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to begin anew"]);
+    }
+    place.run("verify v w --resume r").fails(2, &["--resume is of one target"]);
+    // Another volume at its path.
+    fs::rename(place.path("v"), place.path("v.away")).unwrap();
+    fs::rename(place.path("w"), place.path("v")).unwrap();
+    place.run("verify v --resume r").fails(3, &["another target is there now"]);
+    place.run("resize v --size 8MiB").succeeds();
+    place.run("verify v --resume r").fails(3, &["had 4096 blocks of 4096 bytes, and has 2048"]);
+    fs::rename(place.path("v.away"), place.path("v")).unwrap();
+    // Damage, cut off, another file, a later version.
+    let mut flipped = good.clone();
+    flipped[good.len() / 2] ^= 1;
+    let later = String::from_utf8(good.clone()).unwrap().replacen(" 1 ", " 2 ", 1).into_bytes();
+    for (bytes, word) in [
+        (flipped, "its checksum does not match"),
+        (good[..good.len() / 2].to_vec(), "its checksum does not match"),
+        (b"12\n".to_vec(), "no file that --resume has written"),
+        (Vec::new(), "no file that --resume has written"),
+        (later, "of version 2"),
+    ] {
+        fs::write(place.path("r"), &bytes).unwrap();
+        place.run("verify v --resume r").fails(3, &[word, "remove r to begin anew"]);
+        assert_eq!(fs::read(place.path("r")).unwrap(), bytes, "a refusal changes nothing");
+    }
+    fs::write(place.path("r"), &good).unwrap();
+    place.run("verify v --resume r").succeeds().says(&[": clean"]);
+    fs::create_dir(place.path("d")).unwrap();
+    place.run("verify v --resume d").fails(3, &["no plain file"]);
+    place.run("verify v --resume away/r").fails(3, &["away/r.lock"]);
+}
+
+#[test]
+fn one_run_at_a_time_goes_on_by_a_file() {
+    let place = damaged(&[]);
+    let mut child = place.start(SLOW);
+    let start = Instant::now();
+    while !place.path("r").exists() {
+        assert!(start.elapsed() < LONG);
+        sleep(Duration::from_millis(10));
+    }
+    place.run("verify v --resume r").fails(3, &["another verify goes on by this file"]);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    place.run("verify v --resume r").succeeds();
+}
+
+#[test]
+fn what_is_complete_and_was_not_reported_is_reported_by_the_next_run() {
+    let place = damaged(&[9]);
+    // Standard output is full: the report is lost, and the file is not.
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = place.command("verify v --resume r --json");
+    let status = command.stdout(full).status().unwrap();
+    assert_eq!(status.code(), Some(3));
+    let kept = record(&place.path("r")).unwrap();
+    assert_eq!(kept["parts"][0]["last"], BLOCKS - 1);
+    let report = place.run(REST).ends_with(1).json();
+    assert_eq!((lbas(&report), parts(&report), &report["blocks_verified"]), (vec![9], 1, &BLOCKS.into()));
+    assert!(!place.path("r").exists());
+}
+
+#[test]
+fn a_replica_that_fell_behind_since_makes_all_parts_incomplete() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 16MiB")).succeeds();
+    }
+    place.write("data", &noise(1, 16 << 20));
+    place.run("copy data mirror:a,b").succeeds();
+    let mut child = place.start("verify mirror:a,b --resume r --rate 2MiB/s --json");
+    let start = Instant::now();
+    while record(&place.path("r")).is_none_or(|record| record["parts"].as_array().unwrap().is_empty()) {
+        assert!(start.elapsed() < LONG);
+        sleep(Duration::from_millis(20));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    fs::rename(place.path("b"), place.path("b.away")).unwrap();
+    place.write("piece", &noise(2, 4096));
+    place.run("copy piece offset:0..0,mirror:a,b").succeeds();
+    let report = place.run("verify mirror:a,b --resume r --json").ends_with(4).json();
+    let covered = |lba: u64| {
+        let runs = report["unchecked"].as_array().unwrap().iter();
+        runs.clone().any(|run| run["first"].as_u64().unwrap() <= lba && lba <= run["last"].as_u64().unwrap())
+    };
+    assert!(covered(0) && covered(BLOCKS - 1), "{report}");
+    assert_eq!(parts(&report), 2);
+}
