@@ -6,6 +6,8 @@
 //! Nothing here prints, or knows a command line: what the user of a program should know is a [`StackError`], or goes to the
 //! [`Program`].
 
+pub mod below;
+pub mod device_number;
 mod error;
 mod failures;
 mod files;
@@ -21,6 +23,7 @@ mod holder;
 pub mod identity;
 mod info;
 mod membership;
+pub mod mounts;
 mod open;
 mod opened;
 mod program;

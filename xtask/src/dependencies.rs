@@ -47,6 +47,7 @@ const STACK: &[&str] = &[
     "block",
     "runtime/memory",
     "runtime/reactor",
+    "runtime/ioctl",
     "protocols/nvme",
     "media/*",
     "layers/mirror",
@@ -78,6 +79,7 @@ const EVERYTHING: &[&str] = &["*"];
 const RULES: &[Rule] = &[
     rule("units", &[]),
     rule("runtime/memory", &[]),
+    rule("runtime/ioctl", &[]),
     rule("runtime/reactor", &["runtime/memory"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
