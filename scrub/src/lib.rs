@@ -18,7 +18,7 @@ use std::time::Duration;
 use sealblock_units::BlockSize;
 
 pub use machine::{
-    Activity, CommandError, MAX_WAIT, PIECE_BYTES, PIECE_TIME, PROBE_INTERVAL, QUIET, SAVE_EVERY, SLACK, Scrub,
+    Activity, CommandError, MAX_WAIT, PIECE_BYTES, PIECE_TIME, PROBE_INTERVAL, Pace, QUIET, SAVE_EVERY, SLACK, Scrub,
     ScrubEvent, ScrubState, ScrubStep, ScrubView,
 };
 pub use record::{

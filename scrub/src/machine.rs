@@ -388,9 +388,9 @@ pub struct Activity {
     pub completed: u64,
 }
 
-/// When the next piece may start. Times are monotonic.
+/// When the next piece may start: the limit on bytes per second, and waiting for a busy device. Times are monotonic.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Pace {
+pub struct Pace {
     due: Duration,
     last_piece: Duration,
     last_busy: Option<Duration>,
@@ -400,7 +400,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     /// The pace of a run that starts or resumes now.
-    pub(crate) fn from(now: Duration) -> Pace {
+    pub fn from(now: Duration) -> Pace {
         Pace { due: now, last_piece: now, ..Pace::default() }
     }
 
@@ -410,7 +410,7 @@ impl Pace {
     }
 
     /// How long to wait before the next piece; `None` if it may start now.
-    pub(crate) fn wait(&mut self, now: Duration, activity: Activity, pause_when_busy: bool) -> Option<Duration> {
+    pub fn wait(&mut self, now: Duration, activity: Activity, pause_when_busy: bool) -> Option<Duration> {
         self.probe(now, activity);
         self.is_yielding = false;
         if now < self.due {
@@ -425,7 +425,7 @@ impl Pace {
     }
 
     /// Records that a piece of `bytes` bytes starts.
-    pub(crate) fn started(&mut self, now: Duration, bytes: u64, rate: Option<NonZeroU64>) {
+    pub fn started(&mut self, now: Duration, bytes: u64, rate: Option<NonZeroU64>) {
         self.last_piece = now;
         if let Some(rate) = rate {
             let cost = Duration::from_secs_f64(bytes as f64 / rate.get() as f64);

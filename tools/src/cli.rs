@@ -219,6 +219,10 @@ pub struct Verify {
     /// Check no faster than this.
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
+    /// Wait while others use the devices that the target lies on; at least 4 MiB/s are checked all the same. Only of targets on devices of
+    /// this machine.
+    #[arg(long)]
+    pub idle: bool,
     /// Print one JSON object for each target.
     #[arg(long)]
     pub json: bool,

@@ -2,6 +2,7 @@
 
 mod catch_up;
 mod job;
+mod pace;
 mod pieces;
 mod record;
 mod resume;

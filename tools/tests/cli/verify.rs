@@ -219,3 +219,23 @@ fn several_targets_have_an_object_each_and_the_worst_exit_status() {
     assert_eq!(place.run("verify a c --quiet").succeeds().text(), "");
     place.run("verify a c --repair --accept-stale a").fails(2, &["several targets"]);
 }
+
+#[test]
+fn an_idle_verify_checks_everything_and_is_refused_where_load_is_not_known() {
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    place.write("data", &noise(4, 1 << 20));
+    place.run("copy data v").succeeds();
+    place.run("corrupt v --lba 200 --kind data").succeeds();
+    let answer = place.run("verify v --idle --json");
+    if answer.status == 3 {
+        answer.fails(3, &["--idle cannot tell how busy it is"]);
+        crate::common::skipped("the file system of this folder lies on no block device");
+    } else {
+        let report = answer.ends_with(1).json();
+        assert_eq!((&report["blocks_verified"], &report["errors"][0]["lba"]), (&256.into(), &200.into()));
+    }
+    for target in ["mem:1MiB", "stripe:mem:1MiB,mem:1MiB"] {
+        place.run(&format!("verify {target} --idle")).fails(3, &["--idle cannot tell how busy it is", "try: --rate"]);
+    }
+}

@@ -2,7 +2,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
 
 use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, Response, Unchecked};
 use sealblock_integrity::PiFormat;
@@ -11,6 +10,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, OpenTarget, StackError, of_block};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
+use super::pace::{DeviceLoad, Pacer};
 use super::pieces::PieceTracker;
 use super::record::{MAX_ERRORS, Record};
 use super::text::{Damage, block_error, not_checked};
@@ -28,8 +28,6 @@ const FINAL_CHECK_BLOCKS: u64 = 4096;
 const MAX_PIECE_BYTES: [u64; 2] = [8 << 20, 64 << 20];
 /// Bytes from which on another core pays.
 const LONG_BYTES: u64 = 64 << 20;
-/// Min. pieces a second under a rate limit.
-const PIECES_PER_SECOND: u64 = 10;
 
 /// Which target is verified, and how.
 #[derive(Clone, Copy)]
@@ -67,9 +65,11 @@ pub struct VerifyJob {
     begin: Lba,
     piece_blocks: u64,
     is_long: bool,
+    /// True if only one piece may be in flight.
+    is_alone: bool,
     next: AtomicU64,
     how: VerifyPath,
-    pace: Option<Pace>,
+    pace: Option<Pacer>,
     progress: Progress,
     target: TargetName,
     /// What lines begin with.
@@ -157,22 +157,6 @@ pub(super) struct SoFar {
     pub(super) bytes_transferred: u64,
 }
 
-/// A rate limit in bytes a second, over all cores.
-struct Pace {
-    started: Instant,
-    bytes_per_second: u64,
-    bytes: AtomicU64,
-}
-
-impl Pace {
-    /// Waits until the limit permits `bytes` more.
-    async fn wait(&self, bytes: u64) {
-        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let due = Duration::from_secs_f64(before as f64 / self.bytes_per_second as f64);
-        interrupt::sleep(due.saturating_sub(self.started.elapsed())).await;
-    }
-}
-
 impl VerifyJob {
     /// The job for these arguments.
     pub fn new(
@@ -191,14 +175,11 @@ impl VerifyJob {
         } else {
             geometry.limits.max_verify_blocks
         };
-        let pace = arguments.rate.map(|rate| Pace {
-            started: Instant::now(),
-            bytes_per_second: rate.bytes_per_second().get(),
-            bytes: AtomicU64::new(0),
-        });
-        let paced = pace.as_ref().map_or(u64::MAX, |pace| {
-            ((pace.bytes_per_second / PIECES_PER_SECOND) >> geometry.block_size.shift()).max(1)
-        });
+        let rate = arguments.rate.map(|rate| rate.bytes_per_second());
+        let load = if arguments.idle { Some(DeviceLoad::under(target)?) } else { None };
+        let is_alone = load.is_some();
+        let pace = (rate.is_some() || is_alone).then(|| Pacer::new(rate, load));
+        let paced = pace.as_ref().map_or(u64::MAX, |pace| (pace.piece_bytes() >> geometry.block_size.shift()).max(1));
         let most = MAX_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         let prefix: Arc<str> = order.prefix().into();
@@ -211,6 +192,7 @@ impl VerifyJob {
             begin: earlier.map_or(span.first(), |earlier| Lba::new(earlier.asked.first)),
             piece_blocks: u64::from(whole.get()).min(most).min(paced),
             is_long: total.get() > LONG_BYTES,
+            is_alone,
             next: AtomicU64::new(0),
             how,
             pace,
@@ -235,6 +217,11 @@ impl VerifyJob {
     /// True if bad blocks are repaired; only one core may do that.
     pub fn repairs(&self) -> bool {
         self.how == VerifyPath::Repair
+    }
+
+    /// True if only one piece may be in flight: what others do on the device is seen between two pieces.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// True if another core pays.

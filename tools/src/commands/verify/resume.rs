@@ -8,12 +8,14 @@
 //! One process at a time: the lock is on a file of its own (`FILE.lock`), which stays, since a lock on a file that is
 //! renamed over is a lock on a file that nobody else opens.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use sealblock_block::Device;
 use sealblock_server::dates::date;
+use sealblock_stack::below::node_under;
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::{Cause, OpenTarget, StackError, TargetInfo, protection_text};
 
@@ -136,12 +138,11 @@ fn id_of(info: &TargetInfo) -> Option<String> {
         return Some(uuid_text(&uuid));
     }
     if let Some(file) = &info.file {
-        use std::os::unix::fs::MetadataExt;
-        // A block device has the name that its target has; a file without a volume is known by its number.
-        return std::fs::metadata(&file.path)
-            .ok()
-            .filter(|about| about.is_file())
-            .map(|about| format!("inode {}", about.ino()));
+        return match file.is_block_device {
+            true => node_under(&file.path).ok()?.id,
+            // Device numbers of file systems may change with every mount.
+            false => fs::metadata(&file.path).ok().map(|about| format!("inode {}", about.ino())),
+        };
     }
     // All paths of a multipath device lead to one device.
     let inner = if info.paths.is_some() { info.inner.iter().take(1) } else { info.inner.iter().take(usize::MAX) };

@@ -4,11 +4,15 @@
 //! share a device form a queue; queues run side by side, each on a thread of its own, [`MAX_QUEUES`] at most.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use sealblock_stack::below::disks_under;
+use sealblock_stack::device_number::DeviceNumber;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
@@ -116,25 +120,26 @@ fn queues<P: Ord>(targets: &[TargetName], places: impl Fn(&TargetName) -> Vec<P>
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Place {
     /// A device of this machine, or the file system that a file is on.
-    Device(u64),
+    Device(DeviceNumber),
     /// A server.
     Host(String),
 }
 
 fn places(target: &TargetName) -> Vec<Place> {
-    let each = target.leaves().into_iter().filter_map(|leaf| match leaf {
-        TargetName::NvmeTcp { address, .. } => Some(Place::Host(address.to_string())),
-        TargetName::Nbd { address, .. } => Some(Place::Host(format!("{address:?}"))),
-        // What cannot be opened has no place; its verify says so.
-        leaf => leaf.path().and_then(device_of).map(Place::Device),
+    let each = target.leaves().into_iter().flat_map(|leaf| match leaf {
+        TargetName::NvmeTcp { address, .. } => vec![Place::Host(address.to_string())],
+        TargetName::Nbd { address, .. } => vec![Place::Host(address.uri(""))],
+        leaf => leaf.path().map(devices_of).unwrap_or_default(),
     });
     each.collect()
 }
 
-fn device_of(path: &std::path::Path) -> Option<u64> {
-    use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let about = std::fs::metadata(path).ok()?;
-    Some(if about.file_type().is_block_device() { about.rdev() } else { about.dev() })
+/// The disks at the bottom; where they are not known, the file system. What cannot be opened has no place; its verify says so.
+fn devices_of(path: &Path) -> Vec<Place> {
+    match disks_under(path) {
+        Ok(disks) => disks.into_iter().map(Place::Device).collect(),
+        Err(_) => fs::metadata(path).map(|about| Place::Device(DeviceNumber::of(&about))).into_iter().collect(),
+    }
 }
 
 #[cfg(test)]

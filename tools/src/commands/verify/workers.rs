@@ -25,7 +25,7 @@ const LANES_AWAY: usize = 16;
 pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(), StackError> {
     let cores = available_parallelism().map_or(1, usize::from);
     match opened.target() {
-        target if cores > 1 && shareable(target) && job.is_long() && !job.repairs() => {
+        target if cores > 1 && shareable(target) && job.is_long() && !job.repairs() && !job.is_alone() => {
             on_cores(job, target, cores).await?
         }
         _ => on_this_core(job, opened).await?,
@@ -34,7 +34,11 @@ pub(super) async fn run(job: &Arc<VerifyJob>, opened: &OpenTarget) -> Result<(),
 }
 
 async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), StackError> {
-    let lanes = if opened.device.abilities().offloads { LANES_AWAY } else { LANES };
+    let lanes = match (job.is_alone(), opened.device.abilities().offloads) {
+        (true, _) => 1,
+        (false, true) => LANES_AWAY,
+        (false, false) => LANES,
+    };
     try_join_all((0..lanes).map(|_| job.run(opened))).await.map(drop)
 }
 
