@@ -14,6 +14,14 @@ use crate::workspace::Workspace;
 
 /// Where the package has its units.
 const UNITS: &str = "/usr/lib/systemd/system";
+/// The units that it has.
+const UNIT_FILES: [&str; 5] = [
+    "sealblock.service",
+    "sealblock.socket",
+    "sealblock-nbd.socket",
+    "sealblock-verify@.service",
+    "sealblock-verify@.timer",
+];
 /// The volume that is made, which belongs to the administrator and not to the package.
 const VOLUME: &str = "/var/lib/sealblock/first.volume";
 /// The exposure that `systemd-analyze security` may find at most, in tenths of its unit: 2.0 of 10 is well confined.
@@ -29,6 +37,7 @@ pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> 
     }
     let units = units(&root)?;
     serve(&root)?;
+    scheduled_verify(&root)?;
     without_uring(workspace, &root)?;
     root.dpkg("--purge", Path::new("sealblock"))?;
     let left = root.files()?;
@@ -46,7 +55,7 @@ fn units(root: &Root) -> Result<String> {
     fs::create_dir_all(&copies).context("making a folder for units")?;
     let mut verify = Command::new("systemd-analyze");
     verify.args(["verify", "--man=no"]);
-    for name in ["sealblock.service", "sealblock.socket", "sealblock-nbd.socket"] {
+    for name in UNIT_FILES {
         let unit = fs::read_to_string(root.path(UNITS).join(name)).with_context(|| format!("reading {name}"))?;
         // The program is looked for, too.
         let program = root.path("/usr/bin/sealblock").display().to_string();
@@ -56,9 +65,11 @@ fn units(root: &Root) -> Result<String> {
     // Of an unknown key systemd-analyze only warns.
     let printed = output_of(&mut verify)?;
     ensure!(printed.trim().is_empty(), "systemd-analyze verify prints:\n{printed}");
-    let mut security = Command::new("systemd-analyze");
-    security.args(["security", "--offline=true", "--no-pager", MOST_EXPOSURE]).arg(copies.join("sealblock.service"));
-    output_of(&mut security)?;
+    for name in ["sealblock.service", "sealblock-verify@.service"] {
+        let mut security = Command::new("systemd-analyze");
+        security.args(["security", "--offline=true", "--no-pager", MOST_EXPOSURE]).arg(copies.join(name));
+        output_of(&mut security)?;
+    }
     fs::remove_dir_all(&copies).context("removing copies of units")?;
     Ok("units checked by systemd-analyze".to_owned())
 }
@@ -100,6 +111,34 @@ fn serve(root: &Root) -> Result<()> {
     ensure!(errors.is_empty(), "the server wrote to standard error:\n{errors}");
     sealblock(root, &["verify", &volume])?;
     fs::remove_file(root.path("/tmp/notify")).context("removing the manager's socket")
+}
+
+/// Runs the service of a scheduled verify on the volume as a manager would: clean, and with the exit status of damage.
+fn scheduled_verify(root: &Root) -> Result<()> {
+    let unit = fs::read_to_string(root.path(UNITS).join("sealblock-verify@.service")).context("reading the unit")?;
+    let line = unit.lines().find_map(|line| line.strip_prefix("ExecStart=")).context("the unit starts something")?;
+    let volume = root.path(VOLUME).display().to_string();
+    // `StateDirectory=` has the manager make it; the instance's name is the escaped path.
+    let state = root.path("/var/lib/sealblock-verify");
+    fs::create_dir_all(&state).context("making the folder of a scheduled verify")?;
+    let line = line.replace("%S", &root.path("/var/lib").display().to_string());
+    let line = line.replace("%i", "var-lib-sealblock-first.volume").replace("%f", &volume);
+    let mut words = line.split(' ');
+    let program = root.path(words.next().context("the unit starts something")?);
+    let mut arguments: Vec<&str> = words.collect();
+    // The folder of the trial may be on a file system without a device of its own, where it is not known how busy it is.
+    let is_on_device = Command::new(&program).args(&arguments).output().context("running a scheduled verify")?;
+    if String::from_utf8_lossy(&is_on_device.stderr).contains("--idle cannot tell") {
+        arguments.retain(|word| *word != "--idle");
+    }
+    let clean = output_of(Command::new(&program).args(&arguments))?;
+    ensure!(clean.contains(": clean"), "a scheduled verify prints: {clean}");
+    sealblock(root, &["corrupt", &volume, "--lba", "9", "--kind", "data"])?;
+    let damaged = Command::new(&program).args(&arguments).output().context("running a scheduled verify")?;
+    ensure!(damaged.status.code() == Some(1), "a scheduled verify of a damaged volume ends with {}", damaged.status);
+    let left: Vec<_> = fs::read_dir(&state).context("listing")?.flatten().map(|entry| entry.file_name()).collect();
+    ensure!(left == ["var-lib-sealblock-first.volume.resume.lock"], "a scheduled verify leaves {left:?}");
+    Ok(())
 }
 
 /// Where io_uring is forbidden, the server logs that, with what to do, and serves all the same.
