@@ -26,6 +26,7 @@ mod membership;
 pub mod mounts;
 mod open;
 mod opened;
+pub mod owners;
 mod program;
 pub mod quantity;
 pub mod range;

@@ -23,6 +23,15 @@ pub struct Mount {
     pub kind: String,
     /// What was mounted: the path of a device, as it was given.
     pub source: PathBuf,
+    /// Options of the file system, not of the mount.
+    pub options: String,
+}
+
+impl Mount {
+    /// The value of an option of the file system.
+    pub fn option(&self, name: &str) -> Option<&str> {
+        self.options.split(',').find_map(|option| option.strip_prefix(name)?.strip_prefix('='))
+    }
 }
 
 /// All mounts of this process. A list that cannot be read is empty.
@@ -48,7 +57,9 @@ fn mount(line: &[u8]) -> Option<Mount> {
     let (root, point) = (path(words.next()?), path(words.next()?));
     words.by_ref().find(|word| *word == b"-")?;
     let kind = std::str::from_utf8(words.next()?).ok()?.to_owned();
-    Some(Mount { number, root, point, kind, source: path(words.next()?) })
+    let source = path(words.next()?);
+    let options = String::from_utf8_lossy(words.next().unwrap_or_default()).into_owned();
+    Some(Mount { number, root, point, kind, source, options })
 }
 
 /// A path in which `\` and three octal digits are a byte.
@@ -81,12 +92,16 @@ mod tests {
     #[test]
     fn mounts_are_read_with_their_escapes_and_what_is_none_is_left_out() {
         let list = b"36 35 98:0 /mnt1 /mnt\\0402 rw,noatime master:1 shared:2 - ext3 /dev/root rw,errors=continue\n\
-            1 1 0:39 /@home /home rw - btrfs /dev/sdb1 rw\nrubbish\n1 1 x / / rw - ext4 /dev/sda rw\n1 1 8:1 / /a rw\n";
+            1 1 0:39 /@home /home rw - btrfs /dev/sdb1 rw,subvolid=257,subvol=/@home\nrubbish\n1 1 x / / rw - ext4 /dev/sda rw\n1 1 8:1 / /a rw\n";
         let found = parse(list);
         assert_eq!(found.len(), 2);
         assert_eq!((found[0].point.to_str(), found[0].kind.as_str()), (Some("/mnt 2"), "ext3"));
         assert_eq!((found[0].root.to_str(), found[0].source.to_str()), (Some("/mnt1"), Some("/dev/root")));
         assert_eq!((found[1].number.to_string().as_str(), found[1].source.to_str()), ("0:39", Some("/dev/sdb1")));
+        assert_eq!(
+            (found[1].option("subvolid"), found[1].option("subvo"), found[0].option("rw")),
+            (Some("257"), None, None)
+        );
         assert_eq!(path(b"\\0\\999\\134"), PathBuf::from("\\0\\999\\"));
     }
 

@@ -48,6 +48,12 @@ pub struct VerifyReport {
     /// With `--resume`, the parts that were verified and when, in the order of the blocks; empty otherwise.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<VerifiedPart>,
+    /// Why files may be missing in `errors`; empty when nothing kept them from being found.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files_notes: Vec<String>,
+    /// True if files were looked for, so that people are told.
+    #[serde(skip)]
+    pub are_files_told: bool,
     /// Damaged blocks without a line that was printed for them.
     #[serde(skip)]
     pub untold: u64,
@@ -150,6 +156,20 @@ pub struct BlockError {
     pub member: Option<String>,
     /// Whether the block was rewritten from another copy.
     pub repaired: bool,
+    /// The files that have the block, of a target on this machine: none for free space, metadata, and files that were not found;
+    /// `None` where that was not looked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<Vec<FileAt>>,
+}
+
+/// A place in a file.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileAt {
+    /// The file.
+    pub path: String,
+    /// Offset in it in bytes; `None` in a protected volume, which has its blocks where it likes.
+    pub offset: Option<u64>,
 }
 
 fn by_name<S: Serializer>(cause: &BadBlockCause, serializer: S) -> Result<S::Ok, S::Error> {
@@ -329,7 +349,7 @@ mod tests {
 
     fn error(field: BadBlockCause, values: Option<(Hex, Hex)>) -> BlockError {
         let (expected, actual) = values.unzip();
-        BlockError { lba: 7, field, expected, actual, member: None, repaired: false }
+        BlockError { lba: 7, field, expected, actual, member: None, repaired: false, files: None }
     }
 
     fn report() -> VerifyReport {
@@ -350,6 +370,8 @@ mod tests {
             lost_metadata: Vec::new(),
             resume: None,
             parts: Vec::new(),
+            files_notes: Vec::new(),
+            are_files_told: false,
             untold: 0,
         }
     }

@@ -5,6 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use sealblock_runtime_ioctl::device_mapper::Target;
@@ -13,6 +14,8 @@ use super::mapping::{Arrangement, Map, On, Sectors, Segment};
 use super::table;
 use crate::device_number::DeviceNumber;
 
+/// Bytes of a sector.
+const SECTOR: u64 = 512;
 /// Max. levels of devices on devices.
 const MAX_DEPTH: usize = 16;
 /// Max. members of a device.
@@ -105,7 +108,7 @@ impl Sysfs<'_> {
         if has("partition") {
             self.partition(&folder, disk, depth)
         } else if has("loop/backing_file") {
-            loop_device(&folder, disk)
+            self.loop_device(&folder, disk, depth)
         } else if has("dm") {
             self.device_mapper(&folder, disk, depth)
         } else if has("md") {
@@ -128,6 +131,23 @@ impl Sysfs<'_> {
         Ok(match end {
             Some(_) => with_map(node, vec![whole], how),
             None => without_map(node, vec![whole], "the partition goes past the end of its device".to_owned()),
+        })
+    }
+
+    fn loop_device(&self, folder: &Path, node: DeviceNode, depth: usize) -> io::Result<DeviceNode> {
+        let file = PathBuf::from(text_in(&folder.join("loop/backing_file"))?);
+        let offset_bytes = number_in(&folder.join("loop/offset"))?;
+        let id = Some(format!("{} from byte {offset_bytes}", file.display()));
+        // A file lies on its file system, which is no matter of sectors; a device under a loop device is one.
+        let device = fs::metadata(&file).ok().filter(|about| about.file_type().is_block_device());
+        let node = DeviceNode { kind: NodeKind::Loop { file, offset_bytes }, id, ..node };
+        let Some(about) = device else { return Ok(node) };
+        let whole = self.node_at(DeviceNumber::of(&about), depth + 1)?;
+        let on = On { member: 0, sector: offset_bytes / SECTOR };
+        let fits = on.sector.checked_add(node.sectors).is_some_and(|end| end <= whole.sectors);
+        Ok(match fits && offset_bytes.is_multiple_of(SECTOR) {
+            true => with_map(node, vec![whole], Arrangement::Linear(on)),
+            false => without_map(node, vec![whole], "it goes past the end of its device".to_owned()),
         })
     }
 
@@ -195,13 +215,6 @@ impl Sysfs<'_> {
         let number = text_in(file)?.parse().map_err(|_| invalid(file))?;
         self.node_at(number, depth + 1)
     }
-}
-
-fn loop_device(folder: &Path, node: DeviceNode) -> io::Result<DeviceNode> {
-    let file = PathBuf::from(text_in(&folder.join("loop/backing_file"))?);
-    let offset_bytes = number_in(&folder.join("loop/offset"))?;
-    let id = Some(format!("{} from byte {offset_bytes}", file.display()));
-    Ok(DeviceNode { kind: NodeKind::Loop { file, offset_bytes }, id, ..node })
 }
 
 /// A device that lies on its members in one way.

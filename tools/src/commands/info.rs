@@ -1,5 +1,7 @@
 //! `sealblock info`: what a target is.
 
+mod below;
+
 use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
@@ -101,6 +103,7 @@ fn info_json(info: &TargetInfo) -> Value {
             "bytes": file.length_bytes,
             "allocated_bytes": file.allocated_bytes,
             "file_system": file.file_system,
+            "lies_on": below::as_json(&file.path),
         })),
         "remote": info.remote.as_ref().map(remote_json),
         "export": info.export.as_ref().map(export_json),
@@ -324,6 +327,7 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         if let Some(bytes) = file.allocated_bytes {
             lines.put("space taken", ByteCount::new(bytes));
         }
+        below::as_text(lines, &file.path);
     }
     if let Some(remote) = &info.remote {
         remote_text(lines, remote);

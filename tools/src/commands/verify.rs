@@ -1,6 +1,7 @@
 //! `sealblock verify`: checks every block and names the bad ones.
 
 mod catch_up;
+mod files;
 mod job;
 mod pace;
 mod pieces;

@@ -18,6 +18,7 @@ mod mirror_damage;
 mod nbd;
 mod nbd_unix;
 mod not_open;
+mod owners;
 mod paths;
 mod power_loss;
 mod recognition;

@@ -1,67 +1,10 @@
 //! What needs a file system or a block device of one's own, and so root: a disk that is full, a mount that takes no
 //! writes, a block device. Skipped, visibly, where they cannot be had.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 
-use crate::common::{Place, is_root, noise, skipped};
-
-/// Runs a system's program; tells whether it succeeded.
-fn system(program: &str, arguments: &[&str]) -> bool {
-    let mut command = Command::new(program);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-    command.status().is_ok_and(|status| status.success())
-}
-
-/// A mounted file system, unmounted in the end.
-struct Mount(PathBuf);
-
-impl Mount {
-    fn new(at: PathBuf, arguments: &[&str]) -> Option<Mount> {
-        std::fs::create_dir_all(&at).unwrap();
-        let name = at.to_str().unwrap().to_owned();
-        let arguments: Vec<_> = arguments.iter().copied().chain([name.as_str()]).collect();
-        if is_root() && system("mount", &arguments) {
-            return Some(Mount(at));
-        }
-        skipped(&format!("mount {} is not allowed here", arguments.join(" ")));
-        None
-    }
-
-    fn path(&self) -> &str {
-        self.0.to_str().unwrap()
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        system("umount", &[self.path()]);
-    }
-}
-
-/// A block device over a file, detached in the end.
-struct Loop(String);
-
-impl Loop {
-    fn new(file: &Path, arguments: &[&str]) -> Option<Loop> {
-        let output = Command::new("losetup").args(["--find", "--show"]).args(arguments).arg(file).output();
-        match output {
-            Ok(output) if is_root() && output.status.success() => {
-                Some(Loop(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
-            }
-            _ => {
-                skipped("there are no loop devices here");
-                None
-            }
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        system("losetup", &["--detach", &self.0]);
-    }
-}
+use crate::common::devices::{Loop, Mount, system};
+use crate::common::{Place, noise, skipped};
 
 /// Whether the kernel says that zeroing parts of a device gives their space back.
 fn unmaps(device: &str) -> bool {

@@ -269,6 +269,7 @@ mod tests {
             actual: hex(0xffff_ffff),
             member: Some("a".to_owned()),
             repaired: false,
+            files: None,
         }
     }
 

@@ -22,7 +22,7 @@ use crate::tally::Tally;
 use super::job::{Findings, Order, VerifyJob};
 use super::session::{self, Session, part_text};
 use super::text::not_checked;
-use super::{catch_up, workers};
+use super::{catch_up, files, workers};
 
 /// Checks the target.
 pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
@@ -54,6 +54,7 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
                 Some(session) => session.merge(report, block_bytes),
                 None => report,
             };
+            let report = files::with_files(report, opened, arguments.quiet);
             Ok((report, repairs, session))
         };
         opened.close_after(work).await
@@ -213,6 +214,8 @@ impl Check<'_> {
             unchecked: findings.coverage.unchecked().iter().map(not_checked).collect(),
             resume: findings.resume,
             parts: Vec::new(),
+            files_notes: Vec::new(),
+            are_files_told: false,
             untold: findings.untold,
         }
     }
@@ -263,6 +266,7 @@ fn print_text(report: &VerifyReport, order: Order<'_>) -> Result<(), StackError>
     if report.untold > 0 {
         say(&format!("{prefix}and {} more", count(report.untold, "damaged block")))?;
     }
+    files::lines(report, &prefix).iter().try_for_each(|line| say(line))?;
     for run in &report.unchecked {
         let member = run.member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         say(&format!("{prefix}blocks {} to {}{member}: not checked: {}", run.first, run.last, run.why))?;

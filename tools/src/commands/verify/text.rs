@@ -70,6 +70,7 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
         actual: hex(fault.actual),
         member: target.member(fault.member).map(TargetName::to_string),
         repaired: fault.repaired,
+        files: None,
     }
 }
 
@@ -95,6 +96,7 @@ mod tests {
             actual: hex(2),
             member: None,
             repaired: false,
+            files: None,
         };
         let run =
             |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error, &"".into())));

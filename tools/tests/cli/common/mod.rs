@@ -3,6 +3,7 @@
 //! Tests see what a user sees and nothing else: arguments, exit status, standard output, standard error, and files. Every
 //! answer is looked through for a panic, whatever the test is about.
 
+pub mod devices;
 pub mod host;
 pub mod server;
 
