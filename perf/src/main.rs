@@ -21,6 +21,7 @@ mod restart;
 mod setup;
 mod stripe;
 mod verify;
+mod verify_linux;
 mod volume;
 
 use clap::Parser;
@@ -34,6 +35,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Amplification(options) => amplification::run(&options)?,
         Claim::Fairness(options) => fairness::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
+        Claim::VerifyLinux(options) => verify_linux::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,

@@ -34,6 +34,8 @@ pub enum Claim {
     Restart(RestartOptions),
     /// Verify of a cached volume against plain reading and memory.
     Verify(FileOptions),
+    /// Verify of a plain file and a loop device against dd and badblocks.
+    VerifyLinux(VerifyLinuxOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
     Layouts(FileOptions),
     /// A stripe of two members against both members by themselves.
@@ -119,6 +121,23 @@ pub struct RestartOptions {
     /// Random writes before the server is killed, for each line; volumes keep what lines before wrote.
     #[arg(long, value_delimiter = ',', default_value = "65536,524288,524288")]
     pub writes: Vec<u64>,
+}
+
+/// A file, and a loop device over it.
+#[derive(Args, Clone)]
+pub struct VerifyLinuxOptions {
+    /// The `sealblock` that verifies.
+    #[arg(long, default_value = "target/release/sealblock")]
+    pub binary: PathBuf,
+    /// Directory of the file, which is removed afterwards.
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+    /// Bytes of the file.
+    #[arg(long, default_value = "4GiB")]
+    pub size: ByteCount,
+    /// Rounds, in each of which every contender has one turn.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
 }
 
 /// Two ends of a connection.

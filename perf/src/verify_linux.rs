@@ -1,0 +1,150 @@
+//! Verify of what has no seals, a plain file and a loop device, against the tools that administrators use for it.
+//!
+//! Claim: `sealblock verify --mode emulate` takes no longer than `dd iflag=direct bs=1M`, and at most half of its CPU time for each GiB. All read every
+//! byte past the page cache; `badblocks -sv` is there for comparison. The loop device goes past the page cache, too. CPU time is that of the
+//! processes, as the kernel adds it up for children that have ended, in hundredths of a second; the kernel's own threads are in none.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, bail, ensure};
+use fastrand::Rng;
+
+use crate::options::VerifyLinuxOptions;
+use crate::report::{Spread, shuffled, verdict};
+use crate::setup::Scratch;
+
+/// Bytes that are written at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// Clock ticks of `/proc/PID/stat` in a second: `USER_HZ`, which is 100 on every architecture that this runs on.
+const TICKS_PER_SECOND: f64 = 100.0;
+
+/// One turn.
+#[derive(Clone, Copy)]
+struct Turn {
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+/// Measures both and prints it.
+pub fn run(options: &VerifyLinuxOptions) -> anyhow::Result<()> {
+    let file = Scratch(options.dir.join("sealblock-perf-verify-linux"));
+    fill(&file.0, options.size.get())?;
+    let path = file.0.to_str().context("the path is text")?;
+    compare(options, &format!("raw:{path}"), path, "file")?;
+    match Loop::new(&file.0) {
+        Some(device) => compare(options, &device.0, &device.0, "loop device"),
+        None => {
+            println!("loop device: skipped: losetup makes none here");
+            Ok(())
+        }
+    }
+}
+
+/// Every byte is written: what was only reserved is read without the disk.
+fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
+    ensure!(bytes.is_multiple_of(PIECE_BYTES as u64) && bytes > 0, "the size is a multiple of 1 MiB");
+    let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
+    let (mut rng, mut piece) = (Rng::with_seed(7), vec![0; PIECE_BYTES]);
+    for _ in 0..bytes / PIECE_BYTES as u64 {
+        rng.fill(&mut piece);
+        file.write_all(&piece)?;
+    }
+    file.sync_all().context("making the file durable")
+}
+
+fn compare(options: &VerifyLinuxOptions, target: &str, path: &str, what: &str) -> anyhow::Result<()> {
+    let verify = words(&options.binary.to_string_lossy(), &["verify", target, "--mode", "emulate", "--json"]);
+    let from = format!("if={path}");
+    let mut contenders =
+        vec![("dd", words("dd", &[&from, "of=/dev/null", "bs=1M", "iflag=direct"])), ("verify", verify)];
+    match has("badblocks") {
+        true => contenders.push(("badblocks", words("badblocks", &["-sv", path]))),
+        false => println!("badblocks: skipped: it is not installed"),
+    }
+    let (mut rounds, mut rng) = (Vec::new(), Rng::with_seed(1));
+    for _ in 0..options.rounds {
+        let mut turns = vec![None; contenders.len()];
+        for number in shuffled(contenders.len(), &mut rng) {
+            turns[number] = Some(turn(&contenders[number].1)?);
+        }
+        rounds.push(turns.into_iter().flatten().collect::<Vec<Turn>>());
+    }
+    print(options, what, &contenders, &rounds);
+    Ok(())
+}
+
+fn print(options: &VerifyLinuxOptions, what: &str, contenders: &[(&str, Vec<String>)], rounds: &[Vec<Turn>]) {
+    let gib = options.size.get() as f64 / f64::from(1 << 30);
+    println!("{what}, {}, {} rounds", options.size, rounds.len());
+    for (number, (name, _)) in contenders.iter().enumerate() {
+        let of = |value: &dyn Fn(&[Turn]) -> f64| Spread::of(rounds.iter().map(|round| value(round)));
+        let seconds = of(&|round| round[number].seconds).median;
+        let cpu = of(&|round| round[number].cpu_seconds / gib).median;
+        let speed = of(&|round| round[0].seconds / round[number].seconds);
+        let saved = of(&|round| round[0].cpu_seconds / round[number].cpu_seconds.max(1.0 / TICKS_PER_SECOND));
+        print!(
+            "  {name:10} {seconds:7.2} s {:7.0} MB/s {cpu:7.3} s CPU a GiB",
+            options.size.get() as f64 / seconds / 1e6
+        );
+        match (number, *name) {
+            (0, _) => println!("   (baseline)"),
+            (_, "verify") => {
+                println!("   speed {speed}{}", verdict(speed.median, Some(1.0)));
+                println!("  {:59} CPU saved {saved}{}", "", verdict(saved.median, Some(2.0)));
+            }
+            _ => println!("   speed {speed}"),
+        }
+    }
+}
+
+fn words(program: &str, arguments: &[&str]) -> Vec<String> {
+    std::iter::once(program).chain(arguments.iter().copied()).map(str::to_owned).collect()
+}
+
+fn has(program: &str) -> bool {
+    Command::new(program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}
+
+/// Runs a command to its end, which has to be good.
+fn turn(words: &[String]) -> anyhow::Result<Turn> {
+    let before = children_cpu_seconds()?;
+    let start = Instant::now();
+    let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
+    let output = output.with_context(|| format!("starting {words:?}"))?;
+    let seconds = start.elapsed().as_secs_f64();
+    if !output.status.success() {
+        bail!("{words:?} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(Turn { seconds, cpu_seconds: children_cpu_seconds()? - before })
+}
+
+/// CPU time of all children that have ended: fields 16 and 17 of `/proc/self/stat`.
+fn children_cpu_seconds() -> anyhow::Result<f64> {
+    let stat = fs::read_to_string("/proc/self/stat").context("reading /proc/self/stat")?;
+    // The name of the program, field 2, is in brackets and may have spaces.
+    let (_, fields) = stat.rsplit_once(") ").context("a process has a name")?;
+    let ticks = fields.split(' ').skip(13).take(2).map(str::parse::<u64>).sum::<Result<u64, _>>()?;
+    Ok(ticks as f64 / TICKS_PER_SECOND)
+}
+
+/// A loop device past the page cache, detached in the end.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &Path) -> Option<Loop> {
+        let mut losetup = Command::new("losetup");
+        let output = losetup.args(["--find", "--show", "--direct-io=on"]).arg(PathBuf::from(file)).output().ok()?;
+        output.status.success().then(|| Loop(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        // What cannot be detached is left for its owner to find.
+        let _ = Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
