@@ -94,7 +94,7 @@ fn print(options: &VerifyLinuxOptions, what: &str, contenders: &[(&str, Vec<Stri
             (0, _) => println!("   (baseline)"),
             (_, "verify") => {
                 println!("   speed {speed}{}", verdict(speed.median, Some(1.0)));
-                println!("  {:59} CPU saved {saved}{}", "", verdict(saved.median, Some(2.0)));
+                println!("  {:56} CPU of dd {saved}{}", "", verdict(saved.median, Some(2.0)));
             }
             _ => println!("   speed {speed}"),
         }

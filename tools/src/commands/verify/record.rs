@@ -188,6 +188,9 @@ impl Record {
         if self.errors.iter().any(|error| error.lba < first || error.lba >= next) {
             return Err("a bad block is not in its parts");
         }
+        if self.errors.iter().any(|error| error.files.is_some()) {
+            return Err("a bad block has files, which are looked for in the end");
+        }
         if !self.errors.is_sorted_by_key(|error| error.lba) {
             return Err("its bad blocks are not in order");
         }
@@ -340,6 +343,7 @@ mod tests {
         assert!(change(&|record| record.parts[0].elapsed_s = -1.0).contains("time"));
         assert!(change(&|record| record.errors[1].lba = 20).contains("not in its parts"));
         assert!(change(&|record| record.errors.swap(0, 1)).contains("order"));
+        assert!(change(&|record| record.errors[0].files = Some(Vec::new())).contains("files"));
         assert!(change(&|record| record.unchecked[0].last = 20).contains("unchecked"));
         assert!(change(&|record| record.lost_metadata.push("\u{1b}[2J".to_owned())).contains("control"));
     }

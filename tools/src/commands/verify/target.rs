@@ -54,7 +54,7 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
                 Some(session) => session.merge(report, block_bytes),
                 None => report,
             };
-            let report = files::with_files(report, opened, arguments.quiet);
+            let report = files::with_files(report, opened, arguments.quiet || arguments.json);
             Ok((report, repairs, session))
         };
         opened.close_after(work).await
