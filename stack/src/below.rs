@@ -8,17 +8,22 @@ mod sysfs;
 mod table;
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
+use sealblock_runtime_ioctl::btrfs;
 use sealblock_runtime_ioctl::device_mapper::{self, Target};
 
 pub use mapping::{Arrangement, Map, MapError, On, Piece, Place, Sectors, Segment};
 pub use sysfs::{DeviceNode, NodeKind};
 
 use crate::device_number::DeviceNumber;
+use crate::mounts::mount_of;
 use sysfs::Sysfs;
 
 /// Where the kernel shows devices.
@@ -34,24 +39,29 @@ pub fn node(number: DeviceNumber) -> io::Result<DeviceNode> {
     Sysfs { root: Path::new(SYSFS), tables: &table_of }.node(number)
 }
 
-/// The block device at a path, or the one that the file system of a file lies on, with all that it lies on.
+/// The block device at a path, or those that the file system of a file lies on (several only for btrfs), each with all that it lies on.
 ///
 /// # Errors
 /// When there is none, as for a file on tmpfs, or it does not tell.
-pub fn node_under(path: &Path) -> io::Result<DeviceNode> {
+pub fn nodes_under(path: &Path) -> io::Result<Vec<DeviceNode>> {
     let number = DeviceNumber::of(&fs::metadata(path)?);
     if number.is_device() {
-        return node(number);
+        return Ok(vec![node(number)?]);
     }
-    let Some(source) = crate::mounts::source_of(number) else {
-        return Err(io::Error::new(
-            io::ErrorKind::Unsupported,
-            "its file system lies on no block device that is known",
-        ));
-    };
-    let about = fs::metadata(source)?;
-    let number = DeviceNumber::from_raw(std::os::unix::fs::MetadataExt::rdev(&about));
-    node(number)
+    let unknown =
+        || io::Error::new(io::ErrorKind::Unsupported, "its file system lies on no block device that is known");
+    // Another file system without a number may lie on anything.
+    let mount = mount_of(path).filter(|mount| mount.kind == "btrfs").ok_or_else(unknown)?;
+    let mounted = File::open(&mount.point)?;
+    let mut nodes = Vec::new();
+    for (_, device) in btrfs::devices(mounted.as_fd())? {
+        let about = fs::metadata(Path::new(OsStr::from_bytes(&device)))?;
+        if !about.file_type().is_block_device() {
+            return Err(unknown());
+        }
+        nodes.push(node(DeviceNumber::of(&about))?);
+    }
+    if nodes.is_empty() { Err(unknown()) } else { Ok(nodes) }
 }
 
 /// All devices whose load is that of a target at this path: the devices at the bottom, through loop devices and files, and the loop
@@ -65,7 +75,7 @@ pub fn disks_under(path: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
     for _ in 0..MAX_LEVELS {
         let mut files = Vec::new();
         for path in &paths {
-            bottom(&node_under(path)?, &mut disks, &mut files);
+            nodes_under(path)?.iter().for_each(|node| bottom(node, &mut disks, &mut files));
         }
         if files.is_empty() {
             return Ok(disks);
@@ -182,8 +192,8 @@ mod tests {
 
     #[test]
     fn the_device_under_this_folder_is_told_or_the_reason_is() {
-        match node_under(Path::new(".")) {
-            Ok(node) => assert!(node.sectors > 0 && !node.name.is_empty(), "{node:?}"),
+        match nodes_under(Path::new(".")) {
+            Ok(nodes) => assert!(nodes.iter().all(|node| node.sectors > 0 && !node.name.is_empty()), "{nodes:?}"),
             Err(error) => eprintln!("skipped: {error}"),
         }
     }

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::device_number::DeviceNumber;
 
@@ -39,10 +39,16 @@ pub fn mounts() -> Vec<Mount> {
     parse(&fs::read(MOUNTINFO).unwrap_or_default())
 }
 
-/// The device that was mounted for a file system without a number of its own.
-pub(crate) fn source_of(number: DeviceNumber) -> Option<PathBuf> {
-    let found = mounts().into_iter().find(|mount| mount.number == number)?;
-    found.source.is_absolute().then_some(found.source)
+/// The mount that a path is in: that of the longest mount point; of several at one, the last, which hides the others. By path, since files of a
+/// btrfs have numbers of their subvolumes, which are in no list.
+pub(crate) fn mount_of(path: &Path) -> Option<Mount> {
+    let path = fs::canonicalize(path).ok()?;
+    innermost(mounts(), &path)
+}
+
+fn innermost(mounts: Vec<Mount>, path: &Path) -> Option<Mount> {
+    let around = mounts.into_iter().filter(|mount| path.starts_with(&mount.point));
+    around.max_by_key(|mount| mount.point.components().count())
 }
 
 /// Lines that are none are left out.
@@ -87,7 +93,6 @@ fn path(word: &[u8]) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::path::Path;
 
     #[test]
     fn mounts_are_read_with_their_escapes_and_what_is_none_is_left_out() {
@@ -103,6 +108,14 @@ mod tests {
             (Some("257"), None, None)
         );
         assert_eq!(path(b"\\0\\999\\134"), PathBuf::from("\\0\\999\\"));
+    }
+
+    #[test]
+    fn a_path_is_in_the_innermost_mount_and_of_two_at_one_point_in_the_last() {
+        let list = b"1 1 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / /a/b rw - ext4 /dev/b rw\n3 1 0:9 / /a/b rw - btrfs /dev/c rw\n";
+        let number = |path: &str| innermost(parse(list), Path::new(path)).unwrap().number.to_string();
+        assert_eq!(["/a/b/c", "/a/b", "/a/bc", "/"].map(number), ["0:9", "0:9", "8:1", "8:1"]);
+        assert_eq!(innermost(Vec::new(), Path::new("/")), None);
     }
 
     #[test]

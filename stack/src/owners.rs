@@ -16,7 +16,7 @@ use std::path::Path;
 
 use crate::below::{Sectors, node};
 use crate::device_number::DeviceNumber;
-use crate::mounts::{Mount, mounts};
+use crate::mounts::{Mount, mount_of, mounts};
 use found::Wanted;
 
 pub use found::{FilePlace, MAX_FILES, Owners};
@@ -57,6 +57,9 @@ fn ask(
     owners: &mut Owners,
     stop: &dyn Fn() -> bool,
 ) {
+    // What is mounted over it would be walked in its place.
+    let is_hidden = mount_of(&mount.point).is_none_or(|seen| seen.number != mount.number);
+    let hidden = || Err(io::Error::other("another file system is mounted over it"));
     let on = |number| wanted_on(number, device, starts, block_bytes);
     let asked = match mount.kind.as_str() {
         "ext2" | "ext3" | "ext4" | "xfs" => match on(mount.number) {
@@ -64,9 +67,11 @@ fn ask(
             Ok(Some(_)) if mount.option("rtdev").is_some() => {
                 Err(io::Error::other("files may lie on its realtime device"))
             }
+            Ok(Some(_)) if is_hidden => hidden(),
             Ok(Some(wanted)) => walk::walk(&mount.point, &wanted, owners, stop),
             Err(error) => Err(error),
         },
+        "btrfs" if is_hidden => hidden(),
         "btrfs" => match back_references::ask(mount, &on, owners, stop) {
             Ok(false) => return,
             asked => asked.map(drop),

@@ -144,7 +144,9 @@ impl Map {
     /// out.
     pub fn down(&self, wanted: Sectors) -> impl Iterator<Item = Piece> + '_ {
         let first = self.segments.partition_point(|segment| segment.sectors.end() <= wanted.start);
-        let touched = self.segments[first..].iter().take_while(move |segment| segment.sectors.start < wanted.end());
+        let touched = self.segments[first..]
+            .iter()
+            .take_while(move |segment| wanted.count > 0 && segment.sectors.start < wanted.end());
         touched.flat_map(move |segment| segment.down(segment.sectors.common(wanted)))
     }
 
@@ -352,5 +354,7 @@ mod tests {
         let map = Map::new(vec![segment], 1).unwrap();
         assert_eq!(map.down(Sectors { start: 0, count: u64::MAX }).take(3).count(), 3);
         assert_eq!(map.up(0, Sectors { start: 5, count: u64::MAX - 5 }).take(3).count(), 3);
+        let nothing = Sectors { start: 5, count: 0 };
+        assert_eq!((map.down(nothing).count(), map.up(0, nothing).count()), (0, 0));
     }
 }

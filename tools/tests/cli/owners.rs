@@ -79,6 +79,24 @@ fn look_for_files(kind: &str) {
     let place_in_first = format!("block {}: {} at byte {}\n", lba(in_first), folder.join("first").display(), 8 * bs);
     let nowhere = format!("block {}: free space, metadata, or a file that was not found\n", lba(free));
     assert!(text.contains(&place_in_first) && text.contains(&nowhere), "{kind}: {text}");
+
+    // A file on it lies on the device, and the load of the device is that of the file.
+    let volume = mount.0.join("v").display().to_string();
+    place.run(&format!("create {volume} --size 1MiB")).succeeds();
+    let info = place.run(&format!("info {volume} --json")).succeeds().json();
+    let name = device.0.trim_start_matches("/dev/");
+    assert_eq!(
+        info["file"]["lies_on"].as_array().map(|nodes| (nodes.len(), &nodes[0]["name"])),
+        Some((1, &name.into()))
+    );
+    place.run(&format!("verify {volume} --idle")).succeeds();
+
+    // What is mounted over a file system hides its files, and is not taken for it.
+    let Some(_over) = Mount::new(mount.0.clone(), &["-t", "tmpfs", "none"]) else { return };
+    fs::write(mount.0.join("second"), &second).unwrap();
+    let report = place.run(&format!("verify {target} --json")).ends_with(1).json();
+    assert_eq!(files(&report, lba(in_second)), [], "{kind}");
+    assert!(report["files_notes"].to_string().contains("mounted over it"), "{kind}: {report}");
 }
 
 #[test]
@@ -140,7 +158,7 @@ fn look_below(place: &Place, device: &str, part: &str, kind: &str) {
         assert_eq!(files(&report, lba), [(mount.0.join("f"), 0)], "{target}");
     }
     let info = place.run(&format!("info {part} --json")).succeeds().json();
-    let node = &info["file"]["lies_on"];
+    let node = &info["file"]["lies_on"][0];
     assert_eq!((&node["kind"], &node["arrangement"]), (&kind.into(), &"linear".into()));
     let disk = place.path("disk").canonicalize().unwrap();
     assert_eq!((&node["bytes"], &node["members"][0]["kind"]), (&(DISK_BYTES - START * 512).into(), &"loop".into()));

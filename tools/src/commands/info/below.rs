@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use sealblock_stack::below::{DeviceNode, NodeKind, node_under};
+use sealblock_stack::below::{DeviceNode, NodeKind, nodes_under};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -11,9 +11,9 @@ use crate::report::Lines;
 /// Bytes of a sector.
 const SECTOR: u64 = 512;
 
-/// The devices under a path; null where the file system lies on none that is known.
+/// The devices at or under a path; null where the file system lies on none that is known.
 pub(super) fn as_json(path: &Path) -> Value {
-    node_under(path).map_or(Value::Null, |node| node_json(&node))
+    nodes_under(path).map_or(Value::Null, |nodes| nodes.iter().map(node_json).collect())
 }
 
 fn node_json(node: &DeviceNode) -> Value {
@@ -46,8 +46,8 @@ fn kind_text(kind: &NodeKind) -> &'static str {
 
 /// The same in lines, each level further in.
 pub(super) fn as_text(lines: &mut Lines, path: &Path) {
-    if let Ok(node) = node_under(path) {
-        node_text(lines, &node, 0);
+    for node in nodes_under(path).iter().flatten() {
+        node_text(lines, node, 0);
     }
 }
 

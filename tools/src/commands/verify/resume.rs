@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use sealblock_block::Device;
 use sealblock_server::dates::date;
-use sealblock_stack::below::node_under;
+use sealblock_stack::below::nodes_under;
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::{Cause, OpenTarget, StackError, TargetInfo, protection_text};
 
@@ -139,7 +139,7 @@ fn id_of(info: &TargetInfo) -> Option<String> {
     }
     if let Some(file) = &info.file {
         return match file.is_block_device {
-            true => node_under(&file.path).ok()?.id,
+            true => nodes_under(&file.path).ok()?.first()?.id.clone(),
             // Device numbers of file systems may change with every mount.
             false => fs::metadata(&file.path).ok().map(|about| format!("inode {}", about.ino())),
         };
