@@ -37,6 +37,10 @@ delay=10ms@0..99
 seed=1;torn;misdirected%5
 END
 
+seed resume <<'END'
+{"asked":{"target":"v","first":0,"last":9,"mode":"auto","repair":false},"identity":{"blocks":10,"block_size":4096,"protection":"guard","id":null},"parts":[{"first":0,"last":4,"started_unix_s":1,"ended_unix_s":2,"elapsed_s":1.5,"bytes_transferred":4096,"offloaded":false}],"checked":"seals","errors":[{"lba":3,"field":"guard","expected":"0x0001","actual":"0xffff","member":null,"repaired":false}],"errors_unlisted":0,"unchecked":[{"member":"a","first":0,"last":1,"why":"the member is offline"}],"lost_metadata":[]}
+END
+
 seed nqn <<'END'
 nqn.2014-08.org.nvmexpress.discovery
 nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6

@@ -22,6 +22,7 @@ const fn target(name: &str) -> fn(&[u8]) {
         b"tags" => values::try_tags,
         b"target" => values::try_target,
         b"rules" => values::try_rules,
+        b"resume" => values::try_resume,
         b"nvme-tcp-target" => nvme_tcp::target,
         b"nvme-tcp-host" => nvme_tcp::host,
         b"nvme-tcp-pair" => nvme_tcp::pair,

@@ -1,8 +1,9 @@
-//! Tuples, and what people write: names of targets and fault rules.
+//! Tuples, and what is written as text: names of targets, fault rules, and the file of a verify that goes on later.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
 
+use sealblock::commands::verify::record::Record;
 use sealblock_integrity::{Checks, Masked, Tags, Tuple, seal, verify};
 use sealblock_layers_fault::Rules;
 use sealblock_stack::target::TargetName;
@@ -50,6 +51,17 @@ pub fn try_tags(input: &[u8]) {
         initial_ref_tag: Some(with.initial_ref_tag),
     };
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
+}
+
+/// The file of `verify --resume`: any bytes, raw and under a right checksum, are refused or have parts that follow each other, and what is read
+/// writes and reads as the same run.
+pub fn try_resume(input: &[u8]) {
+    let _ = Record::decode(input);
+    let Ok(record) = Record::decode(&Record::framed(input)) else { return };
+    assert!((record.asked.first..=record.asked.last + 1).contains(&record.next()));
+    assert!(record.errors.iter().all(|error| (record.asked.first..record.next()).contains(&error.lba)));
+    let again = Record::decode(&record.encode()).expect("what was read is written as something to read");
+    assert_eq!((&again.asked, again.next(), &again.errors), (&record.asked, record.next(), &record.errors));
 }
 
 /// Names of targets: any text is refused or prints as a text that reads as the same target.

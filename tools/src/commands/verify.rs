@@ -5,7 +5,7 @@ mod files;
 mod job;
 mod pace;
 mod pieces;
-mod record;
+pub mod record;
 mod resume;
 mod session;
 mod several;

@@ -142,8 +142,13 @@ impl Record {
         // Infallible: no map has keys that are no texts.
         let mut content = serde_json::to_vec(self).unwrap_or_default();
         content.push(b'\n');
-        let mut bytes = format!("{SIGNATURE} {VERSION} {:08x}\n", crc32c(&content)).into_bytes();
-        bytes.append(&mut content);
+        Record::framed(&content)
+    }
+
+    /// The bytes of a file with this content, whatever it is: the checksum fits. For tests of what lies behind it.
+    pub fn framed(content: &[u8]) -> Vec<u8> {
+        let mut bytes = format!("{SIGNATURE} {VERSION} {:08x}\n", crc32c(content)).into_bytes();
+        bytes.extend_from_slice(content);
         bytes
     }
 
@@ -190,6 +195,10 @@ impl Record {
         }
         if self.errors.iter().any(|error| error.files.is_some()) {
             return Err("a bad block has files, which are looked for in the end");
+        }
+        // So that numbers of blocks can be added up.
+        if self.errors_unlisted > u64::MAX / 4 {
+            return Err("it has more bad blocks than a device");
         }
         if !self.errors.is_sorted_by_key(|error| error.lba) {
             return Err("its bad blocks are not in order");
@@ -343,6 +352,7 @@ mod tests {
         assert!(change(&|record| record.parts[0].elapsed_s = -1.0).contains("time"));
         assert!(change(&|record| record.errors[1].lba = 20).contains("not in its parts"));
         assert!(change(&|record| record.errors.swap(0, 1)).contains("order"));
+        assert!(change(&|record| record.errors_unlisted = u64::MAX).contains("more bad blocks"));
         assert!(change(&|record| record.errors[0].files = Some(Vec::new())).contains("files"));
         assert!(change(&|record| record.unchecked[0].last = 20).contains("unchecked"));
         assert!(change(&|record| record.lost_metadata.push("\u{1b}[2J".to_owned())).contains("control"));
@@ -372,8 +382,7 @@ mod tests {
         #[test]
         fn no_bytes_are_a_reason_to_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), json in "[\\[\\]{}:,\"a-z0-9]{0,80}") {
             let _ = Record::decode(&bytes);
-            let framed = format!("{SIGNATURE} {VERSION} {:08x}\n{json}", crc32c(json.as_bytes()));
-            prop_assert!(Record::decode(framed.as_bytes()).is_err());
+            prop_assert!(Record::decode(&Record::framed(json.as_bytes())).is_err());
         }
 
         #[test]
