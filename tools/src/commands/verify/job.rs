@@ -232,15 +232,14 @@ impl VerifyJob {
     /// Executes pieces until none is left or a signal ends the job. Several cores may do so, each with its own open
     /// target.
     pub async fn run(&self, opened: &OpenTarget) -> Result<(), StackError> {
-        while let Some(extent) = self.take() {
-            let bytes = extent.bytes(opened.device.geometry().block_size);
+        let block_size = opened.device.geometry().block_size;
+        while self.is_left() {
             if let Some(pace) = &self.pace {
-                pace.wait(bytes).await;
+                pace.wait(self.piece_blocks << block_size.shift(), || self.is_left()).await;
             }
-            if interrupt::came() {
-                break;
-            }
-            self.check(opened, extent, bytes).await?;
+            // A piece is taken only when it may start: one that waits while later ones are checked would be a gap.
+            let Some(extent) = (if interrupt::came() { None } else { self.take() }) else { break };
+            self.check(opened, extent, extent.bytes(block_size)).await?;
         }
         Ok(())
     }
@@ -335,6 +334,11 @@ impl VerifyJob {
         self.lock().findings.coverage.merge(coverage.map(everything));
         self.is_settled.store(true, Ordering::Release);
         Ok(())
+    }
+
+    /// True if a piece is left to take.
+    fn is_left(&self) -> bool {
+        self.next.load(Ordering::Relaxed) < self.span.blocks()
     }
 
     fn take(&self) -> Option<Extent> {

@@ -55,10 +55,10 @@ impl Pacer {
         if self.load.is_some() { by_rate.min(PIECE_BYTES) } else { by_rate }
     }
 
-    /// Waits until a piece of `bytes` may start, or a signal came.
-    pub(super) async fn wait(&self, bytes: u64) {
+    /// Waits until a piece of `bytes` may start, none is left, or a signal came.
+    pub(super) async fn wait(&self, bytes: u64, is_left: impl Fn() -> bool) {
         let mut activity = self.listen().await;
-        loop {
+        while is_left() {
             let wait = {
                 let mut state = self.lock();
                 let now = self.started.elapsed();
@@ -205,7 +205,7 @@ mod tests {
     fn wait(pacer: &Pacer) -> Duration {
         let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
         let start = Instant::now();
-        reactor.block_on(pacer.wait(4096));
+        reactor.block_on(pacer.wait(4096, || true));
         start.elapsed()
     }
 
