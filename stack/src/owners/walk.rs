@@ -50,7 +50,7 @@ pub(super) fn walk(point: &Path, wanted: &Wanted, owners: &mut Owners, stop: &dy
                 Ok(inner) if folders.len() < MAX_DEPTH => folders.push(inner),
                 Ok(_) | Err(_) => unread += 1,
             }
-        } else if about.is_file() && about.blocks() > 0 && look_into(&path, wanted, owners).is_err() {
+        } else if about.is_file() && about.blocks() > 0 && look_into(&path, device, wanted, owners).is_err() {
             unread += 1;
         }
     }
@@ -60,8 +60,13 @@ pub(super) fn walk(point: &Path, wanted: &Wanted, owners: &mut Owners, stop: &dy
     }
 }
 
-fn look_into(path: &Path, wanted: &Wanted, owners: &mut Owners) -> io::Result<()> {
+fn look_into(path: &Path, device: u64, wanted: &Wanted, owners: &mut Owners) -> io::Result<()> {
     let file = open(path)?;
+    let about = file.metadata()?;
+    if !about.is_file() || about.dev() != device {
+        // A folder of the path became a link: extents of another file system would be those of other blocks.
+        return Err(io::Error::other("it was replaced"));
+    }
     let mut next = 0;
     loop {
         let found = extents(file.as_fd(), next)?;
@@ -114,6 +119,12 @@ mod tests {
             (path.as_path(), extent.offset_bytes + 512)
         );
         assert_eq!((owners.of_blocks[1].len(), owners.of_blocks[2].len()), (1, 0));
+        let mut owners = Owners { of_blocks: vec![Vec::new()], ..Owners::default() };
+        let wanted = Wanted::new(vec![(place, 512, 0)]);
+        let device = fs::metadata(&path).unwrap().dev();
+        assert!(look_into(&path, device + 1, &wanted, &mut owners).is_err() && owners.of_blocks[0].is_empty());
+        look_into(&path, device, &wanted, &mut owners).unwrap();
+        assert_eq!(owners.of_blocks[0].len(), 1);
         let stopped = found(&[], folder.path(), true).1.unwrap_err();
         assert!(stopped.to_string().contains("interrupted"));
         assert!(found(&[], &folder.path().join("away"), false).1.is_err());
