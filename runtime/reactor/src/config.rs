@@ -30,6 +30,9 @@ pub struct Config {
     pub operations_in_flight_limit: u32,
     /// Threads of the system call backend. At least 1. On a pinned core they share its CPU.
     pub syscall_threads: u32,
+    /// Threads for commands to devices, such as [`crate::File::nvme`], which block their thread on every backend. They are started when
+    /// they are needed; further commands queue. At least 1.
+    pub blocking_threads_limit: u32,
     /// Slots in the ring's table of fixed files; zero does without. Files and sockets beyond it use plain descriptors.
     pub fixed_files_limit: u32,
     /// Size of the pool's arena, which is registered with the ring and then counts as locked memory.
@@ -52,6 +55,7 @@ impl Default for Config {
             best_taskrun: TaskrunMode::Deferred,
             operations_in_flight_limit: 1024,
             syscall_threads: 4,
+            blocking_threads_limit: 16,
             fixed_files_limit: 256,
             pool_arena_bytes: 32 << 20,
             pool_limit_bytes: 256 << 20,

@@ -23,7 +23,7 @@ use slab::Slab;
 use crate::busy_poll::BusyPolling;
 use crate::config::Backend;
 use crate::descriptor::FdRegistration;
-use crate::driver::Driver;
+use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
 use crate::inbox::{CoreId, ReactorShared, wake_elsewhere};
 use crate::op_table::{Finished, Key, OpTable};
@@ -140,7 +140,7 @@ impl Core {
     /// continues. If the ring is in use, its next turn clears them.
     pub(crate) fn forget_files(&self) {
         if let Ok(mut driver) = self.driver.try_borrow_mut()
-            && let Some(Driver::Ring(ring)) = driver.as_mut()
+            && let Some(Engine::Ring(ring)) = driver.as_mut().map(|driver| &mut driver.engine)
         {
             ring.forget_files();
         }

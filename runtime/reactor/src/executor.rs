@@ -20,7 +20,7 @@ use sealblock_runtime_memory::Pool;
 use crate::busy_poll::{BusyPolling, Wait};
 use crate::config::{Attempt, Backend, Config, StartError};
 use crate::core::{Core, Entered, try_current, waker};
-use crate::driver::Driver;
+use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
 use crate::inbox::{ReactorShared, register, unregister};
 use crate::op_table::CompletionAction;
@@ -134,7 +134,7 @@ impl Core {
             }
         }
         let driver = self.driver.take();
-        if let Some(Driver::Ring(mut ring)) = driver
+        if let Some(Driver { engine: Engine::Ring(mut ring), .. }) = driver
             && ring.close().is_err()
         {
             std::mem::forget(ring);

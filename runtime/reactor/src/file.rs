@@ -76,8 +76,18 @@ impl File {
         File { core, descriptor: Some(Arc::new(Descriptor::new(fd, registration))) }
     }
 
-    fn descriptor(&self) -> &Arc<Descriptor> {
+    pub(crate) fn descriptor(&self) -> &Arc<Descriptor> {
         self.descriptor.as_ref().expect("only drop takes the descriptor")
+    }
+
+    /// Executes an operation.
+    pub(crate) async fn operation<K: IoOp>(&self, kind: K) -> K::Output {
+        Op::new(Rc::clone(&self.core), kind).await
+    }
+
+    /// Executes an operation that changes the file.
+    pub(crate) async fn change<K: IoOp>(&self, kind: K) -> K::Output {
+        FileChange::new(self.descriptor(), Op::new(Rc::clone(&self.core), kind)).await
     }
 
     /// Reads once into the buffer, from `offset_bytes` on; returns the bytes read and the buffer. A read may be short, at the end of
@@ -114,7 +124,7 @@ impl File {
             Err(error) => return (Err(error), buffer),
         };
         let descriptor = Arc::clone(self.descriptor());
-        Op::new(Rc::clone(&self.core), Read { descriptor, buffer, filled_bytes, offset_bytes }).await
+        self.operation(Read { descriptor, buffer, filled_bytes, offset_bytes }).await
     }
 
     /// Writes once from the slice, at `offset_bytes`; returns the bytes written, which may be fewer than the slice has.
@@ -124,8 +134,7 @@ impl File {
     pub async fn write_at(&self, data: Slice, offset_bytes: u64) -> io::Result<usize> {
         let offset_bytes = checked(offset_bytes)?;
         let descriptor = Arc::clone(self.descriptor());
-        let write = Op::new(Rc::clone(&self.core), Write { descriptor, data, offset_bytes });
-        FileChange::new(self.descriptor(), write).await
+        self.change(Write { descriptor, data, offset_bytes }).await
     }
 
     /// Writes the whole slice.
@@ -162,7 +171,7 @@ impl File {
 
     async fn sync(&self, data_only: bool) -> io::Result<()> {
         let descriptor = Arc::clone(self.descriptor());
-        Op::new(Rc::clone(&self.core), Sync { descriptor, data_only }).await
+        self.operation(Sync { descriptor, data_only }).await
     }
 
     /// Allocates, punches out or zeroes a range; `mode` is made of `FALLOC_FL_*` as in `fallocate(2)`.
@@ -173,8 +182,7 @@ impl File {
     pub async fn fallocate(&self, mode: i32, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
         let descriptor = Arc::clone(self.descriptor());
-        let allocate = Op::new(Rc::clone(&self.core), Allocate { descriptor, mode, offset_bytes, len_bytes });
-        FileChange::new(self.descriptor(), allocate).await
+        self.change(Allocate { descriptor, mode, offset_bytes, len_bytes }).await
     }
 
     /// Waits until no write and no [`File::fallocate`] whose future was dropped is in flight: such an operation continues, and may

@@ -34,7 +34,7 @@ impl Read {
 unsafe impl IoOp for Read {
     type Output = (io::Result<usize>, Buffer);
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let registered = self.buffer.registration().and_then(|registration| tables.buffer(registration));
         let offset = self.offset_bytes;
         let (descriptor, space) = self.split();
@@ -69,7 +69,7 @@ pub(crate) struct Write {
 unsafe impl IoOp for Write {
     type Output = io::Result<usize>;
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let registered = self.data.registration().and_then(|registration| tables.buffer(registration));
         let (start, len) = (self.data.as_ptr(), self.data.len().min(TRANSFER_LIMIT_BYTES) as u32);
         entry_for!(tables.target(&self.descriptor), |fd| match registered {
@@ -103,7 +103,7 @@ pub(crate) struct Sync {
 unsafe impl IoOp for Sync {
     type Output = io::Result<()>;
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let flags = if self.data_only { types::FsyncFlags::DATASYNC } else { types::FsyncFlags::empty() };
         entry_for!(tables.target(&self.descriptor), |fd| opcode::Fsync::new(fd).flags(flags).build())
     }
@@ -133,7 +133,7 @@ pub(crate) struct Allocate {
 unsafe impl IoOp for Allocate {
     type Output = io::Result<()>;
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         entry_for!(tables.target(&self.descriptor), |fd| {
             opcode::Fallocate::new(fd, self.len_bytes).offset(self.offset_bytes).mode(self.mode).build()
         })

@@ -23,6 +23,8 @@ mod core;
 mod cores;
 mod cross_core;
 mod descriptor;
+mod device;
+mod device_ops;
 mod driver;
 mod executor;
 mod file;
@@ -43,6 +45,7 @@ mod sync;
 mod syscalls;
 mod task;
 mod timer;
+mod workers;
 
 /// What `handoff.rs` is made of; `tests/handoff.rs` puts a model checker's in its place.
 mod primitives {
@@ -58,6 +61,7 @@ pub use config::{
 pub use core::{backend, pool};
 pub use cores::{Cores, Placement, Stopped};
 pub use cross_core::{CoreAddress, CoreGone, CoreLocal};
+pub use device::{NvmeCommand, NvmeQueue, Transfer};
 pub use executor::Reactor;
 pub use file::{File, Options};
 pub use handoff::Mailbox;

@@ -1,4 +1,5 @@
-//! Operations, independent of the backend: one trait, [`IoOp`], implemented in `file_ops.rs` and `socket_ops.rs`.
+//! Operations, independent of the backend: one trait, [`IoOp`], implemented in `file_ops.rs`, `socket_ops.rs` and
+//! `device_ops.rs`.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -39,11 +40,11 @@ macro_rules! entry_for {
         match $target {
             $crate::descriptor::Target::Fixed(slot) => {
                 let $fd = io_uring::types::Fixed(slot);
-                $entry
+                Some($entry)
             }
             $crate::descriptor::Target::Plain(number) => {
                 let $fd = io_uring::types::Fd(number);
-                $entry
+                Some($entry)
             }
         }
     };
@@ -78,14 +79,19 @@ pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     /// The output of the operation's future.
     type Output;
 
-    /// The submission for a ring.
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry;
+    /// The submission for a ring; `None` exactly if the operation [`IoOp::blocks`].
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry>;
 
     /// Executes the operation as a system call. It may block, unless the operation waits for a peer: then it returns `EAGAIN`.
     fn call(&mut self) -> io::Result<u32>;
 
     /// Converts the result of either to the output.
     fn finish(self, result: io::Result<u32>) -> Self::Output;
+
+    /// True if no ring executes the operation: on every backend it goes to a thread of its own sort, where it may block for long.
+    fn blocks(&self) -> bool {
+        false
+    }
 
     /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped,
     /// does not count against the limit of operations in flight, and never goes to a thread.

@@ -25,7 +25,7 @@ pub(crate) struct Accept {
 unsafe impl IoOp for Accept {
     type Output = io::Result<OwnedFd>;
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let (address, len) = (std::ptr::null_mut(), std::ptr::null_mut());
         entry_for!(tables.target(&self.descriptor), |fd| {
             opcode::Accept::new(fd, address, len).flags(libc::SOCK_CLOEXEC).build()
@@ -63,7 +63,7 @@ pub(crate) struct Connect {
 unsafe impl IoOp for Connect {
     type Output = io::Result<()>;
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let (address, len) = (self.peer.as_ptr().cast(), self.peer.addr_len());
         entry_for!(tables.target(&self.descriptor), |fd| opcode::Connect::new(fd, address, len).build())
     }
@@ -111,7 +111,7 @@ impl Receive {
 unsafe impl IoOp for Receive {
     type Output = (io::Result<usize>, Buffer);
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let (descriptor, space) = self.split();
         let (start, len) = (space.as_mut_ptr(), space.len() as u32);
         entry_for!(tables.target(descriptor), |fd| opcode::Recv::new(fd, start, len).build())
@@ -154,7 +154,7 @@ pub(crate) struct Send {
 unsafe impl IoOp for Send {
     type Output = (io::Result<usize>, Box<Gather>);
 
-    fn entry(&mut self, tables: &Tables) -> squeue::Entry {
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
         let flags = libc::MSG_NOSIGNAL | if self.whole { libc::MSG_WAITALL } else { 0 };
         let target = tables.target(&self.descriptor);
         if let &[only] = self.gather.left() {

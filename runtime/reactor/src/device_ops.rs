@@ -1,0 +1,227 @@
+//! Commands that a device gets as they are, by `ioctl`: NVMe passthrough. To add another sort, copy [`Nvme`].
+//!
+//! Layouts and numbers are those of the kernel's `linux/nvme_ioctl.h`. The kernel checks every address that a structure names,
+//! reads or writes only as many bytes as it says, and is done with them when the call returns.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::squeue;
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::descriptor::{Descriptor, Tables};
+use crate::operation::IoOp;
+
+/// `NVME_IOCTL_ID`: `_IO('N', 0x40)`.
+const NVME_ID: libc::c_ulong = 0x4E40;
+/// `NVME_IOCTL_ADMIN64_CMD`: `_IOWR('N', 0x47, struct nvme_passthru_cmd64)`.
+const NVME_ADMIN: libc::c_ulong = 0xC050_4E47;
+/// `NVME_IOCTL_IO64_CMD`: `_IOWR('N', 0x48, struct nvme_passthru_cmd64)`.
+const NVME_IO: libc::c_ulong = 0xC050_4E48;
+
+/// Memory that a command moves.
+#[derive(Debug, Default)]
+pub enum Transfer {
+    /// Nothing.
+    #[default]
+    None,
+    /// The device fills this buffer.
+    In(Buffer),
+    /// The device reads these bytes.
+    Out(Slice),
+}
+
+impl Transfer {
+    /// Address and length for the kernel. Memory to be read is named by a mutable address only because the structure has no other.
+    fn parts(&mut self) -> io::Result<(u64, u32)> {
+        let (address, len) = match self {
+            Transfer::None => return Ok((0, 0)),
+            Transfer::In(buffer) => (buffer.as_mut_ptr().addr(), buffer.len()),
+            Transfer::Out(slice) => (slice.as_ptr().addr(), slice.len()),
+        };
+        let len = u32::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        Ok((address as u64, len))
+    }
+
+    /// Makes the addresses of the memory known to the kernel.
+    fn expose(&mut self) {
+        match self {
+            Transfer::None => {}
+            Transfer::In(buffer) => _ = buffer.as_mut_ptr().expose_provenance(),
+            Transfer::Out(slice) => _ = slice.as_ptr().expose_provenance(),
+        }
+    }
+}
+
+/// The queue of a passthrough command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NvmeQueue {
+    /// The controller's admin queue.
+    Admin,
+    /// An I/O queue; the namespace must be the device's.
+    Io,
+}
+
+/// The dwords of a passthrough command that do not depend on how its data are moved. The kernel chooses the identifier and the pointers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct NvmeCommand {
+    /// OPC.
+    pub opcode: u8,
+    /// NSID.
+    pub nsid: u32,
+    /// Command dwords 2 and 3.
+    pub cdw2_3: [u32; 2],
+    /// Command dwords 10 to 15.
+    pub cdw10_15: [u32; 6],
+    /// How long the kernel waits for the completion before it aborts the command, in milliseconds.
+    pub timeout_ms: u32,
+}
+
+/// `struct nvme_passthru_cmd64`.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct PassthruCmd64 {
+    opcode: u8,
+    flags: u8,
+    rsvd1: u16,
+    nsid: u32,
+    cdw2_3: [u32; 2],
+    metadata: u64,
+    addr: u64,
+    metadata_len: u32,
+    data_len: u32,
+    cdw10_15: [u32; 6],
+    timeout_ms: u32,
+    rsvd2: u32,
+    result: u64,
+}
+
+const _: () = assert!(size_of::<PassthruCmd64>() == 0x50, "the size that is part of the number of the call");
+
+/// One passthrough command.
+pub(crate) struct Nvme {
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) queue: NvmeQueue,
+    pub(crate) command: NvmeCommand,
+    pub(crate) data: Transfer,
+    pub(crate) metadata: Transfer,
+    /// What the completion returns beside its status.
+    pub(crate) result: u64,
+    pub(crate) is_change: bool,
+}
+
+// SAFETY: it has no entry.
+unsafe impl IoOp for Nvme {
+    /// The status field of the completion, without phase tag, and its result.
+    type Output = (io::Result<(u16, u64)>, Transfer, Transfer);
+
+    fn entry(&mut self, _: &Tables) -> Option<squeue::Entry> {
+        None
+    }
+
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        let NvmeCommand { opcode, nsid, cdw2_3, cdw10_15, timeout_ms } = self.command;
+        let (addr, data_len) = self.data.parts()?;
+        let (metadata, metadata_len) = self.metadata.parts()?;
+        let mut passed = PassthruCmd64 {
+            opcode,
+            nsid,
+            cdw2_3,
+            metadata,
+            addr,
+            metadata_len,
+            data_len,
+            cdw10_15,
+            timeout_ms,
+            ..PassthruCmd64::default()
+        };
+        let number = match self.queue {
+            NvmeQueue::Admin => NVME_ADMIN,
+            NvmeQueue::Io => NVME_IO,
+        };
+        self.data.expose();
+        self.metadata.expose();
+        // SAFETY: the number says that the argument is this structure. The memory that it names is owned by this operation, as long as
+        // it says, and alone if the device fills it; a buffer whose bytes are read is not written. The kernel refuses a command
+        // whose opcode moves data the other way only by what the opcode's low bits say, so `Transfer` is as the opcode says: see
+        // `check_direction`.
+        let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), number, &raw mut passed) };
+        self.result = passed.result;
+        // A positive result is the status of the completion.
+        u32::try_from(status).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn finish(self, result: io::Result<u32>) -> Self::Output {
+        let returned = self.result;
+        (result.map(|status| (status as u16, returned)), self.data, self.metadata)
+    }
+
+    fn discard(self, _: io::Result<u32>) {
+        if self.is_change {
+            self.descriptor.late().ended();
+        }
+    }
+}
+
+/// Refuses a command whose opcode moves data another way than its memory says: bits 1:0 of an opcode are 01b if data go to the
+/// controller, 10b if they come from it, 11b for both (NVM Express Base, "Opcode").
+pub(crate) fn check_direction(command: &NvmeCommand, transfers: [&Transfer; 2]) -> io::Result<()> {
+    let fits = |transfer: &Transfer| match transfer {
+        Transfer::None => true,
+        Transfer::In(_) => command.opcode & 3 == 2,
+        Transfer::Out(_) => command.opcode & 3 == 1,
+    };
+    if transfers.into_iter().all(fits) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EINVAL)) }
+}
+
+/// The namespace identifier of an NVMe device node.
+pub(crate) fn nvme_id(fd: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: the call takes no argument.
+    let nsid = unsafe { libc::ioctl(fd.as_raw_fd(), NVME_ID) };
+    u32::try_from(nsid).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_structure_is_the_kernels() {
+        let offsets = [
+            (std::mem::offset_of!(PassthruCmd64, nsid), 4),
+            (std::mem::offset_of!(PassthruCmd64, cdw2_3), 8),
+            (std::mem::offset_of!(PassthruCmd64, metadata), 16),
+            (std::mem::offset_of!(PassthruCmd64, addr), 24),
+            (std::mem::offset_of!(PassthruCmd64, metadata_len), 32),
+            (std::mem::offset_of!(PassthruCmd64, data_len), 36),
+            (std::mem::offset_of!(PassthruCmd64, cdw10_15), 40),
+            (std::mem::offset_of!(PassthruCmd64, timeout_ms), 64),
+            (std::mem::offset_of!(PassthruCmd64, result), 72),
+        ];
+        assert!(offsets.iter().all(|(here, there)| here == there), "{offsets:?}");
+        // Direction, size, type and number of an `_IOWR`.
+        let encoded =
+            |number: libc::c_ulong| 3 << 30 | (size_of::<PassthruCmd64>() as libc::c_ulong) << 16 | 0x4E << 8 | number;
+        assert_eq!((NVME_ADMIN, NVME_IO), (encoded(0x47), encoded(0x48)));
+    }
+
+    #[test]
+    fn memory_goes_the_way_that_the_opcode_says() {
+        let command = |opcode| NvmeCommand { opcode, ..NvmeCommand::default() };
+        let (into, from) = (Transfer::In(Buffer::zeroed(4)), Transfer::Out(Slice::copy_from(&[1])));
+        for (opcode, good, bad) in [(2, &into, &from), (1, &from, &into)] {
+            assert!(check_direction(&command(opcode), [good, &Transfer::None]).is_ok());
+            assert!(check_direction(&command(opcode), [good, bad]).is_err());
+            assert!(check_direction(&command(opcode), [bad, &Transfer::None]).is_err());
+        }
+        for opcode in [0, 3] {
+            assert!(check_direction(&command(opcode), [&into, &Transfer::None]).is_err());
+            assert!(check_direction(&command(opcode), [&Transfer::None, &Transfer::None]).is_ok());
+        }
+    }
+}
