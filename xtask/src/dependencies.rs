@@ -29,6 +29,9 @@ const SYSTEM: &[&str] = &["units", "integrity", "block", "runtime/memory", "runt
 /// What speaks a protocol to the outside.
 const NETWORK: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport"];
+/// What sends NVM commands.
+const NVME: &[&str] =
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport", "media/nvme"];
 /// What serves devices over a network, on several cores.
 const EXPORT: &[&str] = &[
     "units",
@@ -98,8 +101,10 @@ const RULES: &[Rule] = &[
     rule("media/null", DEVICE),
     rule("media/volume", DEVICE),
     rule("media/file", SYSTEM),
-    rule("media/linux", NETWORK),
-    rule("media/nvme-tcp", NETWORK),
+    // The NVM command set as a block device, whatever carries its commands.
+    rule("media/nvme", &["units", "integrity", "block", "runtime/memory", "protocols/nvme"]),
+    rule("media/linux", NVME),
+    rule("media/nvme-tcp", NVME),
     rule("media/nbd", NETWORK),
     rule("media/iscsi", NETWORK),
     // It carries requests from core to core, which is the reactor's business.
@@ -241,6 +246,8 @@ mod tests {
             ("transport", "protocols/nbd"),
             ("transport", "media/nbd"),
             ("media/file", "protocols/nbd"),
+            ("media/nvme", "runtime/reactor"),
+            ("media/nbd", "media/nvme"),
             ("exports/nbd", "media/file"),
             ("exports/nbd", "layers/offset"),
             ("layers/mirror", "layers/cross-core"),

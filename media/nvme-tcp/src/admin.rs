@@ -2,20 +2,17 @@
 
 use std::rc::Rc;
 
+use sealblock_media_nvme::{Admin as _, IdentifyPages, identify_controller, is_not_supported};
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog};
-use sealblock_protocols_nvme::identify::{
-    Controller, ControllerType, IndependentNamespace, Lpa, Namespace, NvmController, NvmNamespace, namespace_ids,
-    parse_namespace_list,
-};
+use sealblock_protocols_nvme::identify::{Controller, Lpa, parse_namespace_list};
 use sealblock_protocols_nvme::logs::{LogPage, lists_log_page};
 use sealblock_protocols_nvme::registers::Capabilities;
-use sealblock_protocols_nvme::{Command, NSID_ALL, StatusCode};
+use sealblock_protocols_nvme::{Command, NSID_ALL};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_transport::RequestError;
 
-use crate::namespace_profile::IdentifyPages;
 use crate::queue::{CommandResult, Queue};
 use crate::{ConnectError, HostPort};
 
@@ -68,35 +65,6 @@ impl Admin {
         }
     }
 
-    /// A page of Identify, whole.
-    pub(crate) async fn identify(&self, cns: Cns, nsid: u32) -> Result<Buffer, ConnectError> {
-        let what = match cns {
-            Cns::Controller => "Identify Controller",
-            Cns::Namespace => "Identify Namespace",
-            Cns::ActiveNamespaces => "Identify, active namespaces",
-            Cns::NamespaceDescriptors => "Identify, namespace identification descriptors",
-            Cns::CommandSetNamespace => "Identify CNS 05h",
-            Cns::CommandSetController => "Identify CNS 06h",
-            Cns::IndependentNamespace => "Identify CNS 08h",
-            _ => "Identify",
-        };
-        let request = Identify { cns, nsid, cntid: 0, csi: 0 };
-        self.read(what, request.encode(), Identify::DATA_BYTES).await
-    }
-
-    /// The same; `None` where the controller does not know the page.
-    pub(crate) async fn identify_if_known(&self, cns: Cns, nsid: u32) -> Result<Option<Buffer>, ConnectError> {
-        match self.identify(cns, nsid).await {
-            Ok(page) => Ok(Some(page)),
-            Err(ConnectError::Refused { status, .. })
-                if matches!(status.code(), StatusCode::INVALID_FIELD | StatusCode::INVALID_OPCODE) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
-    }
-
     /// Part of a log page, of the requested length.
     pub(crate) async fn log(&self, what: &'static str, request: GetLogPage) -> Result<Buffer, ConnectError> {
         self.read(what, request.encode(), request.length_bytes as usize).await
@@ -116,6 +84,33 @@ impl Admin {
     }
 }
 
+impl sealblock_media_nvme::Admin for Admin {
+    type Error = ConnectError;
+
+    async fn identify(&self, cns: Cns, nsid: u32) -> Result<Buffer, ConnectError> {
+        let what = match cns {
+            Cns::Controller => "Identify Controller",
+            Cns::Namespace => "Identify Namespace",
+            Cns::ActiveNamespaces => "Identify, active namespaces",
+            Cns::NamespaceDescriptors => "Identify, namespace identification descriptors",
+            Cns::CommandSetNamespace => "Identify CNS 05h",
+            Cns::CommandSetController => "Identify CNS 06h",
+            Cns::IndependentNamespace => "Identify CNS 08h",
+            _ => "Identify",
+        };
+        let request = Identify { cns, nsid, cntid: 0, csi: 0 };
+        self.read(what, request.encode(), Identify::DATA_BYTES).await
+    }
+
+    async fn identify_if_known(&self, cns: Cns, nsid: u32) -> Result<Option<Buffer>, ConnectError> {
+        match self.identify(cns, nsid).await {
+            Ok(page) => Ok(Some(page)),
+            Err(ConnectError::Refused { status, .. }) if is_not_supported(status) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
 /// Maximum lists of namespaces that are read, each of up to 1024.
 const MAX_LISTS: usize = 16;
 /// Namespaces that one list has room for.
@@ -129,12 +124,7 @@ pub(crate) async fn find_namespace(
     capabilities: Capabilities,
     wanted: Option<u32>,
 ) -> Result<(u32, IdentifyPages), ConnectError> {
-    let controller = controller(admin).await?;
-    if !matches!(ControllerType::from_code(controller.cntrltype), Some(ControllerType::Io)) && controller.cntrltype != 0
-    {
-        let why = format!("a controller of type {}, which has no namespaces", controller.cntrltype);
-        return Err(ConnectError::Unexpected { what: "Identify Controller", why });
-    }
+    let controller = identify_controller(admin).await?;
     let active_namespaces = active_namespaces(admin).await?;
     let nsid = match (wanted, active_namespaces.as_slice()) {
         (Some(wanted), active_namespaces) if active_namespaces.contains(&wanted) => wanted,
@@ -146,19 +136,6 @@ pub(crate) async fn find_namespace(
     Ok((nsid, pages))
 }
 
-/// Identify Controller, with its type and queue entry sizes checked.
-async fn controller(admin: &Admin) -> Result<Controller, ConnectError> {
-    let page = admin.identify(Cns::Controller, 0).await?;
-    let controller = decode(Controller::decode(&page), "Identify Controller")?;
-    let is_io = controller.cntrltype == ControllerType::Io.code();
-    // This host's queue entries have 64 and 16 bytes.
-    if is_io && (controller.sqes & 0xF > 6 || controller.sqes >> 4 < 6 || controller.cqes & 0xF > 4) {
-        let why = format!("queue entries that no host has (SQES {:#x}, CQES {:#x})", controller.sqes, controller.cqes);
-        return Err(ConnectError::Unexpected { what: "Identify Controller", why });
-    }
-    Ok(controller)
-}
-
 /// The pages of namespace `nsid`, read anew.
 pub(crate) async fn namespace_pages(
     admin: &Admin,
@@ -166,33 +143,9 @@ pub(crate) async fn namespace_pages(
     controller: Controller,
     nsid: u32,
 ) -> Result<IdentifyPages, ConnectError> {
-    let namespace = decode(Namespace::decode(&admin.identify(Cns::Namespace, nsid).await?), "Identify Namespace")?;
-    let ids = admin.identify_if_known(Cns::NamespaceDescriptors, nsid).await?;
-    let nvm_namespace = match admin.identify_if_known(Cns::CommandSetNamespace, nsid).await? {
-        Some(page) => Some(decode(NvmNamespace::decode(&page), "Identify CNS 05h")?),
-        None => None,
-    };
-    let nvm_controller = match admin.identify_if_known(Cns::CommandSetController, 0).await? {
-        Some(page) => Some(decode(NvmController::decode(&page), "Identify CNS 06h")?),
-        None => None,
-    };
-    let independent = match admin.identify_if_known(Cns::IndependentNamespace, nsid).await? {
-        Some(page) => Some(decode(IndependentNamespace::decode(&page), "Identify CNS 08h")?),
-        None => None,
-    };
-    let ids = ids.map(|page| namespace_ids(&page)).unwrap_or_default();
-    let (extensions, bitmap_pages) = extensions(admin, &controller, nsid).await?;
-    Ok(IdentifyPages {
-        capabilities,
-        controller,
-        nvm_controller,
-        namespace,
-        nvm_namespace,
-        independent,
-        ids,
-        extensions,
-        bitmap_pages,
-    })
+    let pages = sealblock_media_nvme::namespace_pages(admin, capabilities, Some(controller), nsid).await?;
+    let (extensions, bitmap_pages) = extensions(admin, &pages.controller, nsid).await?;
+    Ok(IdentifyPages { extensions, bitmap_pages, ..pages })
 }
 
 /// Sealblock's extensions that the namespace supports, and the bitmap pages of its reserved area. The page is read only if
@@ -218,10 +171,6 @@ async fn extensions(admin: &Admin, controller: &Controller, nsid: u32) -> Result
         (ExtensionsLog::read(&page, nsid), ExtensionsLog::bitmap_pages(&page, nsid))
     };
     Ok(page.map_or((Extensions::NONE, 0), read))
-}
-
-fn decode<T>(page: Result<T, sealblock_protocols_nvme::TooShort>, what: &'static str) -> Result<T, ConnectError> {
-    page.map_err(|short| ConnectError::Unexpected { what, why: short.to_string() })
 }
 
 /// All active namespaces.

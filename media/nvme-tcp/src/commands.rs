@@ -1,22 +1,30 @@
-//! Executes single commands on a namespace, and sends them again where that may help.
+//! Executes single commands on a namespace, and sends them again where that may help; Flush, which is about all of them.
 
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Error, ErrorKind, RequestKind};
-use sealblock_integrity::Checks;
-use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
+use sealblock_block::{
+    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Outcome, RequestKind, Response, Unchecked, WhyUnchecked,
+};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_media_nvme::{
+    CommandContext, CompletedCommand as Completed, Namespace, NamespaceProfile, bad_blocks, failure, may_be_sent_again,
+};
+use sealblock_protocols_nvme::extensions::Extensions;
+use sealblock_protocols_nvme::logs::ErrorEntry;
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_transport::Attempt;
 use sealblock_units::Extent;
 
 use crate::block_codec::BlockCodec;
+use crate::damage;
 use crate::options::add;
 use crate::queue::{CommandResult, Queue};
 use crate::remote_namespace::ReconnectingSession;
 use crate::session::Session;
-use crate::status::{CommandContext, failure, may_be_sent_again};
 
 /// Pause before a retry if the status does not request one by CRD.
 const RETRY_PAUSE: Duration = Duration::from_millis(10);
@@ -30,8 +38,8 @@ pub(crate) struct CompletedCommand {
     pub(crate) result: CommandResult,
 }
 
-impl CompletedCommand {
-    pub(crate) fn status(&self) -> Status {
+impl Completed for CompletedCommand {
+    fn status(&self) -> Status {
         self.result.completion.status()
     }
 }
@@ -50,37 +58,6 @@ impl Io {
     pub(crate) fn encode(&self, command: IoCommand) -> Result<Command, Error> {
         let unfit = |invalid: Invalid| ErrorKind::Media { reason: format!("no command says that: {invalid}") }.into();
         command.encode(self.nsid()).map_err(unfit)
-    }
-
-    pub(crate) fn failed(&self, kind: RequestKind, extent: Option<Extent>, completed: &CompletedCommand) -> Error {
-        let context = CommandContext { kind, extent, queue: completed.queue, nsid: self.nsid() };
-        failure(completed.status(), context)
-    }
-
-    /// Executes one Read; returns its completion, whatever the status.
-    pub(crate) async fn read_once(
-        &self,
-        extent: Extent,
-        protection: ProtectionInfo,
-    ) -> Result<CompletedCommand, Error> {
-        let len_bytes = self.codec.read_bytes(extent);
-        let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
-        let build = |session: &Session| {
-            let (buffer, shape) = (session.pool().take(len_bytes), self.codec.crc_layout.clone());
-            Ok((command, HostData::Read { buffer, layout: shape }))
-        };
-        self.execute(build).await
-    }
-
-    pub(crate) async fn execute_without_data(&self, command: Command) -> Result<CompletedCommand, Error> {
-        self.execute(|_| Ok((command, HostData::None))).await
-    }
-
-    /// Executes one Verify; returns its completion, whatever the status.
-    pub(crate) async fn verify_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
-        let (protection, _) = self.codec.read_checks(extent, checks, true);
-        let command = self.encode(IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
-        self.execute_without_data(command).await
     }
 
     /// Executes an idempotent I/O command: again on a new session when the connection is lost, and again when its status
@@ -120,6 +97,129 @@ impl Io {
             Ok(Attempt::Again(retry_pause(&session, status)))
         };
         self.session.execute(attempt).await
+    }
+}
+
+impl Io {
+    pub(crate) async fn flush(&self) -> Outcome {
+        let command = self.encode(IoCommand::Flush)?;
+        let mark = std::cell::Cell::new(0);
+        let build = |_: &Session| {
+            mark.set(self.session.flush_epochs.flush_started()?);
+            Ok((command, HostData::None))
+        };
+        let completed = self.execute(build).await?;
+        if !completed.status().is_success() {
+            return Err(self.failed(RequestKind::Flush, None, &completed));
+        }
+        self.session.flush_epochs.flush_completed(completed.epoch, mark.get());
+        Ok(Response::Done)
+    }
+
+    /// Coverage of these checks by a target with these extensions: whether they compare seals.
+    pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
+        let profile = &self.session.profile;
+        let is_plain = profile.pi_mode.kept().is_none();
+        Coverage::of(profile.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
+    }
+}
+
+impl Namespace for Io {
+    type Completed = CompletedCommand;
+
+    const LOG_NAMES_COMMANDS: bool = true;
+
+    fn profile(&self) -> &NamespaceProfile {
+        &self.session.profile
+    }
+
+    async fn read_once(&self, extent: Extent, protection: ProtectionInfo) -> Result<CompletedCommand, Error> {
+        let len_bytes = self.codec.read_bytes(extent);
+        let command = self.encode(IoCommand::Read(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+        let build = |session: &Session| {
+            let (buffer, shape) = (session.pool().take(len_bytes), self.codec.crc_layout.clone());
+            Ok((command, HostData::Read { buffer, layout: shape }))
+        };
+        self.execute(build).await
+    }
+
+    fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
+        let needed = self.codec.read_bytes(extent);
+        let read = completed.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
+        let Some(read) = read else {
+            let reason =
+                format!("the target says that it has read {extent}, and sent less than the {needed} bytes of them");
+            return Err(ErrorKind::Media { reason }.into());
+        };
+        let checksummed_bytes = &self.session.counters.guard_bytes_checksummed;
+        match self.codec.check_read(read, checks, completed.session.pool(), checksummed_bytes) {
+            Ok(sealed) => Ok(Response::Data(sealed)),
+            Err(mismatches) => {
+                let bad_blocks = BadBlocks::new(bad_blocks(extent.start(), &mismatches));
+                Err(bad_blocks.expect("a mismatch is about a block").into())
+            }
+        }
+    }
+
+    async fn write_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
+        let command = self.encode(IoCommand::Write(command))?;
+        self.execute(|session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))))).await
+    }
+
+    async fn compare_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
+        let command = self.encode(IoCommand::Compare(command))?;
+        self.execute(|session| Ok((command, HostData::Write(self.codec.comparand(data, session.pool()))))).await
+    }
+
+    async fn execute_once(&self, command: IoCommand) -> Result<CompletedCommand, Error> {
+        let command = self.encode(command)?;
+        self.execute(|_| Ok((command, HostData::None))).await
+    }
+
+    async fn deallocate_once(&self, command: DatasetManagement, ranges: Slice) -> Result<CompletedCommand, Error> {
+        let command = self.encode(IoCommand::DatasetManagement(command))?;
+        self.execute(|_| Ok((command, HostData::Write(ranges.clone().into())))).await
+    }
+
+    async fn read_page(&self, completed: &CompletedCommand, command: Command, length_bytes: usize) -> Option<Buffer> {
+        let data = HostData::Read { buffer: Buffer::zeroed(length_bytes), layout: None };
+        let finished = completed.session.controller.admin.try_execute(command, data).await.ok()?;
+        finished.data.filter(|_| finished.completion.status().is_success()).map(|data| data.buffer)
+    }
+
+    fn is_logged_as(&self, completed: &CompletedCommand, entry: &ErrorEntry) -> bool {
+        entry.sqid == completed.queue && entry.cid == completed.result.cid
+    }
+
+    async fn add_values(&self, completed: &CompletedCommand, bad_blocks: &mut [BadBlock]) {
+        damage::add_values(&completed.session, bad_blocks).await;
+    }
+
+    fn failed(&self, kind: RequestKind, extent: Option<Extent>, completed: &CompletedCommand) -> Error {
+        let (queue, nsid) = (Some(completed.queue), self.nsid());
+        failure(completed.status(), CommandContext { responder: "target", kind, extent, queue, nsid })
+    }
+
+    fn write_completed(&self, completed: &CompletedCommand) {
+        self.session.flush_epochs.write_completed(completed.epoch);
+    }
+
+    /// Uses the extensions of the session that executed it: a later session may have another target.
+    fn verify_coverage(&self, extent: Extent, checks: &Checks, completed: &CompletedCommand) -> Coverage {
+        match completed.session.pages.extensions.contains(Extensions::COVERAGE) {
+            true => Coverage::from_bits(completed.result.completion.dword0(), extent),
+            false => Coverage::of(self.session.profile.checks_seals(checks)),
+        }
+    }
+
+    /// Reads check one copy only.
+    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage {
+        let extensions = self.session.current_session().map_or(Extensions::NONE, |session| session.pages.extensions);
+        let mut coverage = self.reach(checks, extensions);
+        if extensions.contains(Extensions::COPIES) {
+            coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
+        }
+        coverage
     }
 }
 

@@ -3,6 +3,8 @@
 use std::rc::Rc;
 
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
+use sealblock_media_nvme::PiMode;
+use sealblock_media_nvme::requests::Requests;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{DiscoveryEntry, DiscoveryHeader, DiscoveryLog, LogPage};
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -11,7 +13,6 @@ use sealblock_transport::Reconnecting;
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
 use crate::commands::Io;
-use crate::namespace_profile::PiMode;
 use crate::remote_namespace::{self, RemoteNamespace};
 use crate::session::SessionConfig;
 use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
@@ -126,15 +127,16 @@ impl Device for NvmeTcpDevice {
 
     async fn execute(&self, request: Request) -> Outcome {
         let (io, kind) = (&self.0.io, request.kind());
+        let requests = Requests(io);
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => io.read(extents.one(), checks).await,
-            Operation::Write(data) => io.write(extents.one(), &data, durability).await,
+            Operation::Read(checks) => requests.read(extents.one(), checks).await,
+            Operation::Write(data) => requests.write(extents.one(), &data, durability).await,
             Operation::Flush => io.flush().await,
-            Operation::Discard => io.discard(&extents).await,
-            Operation::WriteZeroes { may_unmap } => io.write_zeroes(extents.one(), may_unmap, durability).await,
-            Operation::Verify(checks) => io.verify(extents.one(), checks).await,
-            Operation::Compare(data) => io.compare(extents.one(), &data).await,
+            Operation::Discard => requests.discard(&extents).await,
+            Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
+            Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             Operation::Checksum(checks) => io.checksum(extents.one(), checks).await,
             Operation::ReadReserved(area) => io.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use sealblock_media_nvme::NamespaceError;
 use sealblock_protocols_nvme::Status;
 use sealblock_protocols_nvme::identify::NamespaceFormatError;
 
@@ -122,6 +123,17 @@ impl ConnectError {
             | ConnectError::Format { .. }
             | ConnectError::Unsupported { .. }
             | ConnectError::Changed { .. } => false,
+        }
+    }
+}
+
+impl From<NamespaceError> for ConnectError {
+    fn from(error: NamespaceError) -> ConnectError {
+        match error {
+            NamespaceError::Unexpected { what, why } => ConnectError::Unexpected { what, why },
+            NamespaceError::Format { nsid, source } => ConnectError::Format { nsid, source },
+            NamespaceError::Unsupported { nsid, why } => ConnectError::Unsupported { nsid, why },
+            NamespaceError::Changed { what } => ConnectError::Changed { what },
         }
     }
 }

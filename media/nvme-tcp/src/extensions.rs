@@ -5,6 +5,8 @@
 
 use sealblock_block::{BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response};
 use sealblock_integrity::{Checks, guard};
+use sealblock_media_nvme::requests::Requests;
+use sealblock_media_nvme::{BadBlockSearch, CompletedCommand as _, Namespace, bad_block_cause};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea as ReservedFrame};
@@ -13,16 +15,13 @@ use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
-use crate::bad_block_search::BadBlockSearch;
 use crate::commands::{CompletedCommand, Io};
-
 use crate::session::Session;
-use crate::status::bad_block_cause;
 
 impl Io {
     /// Executes one Checksum; returns its completion, whatever the status.
     async fn checksum_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
-        let (protection, _) = self.codec.read_checks(extent, checks, true);
+        let (protection, _) = self.session.profile.read_checks(extent, checks, true);
         let command = self.encode(IoCommand::Checksum(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
         let build = |session: &Session| {
             offered(session, Extensions::CHECKSUM, RequestKind::Checksum)?;
@@ -32,11 +31,11 @@ impl Io {
     }
 
     pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (_, says_all) = self.codec.read_checks(extent, &checks, true);
+        let (_, says_all) = self.session.profile.read_checks(extent, &checks, true);
         if !says_all {
             let mut crc64 = guard::crc64(&[]);
             let each = |part: &sealblock_integrity::Sealed| crc64 = part.crc64_append(crc64);
-            let (bytes_transferred, coverage) = self.read_all(extent, &checks, each).await?;
+            let (bytes_transferred, coverage) = Requests(self).read_all(extent, &checks, each).await?;
             return Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }));
         }
         let completed = self.checksum_once(extent, &checks).await?;
@@ -47,7 +46,7 @@ impl Io {
             return Err(self.failed(RequestKind::Checksum, Some(extent), &completed));
         }
         if let Some(bad_blocks) =
-            BadBlocks::new(BadBlockSearch::new(self, checks, self.probe()).of(extent, &completed).await?)
+            BadBlocks::new(BadBlockSearch::new(self, checks, Requests(self).probe()).of(extent, &completed).await?)
         {
             let coverage = match self.checksum_coverage(extent, checks, &completed).await.map_err(Error::into_damage) {
                 Ok(coverage) | Err(Ok((_, coverage))) => coverage,
@@ -82,7 +81,7 @@ impl Io {
         if !extensions.contains(Extensions::COPIES) {
             return Ok(self.reach(&checks, extensions));
         }
-        match self.verify(extent, checks).await? {
+        match Requests(self).verify(extent, checks).await? {
             Response::Verified(verified) => Ok(verified.coverage),
             _ => unreachable!("a Verify is answered with what it cost"),
         }

@@ -14,27 +14,25 @@
 //! - A Flush does not make writes durable that were acknowledged before a connection was lost.
 //!
 //! One thread, so state is in cells. `queue` is one connection, `session` all connections to a controller,
-//! `remote_namespace` what `transport` needs to replace a lost session, `commands` executes single commands, `io` block requests,
-//! `device` is the public type.
+//! `remote_namespace` what `transport` needs to replace a lost session, `commands` executes single commands, of which `media/nvme` makes block
+//! requests, `device` is the public type.
 
 mod admin;
-mod bad_block_search;
 mod block_codec;
 mod commands;
+mod damage;
 mod device;
 mod error;
 mod extensions;
-mod io;
-mod namespace_profile;
 mod options;
 mod queue;
 mod remote_namespace;
 mod session;
-mod status;
 
 pub use device::{NvmeTcpDevice, discover};
 pub use error::ConnectError;
-pub use options::{ConnectionInfo, Counters, Options, PiSource};
+pub use options::{ConnectionInfo, Counters, Options};
+pub use sealblock_media_nvme::PiSource;
 /// Where a target listens. The port is 4420 by custom, 8009 for discovery.
 pub use sealblock_runtime_reactor::net::HostPort;
 pub use sealblock_runtime_reactor::net::Reconnect;

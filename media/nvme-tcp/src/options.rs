@@ -6,21 +6,9 @@ use std::hash::BuildHasher;
 use std::time::Duration;
 
 use sealblock_integrity::PiFormat;
+use sealblock_media_nvme::{MetadataSupport, PiSource, ProfileOptions};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
-
-/// Generator of the tags of a namespace with protection information. Without effect on one without.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum PiSource {
-    /// As [`PiSource::Host`].
-    #[default]
-    Auto,
-    /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
-    Host,
-    /// PRACT = 1: the target generates and checks the tags; the device has no protection information, and only the data
-    /// digest protects the data between target and host.
-    Target,
-}
 
 /// How a namespace is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -55,6 +43,14 @@ pub struct Options {
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
+}
+
+impl Options {
+    /// What the profile of a namespace depends on.
+    pub(crate) fn profile(&self) -> ProfileOptions {
+        let (source, transfer_bytes) = (self.protection, self.transfer_bytes);
+        ProfileOptions { source, metadata: MetadataSupport::Interleaved, transfer_bytes }
+    }
 }
 
 impl Default for Options {

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use sealblock_media_nvme::NamespaceProfile;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::features::AsynchronousEvent;
 use sealblock_protocols_nvme::logs::LogPage;
@@ -15,7 +16,6 @@ use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_transport::{ConnectionLost, Endpoint, ReconnectLimits, Reconnecting, end_late_requests};
 
 use crate::admin;
-use crate::namespace_profile::NamespaceProfile;
 use crate::options::{CounterCells, Counters};
 use crate::queue::Queue;
 use crate::session::{Session, SessionConfig};
@@ -187,9 +187,13 @@ async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Wea
     let (controller, nsid) = (&session.controller, reconnecting.profile.nsid);
     let pages =
         admin::namespace_pages(&controller.admin, controller.capabilities, session.pages.controller, nsid).await;
-    let shape = pages.and_then(|pages| NamespaceProfile::of(nsid, &pages, &reconnecting.config.options));
-    match shape.and_then(|shape| shape.check_unchanged(&reconnecting.profile).map(|()| shape)) {
-        Ok(shape) => reconnecting.is_writable.set(shape.abilities.writable),
+    let profile = pages.and_then(|pages| {
+        let profile = NamespaceProfile::of(nsid, &pages, &reconnecting.config.options.profile())?;
+        profile.check_unchanged(&reconnecting.profile)?;
+        Ok(profile)
+    });
+    match profile {
+        Ok(profile) => reconnecting.is_writable.set(profile.abilities.writable),
         // The loss of the connection is handled where it ended.
         Err(error) if error.is_transient() => {}
         Err(error) => reconnecting.fail(&format!("namespace {nsid} changed: {error}")),

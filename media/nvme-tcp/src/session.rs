@@ -8,6 +8,7 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_media_nvme::{IdentifyPages, NamespaceProfile};
 use sealblock_protocols_nvme::admin::SetFeatures;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, InvalidParameter, PropertyGet, PropertySet,
@@ -25,7 +26,6 @@ use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
 use sealblock_transport::ConnectionLost;
 
 use crate::admin::{self, Admin};
-use crate::namespace_profile::{IdentifyPages, NamespaceProfile};
 use crate::queue::{self, Queue};
 use crate::{ConnectError, HostPort, Options};
 
@@ -84,7 +84,7 @@ impl SessionConfig {
     async fn open_session(&self) -> Result<Session, ConnectError> {
         let controller = self.open_controller().await?;
         let (nsid, pages) = admin::find_namespace(&controller.admin, controller.capabilities, self.namespace).await?;
-        let profile = NamespaceProfile::of(nsid, &pages, &self.options)?;
+        let profile = NamespaceProfile::of(nsid, &pages, &self.options.profile())?;
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };

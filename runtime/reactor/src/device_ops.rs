@@ -1,16 +1,20 @@
 //! Commands that a device gets as they are, by `ioctl`: NVMe passthrough. To add another sort, copy [`Nvme`].
 //!
+//! A command blocks a thread of its own sort for as long as the device takes, at most about its own timeout; the kernel then aborts it and
+//! may reset the controller.
+//!
 //! Layouts and numbers are those of the kernel's `linux/nvme_ioctl.h`. The kernel checks every address that a structure names,
 //! reads or writes only as many bytes as it says, and is done with them when the call returns.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use io_uring::squeue;
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::descriptor::{Descriptor, Tables};
+use crate::file::File;
 use crate::operation::IoOp;
 
 /// `NVME_IOCTL_ID`: `_IO('N', 0x40)`.
@@ -100,15 +104,15 @@ struct PassthruCmd64 {
 const _: () = assert!(size_of::<PassthruCmd64>() == 0x50, "the size that is part of the number of the call");
 
 /// One passthrough command.
-pub(crate) struct Nvme {
-    pub(crate) descriptor: Arc<Descriptor>,
-    pub(crate) queue: NvmeQueue,
-    pub(crate) command: NvmeCommand,
-    pub(crate) data: Transfer,
-    pub(crate) metadata: Transfer,
+struct Nvme {
+    descriptor: Arc<Descriptor>,
+    queue: NvmeQueue,
+    command: NvmeCommand,
+    data: Transfer,
+    metadata: Transfer,
     /// What the completion returns beside its status.
-    pub(crate) result: u64,
-    pub(crate) is_change: bool,
+    result: u64,
+    is_change: bool,
 }
 
 // SAFETY: it has no entry.
@@ -170,7 +174,7 @@ unsafe impl IoOp for Nvme {
 
 /// Refuses a command whose opcode moves data another way than its memory says: bits 1:0 of an opcode are 01b if data go to the
 /// controller, 10b if they come from it, 11b for both (NVM Express Base, "Opcode").
-pub(crate) fn check_direction(command: &NvmeCommand, transfers: [&Transfer; 2]) -> io::Result<()> {
+fn check_direction(command: &NvmeCommand, transfers: [&Transfer; 2]) -> io::Result<()> {
     let fits = |transfer: &Transfer| match transfer {
         Transfer::None => true,
         Transfer::In(_) => command.opcode & 3 == 2,
@@ -180,10 +184,47 @@ pub(crate) fn check_direction(command: &NvmeCommand, transfers: [&Transfer; 2]) 
 }
 
 /// The namespace identifier of an NVMe device node.
-pub(crate) fn nvme_id(fd: BorrowedFd<'_>) -> io::Result<u32> {
+fn nvme_id(fd: BorrowedFd<'_>) -> io::Result<u32> {
     // SAFETY: the call takes no argument.
     let nsid = unsafe { libc::ioctl(fd.as_raw_fd(), NVME_ID) };
     u32::try_from(nsid).map_err(|_| io::Error::last_os_error())
+}
+
+impl File {
+    /// Sends one command to the device that this is the node of (`/dev/nvmeXnY` or `/dev/ngXnY`); returns the status of its completion
+    /// (bits 15:1 of the field, 0 for success), what it returns beside, and its memory. `is_change` is true for a command that
+    /// changes blocks: then [`File::drain`] waits for it too.
+    ///
+    /// # Errors
+    /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which say nothing of the command's execution: `EACCES` or `EPERM`
+    /// without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is gone, `EINVAL` for more memory than the
+    /// kernel maps at once, or memory that goes another way than the opcode says.
+    pub async fn nvme(
+        &self,
+        queue: NvmeQueue,
+        command: NvmeCommand,
+        data: Transfer,
+        metadata: Transfer,
+        is_change: bool,
+    ) -> (io::Result<(u16, u64)>, Transfer, Transfer) {
+        if let Err(error) = check_direction(&command, [&data, &metadata]) {
+            return (Err(error), data, metadata);
+        }
+        let descriptor = Arc::clone(self.descriptor());
+        let nvme = Nvme { descriptor, queue, command, data, metadata, result: 0, is_change };
+        match is_change {
+            true => self.change(nvme).await,
+            false => self.operation(nvme).await,
+        }
+    }
+
+    /// The namespace identifier of the device that this is the node of. A short call.
+    ///
+    /// # Errors
+    /// `ENOTTY` where it is no NVMe device.
+    pub fn nvme_id(&self) -> io::Result<u32> {
+        nvme_id(self.as_fd())
+    }
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ mod core;
 mod cores;
 mod cross_core;
 mod descriptor;
-mod device;
 mod device_ops;
 mod driver;
 mod executor;
@@ -61,7 +60,7 @@ pub use config::{
 pub use core::{backend, pool};
 pub use cores::{Cores, Placement, Stopped};
 pub use cross_core::{CoreAddress, CoreGone, CoreLocal};
-pub use device::{NvmeCommand, NvmeQueue, Transfer};
+pub use device_ops::{NvmeCommand, NvmeQueue, Transfer};
 pub use executor::Reactor;
 pub use file::{File, Options};
 pub use handoff::Mailbox;

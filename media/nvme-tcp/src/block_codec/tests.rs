@@ -1,8 +1,9 @@
 use super::*;
-use sealblock_integrity::{Field, GuardKind, Masked};
+use sealblock_integrity::{Field, GuardKind, ProtectionType, Tags};
+use sealblock_units::Lba;
 
 fn codec(pi_mode: PiMode, size: BlockSize) -> BlockCodec {
-    BlockCodec { size, pi_mode, storage_tag_mask: u64::MAX, crc_layout: None }
+    BlockCodec { size, pi_mode, crc_layout: None }
 }
 
 fn format(guard: GuardKind, kind: ProtectionType) -> PiFormat {
@@ -53,60 +54,6 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
             }
         }
     }
-}
-
-#[test]
-fn uniform_tags_are_checked_and_others_are_left_alone() {
-    let format = format(GuardKind::Crc16, ProtectionType::Type1);
-    let codec = codec(PiMode::Host(format), BlockSize::B512);
-    let same = sealed(BlockSize::B512, format, 3, 2);
-    let info = codec.write_checks(extent(3, 2), &same);
-    assert_eq!((info.prchk.bits(), info.lbat, info.lbatm, info.pract), (7, 5, 0xFFFF, false));
-    assert_eq!(info.reference_tag(format), 3);
-    let seal = |app_tag, first_ref| {
-        let tags = Tags { app_tag, storage_tag: 0, initial_ref_tag: first_ref };
-        Sealed::seal(Slice::copy_from(&[1; 512]), BlockSize::B512, Some(format), &tags)
-    };
-    let mixed = Sealed::join([seal(1, 3), seal(2, 4)]);
-    assert!(!codec.write_checks(extent(3, 2), &mixed).prchk.contains(Prchk::APPLICATION_TAG));
-    assert!(!codec.write_checks(extent(3, 1), &seal(0xFFFF, 3)).prchk.contains(Prchk::APPLICATION_TAG));
-}
-
-#[test]
-fn the_type_says_which_reference_tag_a_write_starts_with() {
-    for (kind, expected) in
-        [(ProtectionType::Type1, Some(3)), (ProtectionType::Type2, Some(90)), (ProtectionType::Type3, None)]
-    {
-        let format = format(GuardKind::Crc16, kind);
-        let data = sealed(BlockSize::B512, format, 90, 1);
-        let info = codec(PiMode::Host(format), BlockSize::B512).write_checks(extent(3, 1), &data);
-        let checked = info.prchk.contains(Prchk::REFERENCE_TAG).then(|| info.reference_tag(format));
-        assert_eq!(checked, expected);
-    }
-}
-
-#[test]
-fn what_a_command_cannot_say_is_told() {
-    let format = PiFormat::new(GuardKind::Crc64, ProtectionType::Type1, 16).unwrap();
-    let codec = codec(PiMode::Host(format), BlockSize::B4096);
-    let place = extent(10, 4);
-    let full = Checks::full(format, place.start());
-    assert!(codec.read_checks(place, &full, true).1);
-    assert!(!codec.read_checks(place, &Checks { initial_ref_tag: Some(11), ..full }, true).1);
-    let storage = |mask| Checks { storage_tag: Some(Masked { expected: 7, mask }), ..full };
-    let (info, says_all) = codec.read_checks(place, &storage(0xFFFF), true);
-    assert_eq!((info.stc, info.storage_tag(format), says_all), (true, 7, true));
-    assert!(!codec.read_checks(place, &storage(0xFF), true).1);
-}
-
-#[test]
-fn a_target_that_makes_the_tags_checks_them_too() {
-    let format = format(GuardKind::Crc16, ProtectionType::Type1);
-    let codec = codec(PiMode::Target(format), BlockSize::B4096);
-    assert_eq!(codec.read_bytes(extent(0, 2)), 8192);
-    let (read, _) = codec.read_checks(extent(9, 2), &Checks::NONE, false);
-    assert_eq!((read.pract, read.prchk.bits(), read.reference_tag(format)), (true, 5, 9));
-    assert!(!codec.read_checks(extent(9, 2), &Checks::NONE, true).0.pract, "Verify has nothing to strip");
 }
 
 /// The digest of data with unverified guards is computed anew.

@@ -6,7 +6,7 @@ use sealblock_protocols_nvme::{Status, StatusCode, StatusCodeType};
 use sealblock_units::Extent;
 
 /// The cause of bad blocks that a status reports; `None` if the status is not about blocks.
-pub(crate) fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
+pub fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
     Some(match status.code() {
         StatusCode::GUARD_CHECK_ERROR => BadBlockCause::Tag(Field::Guard),
         StatusCode::APPLICATION_TAG_CHECK_ERROR => BadBlockCause::Tag(Field::AppTag),
@@ -18,19 +18,29 @@ pub(crate) fn bad_block_cause(status: Status) -> Option<BadBlockCause> {
 }
 
 /// True if the same command may be retried after a short pause.
-pub(crate) fn may_be_sent_again(status: Status) -> bool {
+pub fn may_be_sent_again(status: Status) -> bool {
     let is_about_blocks = status.code().code_type() == StatusCodeType::Media;
     !status.is_success() && !status.do_not_retry() && !is_about_blocks
 }
 
+/// True if the status says that the controller does not have a command, or not in this form.
+pub fn is_not_supported(status: Status) -> bool {
+    matches!(status.code(), StatusCode::INVALID_OPCODE | StatusCode::INVALID_FIELD)
+}
+
 /// The command that failed, for the error's text.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct CommandContext {
-    pub(crate) kind: RequestKind,
-    pub(crate) extent: Option<Extent>,
-    /// QID of the queue that the command went through.
-    pub(crate) queue: u16,
-    pub(crate) nsid: u32,
+pub struct CommandContext {
+    /// Who answered: "target" or "drive".
+    pub responder: &'static str,
+    /// The kind of the request.
+    pub kind: RequestKind,
+    /// Its blocks, if it has any.
+    pub extent: Option<Extent>,
+    /// QID of the queue that the command went through, if it is known.
+    pub queue: Option<u16>,
+    /// The namespace.
+    pub nsid: u32,
 }
 
 /// Class of an error status.
@@ -81,14 +91,15 @@ fn class(code: StatusCode) -> FailureClass {
 }
 
 /// The error that a status means for this command.
-pub(crate) fn failure(status: Status, context: CommandContext) -> Error {
+pub fn failure(status: Status, context: CommandContext) -> Error {
     let blocks = context.extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
     let name = status.code().io_name().unwrap_or("an unknown status");
+    let queue = context.queue.map(|queue| format!(" on queue {queue}")).unwrap_or_default();
     let reason = format!(
-        "the target answered {}{blocks} of namespace {} on queue {} with {name} ({status})",
+        "the {} answered {}{blocks} of namespace {}{queue} with {name} ({status})",
+        context.responder,
         context.kind.name(),
         context.nsid,
-        context.queue,
     );
     match class(status.code()) {
         FailureClass::ReadOnly => ErrorKind::ReadOnly,

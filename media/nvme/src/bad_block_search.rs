@@ -1,27 +1,23 @@
 //! Finds the bad blocks of a command that failed.
 //!
-//! A status names a field and no block. The target may know more: Get LBA Status lists blocks that it knows to be bad, and
+//! A status names a field and no block. The controller may know more: Get LBA Status lists blocks that it knows to be bad, and
 //! the error log names the first block of a command. These are hints: a block is reported bad only after a command over it
 //! alone has failed, which also yields the cause, and good only after a command over it has succeeded. Without a hint, or
 //! with a wrong one, failing runs are halved.
 //!
-//! Every step makes the run shorter, so a search ends. A target that repeatedly fails a run but none of its blocks ends the
+//! Every step makes the run shorter, so a search ends. A controller that repeatedly fails a run but none of its blocks ends the
 //! search with an error.
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{BadBlock, BadBlockCause, Error, ErrorKind, RequestKind};
+use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
 use sealblock_integrity::Checks;
 use sealblock_protocols_nvme::admin::GetLogPage;
-use sealblock_protocols_nvme::logs::{DamageHeader, DamageLog, ErrorEntry, ErrorLog, LogPage};
-use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
-use sealblock_protocols_nvme_tcp::host::HostData;
-use sealblock_runtime_memory::Buffer;
+use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
+use sealblock_protocols_nvme::nvm::{BlockCommand, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusList};
 use sealblock_units::{BlockCount, Extent, Lba};
 
-use crate::commands::{CompletedCommand, Io};
-
-use crate::session::Session;
-use crate::status::{CommandContext, bad_block_cause, failure};
+use crate::status::bad_block_cause;
+use crate::{CompletedCommand, Namespace};
 
 /// Blocks of one probe: few, so that the blocks after a bad one are soon read again.
 const PROBE_BLOCKS: u32 = 256;
@@ -34,38 +30,42 @@ const MAX_HINTS: usize = 4096;
 
 /// The command that probes blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Probe {
+pub enum Probe {
     /// Verify, which moves no data.
     Verify,
-    /// Read, for targets without Verify.
+    /// Read, for controllers without Verify.
     Read,
 }
 
 /// A search for bad blocks.
-pub(crate) struct BadBlockSearch<'a> {
-    io: &'a Io,
+pub struct BadBlockSearch<'a, N> {
+    namespace: &'a N,
     extent: Extent,
     checks: Checks,
     probe: Probe,
 }
 
 /// A step of the search.
-enum SearchTask {
+enum SearchTask<C> {
     /// Probe these blocks.
     Probe(Extent),
     /// Split these blocks, which failed.
-    Split(Extent, CompletedCommand),
+    Split(Extent, C),
     /// Confirm that the parts of a failed run contain a bad block: at least one was found since `found_before`.
-    Confirm { extent: Extent, found_before: usize, is_second: bool, failed: CompletedCommand },
+    Confirm { extent: Extent, found_before: usize, is_second: bool, failed: C },
 }
 
-impl<'a> BadBlockSearch<'a> {
-    pub(crate) fn new(io: &'a Io, checks: Checks, probe: Probe) -> BadBlockSearch<'a> {
-        BadBlockSearch { io, extent: Extent::one(Lba::ZERO), checks, probe }
+impl<'a, N: Namespace> BadBlockSearch<'a, N> {
+    /// A search with these checks and this command.
+    pub fn new(namespace: &'a N, checks: Checks, probe: Probe) -> BadBlockSearch<'a, N> {
+        BadBlockSearch { namespace, extent: Extent::one(Lba::ZERO), checks, probe }
     }
 
     /// The bad blocks of `extent`, over which a command failed; none if every block is good by now.
-    pub(crate) async fn of(mut self, extent: Extent, completed: &CompletedCommand) -> Result<Vec<BadBlock>, Error> {
+    ///
+    /// # Errors
+    /// Statuses that are not about blocks, and a controller that fails a run but none of its blocks.
+    pub async fn of(mut self, extent: Extent, completed: &N::Completed) -> Result<Vec<BadBlock>, Error> {
         self.extent = extent;
         let runs = self.runs(extent, completed).await;
         let mut todo = Vec::new();
@@ -81,34 +81,36 @@ impl<'a> BadBlockSearch<'a> {
         }
         drop(outcomes);
         let mut bad_blocks = self.run_tasks(todo).await?;
-        add_values(&completed.session, &mut bad_blocks).await;
+        self.namespace.add_values(completed, &mut bad_blocks).await;
         Ok(bad_blocks)
     }
 
     /// Probes the blocks; `None` if all are good, else the failed command.
-    async fn probe_run(&self, run: Extent) -> Result<Option<CompletedCommand>, Error> {
+    async fn probe_run(&self, run: Extent) -> Result<Option<N::Completed>, Error> {
+        let profile = self.namespace.profile();
         let onward = run.start().get() - self.extent.start().get();
-        let checks = self.io.codec.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
+        let checks = profile.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
         let (completed, kind) = match self.probe {
-            Probe::Verify => (self.io.verify_once(run, &checks).await?, RequestKind::Verify),
+            Probe::Verify => {
+                let (protection, _) = profile.read_checks(run, &checks, true);
+                let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(run) });
+                (self.namespace.execute_once(command).await?, RequestKind::Verify)
+            }
             Probe::Read => {
-                let (protection, _) = self.io.codec.read_checks(run, &checks, false);
-                (self.io.read_once(run, protection).await?, RequestKind::Read)
+                let (protection, _) = profile.read_checks(run, &checks, false);
+                (self.namespace.read_once(run, protection).await?, RequestKind::Read)
             }
         };
         let status = completed.status();
         match (status.is_success(), bad_block_cause(status)) {
             (true, _) => Ok(None),
             (false, Some(_)) => Ok(Some(completed)),
-            (false, None) => {
-                let nsid = self.io.session.profile.nsid;
-                Err(failure(status, CommandContext { kind, extent: Some(run), queue: completed.queue, nsid }))
-            }
+            (false, None) => Err(self.namespace.failed(kind, Some(run), &completed)),
         }
     }
 
     /// Executes the tasks, last in, first out; returns the bad blocks.
-    async fn run_tasks(&self, mut todo: Vec<SearchTask>) -> Result<Vec<BadBlock>, Error> {
+    async fn run_tasks(&self, mut todo: Vec<SearchTask<N::Completed>>) -> Result<Vec<BadBlock>, Error> {
         let mut bad_blocks = Vec::new();
         while let Some(task) = todo.pop() {
             match task {
@@ -142,21 +144,21 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// Splits a failing run of several blocks: around the block that the error log names, or in halves.
-    async fn parts(&self, run: Extent, failed: &CompletedCommand) -> Vec<Extent> {
-        match logged_block(failed, run).await {
+    async fn parts(&self, run: Extent, failed: &N::Completed) -> Vec<Extent> {
+        match logged_block(self.namespace, failed, run).await {
             Some(lba) => around(run, lba),
             None => halves(run).to_vec(),
         }
     }
 
-    /// The first runs to probe: each block that the target lists as bad, and the runs between them.
-    async fn runs(&self, extent: Extent, completed: &CompletedCommand) -> Vec<Extent> {
+    /// The first runs to probe: each block that the controller lists as bad, and the runs between them.
+    async fn runs(&self, extent: Extent, completed: &N::Completed) -> Vec<Extent> {
         let mut bad = self.listed_blocks(extent, completed, LbaStatusAction::Tracked).await;
         if bad.is_empty() {
             bad = self.listed_blocks(extent, completed, LbaStatusAction::ScanUntracked).await;
         }
         if bad.is_empty() {
-            bad.extend(logged_block(completed, extent).await);
+            bad.extend(logged_block(self.namespace, completed, extent).await);
         }
         let mut runs = Vec::new();
         let mut from = extent.start().get();
@@ -171,19 +173,16 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// Blocks of `extent` that Get LBA Status lists, ascending, each once.
-    async fn listed_blocks(&self, extent: Extent, completed: &CompletedCommand, action: LbaStatusAction) -> Vec<Lba> {
-        let session = &completed.session;
-        if !session.profile.get_lba_status {
+    async fn listed_blocks(&self, extent: Extent, completed: &N::Completed, action: LbaStatusAction) -> Vec<Lba> {
+        let profile = self.namespace.profile();
+        if !profile.get_lba_status {
             return Vec::new();
         }
         // The command cannot express a range of 2^16 blocks: request all to the end, and cut the list here.
         let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
         let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
-        let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
-        let finished = session.controller.admin.try_execute(request.encode(session.profile.nsid), data).await;
-        let Ok(finished) = finished else { return Vec::new() };
-        let data = finished.data.filter(|_| finished.completion.status().is_success());
-        let list = data.and_then(|data| LbaStatusList::decode(&data.buffer).ok());
+        let page = self.namespace.read_page(completed, request.encode(profile.nsid), STATUS_BYTES).await;
+        let list = page.and_then(|page| LbaStatusList::decode(&page).ok());
         let runs = list.map(|list| list.descriptors).unwrap_or_default();
         let blocks = runs.iter().flat_map(|run| run.extent.iter().take(MAX_HINTS));
         let mut blocks: Vec<Lba> = blocks.take(MAX_HINTS).filter(|lba| contains(extent, *lba)).collect();
@@ -193,10 +192,10 @@ impl<'a> BadBlockSearch<'a> {
     }
 
     /// The error of a target that fails a run but none of its blocks alone.
-    fn unnamed(&self, extent: Extent, failed: &CompletedCommand) -> Error {
+    fn unnamed(&self, extent: Extent, failed: &N::Completed) -> Error {
         let status = failed.status();
         let reason = format!(
-            "the target answers a command over {extent} with {status}, and finds nothing wrong with any of these blocks alone"
+            "the controller answers a command over {extent} with {status}, and finds nothing wrong with any of these blocks alone"
         );
         ErrorKind::Media { reason }.into()
     }
@@ -228,68 +227,23 @@ fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
 
 /// Maximum entries of the error log that are read.
 const MAX_ENTRIES: u64 = 64;
-/// Maximum bytes of the damage log that are read, and bytes read with one command.
-const DAMAGE_BYTES: u64 = 1 << 20;
-const PART_BYTES: u64 = 64 << 10;
 
 /// The block that the error log names for this command, if it is one of `extent`.
-pub(crate) async fn logged_block(completed: &CompletedCommand, extent: Extent) -> Option<Lba> {
-    let session = &completed.session;
-    let entries = u64::from(session.profile.error_entries).clamp(1, MAX_ENTRIES);
+pub async fn logged_block<N: Namespace>(namespace: &N, completed: &N::Completed, extent: Extent) -> Option<Lba> {
+    let profile = namespace.profile();
+    let entries = u64::from(profile.error_entries).clamp(1, MAX_ENTRIES);
     let length = entries * ErrorEntry::BYTES as u64;
     let request = GetLogPage { retain_event: true, ..GetLogPage::new(LogPage::ErrorInformation.code(), length) };
-    let page = session.controller.admin.log("Get Log Page, Error Information", request).await.ok()?;
+    let page = namespace.read_page(completed, request.encode(), length as usize).await?;
     // Newest first: identifiers are reused, so an older entry with the same one belongs to another command.
-    let same_command = |entry: &ErrorEntry| entry.sqid == completed.queue && entry.cid == completed.result.cid;
-    let entry = ErrorLog::decode(&page).find(same_command)?;
-    let is_this = entry.status().code() == completed.status().code() && entry.nsid == session.profile.nsid;
+    let entry = ErrorLog::decode(&page).find(|entry| namespace.is_logged_as(completed, entry))?;
+    let is_this = entry.status().code() == completed.status().code() && entry.nsid == profile.nsid;
     let lba = Lba::new(entry.lba);
     (is_this && contains(extent, lba)).then_some(lba)
 }
 
-pub(crate) fn contains(extent: Extent, lba: Lba) -> bool {
+fn contains(extent: Extent, lba: Lba) -> bool {
     lba.get().checked_sub(extent.start().get()).is_some_and(|at| at < extent.len())
-}
-
-/// Fills in expected and actual values from the target's damage log. Other targets have another page there, or none; the
-/// values then stay unknown.
-pub(crate) async fn add_values(session: &Session, bad_blocks: &mut [BadBlock]) {
-    if bad_blocks.iter().all(|bad_block| bad_block.cause == BadBlockCause::Media || bad_block.expected.is_some()) {
-        return;
-    }
-    let Some(log) = damage_log(session).await else { return };
-    for entry in &log.entries {
-        let Some((expected, actual)) = entry.values else { continue };
-        let field = entry.field.map_or(BadBlockCause::Media, BadBlockCause::Tag);
-        let same = |bad_block: &&mut BadBlock| bad_block.lba == entry.lba && bad_block.cause == field;
-        if let Some(bad_block) = bad_blocks.iter_mut().find(same) {
-            (bad_block.expected, bad_block.actual) = (Some(expected), Some(actual));
-        }
-    }
-}
-
-/// The damage log of the session's namespace, read without a change in between.
-async fn damage_log(session: &Session) -> Option<DamageLog> {
-    let nsid = session.profile.nsid;
-    let admin = &session.controller.admin;
-    let part = async |offset, length_bytes| {
-        let request =
-            GetLogPage { nsid, offset, retain_event: true, ..GetLogPage::new(LogPage::Damage.code(), length_bytes) };
-        admin.log("Get Log Page, Damage", request).await.ok()
-    };
-    let mut page = part(0, DamageHeader::BYTES as u64).await?.to_vec();
-    let header = DamageHeader::read(&page).ok().filter(|header| header.nsid == nsid)?;
-    let length = header.length_bytes();
-    if length > DAMAGE_BYTES {
-        return None;
-    }
-    while (page.len() as u64) < length {
-        let at = page.len() as u64;
-        page.extend_from_slice(&part(at, PART_BYTES.min(length - at)).await?);
-    }
-    let again = part(0, DamageHeader::BYTES as u64).await?;
-    let is_same = DamageHeader::read(&again).is_ok_and(|again| again.generation == header.generation);
-    if is_same { DamageLog::decode(&page).ok() } else { None }
 }
 
 #[cfg(test)]

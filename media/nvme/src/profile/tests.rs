@@ -1,7 +1,11 @@
 use super::*;
-use sealblock_integrity::{PiPosition, ProtectionType};
+use sealblock_integrity::ProtectionType;
+use sealblock_protocols_nvme::identify::{Controller, IndependentNamespace, Namespace, NvmController, NvmNamespace};
 use sealblock_protocols_nvme::identify::{Dps, Flbas};
 use sealblock_protocols_nvme::{Count8, registers};
+
+const OVER_TCP: ProfileOptions =
+    ProfileOptions { source: PiSource::Auto, metadata: MetadataSupport::Interleaved, transfer_bytes: 1 << 20 };
 
 /// A well-behaved namespace of 1000 blocks with a 16-bit guard.
 fn pages() -> IdentifyPages {
@@ -29,10 +33,26 @@ fn pages() -> IdentifyPages {
     }
 }
 
-fn profile(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, ConnectError> {
+fn profile(change: impl FnOnce(&mut IdentifyPages)) -> Result<NamespaceProfile, NamespaceError> {
     let mut pages = pages();
     change(&mut pages);
-    NamespaceProfile::of(1, &pages, &Options::default())
+    NamespaceProfile::of(1, &pages, &OVER_TCP)
+}
+
+/// The profile of a namespace with blocks of this size and tuples of this format.
+pub(crate) fn profile_of(block_size: BlockSize, format: PiFormat, source: PiSource) -> NamespaceProfile {
+    let mut pages = pages();
+    let wire = NamespaceFormat {
+        block_size,
+        metadata_bytes: format.tuple_bytes(),
+        extended: true,
+        protection: Some((format, PiPosition::Last)),
+        storage_tag_mask: u64::MAX,
+    };
+    let mut nvm = NvmNamespace::default();
+    wire.describe(&mut pages.namespace, &mut nvm);
+    pages.nvm_namespace = Some(nvm);
+    NamespaceProfile::of(1, &pages, &ProfileOptions { source, ..OVER_TCP }).unwrap()
 }
 
 #[test]
@@ -127,7 +147,7 @@ fn a_namespace_is_the_same_only_if_all_of_it_is() {
     let others: [fn(&mut IdentifyPages); 2] =
         [|pages| pages.ids = vec![NamespaceId::Uuid([4; 16])], |pages| pages.namespace.lbaf[0].lbads = 9];
     for other in others {
-        assert!(matches!(profile(other).unwrap().check_unchanged(&before), Err(ConnectError::Changed { .. })));
+        assert!(matches!(profile(other).unwrap().check_unchanged(&before), Err(NamespaceError::Changed { .. })));
     }
 }
 
@@ -142,7 +162,7 @@ fn a_namespace_that_was_resized_is_the_same_if_its_identifier_says_so() {
     }
     let [before, now] = nameless.map(|pages| profile(pages).unwrap());
     assert!(
-        matches!(now.check_unchanged(&before), Err(ConnectError::Changed { what }) if what.contains("1001 blocks"))
+        matches!(now.check_unchanged(&before), Err(NamespaceError::Changed { what }) if what.contains("1001 blocks"))
     );
 }
 
@@ -159,7 +179,7 @@ proptest::proptest! {
         pages.nvm_namespace = Some(NvmNamespace::decode(&bytes).unwrap());
         pages.nvm_controller = Some(NvmController::decode(&bytes).unwrap());
         pages.controller = Controller::decode(&bytes).unwrap();
-        if let Ok(profile) = NamespaceProfile::of(1, &pages, &Options::default()) {
+        if let Ok(profile) = NamespaceProfile::of(1, &pages, &OVER_TCP) {
             let geometry = profile.geometry;
             proptest::prop_assert!(geometry.capacity_blocks.checked_shl(geometry.block_size.shift()).is_some());
             proptest::prop_assert!(geometry.limits.max_verify_blocks.get() <= MAX_BLOCKS);

@@ -3,40 +3,57 @@
 //! Pure, so that tests cover every inconsistent target. Every field is checked before use.
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
-use sealblock_integrity::{GuardKind, PiFormat};
+use sealblock_integrity::{GuardKind, PiFormat, PiPosition};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea};
 use sealblock_protocols_nvme::identify::{
-    Controller, Ctratt, Dlfeat, IndependentNamespace, Namespace, NamespaceFormat, NamespaceId, Nmic, NvmController,
-    NvmNamespace, Oacs, Oncs, Vwc, limit_bytes,
+    Ctratt, Dlfeat, NamespaceFormat, NamespaceId, Nmic, Oacs, Oncs, Vwc, limit_bytes,
 };
 use sealblock_protocols_nvme::nvm::{DatasetManagement, MAX_BLOCKS};
-use sealblock_protocols_nvme::registers::Capabilities;
 use sealblock_units::{BlockCount, BlockSize};
 
-use crate::{ConnectError, Options, PiSource};
+use crate::pages::{IdentifyPages, NamespaceError};
 
 /// NSATTR bit 0: the namespace is write protected.
 const WRITE_PROTECTED: u8 = 1;
 /// NSFEAT bit 5 of CNS 08h: VWCNP, the namespace has no volatile write cache.
 const NO_VOLATILE_CACHE: u8 = 1 << 5;
 
-/// The pages of one namespace and its controller.
-#[derive(Clone)]
-pub(crate) struct IdentifyPages {
-    pub(crate) capabilities: Capabilities,
-    pub(crate) controller: Controller,
-    pub(crate) nvm_controller: Option<NvmController>,
-    pub(crate) namespace: Namespace,
-    pub(crate) nvm_namespace: Option<NvmNamespace>,
-    pub(crate) independent: Option<IndependentNamespace>,
-    pub(crate) ids: Vec<NamespaceId>,
-    pub(crate) extensions: Extensions,
-    pub(crate) bitmap_pages: u32,
+/// Generator of the tags of a namespace with protection information. Without effect on one without.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum PiSource {
+    /// As [`PiSource::Host`].
+    #[default]
+    Auto,
+    /// PRACT = 0: tags travel with the data, from the writer to the medium and back, and are checked at both ends.
+    Host,
+    /// PRACT = 1: the controller generates and checks the tags; the device has no protection information, and nothing of it
+    /// protects the data between controller and host.
+    Target,
+}
+
+/// Metadata that the way to the controller can carry.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MetadataSupport {
+    /// Tuples behind each block, and no other metadata: what this host does over TCP.
+    Interleaved,
+    /// Metadata of any size, behind each block or in a buffer of its own, with or without a tuple at its begin or end.
+    Any,
+}
+
+/// How a namespace is used, as far as its profile depends on it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProfileOptions {
+    /// Who makes tags.
+    pub source: PiSource,
+    /// Metadata that can be carried.
+    pub metadata: MetadataSupport,
+    /// Maximum bytes of one transfer, cut to MDTS; at least one block.
+    pub transfer_bytes: u32,
 }
 
 /// Protection information of the namespace, and its generator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum PiMode {
+pub enum PiMode {
     /// The namespace has none.
     None,
     /// Tags travel with the data.
@@ -45,52 +62,91 @@ pub(crate) enum PiMode {
     Target(PiFormat),
 }
 
+/// Metadata that travels with the data of each block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Metadata {
+    /// Bytes for each block; 0 if there are none, or if the controller makes and strips them.
+    pub bytes: usize,
+    /// True if they follow the data of their block, false if they are in a buffer of their own.
+    pub is_interleaved: bool,
+    /// Where the tuple begins in them, if they have one.
+    pub tuple_at: usize,
+}
+
+impl Metadata {
+    fn of(format: &NamespaceFormat, pi_mode: PiMode) -> Metadata {
+        let bytes = if matches!(pi_mode, PiMode::Target(_)) { 0 } else { format.metadata_bytes };
+        let tuple_at = match format.protection {
+            Some((tuple, PiPosition::Last)) => bytes.saturating_sub(tuple.tuple_bytes()),
+            Some((_, PiPosition::First)) | None => 0,
+        };
+        Metadata { bytes, is_interleaved: format.extended, tuple_at }
+    }
+}
+
 /// Identifiers, size and format of a namespace: a new session must find the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct NamespaceIdentity {
-    pub(crate) uuid: Option<[u8; 16]>,
-    pub(crate) nguid: Option<[u8; 16]>,
-    pub(crate) eui64: Option<[u8; 8]>,
-    pub(crate) serial: String,
+pub struct NamespaceIdentity {
+    /// UUID, if the namespace has one.
+    pub uuid: Option<[u8; 16]>,
+    /// NGUID, if it has one.
+    pub nguid: Option<[u8; 16]>,
+    /// EUI64, if it has one.
+    pub eui64: Option<[u8; 8]>,
+    /// SN of the controller.
+    pub serial: String,
     capacity_blocks: u64,
     format: NamespaceFormat,
 }
 
 /// What requests need to know of a namespace.
 #[derive(Clone, Debug)]
-pub(crate) struct NamespaceProfile {
-    pub(crate) nsid: u32,
-    pub(crate) geometry: Geometry,
-    pub(crate) abilities: Abilities,
-    pub(crate) pi_mode: PiMode,
+pub struct NamespaceProfile {
+    /// NSID.
+    pub nsid: u32,
+    /// The geometry of the device.
+    pub geometry: Geometry,
+    /// What it executes itself.
+    pub abilities: Abilities,
+    /// Its protection information.
+    pub pi_mode: PiMode,
+    /// Metadata that travels with the data.
+    pub metadata: Metadata,
     /// LBSTM: bits of the storage tag that can be checked.
-    pub(crate) storage_tag_mask: u64,
-    pub(crate) volatile_write_cache: bool,
-    pub(crate) get_lba_status: bool,
-    pub(crate) shared: bool,
+    pub storage_tag_mask: u64,
+    /// Writes are volatile until a Flush (VWC, VWCNP).
+    pub volatile_write_cache: bool,
+    /// The controller has Get LBA Status.
+    pub get_lba_status: bool,
+    /// Other controllers may use the namespace (NMIC).
+    pub shared: bool,
     /// Ranges of one Dataset Management command.
-    pub(crate) discard_ranges: usize,
+    pub discard_ranges: usize,
     /// Blocks of one Dataset Management command.
-    pub(crate) discard_blocks: u64,
+    pub discard_blocks: u64,
     /// Entries of the error log.
-    pub(crate) error_entries: u16,
-    pub(crate) max_transfer_bytes: Option<u64>,
-    pub(crate) max_verify_bytes: Option<u64>,
-    pub(crate) max_write_zeroes_bytes: Option<u64>,
-    pub(crate) identity: NamespaceIdentity,
+    pub error_entries: u16,
+    /// MDTS in bytes; `None` for no limit.
+    pub max_transfer_bytes: Option<u64>,
+    /// VSL in bytes; `None` for no limit or no such page.
+    pub max_verify_bytes: Option<u64>,
+    /// WZSL in bytes; `None` for no limit or no such page.
+    pub max_write_zeroes_bytes: Option<u64>,
+    /// What it is recognised by.
+    pub identity: NamespaceIdentity,
 }
 
 impl NamespaceProfile {
     /// The profile of namespace `nsid` by its pages and the options.
-    pub(crate) fn of(nsid: u32, pages: &IdentifyPages, options: &Options) -> Result<NamespaceProfile, ConnectError> {
-        let unsupported = |why: String| ConnectError::Unsupported { nsid, why };
+    ///
+    /// # Errors
+    /// Pages that are inconsistent, and what this host does not support.
+    pub fn of(nsid: u32, pages: &IdentifyPages, options: &ProfileOptions) -> Result<NamespaceProfile, NamespaceError> {
+        let unsupported = |why: String| NamespaceError::Unsupported { nsid, why };
         let namespace = &pages.namespace;
         let identity = identity(nsid, pages)?;
         let (format, size) = (identity.format, identity.format.block_size);
-        if format.metadata_bytes > 0 && !format.extended {
-            return Err(unsupported("its metadata is in a buffer of its own, which TCP cannot carry".to_owned()));
-        }
-        let pi_mode = pi_mode(&format, options.protection).map_err(unsupported)?;
+        let pi_mode = pi_mode(&format, options).map_err(unsupported)?;
         let capacity_blocks = namespace.nsze;
         if capacity_blocks == 0 {
             return Err(unsupported("it has no blocks".to_owned()));
@@ -101,13 +157,15 @@ impl NamespaceProfile {
         let page_bytes = pages.capabilities.min_page_bytes();
         let nvm = pages.nvm_controller;
         let max_verify_bytes = nvm.and_then(|nvm| limit_bytes(nvm.vsl, page_bytes));
-        let limits = limits(pages, options, size, pi_mode);
+        // Tags that the controller makes count too: a Compare brings them.
+        let limits = limits(pages, options, size, if format.extended { format.metadata_bytes } else { 0 });
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
         Ok(NamespaceProfile {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: pi_mode.shown(), limits },
-            abilities: abilities(pages, pi_mode),
+            abilities: abilities(pages, pi_mode, has_only_tuples(&format)),
             pi_mode,
+            metadata: Metadata::of(&format, pi_mode),
             storage_tag_mask: format.storage_tag_mask,
             volatile_write_cache: has_volatile_cache(pages),
             get_lba_status: pages.controller.oacs.contains(Oacs::GET_LBA_STATUS),
@@ -124,7 +182,10 @@ impl NamespaceProfile {
 
     /// Refuses a namespace that differs from `before`. A namespace with an identifier may have been resized: the device keeps
     /// its capacity, and the controller refuses blocks that no longer exist.
-    pub(crate) fn check_unchanged(&self, before: &NamespaceProfile) -> Result<(), ConnectError> {
+    ///
+    /// # Errors
+    /// [`NamespaceError::Changed`].
+    pub fn check_unchanged(&self, before: &NamespaceProfile) -> Result<(), NamespaceError> {
         let (a, b) = (&self.identity, &before.identity);
         let what = if (a.uuid, a.nguid, a.eui64) != (b.uuid, b.nguid, b.eui64) {
             "it has another identifier".to_owned()
@@ -137,13 +198,13 @@ impl NamespaceProfile {
         } else {
             return Ok(());
         };
-        Err(ConnectError::Changed { what })
+        Err(NamespaceError::Changed { what })
     }
 }
 
 impl PiMode {
     /// The protection information that the device has.
-    pub(crate) const fn shown(self) -> Option<PiFormat> {
+    pub const fn shown(self) -> Option<PiFormat> {
         match self {
             PiMode::Host(format) => Some(format),
             PiMode::None | PiMode::Target(_) => None,
@@ -151,7 +212,7 @@ impl PiMode {
     }
 
     /// The protection information that the namespace stores.
-    pub(crate) const fn kept(self) -> Option<PiFormat> {
+    pub const fn kept(self) -> Option<PiFormat> {
         match self {
             PiMode::Host(format) | PiMode::Target(format) => Some(format),
             PiMode::None => None,
@@ -159,13 +220,13 @@ impl PiMode {
     }
 }
 
-fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, ConnectError> {
+fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, NamespaceError> {
     let namespace = &pages.namespace;
     // The index must name a format in the list.
     let formats = usize::from(namespace.nlbaf.get()) + usize::from(namespace.nulbaf);
     if namespace.format_index() >= formats {
         let why = format!("format {} of {formats}", namespace.format_index());
-        return Err(ConnectError::Unexpected { what: "Identify Namespace", why });
+        return Err(NamespaceError::Unexpected { what: "Identify Namespace", why });
     }
     let other_set = pages.ids.iter().find_map(|id| match id {
         NamespaceId::CommandSet(csi) if *csi != 0 => Some(*csi),
@@ -173,17 +234,17 @@ fn identity(nsid: u32, pages: &IdentifyPages) -> Result<NamespaceIdentity, Conne
     });
     if let Some(csi) = other_set {
         let why = format!("its command set is {csi}, not NVM");
-        return Err(ConnectError::Unsupported { nsid, why });
+        return Err(NamespaceError::Unsupported { nsid, why });
     }
     let needs_page = namespace.dps.protection() != Ok(None)
         && pages.controller.ctratt.contains(Ctratt::EXTENDED_LBA_FORMATS)
         && pages.nvm_namespace.is_none();
     if needs_page {
         let why = "nothing, though formats are extended".to_owned();
-        return Err(ConnectError::Unexpected { what: "Identify CNS 05h", why });
+        return Err(NamespaceError::Unexpected { what: "Identify CNS 05h", why });
     }
     let format = NamespaceFormat::resolve(namespace, pages.nvm_namespace.as_ref())
-        .map_err(|source| ConnectError::Format { nsid, source })?;
+        .map_err(|source| NamespaceError::Format { nsid, source })?;
     let (mut uuid, mut nguid, mut eui64) = (None, some(namespace.nguid), some(namespace.eui64));
     for id in &pages.ids {
         match id {
@@ -202,16 +263,30 @@ fn some<const N: usize>(id: [u8; N]) -> Option<[u8; N]> {
     (id != [0; N]).then_some(id)
 }
 
-fn pi_mode(format: &NamespaceFormat, wanted: PiSource) -> Result<PiMode, String> {
+fn pi_mode(format: &NamespaceFormat, options: &ProfileOptions) -> Result<PiMode, String> {
     let tuple = format.protection.map(|(format, _)| format);
-    let metadata_bytes = tuple.map_or(0, PiFormat::tuple_bytes);
-    if format.metadata_bytes != metadata_bytes {
-        let (has, uses) = (format.metadata_bytes, metadata_bytes);
-        return Err(format!("its blocks have {has} bytes of metadata, of which protection information uses {uses}"));
+    let tuple_bytes = tuple.map_or(0, PiFormat::tuple_bytes);
+    if options.metadata == MetadataSupport::Interleaved {
+        if format.metadata_bytes > 0 && !format.extended {
+            return Err("its metadata is in a buffer of its own, which TCP cannot carry".to_owned());
+        }
+        if format.metadata_bytes != tuple_bytes {
+            let has = format.metadata_bytes;
+            return Err(format!(
+                "its blocks have {has} bytes of metadata, of which protection information uses {tuple_bytes}"
+            ));
+        }
     }
-    Ok(match (tuple, wanted) {
+    Ok(match (tuple, options.source) {
         (None, _) => PiMode::None,
         (Some(format), PiSource::Auto | PiSource::Host) => PiMode::Host(format),
+        // PRACT = 1 leaves metadata beside the tuple in the transfer (NVM, "PRACT").
+        (Some(_), PiSource::Target) if format.metadata_bytes != tuple_bytes => {
+            let has = format.metadata_bytes;
+            return Err(format!(
+                "the controller makes tags only if they are all metadata, and blocks have {has} bytes of it, tags {tuple_bytes}"
+            ));
+        }
         (Some(format), PiSource::Target) => PiMode::Target(format),
     })
 }
@@ -226,12 +301,11 @@ fn zeroes_limit(pages: &IdentifyPages, page_bytes: u64) -> Option<u64> {
     }
 }
 
-fn limits(pages: &IdentifyPages, options: &Options, size: BlockSize, pi_mode: PiMode) -> Limits {
+fn limits(pages: &IdentifyPages, options: &ProfileOptions, size: BlockSize, metadata_bytes: usize) -> Limits {
     let page_bytes = pages.capabilities.min_page_bytes();
     let mdts = pages.controller.max_transfer_bytes(page_bytes);
-    let tuple_bytes = pi_mode.shown().map_or(0, PiFormat::tuple_bytes);
     let counts_metadata = !pages.controller.ctratt.contains(Ctratt::LIMITS_EXCLUDE_METADATA);
-    let stride = size.bytes() + if counts_metadata { tuple_bytes } else { 0 };
+    let stride = size.bytes() + if counts_metadata { metadata_bytes } else { 0 };
     let own = u64::from(options.transfer_bytes) / size.bytes() as u64;
     let transfer = mdts.map_or(own, |mdts| own.min(mdts / stride as u64)).min(u64::from(MAX_BLOCKS));
     let boundary = u64::from(pages.namespace.noiob);
@@ -258,7 +332,7 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &IdentifyPages, pi_mode: PiMode) -> Abilities {
+fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
@@ -269,7 +343,8 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode) -> Abilities {
     Abilities {
         writable: nsattr & WRITE_PROTECTED == 0,
         verify: when(Oncs::VERIFY),
-        compare: when(Oncs::COMPARE),
+        // Compare takes other metadata for data, and nobody here knows it.
+        compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },
         discard: when(Oncs::DATASET_MANAGEMENT),
         write_zeroes: when(Oncs::WRITE_ZEROES),
         write_uncorrectable: Ability::Absent,
@@ -287,15 +362,20 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode) -> Abilities {
     }
 }
 
+/// True if blocks have no metadata beside their tuples.
+fn has_only_tuples(format: &NamespaceFormat) -> bool {
+    format.metadata_bytes == format.protection.map_or(0, |(tuple, _)| tuple.tuple_bytes())
+}
+
 fn has_volatile_cache(pages: &IdentifyPages) -> bool {
     let none = pages.independent.is_some_and(|page| page.nsfeat & NO_VOLATILE_CACHE != 0);
     pages.controller.vwc.contains(Vwc::PRESENT) && !none
 }
 
 /// True if one CRC serves data digests and guards of these blocks.
-pub(crate) fn shares_crcs(pi_mode: PiMode) -> bool {
+pub fn shares_crcs(pi_mode: PiMode) -> bool {
     pi_mode.shown().is_some_and(|format| format.guard() == GuardKind::Crc32c)
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,0 +1,142 @@
+//! The protection fields of commands: which checks a command requests of the controller, and which tags it brings.
+
+use sealblock_block::BadBlock;
+use sealblock_integrity::{Checks, Mismatch, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
+use sealblock_units::{Extent, Lba};
+
+use crate::profile::{NamespaceProfile, PiMode};
+
+/// The application tag that disables checking of a block.
+const UNCHECKED_APP_TAG: u16 = 0xFFFF;
+
+impl NamespaceProfile {
+    /// The fields of a Read or Verify that request these checks, and true if they express all of them.
+    pub fn read_checks(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
+        match self.pi_mode {
+            PiMode::None => (ProtectionInfo::NONE, true),
+            // This host does not receive the tags, so the controller checks all it can.
+            PiMode::Target(format) => {
+                let info =
+                    read_checks(format, extent.start(), &Checks::full(format, extent.start()), self.storage_tag_mask).0;
+                (ProtectionInfo { pract: !is_verify, ..info }, true)
+            }
+            PiMode::Host(format) => read_checks(format, extent.start(), checks, self.storage_tag_mask),
+        }
+    }
+
+    /// True if a Verify or Read with these checks compares the guard of every block.
+    pub fn checks_seals(&self, checks: &Checks) -> bool {
+        match self.pi_mode {
+            PiMode::None => false,
+            PiMode::Target(_) => true,
+            PiMode::Host(_) => checks.guard,
+        }
+    }
+
+    /// The fields of a Write of this data. The controller always checks guards and reference tags; it checks application and
+    /// storage tags if all blocks have the same. So a tag that changes in transfer is detected.
+    pub fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
+        match self.pi_mode {
+            PiMode::None => ProtectionInfo::NONE,
+            PiMode::Target(format) => {
+                let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }.with_tags(
+                    format,
+                    0,
+                    initial_ref_tag,
+                )
+            }
+            PiMode::Host(format) => offer_tags(format, extent, data),
+        }
+    }
+
+    /// The fields of Write Zeroes: the controller generates the tags.
+    pub fn zeroes(&self, extent: Extent) -> ProtectionInfo {
+        let Some(format) = self.pi_mode.kept() else { return ProtectionInfo::NONE };
+        let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+        ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, initial_ref_tag)
+    }
+
+    /// Data of a Compare, with the tags that the namespace stores: the controller compares tags too, so data without them gets those that
+    /// the controller would make.
+    pub fn comparand(&self, extent: Extent, data: &Sealed) -> Sealed {
+        let size = self.geometry.block_size;
+        let Some(format) = self.pi_mode.kept() else { return data.clone() };
+        if data.format() == Some(format) {
+            return data.clone();
+        }
+        let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag };
+        Sealed::seal(data.joined_data(), size, Some(format), &tags)
+    }
+}
+
+/// The fields of a Write of data with tags of this format.
+fn offer_tags(format: PiFormat, extent: Extent, data: &Sealed) -> ProtectionInfo {
+    let mut tuples = data.tuples();
+    let Some(first) = tuples.next() else { return ProtectionInfo::NONE };
+    let (mut same_app, mut same_storage) = (first.app_tag != UNCHECKED_APP_TAG, format.storage_tag_bits() > 0);
+    for tuple in tuples {
+        same_app &= tuple.app_tag == first.app_tag;
+        same_storage &= tuple.storage_tag == first.storage_tag;
+    }
+    let reference = match format.protection() {
+        ProtectionType::Type1 => extent.start().get(),
+        ProtectionType::Type2 | ProtectionType::Type3 => first.ref_tag,
+    };
+    let mut prchk = Prchk::GUARD;
+    if format.protection().increments_ref_tag() && format.reference_tag_bits() > 0 {
+        prchk |= Prchk::REFERENCE_TAG;
+    }
+    let mut info = ProtectionInfo { prchk, stc: same_storage, ..ProtectionInfo::NONE };
+    if same_app {
+        info = ProtectionInfo { prchk: prchk | Prchk::APPLICATION_TAG, lbat: first.app_tag, lbatm: u16::MAX, ..info };
+    }
+    info.with_tags(format, first.storage_tag, reference)
+}
+
+/// The bad blocks of mismatches in blocks from `start`.
+pub fn bad_blocks(start: Lba, mismatches: &[Mismatch]) -> Vec<BadBlock> {
+    mismatches.iter().map(|mismatch| BadBlock::of_mismatch(start, mismatch)).collect()
+}
+
+/// Checks as fields of a command, and true if the fields express all of them. They cannot express every mask of a storage
+/// tag, and with Type 1 no reference tag but the LBA (NVM, "Protection Information").
+fn read_checks(format: PiFormat, start: Lba, checks: &Checks, storage_tag_mask: u64) -> (ProtectionInfo, bool) {
+    let mut info = ProtectionInfo::NONE;
+    let mut is_all = true;
+    if checks.guard {
+        info.prchk |= Prchk::GUARD;
+    }
+    if let Some(app) = checks.app_tag {
+        info.prchk |= Prchk::APPLICATION_TAG;
+        (info.lbat, info.lbatm) = (app.expected, app.mask);
+    }
+    let mut storage_tag = 0;
+    if let Some(storage) = checks.storage_tag.filter(|storage| storage.mask & format.storage_tag_mask() != 0) {
+        let mask = format.storage_tag_mask();
+        if storage.mask & mask == storage_tag_mask & mask {
+            info.stc = true;
+            storage_tag = storage.expected;
+        } else {
+            is_all = false;
+        }
+    }
+    let mut reference = if format.protection().increments_ref_tag() { start.get() } else { 0 };
+    if let Some(first) =
+        checks.initial_ref_tag.filter(|_| format.protection().increments_ref_tag() && format.reference_tag_bits() > 0)
+    {
+        let is_address = (first ^ start.get()) & format.reference_tag_mask() == 0;
+        if format.protection() == ProtectionType::Type1 && !is_address {
+            is_all = false;
+        } else {
+            info.prchk |= Prchk::REFERENCE_TAG;
+            reference = first;
+        }
+    }
+    (info.with_tags(format, storage_tag, reference), is_all)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! A namespace of the NVM command set as a block device, whatever carries its commands: NVMe/TCP, or the passthrough of Linux.
+//!
+//! [`NamespaceProfile`] is what a namespace's Identify pages say: geometry, limits, abilities, protection information. A medium
+//! implements [`Namespace`], which executes single commands; [`requests`] makes block requests of them, and a [`BadBlockSearch`]
+//! finds the blocks behind a status.
+//!
+//! Invariants:
+//! - Every field of a page is checked before use; no controller can make this crate panic, loop or grow.
+//! - A block is reported bad only after a command over it alone has failed, or its tags were compared here.
+//! - What the status of a command means is decided in one table.
+
+mod bad_block_search;
+mod checks;
+mod pages;
+mod profile;
+pub mod requests;
+mod status;
+
+pub use bad_block_search::{BadBlockSearch, Probe, logged_block};
+pub use checks::bad_blocks;
+pub use pages::{Admin, IdentifyPages, NamespaceError, identify_controller, namespace_pages};
+pub use profile::{MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, shares_crcs};
+pub use status::{CommandContext, bad_block_cause, failure, is_not_supported, may_be_sent_again};
+
+use sealblock_block::{BadBlock, Coverage, Error, Outcome, RequestKind};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_protocols_nvme::logs::ErrorEntry;
+use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
+use sealblock_protocols_nvme::{Command, Status};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_units::Extent;
+
+/// A command with its final completion.
+pub trait CompletedCommand {
+    /// The status of the completion.
+    fn status(&self) -> Status;
+}
+
+/// Executes single commands on one namespace. Each returns its final completion, whatever the status; an error says that there is none.
+///
+/// Commands are idempotent, so an implementation may send one again.
+pub trait Namespace {
+    /// A command with its final completion, and what the implementation needs to find it in logs.
+    type Completed: CompletedCommand;
+
+    /// True if [`Namespace::is_logged_as`] knows the command by its queue and identifier. Otherwise what the error log names is only a
+    /// hint: another program's command may have failed in the same way.
+    const LOG_NAMES_COMMANDS: bool;
+
+    /// What the namespace is.
+    fn profile(&self) -> &NamespaceProfile;
+
+    /// Executes one Read.
+    fn read_once(
+        &self,
+        extent: Extent,
+        protection: ProtectionInfo,
+    ) -> impl Future<Output = Result<Self::Completed, Error>>;
+
+    /// The blocks of a Read that succeeded, which have passed these checks.
+    fn check_read(&self, extent: Extent, checks: &Checks, completed: Self::Completed) -> Outcome;
+
+    /// Executes one Write of this data, which has tags exactly if the device shows tags.
+    fn write_once(&self, command: BlockCommand, data: &Sealed) -> impl Future<Output = Result<Self::Completed, Error>>;
+
+    /// Executes one Compare with this data, which has tags exactly if the namespace stores any.
+    fn compare_once(
+        &self,
+        command: BlockCommand,
+        data: &Sealed,
+    ) -> impl Future<Output = Result<Self::Completed, Error>>;
+
+    /// Executes a command without data.
+    fn execute_once(&self, command: IoCommand) -> impl Future<Output = Result<Self::Completed, Error>>;
+
+    /// Executes one Dataset Management with this list of ranges.
+    fn deallocate_once(
+        &self,
+        command: DatasetManagement,
+        ranges: Slice,
+    ) -> impl Future<Output = Result<Self::Completed, Error>>;
+
+    /// Executes an admin command that reads `length_bytes`, on the controller that executed `completed`. It is a hint: `None` if it
+    /// fails.
+    fn read_page(
+        &self,
+        completed: &Self::Completed,
+        command: Command,
+        length_bytes: usize,
+    ) -> impl Future<Output = Option<Buffer>>;
+
+    /// True if an entry of the error log may be about this command; the status, the namespace and the block are compared elsewhere.
+    fn is_logged_as(&self, completed: &Self::Completed, entry: &ErrorEntry) -> bool;
+
+    /// Fills in expected and actual values that the controller knows of bad blocks, if it has a way to tell.
+    fn add_values(&self, completed: &Self::Completed, bad_blocks: &mut [BadBlock]) -> impl Future<Output = ()>;
+
+    /// The error of a command that failed with a status that is not about blocks.
+    fn failed(&self, kind: RequestKind, extent: Option<Extent>, completed: &Self::Completed) -> Error;
+
+    /// Records a Write or Write Zeroes that is volatile until the next Flush.
+    fn write_completed(&self, completed: &Self::Completed);
+
+    /// The coverage of a Verify with these checks that was executed.
+    fn verify_coverage(&self, extent: Extent, checks: &Checks, completed: &Self::Completed) -> Coverage;
+
+    /// The coverage of Reads with these checks.
+    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage;
+}

@@ -1,0 +1,254 @@
+//! Block requests as NVM commands.
+
+use sealblock_block::{
+    Ability, BadBlock, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Outcome, RequestKind,
+    Response, Tally, VerifyStats,
+};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_protocols_nvme::nvm::{
+    BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes,
+};
+use sealblock_protocols_nvme::{Invalid, StatusCode};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{Extent, Lba};
+use zerocopy::IntoBytes;
+
+use crate::bad_block_search::{BadBlockSearch, Probe, logged_block};
+use crate::checks;
+use crate::status::bad_block_cause;
+use crate::{CompletedCommand, Namespace};
+
+/// The block requests of a namespace.
+///
+/// # Errors
+/// Bad blocks by name; other statuses as the table in `status.rs` has them; those of the way to the controller.
+pub struct Requests<'a, N>(pub &'a N);
+
+impl<N: Namespace> Requests<'_, N> {
+    /// Reads blocks and checks their tags.
+    pub async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (protection, _) = self.0.profile().read_checks(extent, &checks, false);
+        let completed = self.0.read_once(extent, protection).await?;
+        let status = completed.status();
+        if status.is_success() {
+            return self.0.check_read(extent, &checks, completed);
+        }
+        let Some(cause) = bad_block_cause(status) else {
+            return Err(self.0.failed(RequestKind::Read, Some(extent), &completed));
+        };
+        let is_seen_here = self.0.profile().pi_mode.shown().is_some() && cause != BadBlockCause::Media;
+        if is_seen_here {
+            // The controller found wrong tags. Read again without its checks: this host then finds every bad block, with the
+            // expected and actual values.
+            let unchecked = self.0.read_once(extent, ProtectionInfo::NONE).await?;
+            if unchecked.status().is_success() {
+                return self.0.check_read(extent, &checks, unchecked);
+            }
+        }
+        Err(match BadBlocks::new(BadBlockSearch::new(self.0, checks, self.probe()).of(extent, &completed).await?) {
+            Some(bad_blocks) => bad_blocks.into(),
+            None => self.0.failed(RequestKind::Read, Some(extent), &completed),
+        })
+    }
+
+    /// The command that searches for bad blocks.
+    pub fn probe(&self) -> Probe {
+        if self.0.profile().abilities.verify == Ability::Native { Probe::Verify } else { Probe::Read }
+    }
+
+    /// Writes blocks, with tags made here or by the controller.
+    pub async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
+        let force_unit_access = durability == Durability::ForceUnitAccess;
+        let protection = self.0.profile().write_checks(extent, data);
+        let blocks = BlockCommand { protection, force_unit_access, ..BlockCommand::new(extent) };
+        let completed = self.0.write_once(blocks, data).await?;
+        if completed.status().is_success() {
+            self.note_write(&completed, durability);
+            return Ok(Response::Done);
+        }
+        Err(match bad_block_cause(completed.status()) {
+            Some(cause) => self.write_refused(extent, data, cause, &completed).await,
+            None => self.0.failed(RequestKind::Write, Some(extent), &completed),
+        })
+    }
+
+    /// The error of a Write whose tags the controller rejected. Reports the blocks whose tags mismatch here already; else the
+    /// tags changed in transfer or do not match the command, and the error log names the first block.
+    async fn write_refused(
+        &self,
+        extent: Extent,
+        data: &Sealed,
+        cause: BadBlockCause,
+        completed: &N::Completed,
+    ) -> Error {
+        if let Some(format) = self.0.profile().pi_mode.shown() {
+            let mut wrong = Vec::new();
+            let checks = Checks::full(format, extent.start());
+            let on_wrong = &mut |mismatch| wrong.push(mismatch);
+            let (data, tags) = (data.joined_data(), data.joined_tags());
+            sealblock_integrity::verify(format, self.0.profile().geometry.block_size, &data, &tags, &checks, on_wrong);
+            if !wrong.is_empty() {
+                return integrity(checks::bad_blocks(extent.start(), &wrong));
+            }
+        }
+        match self.named_block(completed, extent).await {
+            Some(lba) => integrity(vec![BadBlock::new(lba, cause, None, None)]),
+            None => self.0.failed(RequestKind::Write, Some(extent), completed),
+        }
+    }
+
+    /// The block that the error log names for this command for certain.
+    async fn named_block(&self, completed: &N::Completed, extent: Extent) -> Option<Lba> {
+        if N::LOG_NAMES_COMMANDS { logged_block(self.0, completed, extent).await } else { None }
+    }
+
+    fn note_write(&self, completed: &N::Completed, durability: Durability) {
+        if durability == Durability::Volatile {
+            self.0.write_completed(completed);
+        }
+    }
+
+    /// Makes blocks read as zeroes; deallocates them if that is promised to read as zeroes.
+    pub async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
+        let force_unit_access = durability == Durability::ForceUnitAccess;
+        let blocks = BlockCommand {
+            protection: self.0.profile().zeroes(extent),
+            force_unit_access,
+            ..BlockCommand::new(extent)
+        };
+        let deallocate = may_unmap && self.0.profile().abilities.unmap_zeroes;
+        let zeroes = WriteZeroes { blocks, deallocate, whole_namespace: false };
+        let completed = self.0.execute_once(IoCommand::WriteZeroes(zeroes)).await?;
+        if !completed.status().is_success() {
+            return Err(self.0.failed(RequestKind::WriteZeroes, Some(extent), &completed));
+        }
+        self.note_write(&completed, durability);
+        Ok(Response::Done)
+    }
+
+    /// Deallocates the extents. A lost Discard loses no data, so it is not recorded as an unflushed write.
+    pub async fn discard(&self, extents: &[Extent]) -> Outcome {
+        let shape = self.0.profile();
+        let mut rest = extents;
+        while !rest.is_empty() {
+            let mut blocks = 0_u64;
+            let fits = rest.iter().take(shape.discard_ranges).take_while(|extent| {
+                blocks = blocks.saturating_add(extent.len());
+                blocks <= shape.discard_blocks
+            });
+            let count = fits.count().max(1);
+            let (now, later) = rest.split_at(count);
+            self.deallocate(now).await?;
+            rest = later;
+        }
+        Ok(Response::Done)
+    }
+
+    async fn deallocate(&self, extents: &[Extent]) -> Result<(), Error> {
+        let too_many = |invalid: Invalid| Error::from(ErrorKind::Media { reason: invalid.to_string() });
+        let dsm = DatasetManagement::deallocate(extents.len()).map_err(too_many)?;
+        let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
+        let list = Slice::copy_from(ranges.as_slice().as_bytes());
+        let completed = self.0.deallocate_once(dsm, list).await?;
+        match completed.status().is_success() {
+            true => Ok(()),
+            false => Err(self.0.failed(RequestKind::Discard, extents.first().copied(), &completed)),
+        }
+    }
+
+    /// Verifies blocks where they are.
+    pub async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
+        let (protection, says_all) = self.0.profile().read_checks(extent, &checks, true);
+        if !says_all {
+            let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
+            return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
+        }
+        let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) });
+        let completed = self.0.execute_once(command).await?;
+        let coverage = self.0.verify_coverage(extent, &checks, &completed);
+        if completed.status().is_success() {
+            return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
+        }
+        if bad_block_cause(completed.status()).is_none() {
+            return Err(self.0.failed(RequestKind::Verify, Some(extent), &completed));
+        }
+        match BadBlocks::new(BadBlockSearch::new(self.0, checks, Probe::Verify).of(extent, &completed).await?) {
+            Some(bad_blocks) => Err(bad_blocks.with_coverage(coverage).into()),
+            // The search re-read every block, so the failure was transient.
+            None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
+        }
+    }
+
+    /// Reads all blocks in order and checks them here, for checks that no command can express; returns the bytes read and
+    /// the coverage.
+    pub async fn read_all(
+        &self,
+        extent: Extent,
+        checks: &Checks,
+        mut each: impl FnMut(&Sealed),
+    ) -> Result<(u64, Coverage), Error> {
+        let mut bytes_transferred = 0;
+        let mut tally = Tally { coverage: self.0.read_coverage(extent, checks), ..Tally::default() };
+        for piece in extent.split_aligned(self.0.profile().geometry.limits.max_transfer_blocks) {
+            let onward = piece.start().get() - extent.start().get();
+            let checks = self.0.profile().pi_mode.shown().map_or(*checks, |format| checks.advance(onward, format));
+            bytes_transferred += piece.bytes(self.0.profile().geometry.block_size);
+            match self.read(piece, checks).await {
+                Ok(Response::Data(part)) => each(&part),
+                Ok(_) => unreachable!("a Read is answered with data"),
+                Err(error) => tally.take(error)?,
+            }
+        }
+        Ok((bytes_transferred, tally.finish()?))
+    }
+
+    /// Compares blocks with this data.
+    pub async fn compare(&self, extent: Extent, data: &Sealed) -> Outcome {
+        let comparand = self.0.profile().comparand(extent, data);
+        let completed = self.0.compare_once(BlockCommand::new(extent), &comparand).await?;
+        let status = completed.status();
+        if status.is_success() {
+            return Ok(Response::Done);
+        }
+        if status.code() != StatusCode::COMPARE_FAILURE {
+            return Err(match bad_block_cause(status) {
+                Some(_) => self
+                    .compare_read(extent, data, extent.start())
+                    .await
+                    .err()
+                    .unwrap_or_else(|| self.0.failed(RequestKind::Compare, Some(extent), &completed)),
+                None => self.0.failed(RequestKind::Compare, Some(extent), &completed),
+            });
+        }
+        let logged = self.named_block(&completed, extent).await;
+        match (logged, self.0.profile().pi_mode.kept()) {
+            (Some(lba), None) => Err(ErrorKind::Miscompare { lba }.into()),
+            // The controller compares tags too, but only different data is a miscompare.
+            (logged, _) => self.compare_read(extent, data, logged.unwrap_or(extent.start())).await,
+        }
+    }
+
+    /// Finds the first block from `from` whose data differs, by reading.
+    async fn compare_read(&self, extent: Extent, data: &Sealed, from: Lba) -> Outcome {
+        let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
+        let rest = rest.expect("the block is one of the extent");
+        for piece in rest.split_aligned(self.0.profile().geometry.limits.max_transfer_blocks) {
+            let checks =
+                self.0.profile().pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
+            let Response::Data(stored) = self.read(piece, checks).await? else {
+                unreachable!("a Read is answered with data");
+            };
+            let first = (piece.start().get() - extent.start().get()) as usize;
+            let wanted = data.slice(first, piece.len() as usize);
+            if let Some(lba) = stored.first_difference(&wanted, false).and_then(|index| piece.iter().nth(index)) {
+                return Err(ErrorKind::Miscompare { lba }.into());
+            }
+        }
+        Ok(Response::Done)
+    }
+}
+
+/// The error of these bad blocks, at least one.
+fn integrity(bad_blocks: Vec<BadBlock>) -> Error {
+    BadBlocks::new(bad_blocks).expect("a mismatch is about a block").into()
+}
