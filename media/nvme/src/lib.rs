@@ -19,7 +19,7 @@ mod status;
 pub use bad_block_search::{BadBlockSearch, Probe, logged_block};
 pub use checks::bad_blocks;
 pub use pages::{Admin, IdentifyPages, NamespaceError, identify_controller, namespace_pages};
-pub use profile::{MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, shares_crcs};
+pub use profile::{Metadata, MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, shares_crcs};
 pub use status::{CommandContext, bad_block_cause, failure, is_not_supported, may_be_sent_again};
 
 use sealblock_block::{BadBlock, Coverage, Error, Outcome, RequestKind};

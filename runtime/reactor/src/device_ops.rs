@@ -157,7 +157,12 @@ unsafe impl IoOp for Nvme {
         let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), number, &raw mut passed) };
         self.result = passed.result;
         // A positive result is the status of the completion.
-        u32::try_from(status).map_err(|_| io::Error::last_os_error())
+        u32::try_from(status).map_err(|_| match io::Error::last_os_error() {
+            // The kernel cancelled the command, because it took too long or the controller was reset. To send it again at once, as after
+            // other interruptions, would wait as long again.
+            error if error.raw_os_error() == Some(libc::EINTR) => io::Error::from_raw_os_error(libc::ETIMEDOUT),
+            error => error,
+        })
     }
 
     fn finish(self, result: io::Result<u32>) -> Self::Output {
@@ -197,7 +202,8 @@ impl File {
     ///
     /// # Errors
     /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which say nothing of the command's execution: `EACCES` or `EPERM`
-    /// without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is gone, `EINVAL` for more memory than the
+    /// without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is gone,
+    /// `ETIMEDOUT` if the kernel cancelled it, `EINVAL` for more memory than the
     /// kernel maps at once, or memory that goes another way than the opcode says.
     pub async fn nvme(
         &self,

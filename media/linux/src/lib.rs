@@ -1,0 +1,32 @@
+//! Drives of this machine as devices that do integrity work themselves.
+//!
+//! [`NvmeNamespace`] is a namespace of an NVMe drive behind the kernel's passthrough; [`NvmeDevice`] is the block device, which
+//! lets the kernel's ordinary path read and write where that can carry everything, and sends Verify, Compare and Write Zeroes to
+//! the drive itself.
+//!
+//! Invariants:
+//! - Nothing is written through a node that was opened for reading, whatever the process may do.
+//! - What the drive, sysfs or the kernel says is checked before use, and an error says what was asked and of whom.
+//! - A device that says that it verifies natively has answered a Verify on this very opening.
+//! - Blocks are checked against their tags where they arrive, whatever the drive checked before.
+//! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
+
+mod node;
+mod nvme {
+    //! NVMe drives through `NVME_IOCTL_IO64_CMD`, `NVME_IOCTL_ADMIN64_CMD` and `NVME_IOCTL_ID`.
+
+    mod block_codec;
+    mod commands;
+    mod device;
+    mod error;
+    mod open;
+
+    pub use device::NvmeDevice;
+    pub use error::OpenError;
+    pub use open::{NvmeInfo, NvmeNamespace, Options};
+}
+
+pub use node::{NodeKind, block_node};
+pub use nvme::{NvmeDevice, NvmeInfo, NvmeNamespace, OpenError, Options};
+/// Who makes the tags of blocks.
+pub use sealblock_media_nvme::PiSource;

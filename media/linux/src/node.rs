@@ -1,0 +1,122 @@
+//! Device nodes: which block device an NVMe node is about, and what the kernel can do with it, by sysfs.
+//!
+//! Sysfs is read as text that may say anything: what is no number counts as unknown.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The sort of a device node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NodeKind {
+    /// `/dev/nvmeXnY`: the block device of a namespace.
+    NvmeBlock,
+    /// `/dev/ngXnY`: the character device of a namespace, beside the block device `nvmeXnY` if there is one.
+    NvmeGeneric,
+    /// Something else.
+    Other,
+}
+
+impl NodeKind {
+    /// Judged by the last part of the path.
+    pub fn of(path: &Path) -> NodeKind {
+        match name_of(path) {
+            Some(name) if namespace_of(name, "nvme").is_some() => NodeKind::NvmeBlock,
+            Some(name) if namespace_of(name, "ng").is_some() => NodeKind::NvmeGeneric,
+            _ => NodeKind::Other,
+        }
+    }
+}
+
+/// The node of the block device that belongs to a node: beside it, with the same numbers (the kernel's multipath and generic devices
+/// count together). `None` if the path is no NVMe node.
+pub fn block_node(path: &Path) -> Option<PathBuf> {
+    let name = name_of(path)?;
+    let numbers = namespace_of(name, "nvme").or_else(|| namespace_of(name, "ng"))?;
+    Some(path.with_file_name(format!("nvme{numbers}")))
+}
+
+fn name_of(path: &Path) -> Option<&str> {
+    path.file_name()?.to_str()
+}
+
+/// The numbers of a namespace's node, such as `0n1`, behind this prefix.
+fn namespace_of<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
+    let numbers = name.strip_prefix(prefix)?;
+    let (controller, namespace) = numbers.split_once('n')?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    (is_number(controller) && is_number(namespace)).then_some(numbers)
+}
+
+/// What the kernel says of a block device's queue. `None` is unknown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct KernelLimits {
+    /// Bytes that one command moves at most.
+    pub(crate) transfer_bytes: Option<u64>,
+    /// Bytes of a Write Zeroes; 0 if the kernel sends none, as to drives that it knows to be broken.
+    pub(crate) write_zeroes_bytes: Option<u64>,
+    /// Bytes of a discard; 0 if the kernel sends none.
+    pub(crate) discard_bytes: Option<u64>,
+}
+
+impl KernelLimits {
+    /// Those of the block device with this node.
+    pub(crate) fn of(block: &Path) -> KernelLimits {
+        let Some(name) = name_of(block) else { return KernelLimits::default() };
+        KernelLimits::read(&Path::new("/sys/class/block").join(name).join("queue"))
+    }
+
+    /// Those of a queue's folder in sysfs.
+    fn read(queue: &Path) -> KernelLimits {
+        /// Bytes of a page: a segment has at least one, but the first and the last.
+        const PAGE_BYTES: u64 = 4096;
+        let number = |name: &str| fs::read_to_string(queue.join(name)).ok()?.trim().parse::<u64>().ok();
+        let whole = number("max_hw_sectors_kb").and_then(|kib| kib.checked_mul(1024));
+        let segments = number("max_segments").map(|count| count.saturating_sub(1).max(1).saturating_mul(PAGE_BYTES));
+        KernelLimits {
+            transfer_bytes: [whole, segments].into_iter().flatten().filter(|bytes| *bytes > 0).min(),
+            write_zeroes_bytes: number("write_zeroes_max_bytes"),
+            discard_bytes: number("discard_max_bytes"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_known_by_their_names_and_belong_to_a_block_device() {
+        for (path, kind, block) in [
+            ("/dev/nvme0n1", NodeKind::NvmeBlock, Some("/dev/nvme0n1")),
+            ("/dev/ng12n34", NodeKind::NvmeGeneric, Some("/dev/nvme12n34")),
+            ("/dev/nvme0n1p1", NodeKind::Other, None),
+            ("/dev/nvme0", NodeKind::Other, None),
+            ("/dev/ng0n", NodeKind::Other, None),
+            ("/dev/ngn1", NodeKind::Other, None),
+            ("/dev/sda", NodeKind::Other, None),
+            ("/", NodeKind::Other, None),
+        ] {
+            let path = Path::new(path);
+            assert_eq!((NodeKind::of(path), block_node(path)), (kind, block.map(PathBuf::from)), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn limits_are_the_smaller_ones_and_what_is_no_number_is_unknown() {
+        let folder = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        assert_eq!(KernelLimits::read(folder.path()), KernelLimits::default());
+        put("max_hw_sectors_kb", "512\n");
+        put("max_segments", "65");
+        put("write_zeroes_max_bytes", "0\n");
+        put("discard_max_bytes", "many");
+        let limits = KernelLimits::read(folder.path());
+        assert_eq!(limits.transfer_bytes, Some(64 * 4096));
+        assert_eq!((limits.write_zeroes_bytes, limits.discard_bytes), (Some(0), None));
+        put("max_segments", "0");
+        assert_eq!(KernelLimits::read(folder.path()).transfer_bytes, Some(4096));
+        put("max_hw_sectors_kb", &u64::MAX.to_string());
+        put("max_segments", "-3");
+        assert_eq!(KernelLimits::read(folder.path()).transfer_bytes, None);
+    }
+}

@@ -1,0 +1,105 @@
+//! Why a namespace's passthrough cannot be used, and errors of passthrough calls.
+
+use std::io;
+
+use sealblock_block::{Error, ErrorKind};
+use sealblock_media_nvme::NamespaceError;
+use sealblock_protocols_nvme::Status;
+
+/// Why commands cannot be passed to a drive.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The node is no NVMe namespace, or the kernel has no passthrough.
+    #[error("the kernel passes no NVMe commands through this node ({0})")]
+    NoPassthrough(io::Error),
+    /// The process may not do that.
+    #[error("this process may not send {what} to the drive ({source}); it needs CAP_SYS_ADMIN")]
+    Privilege {
+        /// The command.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel could not execute a command.
+    #[error("cannot send {what} to the drive: {source}")]
+    System {
+        /// The command.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The drive refused a command.
+    #[error("the drive refused {what}: {status}")]
+    Refused {
+        /// The command.
+        what: &'static str,
+        /// Its status.
+        status: Status,
+    },
+    /// What the drive says of itself and of the namespace is inconsistent or not supported.
+    #[error("the drive cannot be used: {0}")]
+    Namespace(#[from] NamespaceError),
+}
+
+impl OpenError {
+    /// The error of a call for this command.
+    pub(crate) fn of_call(what: &'static str, source: io::Error) -> OpenError {
+        match source.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => OpenError::Privilege { what, source },
+            Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => OpenError::NoPassthrough(source),
+            _ => OpenError::System { what, source },
+        }
+    }
+
+    /// True if the drive works, and only the way to command it directly is missing: then the kernel's ordinary way to it may be used.
+    pub fn is_only_the_way(&self) -> bool {
+        matches!(self, OpenError::NoPassthrough(_) | OpenError::Privilege { .. })
+    }
+}
+
+/// The error of a call that did not bring a command to its completion.
+pub(crate) fn of_call(doing: &str, error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        // The kernel says that of devices that were removed, reset, or did not answer in time.
+        Some(libc::ENODEV | libc::ENXIO | libc::EIO | libc::ESHUTDOWN | libc::ETIMEDOUT | libc::ECANCELED) => {
+            ErrorKind::Unreachable { reason: format!("the drive did not complete {doing}: {error}") }
+        }
+        _ => ErrorKind::Media { reason: format!("the kernel did not pass {doing} to the drive: {error}") },
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno(number: i32) -> io::Error {
+        io::Error::from_raw_os_error(number)
+    }
+
+    #[test]
+    fn only_a_missing_way_leaves_the_ordinary_one() {
+        for (number, is_only_the_way) in [
+            (libc::EACCES, true),
+            (libc::EPERM, true),
+            (libc::ENOTTY, true),
+            (libc::ENODEV, false),
+            (libc::EIO, false),
+            (libc::EINVAL, false),
+        ] {
+            assert_eq!(OpenError::of_call("Identify", errno(number)).is_only_the_way(), is_only_the_way, "{number}");
+        }
+        let text = OpenError::of_call("Identify Controller", errno(libc::EACCES)).to_string();
+        assert!(text.contains("Identify Controller") && text.contains("CAP_SYS_ADMIN"), "{text}");
+    }
+
+    #[test]
+    fn a_drive_that_is_gone_or_late_cannot_be_reached_and_a_refused_call_is_something_else() {
+        for number in [libc::ENODEV, libc::ENXIO, libc::EIO, libc::ETIMEDOUT] {
+            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Unreachable { .. }), "{number}");
+        }
+        for number in [libc::EINVAL, libc::ENOMEM, libc::EACCES] {
+            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Media { .. }), "{number}");
+        }
+    }
+}

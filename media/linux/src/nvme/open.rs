@@ -1,0 +1,289 @@
+//! Opens a namespace: reads its pages, cuts its limits to those of the kernel, and finds out by a command over one block what the way to
+//! the drive really carries.
+
+use std::path::Path;
+use std::time::Duration;
+
+use sealblock_block::{Abilities, Ability};
+use sealblock_integrity::{Checks, PiFormat, PiPosition};
+use sealblock_media_nvme::{
+    MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, is_not_supported,
+    namespace_pages,
+};
+use sealblock_protocols_nvme::Status;
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme::registers::{Capabilities, Version};
+use sealblock_runtime_reactor::{File, NvmeQueue, Transfer, pool};
+use sealblock_units::{BlockCount, Extent, Lba};
+
+use super::block_codec::BlockCodec;
+use super::commands::{Drive, Passthrough};
+use super::error::OpenError;
+use crate::node::{KernelLimits, NodeKind, block_node};
+
+/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+const TRANSFER_BYTES: u32 = 1 << 20;
+
+/// How a namespace is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Options {
+    /// Who makes tags, if the namespace has protection information.
+    pub source: PiSource,
+    /// Allow commands that change blocks. The caller holds the block device for itself.
+    pub write: bool,
+    /// How long the kernel waits for one command before it aborts it.
+    pub timeout: Duration,
+}
+
+impl Options {
+    /// For reading, with tags made here, and the kernel's own time limit of 30 s.
+    pub const READ: Options = Options { source: PiSource::Auto, write: false, timeout: Duration::from_secs(30) };
+    /// The same for reading and writing.
+    pub const WRITE: Options = Options { write: true, ..Options::READ };
+}
+
+/// What a drive says of itself and of a namespace. Texts have no characters that are not printable.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NvmeInfo {
+    /// MN: model.
+    pub model: String,
+    /// SN: serial number.
+    pub serial: String,
+    /// FR: firmware revision.
+    pub firmware: String,
+    /// VER: major, minor and tertiary version of the base specification; zeroes before 1.2.
+    pub version: (u16, u8, u8),
+    /// NSID.
+    pub namespace: u32,
+    /// The namespace's protection information, whoever makes it, and where in the metadata it is.
+    pub protection: Option<(PiFormat, PiPosition)>,
+    /// Bytes of metadata of a block.
+    pub metadata_bytes: usize,
+    /// True if they follow the block's data, false if they are in a buffer of their own.
+    pub metadata_interleaved: bool,
+    /// Who makes the tags: [`PiSource::Host`] or [`PiSource::Target`]; `Auto` without tags.
+    pub tags: PiSource,
+    /// MDTS in bytes; `None` for no limit.
+    pub max_transfer_bytes: Option<u64>,
+    /// VSL in bytes; `None` for no limit or no such page.
+    pub max_verify_bytes: Option<u64>,
+    /// WZSL in bytes; `None` for no limit or no such page.
+    pub max_write_zeroes_bytes: Option<u64>,
+    /// Bytes that the kernel moves with one command at most, if it is known.
+    pub kernel_transfer_bytes: Option<u64>,
+    /// Writes are volatile until a Flush (VWC).
+    pub volatile_write_cache: bool,
+    /// The drive has Get LBA Status, which lists bad blocks.
+    pub get_lba_status: bool,
+    /// What the drive or the kernel says that it has, and does not do.
+    pub refused: Vec<String>,
+}
+
+/// A namespace of an NVMe drive behind the kernel's passthrough.
+pub struct NvmeNamespace {
+    pub(crate) drive: Drive,
+    pub(crate) info: NvmeInfo,
+}
+
+impl NvmeNamespace {
+    /// Opens the namespace whose node `file` is; `path` is the node's, for what sysfs says of it.
+    ///
+    /// # Errors
+    /// See [`OpenError`]; [`OpenError::is_only_the_way`] tells whether the drive can be used without passthrough.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub async fn open(file: File, path: &Path, options: Options) -> Result<NvmeNamespace, OpenError> {
+        let nsid = file.nvme_id().map_err(|error| OpenError::of_call("NVME_IOCTL_ID", error))?;
+        let is_cached = NodeKind::of(path) == NodeKind::NvmeBlock;
+        if is_cached {
+            // What was written through the page cache is not on the drive yet.
+            file.sync_data().await.map_err(|error| OpenError::of_call("a Flush", error))?;
+        }
+        let passthrough = Passthrough { file, timeout: options.timeout };
+        // CAP is hidden by the kernel. It takes only drives whose smallest pages are not larger than its own, of 4096 bytes, and the
+        // specification has none that are smaller: MPSMIN 0 reads every limit as the smallest that it can be.
+        let pages = namespace_pages(&passthrough, Capabilities::from_bits(0), None, nsid).await?;
+        let kernel = block_node(path).map(|block| KernelLimits::of(&block)).unwrap_or_default();
+        let profile =
+            ProfileOptions { source: options.source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
+        let mut profile = NamespaceProfile::of(nsid, &pages, &profile)?;
+        let mut refused = cut(&mut profile, &kernel);
+        profile.abilities.writable &= options.write;
+        let codec = BlockCodec::new(&profile);
+        let mut drive = Drive { passthrough, profile, codec, is_cached };
+        refused.extend(drive.probe().await?);
+        let text = |text: String| text.trim().to_owned();
+        let (controller, version) = (&pages.controller, Version::from_bits(pages.controller.ver));
+        let info = NvmeInfo {
+            model: text(controller.mn.text()),
+            serial: text(controller.sn.text()),
+            firmware: text(controller.fr.text()),
+            version: (version.major, version.minor, version.tertiary),
+            namespace: nsid,
+            protection: drive.profile.pi_mode.kept().map(|format| (format, pages.namespace.dps.position())),
+            metadata_bytes: usize::from(pages.namespace.format().ms),
+            metadata_interleaved: pages.namespace.flbas.extended,
+            tags: match drive.profile.pi_mode {
+                PiMode::None => PiSource::Auto,
+                PiMode::Host(_) => PiSource::Host,
+                PiMode::Target(_) => PiSource::Target,
+            },
+            max_transfer_bytes: drive.profile.max_transfer_bytes,
+            max_verify_bytes: drive.profile.max_verify_bytes,
+            max_write_zeroes_bytes: drive.profile.max_write_zeroes_bytes,
+            kernel_transfer_bytes: kernel.transfer_bytes,
+            volatile_write_cache: drive.profile.volatile_write_cache,
+            get_lba_status: drive.profile.get_lba_status,
+            refused,
+        };
+        Ok(NvmeNamespace { drive, info })
+    }
+
+    /// What the drive says.
+    pub fn info(&self) -> &NvmeInfo {
+        &self.info
+    }
+}
+
+/// Cuts a profile to what the kernel can do; returns what the drive says that it has and the kernel does not use.
+fn cut(profile: &mut NamespaceProfile, kernel: &KernelLimits) -> Vec<String> {
+    let size = profile.geometry.block_size;
+    let interleaved = if profile.metadata.is_interleaved { profile.metadata.bytes } else { 0 };
+    if let Some(bytes) = kernel.transfer_bytes {
+        let blocks = bytes / (size.bytes() + interleaved) as u64;
+        let most = BlockCount::new(u32::try_from(blocks).unwrap_or(u32::MAX)).unwrap_or(BlockCount::ONE);
+        let limits = &mut profile.geometry.limits;
+        limits.max_transfer_blocks = limits.max_transfer_blocks.min(most);
+    }
+    let Abilities { write_zeroes, discard, unmap_zeroes, .. } = &mut profile.abilities;
+    let mut refused = Vec::new();
+    // The kernel knows drives whose commands do harm, and sends them none.
+    if kernel.write_zeroes_bytes == Some(0) && *write_zeroes == Ability::Native {
+        (*write_zeroes, *unmap_zeroes) = (Ability::Absent, false);
+        refused.push("write zeroes: the kernel sends this drive none".to_owned());
+    }
+    if kernel.discard_bytes == Some(0) && *discard == Ability::Native {
+        *discard = Ability::Absent;
+        refused.push("discard: the kernel sends this drive none".to_owned());
+    }
+    refused
+}
+
+impl Drive {
+    /// Sends a Verify, or else a Read, of the first block, so that nothing is promised that the kernel or the drive then refuses. A bad
+    /// block is an answer too. Returns what is refused.
+    async fn probe(&mut self) -> Result<Option<String>, OpenError> {
+        let first = Extent::one(Lba::ZERO);
+        let checks = self.profile.pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, first.start()));
+        let command = |protection| BlockCommand { protection, ..BlockCommand::new(first) };
+        let is_answer = |status: Status| status.is_success() || bad_block_cause(status).is_some();
+        let mut refused = None;
+        if self.profile.abilities.verify == Ability::Native {
+            const WHAT: &str = "Verify";
+            let verify = IoCommand::Verify(command(self.profile.read_checks(first, &checks, true).0));
+            match self.send_probe(WHAT, verify, (Transfer::None, Transfer::None)).await? {
+                status if is_answer(status) => return Ok(None),
+                status if is_not_supported(status) => {
+                    self.profile.abilities.verify = Ability::Absent;
+                    refused = Some(format!("verify: the drive says that it has it, and answered {status}"));
+                }
+                status => return Err(OpenError::Refused { what: WHAT, status }),
+            }
+        }
+        const WHAT: &str = "Read";
+        let read = IoCommand::Read(command(self.profile.read_checks(first, &checks, false).0));
+        let room = self.codec.room(first, &pool());
+        let memory = (Transfer::In(room.data), room.metadata.map_or(Transfer::None, Transfer::In));
+        match self.send_probe(WHAT, read, memory).await? {
+            status if is_answer(status) => Ok(refused),
+            status => Err(OpenError::Refused { what: WHAT, status }),
+        }
+    }
+
+    async fn send_probe(
+        &self,
+        what: &'static str,
+        command: IoCommand,
+        memory: (Transfer, Transfer),
+    ) -> Result<Status, OpenError> {
+        let command = command.encode(self.profile.nsid).expect("one block fits into a command");
+        let (result, ..) = self.passthrough.send(NvmeQueue::Io, &command, memory, false).await;
+        result.map_err(|error| OpenError::of_call(what, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_integrity::{GuardKind, ProtectionType};
+    use sealblock_media_nvme::IdentifyPages;
+    use sealblock_protocols_nvme::extensions::Extensions;
+    use sealblock_protocols_nvme::identify::{
+        Controller, Namespace as NamespacePage, NamespaceFormat, NvmNamespace, Oncs,
+    };
+    use sealblock_units::BlockSize;
+
+    /// A namespace of 4096-byte blocks with so many bytes of metadata, of which the last eight are a tuple.
+    fn profile(metadata_bytes: usize, extended: bool, source: PiSource) -> Result<NamespaceProfile, String> {
+        let format = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
+        let wire = NamespaceFormat {
+            block_size: BlockSize::B4096,
+            metadata_bytes,
+            extended,
+            protection: Some((format, PiPosition::Last)),
+            storage_tag_mask: 0,
+        };
+        let (mut namespace, mut nvm) =
+            (NamespacePage { nsze: 1000, ..NamespacePage::default() }, NvmNamespace::default());
+        wire.describe(&mut namespace, &mut nvm);
+        let oncs = Oncs::VERIFY | Oncs::COMPARE | Oncs::WRITE_ZEROES | Oncs::DATASET_MANAGEMENT;
+        let pages = IdentifyPages {
+            capabilities: Capabilities::from_bits(0),
+            controller: Controller { mdts: 7, oncs, ..Controller::default() },
+            nvm_controller: None,
+            namespace,
+            nvm_namespace: Some(nvm),
+            independent: None,
+            ids: Vec::new(),
+            extensions: Extensions::NONE,
+            bitmap_pages: 0,
+        };
+        let options = ProfileOptions { source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
+        NamespaceProfile::of(1, &pages, &options).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn limits_are_cut_to_those_of_the_kernel() {
+        let kernel = |bytes| KernelLimits { transfer_bytes: Some(bytes), ..KernelLimits::default() };
+        for (bytes, extended, blocks) in
+            [(128 << 10, false, 32), (128 << 10, true, 31), (1 << 30, true, 127), (1 << 30, false, 128), (100, true, 1)]
+        {
+            let mut profile = profile(8, extended, PiSource::Host).unwrap();
+            assert_eq!(cut(&mut profile, &kernel(bytes)), Vec::<String>::new());
+            assert_eq!(profile.geometry.limits.max_transfer_blocks.get(), blocks, "{bytes} {extended}");
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_keeps_from_a_drive_is_not_sent_to_it() {
+        let mut profile = profile(8, false, PiSource::Host).unwrap();
+        let known = KernelLimits { write_zeroes_bytes: Some(4096), discard_bytes: Some(4096), transfer_bytes: None };
+        assert!(cut(&mut profile, &known).is_empty());
+        assert_eq!((profile.abilities.write_zeroes, profile.abilities.discard), (Ability::Native, Ability::Native));
+        let kept = KernelLimits { write_zeroes_bytes: Some(0), discard_bytes: Some(0), transfer_bytes: None };
+        assert_eq!(cut(&mut profile, &kept).len(), 2);
+        assert_eq!((profile.abilities.write_zeroes, profile.abilities.discard), (Ability::Absent, Ability::Absent));
+        assert_eq!((profile.abilities.verify, profile.abilities.compare), (Ability::Native, Ability::Native));
+    }
+
+    #[test]
+    fn a_drive_makes_tags_only_where_they_are_all_metadata_and_compares_only_then() {
+        let drives = profile(8, false, PiSource::Target).unwrap();
+        assert_eq!((drives.metadata.bytes, drives.geometry.protection), (0, None));
+        let refused = profile(64, false, PiSource::Target).unwrap_err();
+        assert!(refused.contains("64 bytes"), "{refused}");
+        let ours = profile(64, true, PiSource::Host).unwrap();
+        assert_eq!((ours.metadata.bytes, ours.metadata.tuple_at, ours.abilities.compare), (64, 56, Ability::Absent));
+    }
+}
