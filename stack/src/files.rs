@@ -120,7 +120,7 @@ pub(crate) async fn open_file(
     }
 }
 
-async fn volume_as(
+pub(crate) async fn volume_as(
     target: &TargetName,
     medium: Rc<FileMedium>,
     path: &Path,
@@ -277,6 +277,6 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
 }
 
 /// The size of the blocks that a medium without seals is parted into.
-fn raw_block_size(medium: &impl Medium) -> BlockSize {
+pub(crate) fn raw_block_size(medium: &impl Medium) -> BlockSize {
     if medium.sector_bytes() > 512 { BlockSize::B4096 } else { BlockSize::B512 }
 }

@@ -5,11 +5,29 @@ use std::rc::Rc;
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::FileInfo as FileDescription;
+use sealblock_media_linux::NvmeInfo;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use crate::groups::replicas::OpenMirror;
+
+/// How a drive of this machine is reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DriveInfo {
+    /// Through NVMe passthrough.
+    Nvme {
+        /// What the drive says.
+        info: NvmeInfo,
+        /// True if blocks are read and written the kernel's ordinary way.
+        ordinary: bool,
+    },
+    /// As an ordinary block device, and why.
+    Ordinary {
+        /// Why the drive cannot do integrity work.
+        why: String,
+    },
+}
 
 /// What a target is made of.
 #[derive(Clone, Debug)]
@@ -20,6 +38,8 @@ pub struct TargetInfo {
     pub volume: Option<VolumeDescription>,
     /// The file, where it lies in one.
     pub file: Option<FileDescription>,
+    /// How it is reached, if it is a drive of this machine.
+    pub drive: Option<DriveInfo>,
     /// The namespace and its controller, if it is remote.
     pub remote: Option<NvmeConnectionInfo>,
     /// The export, where it is one over NBD.
@@ -35,8 +55,8 @@ pub struct TargetInfo {
 impl TargetInfo {
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
-        let (paths, mirror, below) = (None, None, Vec::new());
-        TargetInfo { kind, volume: None, file: None, remote: None, export: None, paths, mirror, inner: below }
+        let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
+        TargetInfo { kind, volume: None, file: None, drive, remote: None, export: None, paths, mirror, inner }
     }
 
     /// A layer.

@@ -22,6 +22,7 @@ mod held;
 mod holder;
 pub mod identity;
 mod info;
+mod linux;
 mod membership;
 pub mod mounts;
 mod open;
@@ -44,7 +45,7 @@ pub use files::{
 pub use groups::replicas::{CHANGING, OpenMirror};
 pub use held::{Access, FileVolume, Usage};
 pub use holder::process_text;
-pub use info::{TargetInfo, protection_text};
+pub use info::{DriveInfo, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
 pub use opened::{Closer, OpenTarget, data_of};

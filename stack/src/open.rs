@@ -15,6 +15,7 @@ use crate::files::{FileKind, Plain, inspect, medium_of, of_remains, open_file, o
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
+use crate::linux::{GIVE_UP, LeftOver, open_linux};
 use crate::membership::guard;
 use crate::opened::OpenTarget;
 use crate::program::ReactorClock;
@@ -54,7 +55,8 @@ fn open_device(
 ) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
     Box::pin(async move {
         match target {
-            TargetName::File(path) | TargetName::Linux(path) => open_file(target, path, access, Plain::Refused).await,
+            TargetName::File(path) => open_file(target, path, access, Plain::Refused).await,
+            TargetName::Linux(path) => open_linux(target, path, access, LeftOver::Kept).await,
             TargetName::Raw(path) => open_raw(target, path, access).await,
             TargetName::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
@@ -149,11 +151,14 @@ pub enum Overwritten {
 /// # Errors
 /// If the path has remains of a volume, unless `force` is given.
 pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
+    if let TargetName::Linux(_) = target {
+        let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
+        let opened = guard(open_linux(target, path, Access::Write, remains).await?, usage).await?;
+        return Ok(Overwritten::Device(Box::new(opened)));
+    }
     let medium = medium_of(path, Access::Write).await?;
     match inspect(&medium).await? {
-        FileKind::Remains(parts) if !force => {
-            Err(of_remains("writing", path, &parts).advise("another path; or --force to give up what is left of it"))
-        }
+        FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
         FileKind::Volume => {
             drop(medium);
             open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))

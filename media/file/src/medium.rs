@@ -127,6 +127,11 @@ impl FileMedium {
         self.backing.path()
     }
 
+    /// The open file, for calls that are no reads and writes, such as commands to a drive.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Whether it bypasses the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct

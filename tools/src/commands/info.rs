@@ -1,6 +1,7 @@
 //! `sealblock info`: what a target is.
 
 mod below;
+mod drive;
 
 use sealblock_block::{Abilities, Ability, Device};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
@@ -105,6 +106,7 @@ fn info_json(info: &TargetInfo) -> Value {
             "file_system": file.file_system,
             "lies_on": below::as_json(&file.path),
         })),
+        "drive": info.drive.as_ref().map(drive::drive_json),
         "remote": info.remote.as_ref().map(remote_json),
         "export": info.export.as_ref().map(export_json),
         "paths": info.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
@@ -328,6 +330,9 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
             lines.put("space taken", ByteCount::new(bytes));
         }
         below::as_text(lines, &file.path);
+    }
+    if let Some(drive) = &info.drive {
+        drive::drive_text(lines, drive);
     }
     if let Some(remote) = &info.remote {
         remote_text(lines, remote);

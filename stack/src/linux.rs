@@ -1,0 +1,146 @@
+//! Drives of this machine: opened so that the drive itself verifies, compares and zeroes where it can, and as ordinary block devices
+//! where the kernel or the drive does not let them.
+
+use std::path::Path;
+use std::rc::Rc;
+
+use sealblock_media_file::{FileMedium, RawDevice};
+use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, block_node};
+use sealblock_runtime_reactor::File;
+
+use crate::error::{Cause, StackError};
+use crate::files::{FileKind, inspect, medium_of, of_remains, raw, raw_block_size, volume_as};
+use crate::held::Access;
+use crate::info::{DriveInfo, TargetInfo};
+use crate::opened::OpenTarget;
+use crate::target::TargetName;
+
+/// What to try instead of writing over remains of a volume.
+pub(crate) const GIVE_UP: &str = "another path; or --force to give up what is left of it";
+
+/// What becomes of the remains of a volume on a drive that is opened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LeftOver {
+    /// They are not opened: a command would take them for blocks.
+    Kept,
+    /// They are not overwritten, though the command overwrites the rest.
+    NotReplaced,
+    /// They are given up.
+    Replaced,
+}
+
+impl LeftOver {
+    fn refuse(self, path: &Path, parts: &str) -> Result<(), StackError> {
+        match self {
+            LeftOver::Kept => Err(of_remains("opening", path, parts)),
+            LeftOver::NotReplaced => Err(of_remains("writing", path, parts).advise(GIVE_UP)),
+            LeftOver::Replaced => Ok(()),
+        }
+    }
+}
+
+/// Opens a drive by its node: as the protected volume that lies on it, or its blocks.
+pub(crate) async fn open_linux(
+    target: &TargetName,
+    path: &Path,
+    access: Access,
+    remains: LeftOver,
+) -> Result<OpenTarget, StackError> {
+    let block = block_node(path);
+    if let Some(block) = &block
+        && NodeKind::of(path) == NodeKind::NvmeGeneric
+        && !block.exists()
+    {
+        return open_generic(target, path, block, access).await;
+    }
+    // The generic node has a block device beside it: opening that shows whether it is in use, and holds it.
+    let node = block.as_deref().unwrap_or(path);
+    let medium = medium_of(node, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Volume => return volume_as(target, Rc::new(medium), node, access).await,
+        FileKind::Remains(parts) => remains.refuse(node, &parts)?,
+        FileKind::Raw => {}
+    }
+    match block.is_some() {
+        true => open_blocks(target, node, medium, access).await,
+        false => {
+            raw(target, node, medium).map(|opened| as_ordinary(opened, "SCSI commands are not implemented".to_owned()))
+        }
+    }
+}
+
+/// Opens the blocks of an NVMe block device, which have no volume.
+async fn open_blocks(
+    target: &TargetName,
+    block: &Path,
+    medium: FileMedium,
+    access: Access,
+) -> Result<OpenTarget, StackError> {
+    match NvmeNamespace::open(medium.file().clone(), block, options(access)).await {
+        Ok(namespace) => {
+            let file = medium.describe().ok();
+            let (size, is_direct) = (raw_block_size(&medium), medium.is_direct());
+            // Passthrough does not see what is in the page cache.
+            let ordinary = if is_direct { RawDevice::new(medium, size).ok() } else { None };
+            let device = NvmeDevice::new(namespace, ordinary);
+            let info = TargetInfo { file, ..drive_info(&device) };
+            Ok(OpenTarget::new(target, device, info, Vec::new()))
+        }
+        Err(error) if error.is_only_the_way() && medium_has_blocks(&medium) => {
+            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
+            let opened = raw(target, block, medium)?;
+            Ok(as_ordinary(opened, error.to_string()))
+        }
+        Err(error) => Err(of_drive(&error, block)),
+    }
+}
+
+/// Opens a character device whose block device has no node: for reading, since nothing shows whether the blocks are in use.
+async fn open_generic(
+    target: &TargetName,
+    path: &Path,
+    block: &Path,
+    access: Access,
+) -> Result<OpenTarget, StackError> {
+    const DOING: &str = "opening";
+    if access.writes() {
+        let why = format!("{} is missing, without which nothing shows whether the drive is in use", block.display());
+        return Err(StackError::new(Cause::Refused, DOING, why).on(path.display()));
+    }
+    let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
+    let file = File::open(path, reading).map_err(|error| StackError::io(DOING, &error).on(path.display()))?;
+    let namespace = NvmeNamespace::open(file, path, options(access)).await.map_err(|error| of_drive(&error, path))?;
+    let device = NvmeDevice::<RawDevice>::new(namespace, None);
+    let info = drive_info(&device);
+    Ok(OpenTarget::new(target, device, info, Vec::new()))
+}
+
+fn options(access: Access) -> Options {
+    if access.writes() { Options::WRITE } else { Options::READ }
+}
+
+fn drive_info<D: sealblock_block::Device>(device: &NvmeDevice<D>) -> TargetInfo {
+    let drive = DriveInfo::Nvme { info: device.info().clone(), ordinary: device.uses_ordinary_way() };
+    TargetInfo { drive: Some(drive), ..TargetInfo::plain("NVMe namespace") }
+}
+
+fn as_ordinary(opened: OpenTarget, why: String) -> OpenTarget {
+    let info = TargetInfo { drive: Some(DriveInfo::Ordinary { why }), ..opened.info };
+    OpenTarget { info, ..opened }
+}
+
+/// True if the kernel itself can read and write the device: it gives no capacity to formats that it does not use.
+fn medium_has_blocks(medium: &FileMedium) -> bool {
+    sealblock_block::Medium::len_bytes(medium) > 0
+}
+
+/// A drive that cannot be used.
+fn of_drive(error: &OpenError, path: &Path) -> StackError {
+    let (cause, advice) = match error {
+        OpenError::Privilege { .. } => (Cause::Refused, Some("as root, or with the capability CAP_SYS_ADMIN")),
+        OpenError::NoPassthrough(_) => (Cause::Unsuitable, None),
+        OpenError::System { .. } => (Cause::Io, None),
+        OpenError::Refused { .. } | OpenError::Namespace(_) => (Cause::Unsuitable, None),
+    };
+    StackError::new(cause, "opening", error).on(path.display()).advise_if(advice)
+}

@@ -1,0 +1,88 @@
+//! How a drive of this machine is reached, and what it says of itself.
+
+use sealblock_integrity::PiPosition;
+use sealblock_media_linux::{NvmeInfo, PiSource};
+use sealblock_stack::DriveInfo;
+use sealblock_stack::quantity::count;
+use sealblock_units::ByteCount;
+use serde_json::{Value, json};
+
+use crate::report::Lines;
+
+pub(super) fn drive_json(drive: &DriveInfo) -> Value {
+    let (nvme, is_ordinary) = match drive {
+        DriveInfo::Ordinary { why } => return json!({ "passthrough": false, "why": why }),
+        DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
+    };
+    let (major, minor, tertiary) = nvme.version;
+    json!({
+        "passthrough": true,
+        "reads_and_writes": if is_ordinary { "block device" } else { "passthrough" },
+        "model": nvme.model,
+        "serial": nvme.serial,
+        "firmware": nvme.firmware,
+        "version": format!("{major}.{minor}.{tertiary}"),
+        "nsid": nvme.namespace,
+        "metadata_bytes": nvme.metadata_bytes,
+        "metadata_interleaved": nvme.metadata_interleaved,
+        "pi_position": nvme.protection.map(|(_, position)| position_text(position)),
+        "tags_made_by": tag_maker(nvme),
+        "max_transfer_bytes": nvme.max_transfer_bytes,
+        "max_verify_bytes": nvme.max_verify_bytes,
+        "max_write_zeroes_bytes": nvme.max_write_zeroes_bytes,
+        "kernel_transfer_bytes": nvme.kernel_transfer_bytes,
+        "volatile_write_cache": nvme.volatile_write_cache,
+        "get_lba_status": nvme.get_lba_status,
+        "refused": nvme.refused,
+    })
+}
+
+pub(super) fn drive_text(lines: &mut Lines, drive: &DriveInfo) {
+    let (nvme, is_ordinary) = match drive {
+        DriveInfo::Ordinary { why } => return lines.put("not offloaded", why),
+        DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
+    };
+    let (major, minor, tertiary) = nvme.version;
+    let NvmeInfo { model, serial, firmware, namespace, .. } = nvme;
+    lines.put("drive", format!("{model} {serial} {firmware}, NVMe {major}.{minor}.{tertiary}, namespace {namespace}"));
+    let data = if is_ordinary { "; reads and writes as any block device" } else { "" };
+    lines.put("reached by", format!("NVMe passthrough{data}"));
+    if nvme.metadata_bytes > 0 {
+        let place = if nvme.metadata_interleaved { "behind each block" } else { "in a buffer of their own" };
+        let tuple = nvme.protection.map_or("", |(_, position)| match position {
+            PiPosition::First => ", tags first",
+            PiPosition::Last => ", tags last",
+        });
+        lines.put("metadata", format!("{} {place}{tuple}", count(nvme.metadata_bytes as u64, "byte")));
+    }
+    if let Some((format, _)) = nvme.protection.filter(|_| nvme.tags == PiSource::Target) {
+        lines.put("on the drive", sealblock_stack::protection_text(Some(format)));
+    }
+    if let Some(maker) = tag_maker(nvme) {
+        lines.put("tags made by", format!("the {maker}"));
+    }
+    let limit = |bytes: Option<u64>| bytes.map_or("any".to_owned(), |bytes| ByteCount::new(bytes).to_string());
+    let (transfer, kernel) = (limit(nvme.max_transfer_bytes), nvme.kernel_transfer_bytes);
+    let kernel = kernel.map_or(String::new(), |bytes| format!(" (by the kernel {})", ByteCount::new(bytes)));
+    let (verify, zeroes) = (limit(nvme.max_verify_bytes), limit(nvme.max_write_zeroes_bytes));
+    lines.put("largest", format!("transfer {transfer}{kernel}, verify {verify}, write zeroes {zeroes}"));
+    lines.put("write cache", if nvme.volatile_write_cache { "volatile until a flush" } else { "none" });
+    for refused in &nvme.refused {
+        lines.put("not offloaded", refused);
+    }
+}
+
+fn tag_maker(nvme: &NvmeInfo) -> Option<&'static str> {
+    match nvme.tags {
+        PiSource::Auto => None,
+        PiSource::Host => Some("host"),
+        PiSource::Target => Some("drive"),
+    }
+}
+
+const fn position_text(position: PiPosition) -> &'static str {
+    match position {
+        PiPosition::First => "first",
+        PiPosition::Last => "last",
+    }
+}
