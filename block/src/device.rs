@@ -148,7 +148,7 @@ pub struct Abilities {
     pub bitmap_pages: u32,
     /// True if `WriteZeroes { may_unmap: true }` deallocates blocks and they still read as zeroes.
     pub unmap_zeroes: bool,
-    /// True if the device is remote: kinds that it executes itself move no payload to this host.
+    /// True if kinds that the device executes itself move no payload to this host: it is remote, or a drive.
     pub offloads: bool,
     /// True if every block has a seal, and a Read or Verify that asks for the guard checks it, on this host or on the remote one.
     pub seals: bool,

@@ -75,8 +75,8 @@ pub async fn inspect(medium: &FileMedium) -> Result<FileKind, StackError> {
     }
 }
 
-/// How long an open retries while another process has the file.
-const LOCK_TIMEOUT: Duration = Duration::from_millis(500);
+/// How long an open retries while another process has the file: more than the second by which Linux 6.1 closes the files of a ring late.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The delay before a retry.
 const PAUSE: Duration = Duration::from_millis(10);
 

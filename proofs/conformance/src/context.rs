@@ -4,16 +4,23 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::harness::{Guest, ScriptOutput};
+use crate::harness::{Guest, Kernel, Parts, ScriptOutput};
 use crate::served::{Sealblock, Server};
 
 /// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
-const LIMIT: Duration = Duration::from_secs(150);
+pub const LIMIT: Duration = Duration::from_secs(150);
+
+/// What a kernel says of its own faults, of tasks that hang, and of effects of commands that it does not expect.
+const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// Both sides of a test.
 pub struct TestContext<'a> {
     /// The host under its own kernel.
     pub guest: &'a mut Guest,
+    /// What further guests are made from.
+    pub parts: &'a Parts,
+    /// The guest's kernel.
+    pub kernel: &'a Kernel,
     /// Volumes and servers, in a folder of the test's own.
     pub sealblock: Sealblock,
     /// Major and minor version of the guest's kernel.
@@ -57,6 +64,18 @@ impl TestContext<'_> {
 pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -> Result<()> {
     if got != wanted {
         bail!("{what}: got {got:?}, wanted {wanted:?}");
+    }
+    Ok(())
+}
+
+/// Bails if the guest's kernel has found fault with itself or with the target, which is no test's aim.
+///
+/// # Errors
+/// What it says.
+pub fn quiet(guest: &mut Guest) -> Result<()> {
+    let said = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"), Duration::from_secs(60))?;
+    if said.status != 1 {
+        bail!("the guest's kernel complains:\n{}", said.output.trim_end());
     }
     Ok(())
 }

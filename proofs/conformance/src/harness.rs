@@ -19,11 +19,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use guest::{Guest, GuestDied, ScriptOutput};
+pub use guest::{Extras, Guest, GuestDied, ScriptOutput};
 pub use kernel::{Kernel, Share};
 pub use packages::Unavailable;
 pub use programs::Programs;
-pub use qemu::Qemu;
+pub use qemu::{Drive, Qemu};
 
 /// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between (which is held to
 /// some of it), and the newest that is packaged.

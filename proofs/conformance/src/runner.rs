@@ -11,13 +11,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::context::TestContext;
+use crate::context::{TestContext, quiet};
 use crate::harness::{Guest, GuestDied, Kernel, Parts};
 use crate::served::Sealblock;
 use crate::suite::{CASES, Case};
-
-/// What a kernel says of its own faults, of tasks that hang, and of effects of commands that it does not expect.
-const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -108,18 +105,9 @@ fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: 
     Ok(())
 }
 
-/// Bails if the guest's kernel has found fault with itself or with the target, which is no test's aim.
-fn quiet(guest: &mut Guest) -> Result<()> {
-    let said = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"), Duration::from_secs(60))?;
-    if said.status != 1 {
-        bail!("the guest's kernel complains:\n{}", said.output.trim_end());
-    }
-    Ok(())
-}
-
 /// The test, and what the kernel has to say of it.
-fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, kernel: &Kernel) -> Result<()> {
-    (case.run)(&mut TestContext { guest, sealblock, version: kernel.version() })?;
+fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, parts: &Parts, kernel: &Kernel) -> Result<()> {
+    (case.run)(&mut TestContext { guest, parts, kernel, sealblock, version: kernel.version() })?;
     quiet(guest)
 }
 
@@ -142,7 +130,7 @@ fn with_retry(
             None => Guest::boot(parts, kernel, &home.join("guest"))?,
         };
         let sealblock = Sealblock { program: plan.sealblock.clone(), folder: folder.clone() };
-        let outcome = tried(case, &mut own, sealblock, kernel);
+        let outcome = tried(case, &mut own, sealblock, parts, kernel);
         let tail = own.console_tail();
         fs::write(folder.join("console"), &tail).context("keeping the console")?;
         match outcome {

@@ -2,6 +2,7 @@
 
 mod copy;
 mod damage;
+mod drives;
 mod identify;
 mod io;
 mod namespaces;
@@ -94,6 +95,12 @@ pub const CASES: &[Case] = &[
     case("read-only", "a file system that can be read and not changed", ANY, read_only::run),
     case("zeroes", "fallocate, discard, and the space they give back", ANY, zeroes::run),
     case("damage", "errors for exactly the damaged blocks; every way to verify names them", ANY, damage::run),
+    case(
+        "drives",
+        "NVMe drives of the host itself: verified by the drive, exact bad blocks, tags of every format",
+        ANY,
+        drives::run,
+    ),
     case(
         "protection",
         "tags made and checked on either side, through passthrough",

@@ -1,8 +1,11 @@
 //! Converts blocks between memory, where data and tuples are apart, and what passthrough commands move: metadata behind each block or
 //! in a buffer of its own, of which a tuple is all, the first bytes or the last ones.
+//!
+//! The guard of a tuple that is last covers the metadata in front of it too (NVM, "Guard Field"). In memory guards cover data only, so
+//! these are converted: the CRC of a block goes on over its metadata. A guard that is wrong stays wrong, by the same bits.
 
 use sealblock_block::{BadBlocks, Outcome, Response};
-use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tuple, Unverified, guard};
 use sealblock_media_nvme::{Metadata, NamespaceProfile, bad_blocks};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent};
@@ -94,6 +97,13 @@ impl BlockCodec {
                 for (tag, block) in tags.chunks_exact_mut(tuple_bytes).zip(from.chunks_exact(stride)) {
                     tag.copy_from_slice(&block[at..at + tuple_bytes]);
                 }
+                if let Some(format) = self.shown.filter(|_| self.metadata.tuple_at > 0) {
+                    let blocks = data.chunks_exact(self.stride()).map(|block| &block[..size]);
+                    let before = from.chunks_exact(stride).map(|block| &block[at - self.metadata.tuple_at..at]);
+                    for ((tag, data), before) in tags.chunks_exact_mut(tuple_bytes).zip(blocks).zip(before) {
+                        cover_data_only(format, tag, data, before);
+                    }
+                }
                 tags.freeze()
             }
         };
@@ -107,6 +117,20 @@ impl BlockCodec {
     }
 }
 
+/// Has the guard of a tuple cover the metadata in front of it, too.
+fn cover_metadata(format: PiFormat, tuple: &mut [u8], before: &[u8]) {
+    let read = Tuple::read(format, tuple);
+    Tuple { guard: guard::append(format.guard(), read.guard, before), ..read }.write(format, tuple);
+}
+
+/// Has the guard of a tuple cover its block's data only. What is wrong about it stays: CRCs are linear.
+fn cover_data_only(format: PiFormat, tuple: &mut [u8], data: &[u8], before: &[u8]) {
+    let read = Tuple::read(format, tuple);
+    let of_data = guard::compute(format.guard(), data);
+    let wrong_bits = read.guard ^ guard::append(format.guard(), of_data, before);
+    Tuple { guard: of_data ^ wrong_bits, ..read }.write(format, tuple);
+}
+
 /// Each block's first `data_bytes` bytes and its metadata, whose bytes beside the tuple are zero.
 fn woven(data: &Sealed, data_bytes: usize, metadata: Metadata, tuple_bytes: usize, pool: &Pool) -> Slice {
     let mut whole = pool.take(data.blocks() * (data_bytes + metadata.bytes));
@@ -114,7 +138,11 @@ fn woven(data: &Sealed, data_bytes: usize, metadata: Metadata, tuple_bytes: usiz
         let (to_data, to_metadata) = to.split_at_mut(data_bytes);
         to_data.copy_from_slice(&block[..data_bytes]);
         to_metadata.fill(0);
-        to_metadata[metadata.tuple_at..metadata.tuple_at + tuple_bytes].copy_from_slice(tags);
+        let (before, tuple) = to_metadata.split_at_mut(metadata.tuple_at);
+        tuple[..tuple_bytes].copy_from_slice(tags);
+        if let Some(format) = data.format().filter(|_| !before.is_empty()) {
+            cover_metadata(format, tuple, before);
+        }
     }
     whole.freeze()
 }
@@ -186,9 +214,27 @@ mod tests {
         let data = sealed(Some(format()), 1);
         let tuple = data.joined_tags();
         let last = codec(true, 64, false, 56).memory_of(&data, &pool).metadata.unwrap();
-        assert_eq!((&last[56..], last[..56].iter().all(|byte| *byte == 0)), (&tuple[..], true));
+        assert_eq!((&last[58..], last[..56].iter().all(|byte| *byte == 0)), (&tuple[2..], true));
+        let whole = guard::crc16_append(guard::crc16(&data.joined_data()), &[0; 56]);
+        assert_eq!(last[56..58], whole.to_be_bytes(), "the guard covers what is in front of it");
         let first = codec(true, 16, true, 0).memory_of(&data, &pool).data;
         assert_eq!((&first[512..520], &first[520..]), (&tuple[..], &[0; 8][..]));
+    }
+
+    #[test]
+    fn metadata_in_front_of_a_tuple_are_covered_by_its_guard() {
+        let pool = Pool::new(0, usize::MAX);
+        for is_interleaved in [true, false] {
+            let codec = codec(true, 16, is_interleaved, 8);
+            let sent = codec.memory_of(&sealed(Some(format()), 2), &pool);
+            let mut read = received(codec, &sent, 2, &pool);
+            let at = if is_interleaved { 512 + 3 } else { 3 };
+            read.metadata.as_deref_mut().unwrap_or(&mut read.data)[at] ^= 1;
+            let checks = Checks::full(format(), Lba::new(7));
+            let bad = codec.check_read(extent(2), read, &checks, &pool).unwrap_err();
+            assert_eq!(bad.bad_blocks().unwrap().as_slice().len(), 1);
+            assert_eq!(bad.bad_blocks().unwrap().first().lba, Lba::new(7));
+        }
     }
 
     #[test]

@@ -9,10 +9,10 @@ use sealblock_integrity::{Checks, Sealed};
 use sealblock_media_nvme::{
     Admin, CommandContext, CompletedCommand, Namespace, NamespaceProfile, failure, is_not_supported, may_be_sent_again,
 };
-use sealblock_protocols_nvme::admin::{Cns, Identify};
-use sealblock_protocols_nvme::logs::ErrorEntry;
+use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
+use sealblock_protocols_nvme::logs::{CommandEffects, EffectsLog, ErrorEntry, LogPage};
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
-use sealblock_protocols_nvme::{Command, Invalid, Status};
+use sealblock_protocols_nvme::{Command, Invalid, IoOpcode, Status};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Transfer, pool, sleep};
 use sealblock_units::Extent;
@@ -102,6 +102,20 @@ impl Passthrough {
             (true, _) => Ok(Ok(Buffer::zeroed(0))),
             (false, _) => Ok(Err(status)),
         }
+    }
+}
+
+impl Passthrough {
+    /// True if the Commands Supported and Effects log has this command. A drive that does not give the page has not.
+    pub(crate) async fn has_command(&self, opcode: IoOpcode) -> Result<bool, OpenError> {
+        let request = GetLogPage {
+            retain_event: true,
+            ..GetLogPage::new(LogPage::CommandEffects.code(), EffectsLog::BYTES as u64)
+        };
+        let what = "Get Log Page, Commands Supported and Effects";
+        let page = self.read(what, &request.encode(), EffectsLog::BYTES).await?;
+        let log = page.ok().and_then(|page| EffectsLog::decode(&page).ok());
+        Ok(log.is_some_and(|log| log.io(opcode.code()).contains(CommandEffects::SUPPORTED)))
     }
 }
 

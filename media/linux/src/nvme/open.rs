@@ -10,9 +10,10 @@ use sealblock_media_nvme::{
     MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, is_not_supported,
     namespace_pages,
 };
-use sealblock_protocols_nvme::Status;
+use sealblock_protocols_nvme::identify::Lpa;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme::registers::{Capabilities, Version};
+use sealblock_protocols_nvme::{IoOpcode, Status};
 use sealblock_runtime_reactor::{File, NvmeQueue, Transfer, pool};
 use sealblock_units::{BlockCount, Extent, Lba};
 
@@ -108,6 +109,13 @@ impl NvmeNamespace {
         let profile =
             ProfileOptions { source: options.source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         let mut profile = NamespaceProfile::of(nsid, &pages, &profile)?;
+        // Some drives have Verify and leave its bit in ONCS out.
+        let is_unsaid = profile.abilities.verify == Ability::Absent
+            && pages.controller.lpa.contains(Lpa::COMMANDS_SUPPORTED_AND_EFFECTS)
+            && passthrough.has_command(IoOpcode::Verify).await?;
+        if is_unsaid {
+            profile.abilities.verify = Ability::Native;
+        }
         let mut refused = cut(&mut profile, &kernel);
         profile.abilities.writable &= options.write;
         let codec = BlockCodec::new(&profile);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::cpio::Archive;
-use super::qemu::Machine;
+use super::qemu::{Drive, Machine};
 use super::wire::Frame;
 use super::{Kernel, Parts};
 
@@ -39,6 +39,15 @@ pub struct ScriptOutput {
     pub errors: String,
 }
 
+/// What a guest has beside what every guest has.
+#[derive(Default)]
+pub struct Extras {
+    /// Its drives.
+    pub drives: Vec<Drive>,
+    /// Programs of this machine: the name in the guest, and the file.
+    pub programs: Vec<(&'static str, PathBuf)>,
+}
+
 /// A guest. It ends when this is dropped.
 pub struct Guest {
     /// The kernel's release, as the guest itself says.
@@ -55,9 +64,17 @@ impl Guest {
     /// # Errors
     /// [`GuestDied`] if it does not come up.
     pub fn boot(parts: &Parts, kernel: &Kernel, folder: &Path) -> Result<Guest> {
+        Guest::boot_with(parts, kernel, folder, &Extras::default())
+    }
+
+    /// The same with more in it.
+    ///
+    /// # Errors
+    /// As [`Guest::boot`].
+    pub fn boot_with(parts: &Parts, kernel: &Kernel, folder: &Path, extras: &Extras) -> Result<Guest> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
         let initrd = folder.join("initrd");
-        join_archives(parts, kernel, &initrd)?;
+        join_archives(parts, kernel, &initrd, &extras.programs)?;
         let console = folder.join("console");
         fs::write(&console, "").context("making the console's file")?;
         let machine = Machine {
@@ -66,6 +83,7 @@ impl Guest {
             console: &console,
             processors: PROCESSORS,
             memory_mib: MEMORY_MIB,
+            drives: &extras.drives,
         };
         let errors = File::create(folder.join("qemu")).context("making QEMU's log")?;
         let mut command = parts.qemu.command(&machine);
@@ -156,7 +174,7 @@ fn receive(mut output: ChildStdout, frames: &Sender<io::Result<Frame>>) {
 }
 
 /// The guest's first file system: programs, modules, and this program as its agent.
-fn join_archives(parts: &Parts, kernel: &Kernel, initrd: &Path) -> Result<()> {
+fn join_archives(parts: &Parts, kernel: &Kernel, initrd: &Path, programs: &[(&str, PathBuf)]) -> Result<()> {
     let program = std::env::current_exe().and_then(fs::read).context("reading this program")?;
     let mut out = File::create(initrd).with_context(|| format!("making {}", initrd.display()))?;
     for part in [&parts.programs.archive, &kernel.modules] {
@@ -166,6 +184,10 @@ fn join_archives(parts: &Parts, kernel: &Kernel, initrd: &Path) -> Result<()> {
     let mut archive = Archive::new(out);
     archive.file("init", 0o755, INIT.as_bytes())?;
     archive.file("bin/conformance", 0o755, &program)?;
+    for (name, file) in programs {
+        let content = fs::read(file).with_context(|| format!("reading {}", file.display()))?;
+        archive.file(&format!("usr/bin/{name}"), 0o755, &content)?;
+    }
     archive.finish()?;
     Ok(())
 }

@@ -22,6 +22,17 @@ pub struct Qemu {
     root: Option<PathBuf>,
 }
 
+/// An NVMe drive with one namespace.
+#[derive(Clone, Debug)]
+pub struct Drive {
+    /// The file with its blocks, and behind them their metadata.
+    pub file: PathBuf,
+    /// Its serial number, by which guests know it.
+    pub serial: String,
+    /// Properties of the namespace, as QEMU names them.
+    pub namespace: String,
+}
+
 /// What a guest is made of.
 pub struct Machine<'a> {
     /// The image of the kernel.
@@ -34,6 +45,8 @@ pub struct Machine<'a> {
     pub processors: u32,
     /// Memory in MiB.
     pub memory_mib: u32,
+    /// Its drives.
+    pub drives: &'a [Drive],
 }
 
 impl Qemu {
@@ -90,6 +103,11 @@ impl Qemu {
         command.args(["-chardev", "stdio,id=agent,signal=off", "-device", "virtio-serial-pci"]);
         command.args(["-device", "virtserialport,chardev=agent,name=agent,nr=1"]);
         command.args(["-netdev", "user,id=net,ipv6=off", "-device", "virtio-net-pci,netdev=net,romfile="]);
+        for (i, Drive { file, serial, namespace }) in machine.drives.iter().enumerate() {
+            command.args(["-drive", &format!("file={},format=raw,if=none,id=file{i},discard=unmap", file.display())]);
+            command.args(["-device", &format!("nvme,id=drive{i},serial={serial}")]);
+            command.args(["-device", &format!("nvme-ns,drive=file{i},bus=drive{i},nsid=1,{namespace}")]);
+        }
         command
     }
 }

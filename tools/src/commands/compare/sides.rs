@@ -116,9 +116,11 @@ impl Sides<'_> {
 
     /// True if checksums save traffic: a side is remote, and each remote side computes them itself.
     pub fn have_digests(&self) -> bool {
-        let abilities = || [Some(self.a), self.b].into_iter().flatten().map(|side| side.opened.device.abilities());
-        abilities().any(|side| side.offloads)
-            && abilities().all(|side| !side.offloads || side.checksum == Ability::Native)
+        let remote = || {
+            let sides = [Some(self.a), self.b].into_iter().flatten();
+            sides.filter(|side| side.opened.received_bytes().is_some()).map(|side| side.opened.device.abilities())
+        };
+        remote().next().is_some() && remote().all(|side| side.checksum == Ability::Native)
     }
 
     /// The blocks of a region that differ or cannot be read.

@@ -124,7 +124,8 @@ impl Sink {
     pub fn losing(&self) -> Losing {
         let Sink::Device(opened) = self else { return Losing::Zeroes };
         let abilities = opened.device.abilities();
-        let has_seals = abilities.seals || abilities.offloads || opened.device.geometry().protection.is_some();
+        let is_remote = opened.received_bytes().is_some();
+        let has_seals = abilities.seals || is_remote || opened.device.geometry().protection.is_some();
         match abilities.write_uncorrectable == Ability::Native {
             true => Losing::Unreadable,
             false if has_seals => Losing::Unwritten,

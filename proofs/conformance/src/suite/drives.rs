@@ -1,0 +1,286 @@
+//! NVMe drives of the machine that sealblock runs on: the program is in a guest with emulated drives, whose backing files are damaged
+//! from outside.
+//!
+//! QEMU's drives make and check tags, and have Verify and Compare. Their backing file has all blocks first and all metadata behind
+//! them.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::context::{LIMIT, TestContext, expect, quiet};
+use crate::harness::{Drive, Extras, Guest};
+
+/// Blocks of each drive.
+const BLOCKS: u64 = 2048;
+/// A format of namespaces.
+struct Format {
+    name: &'static str,
+    block_bytes: u64,
+    metadata_bytes: u64,
+    /// Bytes of metadata in front of the tuple.
+    tuple_at: u64,
+    guard_bytes: u64,
+    /// Type of protection, 0 for none.
+    kind: u8,
+    /// As QEMU names it.
+    properties: &'static str,
+}
+
+const fn format(
+    name: &'static str,
+    block_bytes: u64,
+    metadata_bytes: u64,
+    kind: u8,
+    properties: &'static str,
+) -> Format {
+    Format { name, block_bytes, metadata_bytes, tuple_at: 0, guard_bytes: 2, kind, properties }
+}
+
+const FORMATS: [Format; 9] = [
+    format("plain512", 512, 0, 0, ""),
+    format("plain4k", 4096, 0, 0, ""),
+    format("t1-512", 512, 8, 1, ",ms=8,mset=0,pi=1"),
+    format("t1-4k-ext", 4096, 8, 1, ",ms=8,mset=1,pi=1"),
+    format("t2-4k", 4096, 8, 2, ",ms=8,mset=0,pi=2"),
+    format("t3-512-ext", 512, 8, 3, ",ms=8,mset=1,pi=3"),
+    Format { tuple_at: 8, ..format("t1-last", 4096, 16, 1, ",ms=16,mset=0,pi=1,pil=0") },
+    format("t1-first-ext", 512, 16, 1, ",ms=16,mset=1,pi=1,pil=1"),
+    Format { guard_bytes: 8, ..format("g64", 4096, 16, 1, ",ms=16,mset=0,pi=1,pif=2") },
+];
+
+impl Format {
+    fn file_bytes(&self) -> u64 {
+        BLOCKS * (self.block_bytes + self.metadata_bytes)
+    }
+
+    /// Where the tuple of a block is in the backing file.
+    fn tuple(&self, lba: u64) -> u64 {
+        BLOCKS * self.block_bytes + lba * self.metadata_bytes + self.tuple_at
+    }
+
+    /// What is damaged: the block, a byte of the backing file, and the field that then fails its check.
+    fn harms(&self) -> Vec<(u64, u64, &'static str)> {
+        let data = |lba: u64, byte| (lba, lba * self.block_bytes + byte, "guard");
+        let mut harms = vec![data(3, 0), data(4, 511), data(100, 17), data(BLOCKS - 1, 300)];
+        let tag = |lba, byte, field| (lba, self.tuple(lba) + byte, field);
+        harms.push(tag(777, 0, "guard"));
+        // A host chooses the reference tags of Type 2, and those of Type 3 are not checked.
+        if self.kind == 1 {
+            harms.push(tag(1000, if self.guard_bytes == 8 { 15 } else { 7 }, "ref_tag"));
+        }
+        harms.sort_unstable();
+        harms
+    }
+}
+
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    let folder = context.sealblock.folder.clone();
+    let mut extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
+    for format in &FORMATS {
+        let file = folder.join(format.name);
+        fs::File::create(&file)?.set_len(format.file_bytes()).context("making a backing file")?;
+        let namespace =
+            format!("logical_block_size={0},physical_block_size={0}{1}", format.block_bytes, format.properties);
+        extras.drives.push(Drive { file, serial: format.name.to_owned(), namespace });
+    }
+    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+    for format in &FORMATS {
+        checked(&mut guest, format, &folder).with_context(|| format!("drive {}", format.name))?;
+    }
+    in_use(&mut guest)?;
+    without_privilege(&mut guest, context.version)?;
+    quiet(&mut guest)
+}
+
+/// Functions of the scripts here.
+const FUNCTIONS: &str = r#"
+set -e
+# drive SERIAL: its block device.
+drive() {
+  for folder in /sys/class/nvme/nvme*; do
+    [ "$(tr -d ' ' <"$folder/serial")" = "$1" ] || continue
+    number=${folder##*/nvme}
+    echo "/dev/nvme${number}n1" && return 0
+  done
+  fail "there is no drive $1"
+}
+# read_by COMMAND...: sectors that the kernel reads from DEV meanwhile, as it counts.
+read_by() {
+  before=$(awk '{print $3}' "/sys/block/${DEV##*/}/stat")
+  "$@" >/tmp/said 2>/tmp/complaint || status=$?
+  echo $(($(awk '{print $3}' "/sys/block/${DEV##*/}/stat") - before))
+}
+"#;
+
+fn sh(guest: &mut Guest, name: &str, script: &str) -> Result<String> {
+    let said = guest.run(&format!("{FUNCTIONS}\nDEV=$(drive {name})\n{script}"), LIMIT)?;
+    if said.status != 0 {
+        bail!("the script ended with status {}:\n{}\n{}", said.status, said.output.trim_end(), said.errors.trim_end());
+    }
+    Ok(said.output)
+}
+
+/// `sealblock verify` in JSON, and its exit status.
+fn verify(guest: &mut Guest, name: &str, mode: &str) -> Result<(Value, i64)> {
+    let script = format!(
+        "status=0; sealblock verify $DEV --mode {mode} --json >/tmp/json 2>/tmp/complaint || status=$?\n\
+         cat /tmp/json /tmp/complaint >&2; echo $status; cat /tmp/json"
+    );
+    let said = sh(guest, name, &script)?;
+    let (status, json) = said.split_once('\n').context("no status")?;
+    let json = serde_json::from_str(json).with_context(|| format!("reading what verify said: {said}"))?;
+    Ok((json, status.parse()?))
+}
+
+fn expect_offloaded(said: &Value) -> Result<()> {
+    expect("offloaded", &said["offloaded"].as_bool(), &Some(true))?;
+    expect("bytes transferred", &said["bytes_transferred"].as_u64(), &Some(0))?;
+    expect("blocks verified", &said["blocks_verified"].as_u64(), &Some(BLOCKS))
+}
+
+/// Everything about one drive.
+fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
+    let name = format.name;
+    let info: Value = serde_json::from_str(&sh(guest, name, "sealblock info $DEV --json")?).context("reading info")?;
+    expect("passthrough", &info["drive"]["passthrough"].as_bool(), &Some(true))?;
+    expect("serial", &info["drive"]["serial"].as_str(), &Some(name))?;
+    expect("verify", &info["abilities"]["verify"].as_str(), &Some("native"))?;
+    expect("blocks", &info["blocks"].as_u64(), &Some(BLOCKS))?;
+    expect("type", &info["protection"]["type"].as_u64().unwrap_or(0), &u64::from(format.kind))?;
+    expect("metadata", &info["drive"]["metadata_bytes"].as_u64(), &Some(format.metadata_bytes))?;
+    filled(guest, format)?;
+    let (said, status) = verify(guest, name, "offload")?;
+    expect_offloaded(&said)?;
+    expect("exit status", &status, &0)?;
+    // Without tags the drive can only tell that it can read.
+    expect("checked", &said["checked"].as_str(), &Some(if format.kind > 0 { "seals" } else { "readability" }))?;
+    sh(guest, name, COUNTED)?;
+    if format.kind > 0 {
+        damaged(guest, format, folder)?;
+    }
+    zeroed(guest, format)
+}
+
+/// What is written comes back, through this host's checks, and by the drive's own comparison.
+fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
+    let bytes = BLOCKS * format.block_bytes;
+    let script = format!(
+        r#"
+        head -c {bytes} /dev/urandom >/tmp/data
+        sealblock copy /tmp/data $DEV
+        sealblock copy $DEV - | cmp - /tmp/data
+        sealblock compare $DEV /tmp/data
+        "#
+    );
+    sh(guest, format.name, &script).map(drop)
+}
+
+/// A verify reads no more than the opening does.
+const COUNTED: &str = r#"
+status=0
+opening=$(read_by sealblock info $DEV)
+verifying=$(read_by sealblock verify $DEV --mode offload)
+[ "$opening" = "$verifying" ] || fail "the kernel counts $verifying sectors read by a verify, $opening by an opening"
+"#;
+
+/// Exactly the damaged blocks are named, by the drive and by this host; the host names the values too.
+fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
+    let flip = |at: u64| -> Result<()> {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at)?;
+        Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+    };
+    let harms = format.harms();
+    for (_, at, _) in &harms {
+        flip(*at)?;
+    }
+    let wanted: Vec<(u64, &str)> = harms.iter().map(|(lba, _, field)| (*lba, *field)).collect();
+    for mode in ["offload", "emulate"] {
+        let (said, status) = verify(guest, format.name, mode)?;
+        expect("exit status", &status, &1)?;
+        let list = said["errors"].as_array().context("verify lists no errors")?;
+        let named: Vec<(u64, &str)> =
+            list.iter().filter_map(|error| Some((error["lba"].as_u64()?, error["field"].as_str()?))).collect();
+        expect(&format!("blocks that verify names ({mode})"), &named, &wanted)?;
+        match mode {
+            "offload" => expect_offloaded(&said)?,
+            _ => expect(
+                "values",
+                &list.iter().all(|error| error["expected"].is_u64() || error["expected"].is_string()),
+                &true,
+            )?,
+        }
+    }
+    let script = "status=0; sealblock copy $DEV - >/tmp/back 2>/tmp/complaint || status=$?; [ $status = 3 ] || fail \"a copy of damaged blocks ended with $status\"";
+    sh(guest, format.name, script)?;
+    for (_, at, _) in &harms {
+        flip(*at)?;
+    }
+    let (_, status) = verify(guest, format.name, "offload")?;
+    expect("exit status of what is whole again", &status, &0)
+}
+
+/// Zeroed blocks read as zeroes, the others are as they were, and all verify.
+fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
+    let (block, first, blocks) = (format.block_bytes, 8, 1000);
+    let script = format!(
+        r#"
+        sealblock zero $DEV --range {first}..{last}
+        sealblock copy $DEV /tmp/back --force
+        dd if=/dev/zero of=/tmp/data bs={block} seek={first} count={blocks} conv=notrunc status=none
+        cmp /tmp/back /tmp/data
+        sealblock zero $DEV --range {first}..{last} --no-unmap
+        sealblock copy $DEV - | cmp - /tmp/data
+        sealblock verify $DEV --quiet
+        rm /tmp/back /tmp/data
+        "#,
+        last = first + blocks - 1,
+    );
+    sh(guest, format.name, &script).map(drop)
+}
+
+/// A mounted drive is verified and not written.
+fn in_use(guest: &mut Guest) -> Result<()> {
+    let script = r#"
+        /usr/bin/mke2fs -q -F -t ext4 $DEV
+        mkdir -p /mnt/drive
+        mount $DEV /mnt/drive
+        for node in $DEV /dev/ng${DEV#/dev/nvme}; do
+          refused "in use" sealblock zero $node
+          sealblock verify $node --mode offload --json >/tmp/json
+          grep -q '"offloaded": *true' /tmp/json || { cat /tmp/json; fail "it was not offloaded"; }
+        done
+        umount /mnt/drive
+        "#;
+    sh(guest, "plain4k", script).map(drop)
+}
+
+/// Without CAP_SYS_ADMIN a plain drive is an ordinary block device and says so; one with a format that the kernel does not use is an
+/// error that says what is missing. Kernels from 6.2 on let everybody send what only reads.
+fn without_privilege(guest: &mut Guest, version: (u32, u32)) -> Result<()> {
+    let prepared = r#"
+        grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
+        chmod 666 $DEV
+        as_nobody() { su -s /bin/sh -c "$*" nobody; }
+        "#;
+    let plain = r#"
+        as_nobody sealblock info $DEV --json >/tmp/json
+        grep -q '"passthrough": *false' /tmp/json || { cat /tmp/json; fail "passthrough without a privilege"; }
+        grep -q CAP_SYS_ADMIN /tmp/json || { cat /tmp/json; fail "it does not say what is missing"; }
+        as_nobody sealblock verify $DEV --json >/tmp/json
+        grep -q '"offloaded": *false' /tmp/json || { cat /tmp/json; fail "it claims to be offloaded"; }
+        refused "cannot verify by itself" as_nobody sealblock verify $DEV --mode offload
+        "#;
+    let newer = "as_nobody sealblock verify $DEV --json >/tmp/json";
+    let shown = if version < (6, 2) { plain } else { newer };
+    sh(guest, "plain512", &format!("{prepared}{shown}"))?;
+    if version < (6, 2) {
+        sh(guest, "t1-first-ext", &format!("{prepared}refused CAP_SYS_ADMIN as_nobody sealblock verify $DEV"))?;
+    }
+    Ok(())
+}
