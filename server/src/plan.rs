@@ -256,7 +256,7 @@ pub fn names(targets: &[TargetName]) -> Vec<Nqn> {
 /// A name for a target: its file's, or its kind's, in characters that need no quotes anywhere.
 fn name_of(target: &TargetName) -> String {
     let raw = match target {
-        TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux(path) => {
+        TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => {
             path.file_stem().map_or(String::new(), |stem| stem.to_string_lossy().into_owned())
         }
         TargetName::Memory(_) => "mem".to_owned(),

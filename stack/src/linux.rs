@@ -5,7 +5,7 @@ use std::path::Path;
 use std::rc::Rc;
 
 use sealblock_media_file::{FileMedium, RawDevice};
-use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, block_node};
+use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, PiSource, block_node};
 use sealblock_runtime_reactor::File;
 
 use crate::error::{Cause, StackError};
@@ -43,15 +43,17 @@ impl LeftOver {
 pub(crate) async fn open_linux(
     target: &TargetName,
     path: &Path,
+    drive_makes_tags: Option<bool>,
     access: Access,
     remains: LeftOver,
 ) -> Result<OpenTarget, StackError> {
+    let options = options(drive_makes_tags, access);
     let block = block_node(path);
     if let Some(block) = &block
         && NodeKind::of(path) == NodeKind::NvmeGeneric
         && !block.exists()
     {
-        return open_generic(target, path, block, access).await;
+        return open_generic(target, path, block, options).await;
     }
     // The generic node has a block device beside it: opening that shows whether it is in use, and holds it.
     let node = block.as_deref().unwrap_or(path);
@@ -62,7 +64,7 @@ pub(crate) async fn open_linux(
         FileKind::Raw => {}
     }
     match block.is_some() {
-        true => open_blocks(target, node, medium, access).await,
+        true => open_blocks(target, node, medium, options).await,
         false => {
             raw(target, node, medium).map(|opened| as_ordinary(opened, "SCSI commands are not implemented".to_owned()))
         }
@@ -74,9 +76,9 @@ async fn open_blocks(
     target: &TargetName,
     block: &Path,
     medium: FileMedium,
-    access: Access,
+    options: Options,
 ) -> Result<OpenTarget, StackError> {
-    match NvmeNamespace::open(medium.file().clone(), block, options(access)).await {
+    match NvmeNamespace::open(medium.file().clone(), block, options).await {
         Ok(namespace) => {
             let file = medium.describe().ok();
             let (size, is_direct) = (raw_block_size(&medium), medium.is_direct());
@@ -100,23 +102,28 @@ async fn open_generic(
     target: &TargetName,
     path: &Path,
     block: &Path,
-    access: Access,
+    options: Options,
 ) -> Result<OpenTarget, StackError> {
     const DOING: &str = "opening";
-    if access.writes() {
+    if options.write {
         let why = format!("{} is missing, without which nothing shows whether the drive is in use", block.display());
         return Err(StackError::new(Cause::Refused, DOING, why).on(path.display()));
     }
     let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
     let file = File::open(path, reading).map_err(|error| StackError::io(DOING, &error).on(path.display()))?;
-    let namespace = NvmeNamespace::open(file, path, options(access)).await.map_err(|error| of_drive(&error, path))?;
+    let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| of_drive(&error, path))?;
     let device = NvmeDevice::<RawDevice>::new(namespace, None);
     let info = drive_info(&device);
     Ok(OpenTarget::new(target, device, info, Vec::new()))
 }
 
-fn options(access: Access) -> Options {
-    if access.writes() { Options::WRITE } else { Options::READ }
+fn options(drive_makes_tags: Option<bool>, access: Access) -> Options {
+    let source = match drive_makes_tags {
+        None => PiSource::Auto,
+        Some(false) => PiSource::Host,
+        Some(true) => PiSource::Target,
+    };
+    Options { source, ..if access.writes() { Options::WRITE } else { Options::READ } }
 }
 
 fn drive_info<D: sealblock_block::Device>(device: &NvmeDevice<D>) -> TargetInfo {

@@ -56,7 +56,9 @@ fn open_device(
     Box::pin(async move {
         match target {
             TargetName::File(path) => open_file(target, path, access, Plain::Refused).await,
-            TargetName::Linux(path) => open_linux(target, path, access, LeftOver::Kept).await,
+            TargetName::Linux { path, drive_makes_tags } => {
+                open_linux(target, path, *drive_makes_tags, access, LeftOver::Kept).await
+            }
             TargetName::Raw(path) => open_raw(target, path, access).await,
             TargetName::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
@@ -151,9 +153,9 @@ pub enum Overwritten {
 /// # Errors
 /// If the path has remains of a volume, unless `force` is given.
 pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
-    if let TargetName::Linux(_) = target {
+    if let TargetName::Linux { drive_makes_tags, .. } = target {
         let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
-        let opened = guard(open_linux(target, path, Access::Write, remains).await?, usage).await?;
+        let opened = guard(open_linux(target, path, *drive_makes_tags, Access::Write, remains).await?, usage).await?;
         return Ok(Overwritten::Device(Box::new(opened)));
     }
     let medium = medium_of(path, Access::Write).await?;

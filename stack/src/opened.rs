@@ -117,7 +117,7 @@ impl Closer {
     /// The volume, if the target is a single volume and has nothing else to close.
     pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
         match (&self.target, &self.held[..]) {
-            (TargetName::File(_) | TargetName::Linux(_), [CloseHandle::Volume(volume)]) => Some(volume),
+            (TargetName::File(_) | TargetName::Linux { .. }, [CloseHandle::Volume(volume)]) => Some(volume),
             _ => None,
         }
     }

@@ -108,7 +108,7 @@ fn hasten(target: &mut TargetName) {
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => hasten(target),
         TargetName::File(_)
         | TargetName::Raw(_)
-        | TargetName::Linux(_)
+        | TargetName::Linux { .. }
         | TargetName::Memory(_)
         | TargetName::Null(_)
         | TargetName::Nbd { .. } => {}

@@ -3,6 +3,7 @@
 //! ```text
 //! target    = "[" target "]" | kind
 //! kind      = path | "file:" path | "raw:" path | "mem:" size | "null:" size
+//!           | drive ["?pract=0" | "?pract=1"]
 //!           | "nvme+tcp://" host [":" port] "/" nqn ["/" nsid] ["?" option "&" option ...]
 //!           | "nbd://" host [":" port] ["/" export] ["?connections=" number]
 //!           | "nbd+unix:///" [export] "?socket=" path ["&connections=" number]
@@ -10,6 +11,8 @@
 //!           | "offset:" range "," target
 //!           | "fault:" "[" rules "]" "," target
 //! ```
+//!
+//! A drive is a path of the form `/dev/nvmeXnY`, `/dev/ngXnY` or, without an option, `/dev/sdX`.
 //!
 //! The commas of a group count outside of brackets only, so a member with commas of its own needs brackets. What an
 //! offset or a fault works on is all that follows its comma. A bare path may not look like another kind, begin with a
@@ -52,7 +55,12 @@ pub enum TargetName {
     /// The bytes of a plain file or block device as blocks, without seals. Never a volume, nor what is left of one.
     Raw(PathBuf),
     /// A device of the operating system that may take offloaded work: `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX`.
-    Linux(PathBuf),
+    Linux {
+        /// Its node.
+        path: PathBuf,
+        /// `pract`: whether an NVMe drive makes and checks tags (1) or they travel with the data (0).
+        drive_makes_tags: Option<bool>,
+    },
     /// Memory of this size, in bytes. Never zero.
     Memory(ByteCount),
     /// A device of this size, in bytes, that stores nothing. Never zero.
@@ -149,7 +157,7 @@ impl TargetName {
             TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => slice::from_ref(target),
             TargetName::File(_)
             | TargetName::Raw(_)
-            | TargetName::Linux(_)
+            | TargetName::Linux { .. }
             | TargetName::Memory(_)
             | TargetName::Null(_)
             | TargetName::NvmeTcp { .. }
@@ -187,7 +195,9 @@ impl TargetName {
         match self {
             TargetName::File(path) => TargetName::File(folder.join(path)),
             TargetName::Raw(path) => TargetName::Raw(folder.join(path)),
-            TargetName::Linux(path) => TargetName::Linux(folder.join(path)),
+            TargetName::Linux { path, drive_makes_tags } => {
+                TargetName::Linux { path: folder.join(path), drive_makes_tags }
+            }
             TargetName::Group { kind, members } => TargetName::Group {
                 kind,
                 members: members.into_iter().map(|member| member.relative_to(folder)).collect(),
@@ -207,7 +217,7 @@ impl TargetName {
     /// The path of a file, block device or Linux device; nothing for a target that has none.
     pub fn path(&self) -> Option<&Path> {
         match self {
-            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux(path) => Some(path),
+            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => Some(path),
             _ => None,
         }
     }
@@ -223,7 +233,10 @@ impl fmt::Display for TargetName {
                 write!(f, "{prefix}{path}")
             }
             TargetName::Raw(path) => write!(f, "raw:{}", path.display()),
-            TargetName::Linux(path) => write!(f, "{}", path.display()),
+            TargetName::Linux { path, drive_makes_tags } => {
+                write!(f, "{}", path.display())?;
+                drive_makes_tags.map_or(Ok(()), |makes| write!(f, "?pract={}", u8::from(makes)))
+            }
             TargetName::Memory(size) => write!(f, "mem:{}", exact(*size)),
             TargetName::Null(size) => write!(f, "null:{}", exact(*size)),
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
@@ -261,7 +274,12 @@ fn write_member(f: &mut fmt::Formatter<'_>, at: usize, member: &TargetName) -> f
 
 /// Whether a path needs no `file:` to be read as the path of a file.
 fn is_bare_path(text: &str) -> bool {
-    !text.is_empty() && text != "-" && !text.starts_with('[') && scheme(text).is_none() && !is_linux_device(text)
+    !text.is_empty()
+        && text != "-"
+        && !text.starts_with('[')
+        && scheme(text).is_none()
+        && !is_linux_device(text)
+        && !has_drive_options(text)
 }
 
 /// A word with a colon in front of everything else, as only kinds of targets have.
@@ -282,6 +300,11 @@ fn is_linux_device(path: &str) -> bool {
         namespace.and_then(|rest| rest.split_once('n')).is_some_and(|(x, y)| is_number(x) && is_number(y));
     let is_disk = name.strip_prefix("sd").is_some_and(|x| !x.is_empty() && x.bytes().all(|b| b.is_ascii_lowercase()));
     is_namespace || is_disk
+}
+
+/// True if a text begins as a drive with options does.
+fn has_drive_options(text: &str) -> bool {
+    text.split_once('?').is_some_and(|(path, _)| is_linux_device(path))
 }
 
 fn is_number(text: &str) -> bool {

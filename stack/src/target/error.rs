@@ -85,6 +85,9 @@ pub enum TargetErrorKind {
     /// What is behind the `?` of an NBD name is no option.
     #[error("'{0}' is no option of NBD; try connections=4")]
     NbdOption(String),
+    /// An option of a drive is unknown, or has no value of its kind.
+    #[error("'{0}' is no option of a drive; try pract=0 or pract=1, for NVMe drives")]
+    DriveOption(String),
     /// An option that was given before.
     #[error("'{0}' is given twice; try each option once")]
     OptionTwice(String),

@@ -11,7 +11,7 @@ use sealblock_units::ByteCount;
 use super::error::{MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES, TargetError, TargetErrorKind};
 use super::piece::{Fail, Piece, located};
 use super::uri;
-use super::{GroupKind, TargetName, is_linux_device, scheme};
+use super::{GroupKind, TargetName, has_drive_options, is_linux_device, scheme};
 
 /// What reads the rest of a piece behind its prefix. The number is the depth of the target.
 type Reader = fn(Piece<'_>, usize) -> Result<TargetName, Fail>;
@@ -67,7 +67,8 @@ fn target(piece: Piece<'_>, depth: usize) -> Result<TargetName, Fail> {
     }
     match piece.text {
         "-" => piece.fail(TargetErrorKind::Standard),
-        text if is_linux_device(text) => Ok(TargetName::Linux(PathBuf::from(text))),
+        text if is_linux_device(text) => Ok(TargetName::Linux { path: PathBuf::from(text), drive_makes_tags: None }),
+        text if has_drive_options(text) => drive(piece),
         text => match scheme(text) {
             Some(scheme) => piece.fail(TargetErrorKind::Unknown(scheme.to_owned())),
             None => path(piece).map(TargetName::File),
@@ -98,6 +99,20 @@ fn bracketed(piece: Piece<'_>) -> Result<(Piece<'_>, Piece<'_>), Fail> {
         }
     }
     piece.fail(TargetErrorKind::Unclosed)
+}
+
+/// A drive with an option. Only NVMe drives have one.
+fn drive(piece: Piece<'_>) -> Result<TargetName, Fail> {
+    let (path, option) = piece.split_once('?').unwrap_or((piece, piece));
+    let drive_makes_tags = match option.text {
+        "pract=0" => false,
+        "pract=1" => true,
+        other => return option.fail(TargetErrorKind::DriveOption(other.to_owned())),
+    };
+    if path.text.starts_with("/dev/sd") {
+        return option.fail(TargetErrorKind::DriveOption(option.text.to_owned()));
+    }
+    Ok(TargetName::Linux { path: PathBuf::from(path.text), drive_makes_tags: Some(drive_makes_tags) })
 }
 
 fn path(piece: Piece<'_>) -> Result<PathBuf, Fail> {

@@ -45,7 +45,12 @@ fn paths_and_devices() {
         ("/dev/shm/v", file("/dev/shm/v")),
         ("/dev/sda1", file("/dev/sda1")),
         ("file:/dev/sda", file("/dev/sda")),
-        ("/dev/sda", TargetName::Linux(PathBuf::from("/dev/sda"))),
+        ("/dev/sda", TargetName::Linux { path: PathBuf::from("/dev/sda"), drive_makes_tags: None }),
+        (
+            "/dev/nvme1n2?pract=1",
+            TargetName::Linux { path: PathBuf::from("/dev/nvme1n2"), drive_makes_tags: Some(true) },
+        ),
+        ("/dev/nvme1n2p1?pract=1", file("/dev/nvme1n2p1?pract=1")),
         ("mem:1GiB", memory(1 << 30)),
         ("null:4096", TargetName::Null(ByteCount::new(4096))),
     ] {
@@ -208,6 +213,9 @@ fn what_is_no_uri_says_what_and_where() {
         ("nvme+tcp://[::1/nqn.x", 12, TargetErrorKind::Unclosed),
         ("nbd://a b/x", 7, text(TargetErrorKind::Host, "a b")),
         ("nbd://u@h/x", 8, TargetErrorKind::UriPart('@')),
+        ("/dev/ng0n1?pract=2", 12, text(TargetErrorKind::DriveOption, "pract=2")),
+        ("/dev/nvme0n1?", 14, text(TargetErrorKind::DriveOption, "")),
+        ("/dev/sda?pract=1", 10, text(TargetErrorKind::DriveOption, "pract=1")),
         ("nbd://h/x?tls", 11, text(TargetErrorKind::NbdOption, "tls")),
         ("nbd://h/x?connections=0", 11, text(TargetErrorKind::NbdOption, "connections=0")),
         ("nbd://h/x?connections=+1", 11, text(TargetErrorKind::NbdOption, "connections=+1")),
@@ -292,7 +300,8 @@ fn leaves() -> impl Strategy<Value = TargetName> {
     );
     prop_oneof![
         paths(),
-        Just(TargetName::Linux(PathBuf::from("/dev/ng0n1"))),
+        any::<Option<bool>>()
+            .prop_map(|drive_makes_tags| TargetName::Linux { path: PathBuf::from("/dev/ng0n1"), drive_makes_tags }),
         (1..=u64::MAX).prop_map(memory),
         (1..=u64::MAX).prop_map(|bytes| TargetName::Null(ByteCount::new(bytes))),
         nvme,

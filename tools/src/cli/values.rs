@@ -159,7 +159,7 @@ impl FromStr for Volume {
 
     fn from_str(text: &str) -> Result<Volume, VolumeError> {
         match text.parse()? {
-            TargetName::File(path) | TargetName::Linux(path) => Ok(Volume(path)),
+            TargetName::File(path) | TargetName::Linux { path, .. } => Ok(Volume(path)),
             _ => Err(VolumeError::Kind),
         }
     }

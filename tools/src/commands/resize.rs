@@ -41,7 +41,7 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
     let path = match target {
         _ if is_to_be_served => return Err(unserved(target)),
         ServedName::Subsystem(..) | ServedName::Target(TargetName::NvmeTcp { .. }) => return Err(unserved(target)),
-        ServedName::Target(TargetName::File(path) | TargetName::Linux(path)) => path,
+        ServedName::Target(TargetName::File(path) | TargetName::Linux { path, .. }) => path,
         ServedName::Target(_) => {
             return Err(StackError::new(
                 Cause::Unsuitable,

@@ -162,7 +162,27 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     if format.kind > 0 {
         damaged(guest, format, folder)?;
     }
+    if format.kind > 0 {
+        by_the_drive(guest, format)?;
+    }
     zeroed(guest, format)
+}
+
+/// Tags that the drive makes are those that this host makes of the same data, and it checks them. Where tags are not all metadata, it
+/// cannot.
+fn by_the_drive(guest: &mut Guest, format: &Format) -> Result<()> {
+    let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
+    if format.metadata_bytes != tuple_bytes {
+        return sh(guest, format.name, "refused 'only if they are all metadata' sealblock info $DEV?pract=1").map(drop);
+    }
+    let script = r#"
+        sealblock copy /tmp/data "$DEV?pract=1" --force
+        sealblock info "$DEV?pract=1" --json | grep -q '"tags_made_by": *"drive"' || fail "the drive makes no tags"
+        sealblock copy "$DEV?pract=1" - | cmp - /tmp/data
+        sealblock verify "$DEV?pract=1" --mode offload
+        sealblock verify $DEV --mode emulate
+        "#;
+    sh(guest, format.name, script).map(drop)
 }
 
 /// What is written comes back, through this host's checks, and by the drive's own comparison.

@@ -70,7 +70,7 @@ impl Sink {
             Endpoint::Target(target) => target,
         };
         let path = match target {
-            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux(path) => path,
+            TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => path,
             _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {

@@ -35,7 +35,7 @@ impl Base {
                     target = inner;
                 }
                 TargetName::Fault { target: inner, .. } => target = inner,
-                TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux(_) => break,
+                TargetName::File(_) | TargetName::Raw(_) | TargetName::Linux { .. } => break,
                 _ => return None,
             }
         }
