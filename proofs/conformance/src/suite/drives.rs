@@ -165,6 +165,9 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     if format.kind > 0 {
         by_the_drive(guest, format)?;
     }
+    if format.metadata_bytes <= 8 {
+        compared(guest, format)?;
+    }
     zeroed(guest, format)
 }
 
@@ -243,6 +246,35 @@ fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     }
     let (_, status) = verify(guest, format.name, "offload")?;
     expect("exit status of what is whole again", &status, &0)
+}
+
+/// A host's Compare of a drive that is served is the drive's: equal, and different in the last of eight blocks.
+fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
+    let script = format!(
+        r#"
+        name=${{DEV#/dev/}}
+        sealblock serve $DEV --listen 127.0.0.1:4420 >/tmp/serve 2>&1 &
+        server=$!
+        for try in $(seq 100); do
+          nvme connect --transport tcp --traddr 127.0.0.1 --trsvcid 4420 --nqn $NQN:$name >/tmp/connect 2>&1 && break
+          sleep 0.1
+        done
+        disk=/dev/$(attached $name)
+        bytes=$((8 * {block}))
+        dd if=/tmp/data of=/tmp/part bs={block} skip=8 count=8 status=none
+        compare() {{ nvme compare $disk --namespace-id=1 --start-block=8 --block-count=7 --data-size=$bytes --data=/tmp/part; }}
+        compare
+        # Never what is there: a byte is replaced by its complement.
+        byte=$(tail -c 1 /tmp/part | od -A n -t u1)
+        printf "\\$(printf %03o $((255 - byte)))" | dd of=/tmp/part bs=1 seek=$((bytes - 1)) conv=notrunc status=none
+        refused "Compar" compare
+        detach $name
+        kill $server
+        wait $server || fail "the server ended with $?: $(cat /tmp/serve)"
+        "#,
+        block = format.block_bytes,
+    );
+    sh(guest, format.name, &script).map(drop)
 }
 
 /// Zeroed blocks read as zeroes, the others are as they were, and all verify.
