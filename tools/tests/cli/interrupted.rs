@@ -8,22 +8,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
-use crate::common::{Place, noise};
+use crate::common::{Place, damaged};
 use serde_json::Value;
 
 const INTERRUPT: i32 = 2;
 /// More than anything here should take.
 const LONG: Duration = Duration::from_secs(60);
-
-/// A volume of 4096 blocks, of which these are damaged.
-fn damaged(lbas: &[u64]) -> Place {
-    let place = Place::new();
-    place.volume("--size 16MiB", &noise(1, 16 << 20));
-    for lba in lbas {
-        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
-    }
-    place
-}
 
 fn signal(child: &Child) {
     let sent = Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use crate::common::{Place, noise};
+use crate::common::{Place, damaged, noise};
 use serde_json::Value;
 
 /// More than anything here should take.
@@ -15,16 +15,6 @@ const LONG: Duration = Duration::from_secs(60);
 const BLOCKS: u64 = 4096;
 const SLOW: &str = "verify v --resume r --rate 2MiB/s --json";
 const REST: &str = "verify v --resume r --json";
-
-/// A volume of 4096 blocks, of which these are damaged.
-fn damaged(lbas: &[u64]) -> Place {
-    let place = Place::new();
-    place.volume("--size 16MiB", &noise(1, 16 << 20));
-    for lba in lbas {
-        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
-    }
-    place
-}
 
 /// The record, if it is there.
 fn record(file: &Path) -> Option<Value> {

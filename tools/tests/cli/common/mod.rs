@@ -212,6 +212,16 @@ impl Answer {
     }
 }
 
+/// A place with the volume `v` of 4096 blocks, of which these are damaged.
+pub fn damaged(lbas: &[u64]) -> Place {
+    let place = Place::new();
+    place.volume("--size 16MiB", &noise(1, 16 << 20));
+    for lba in lbas {
+        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    }
+    place
+}
+
 /// Bytes that repeat nowhere: different for every seed, and never zero for a whole block.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
