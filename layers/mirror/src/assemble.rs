@@ -200,11 +200,17 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
         return a.lineage.is_full() && index.is_some_and(|replica| replica.sent_events == b.events);
     };
     // If the last label before a change was all that reached this replica, the replica that it calls in sync lacks
-    // nothing either. A resyncing replica got that label after all in-sync ones. Only a replica that was written
-    // alone calls itself out of sync: what its label says of the others is older.
-    let is_own = |state| b.replicas[b.own_index].state == state;
-    let is_with = (is_own(ReplicaState::InSync) || is_own(ReplicaState::OutOfSync))
-        && index_of(b, a).is_some_and(|at| b.replicas[at].state == ReplicaState::InSync);
+    // nothing either. Only a replica that was written alone calls itself out of sync: what its label says of the others
+    // is older. A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is
+    // from an opening that changed nothing, without this replica, and leaves in doubt what it found in doubt.
+    let is_with = index_of(b, a).map(|at| &b.replicas[at]).is_some_and(|listed| {
+        let is_excused = match b.replicas[b.own_index].state {
+            ReplicaState::InSync | ReplicaState::OutOfSync => true,
+            ReplicaState::Resyncing => listed.sent_events < b.events,
+            ReplicaState::Removed => false,
+        };
+        listed.state == ReplicaState::InSync && is_excused
+    });
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
 }
 

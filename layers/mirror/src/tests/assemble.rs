@@ -324,6 +324,27 @@ fn the_last_label_before_a_change_may_have_been_in_flight() {
 }
 
 #[test]
+fn a_resyncing_replica_leaves_in_doubt_what_its_source_left_in_doubt() {
+    // The last label before a change reached the first replica only; an opening without the second resynced the third
+    // and changed nothing. The second continued alone.
+    let session = history(&[(1, 21)]);
+    let mut source = Label { lineage: session, changed: 20, is_tentative: true, ..label(3, 0, 40) };
+    source.replicas[2].state = ReplicaState::Resyncing;
+    [0, 2].into_iter().for_each(|at| (source.replicas[at].acked_events, source.replicas[at].sent_events) = (39, 40));
+    source.replicas[1].sent_events = 21;
+    let mut resyncing = Label { own_index: 2, ..source.clone() };
+    let mut alone = Label { lineage: history(&[(1, 20), (2, 700)]), ..label(3, 1, 700) };
+    [0, 2].into_iter().for_each(|at| mark_out_of_sync(&mut alone.replicas[at], &Regions::none(64)));
+    let found = known(&[labelled(source.clone()), labelled(alone.clone()), labelled(resyncing.clone())]);
+    assert_eq!(found.label.own_index, 1);
+    assert!([0, 2].into_iter().all(|at| found.label.replicas[at].out_of_sync == Regions::all(64)));
+    // A label that was sent to the second as well had reached it before: what lies there now is an older image.
+    resyncing.replicas[1].sent_events = 40;
+    let refused = assemble(&[labelled(source), labelled(alone), labelled(resyncing)]);
+    assert_eq!(refused, Err(AssembleError::SplitBrain { first: 1, second: 2 }));
+}
+
+#[test]
 fn a_writer_that_read_a_label_includes_its_changes() {
     // The last label of the third replica preceded a change and was in flight: the first never got it, and continued.
     // The second was resynced from that one, with the third online.

@@ -264,8 +264,16 @@ impl Harness {
                 format!("{own}{} seen {} sent {}", member.state.as_str(), member.acked_events, member.sent_events)
             });
             let members: Vec<String> = members.collect();
+            let sessions = label.lineage.sessions().iter().take(2).map(|session| {
+                let doubt = if session.is_confirmed { "" } else { "?" };
+                format!("{:04x}{doubt} until {}", session.id & 0xffff, session.until)
+            });
+            let sessions: Vec<String> = sessions.collect();
+            let tentative =
+                if label.is_tentative { format!("tentative, changed {}", label.changed) } else { "firm".to_owned() };
             let (name, events) = (&self.replicas[*number].name, label.events);
             self.say(format!("      label {events} of {name}: {}", members.join(", ")));
+            self.say(format!("            {tentative}; sessions {}", sessions.join(", ")));
         }
     }
 
