@@ -96,10 +96,10 @@ pub async fn run(
     older: Vec<(usize, Image)>,
     result: Rc<std::cell::RefCell<SessionResult>>,
 ) {
-    let named = || plan.named.iter().map(|number| &harness.replicas[*number]);
-    for replica in named() {
+    // What a session that stopped left waiting waits no more, on replicas that are added later as well.
+    harness.replicas.iter().for_each(|replica| replica.held.set(None));
+    for replica in plan.named.iter().map(|number| &harness.replicas[*number]) {
         replica.is_swapped.set(false);
-        replica.held.set(None);
         replica.link.set(if plan.present.contains(&replica.number) { ReplicaLink::Up } else { ReplicaLink::Gone });
     }
     let Some(opened) = open(&harness, &executor, &plan).await else { return };
