@@ -77,8 +77,8 @@ pub enum AssembleError {
         /// The other one.
         second: usize,
     },
-    /// Two replicas were each written without the other.
-    #[error("split brain: replicas {first} and {second} were each written without the other")]
+    /// Two replicas were each written without the other, or labels do not exclude it.
+    #[error("split brain: by their labels replicas {first} and {second} may each have been written without the other")]
     SplitBrain {
         /// One of them.
         first: usize,

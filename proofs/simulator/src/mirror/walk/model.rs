@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::label::{Label, ReplicaState};
+use sealblock_layers_mirror::lineage::Session;
 
 /// What a write put into its blocks; 0 is zeroes. No two writes have the same.
 pub type Stamp = u64;
@@ -243,7 +244,12 @@ impl Model {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
             let own = &theirs.replicas[theirs.own_index].id;
             let has_all = in_use.iter().all(|id| theirs.replicas.iter().any(|member| member.id == **id));
-            has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
+            // Their last label began a session and reached no other replica; the tip heard of that session, and was then
+            // resynced by a writer that did not: its label tells no longer that nothing was changed in it.
+            let is_heard = |session: Session| label.lineage.find(session.id).is_some();
+            has_all
+                && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
+                && !(theirs.is_tentative && theirs.lineage.newest().is_some_and(|session| !is_heard(session)))
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.replicas[theirs.own_index].id;
