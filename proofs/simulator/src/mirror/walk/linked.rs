@@ -16,6 +16,11 @@ use crate::executor::Executor;
 /// Blocks of one transfer, so that regions are brought in several pieces.
 const TRANSFER_BLOCKS: usize = 4;
 
+/// How long a held request waits before it looks again, and how often it does: what holds it may itself wait behind it,
+/// as a write does behind the flush that ends the reconciliation of its blocks.
+const HELD_DELAY: Duration = Duration::from_millis(50);
+const MAX_HELD_DELAYS: u32 = 1200;
+
 /// A replica as of one opening.
 pub struct LinkedReplica {
     pub replica: Rc<Replica>,
@@ -87,9 +92,12 @@ impl Device for LinkedReplica {
 
     async fn execute(&self, request: Request) -> Outcome {
         self.pause().await;
-        while self.replica.held.get().is_some_and(|held| held.holds(&request)) {
+        for _ in 0..MAX_HELD_DELAYS {
+            if !self.replica.held.get().is_some_and(|held| held.holds(&request)) {
+                break;
+            }
             self.replica.is_waiting.set(true);
-            self.executor.delay(Duration::from_millis(50)).await;
+            self.executor.delay(HELD_DELAY).await;
         }
         let is_label = matches!(request.operation, Operation::WriteReserved(ReservedArea::GroupLabel, _));
         let is_change = is_label
