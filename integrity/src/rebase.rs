@@ -4,10 +4,12 @@
 //! cache. If both formats have the same guard kind, the guard is copied and not computed again, so that a guard that
 //! is not checked here still covers the data for the next device, and data that is not checked is not read.
 
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
 
 use crate::checks::CompiledChecks;
 use crate::seal::assert_lengths;
+use crate::sealed::{Sealed, Unverified};
 use crate::tuple::{self, ESCAPE, GuardFormat, for_kind};
 use crate::{Checks, Mismatch, PiFormat, Tuple};
 
@@ -64,6 +66,32 @@ pub fn rebase(
     let tuples = tags_in.chunks_exact(from.tuple_bytes()).zip(tags_out.chunks_exact_mut(to.tuple_bytes()));
     let blocks = data.chunks_exact(size.bytes()).zip(tuples);
     for_kind!(from.guard(), rebase_from(&context, blocks, on_mismatch))
+}
+
+impl Unverified {
+    /// Checks the tags as [`Unverified::verify`] does, and makes those of another format in the same pass, or none without one.
+    ///
+    /// # Errors
+    /// Every block that does not match, with its first field that does not.
+    ///
+    /// # Panics
+    /// When the blocks have no tags: a caller's bug, not an input's.
+    pub fn rebase(self, to: Option<PiFormat>, checks: &Checks, output: &RebaseTags) -> Result<Sealed, Vec<Mismatch>> {
+        let from = self.format().expect("a caller that changes tags has some");
+        let (data, tags, size) = (self.data().clone(), self.tags().clone(), self.size());
+        let Some(to) = to else {
+            self.verify(checks)?;
+            return Ok(Sealed::from_verified(data, Slice::empty(), size, None, true));
+        };
+        let mut mismatches = Vec::new();
+        let mut made = Buffer::zeroed((data.len() >> size.shift()) * to.tuple_bytes());
+        rebase(from, to, size, &data, &tags, &mut made, checks, output, &mut |mismatch| mismatches.push(mismatch));
+        if !mismatches.is_empty() {
+            return Err(mismatches);
+        }
+        let is_verified = checks.guard && !self.has_escapes();
+        Ok(Sealed::from_verified(data, made.freeze(), size, Some(to), is_verified))
+    }
 }
 
 /// The parameters that all blocks of a call share.

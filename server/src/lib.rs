@@ -4,6 +4,7 @@
 //! [`events::Event`]s. The control socket's messages are those of `control`, for the server and for the commands that ask it; the
 //! states that they carry are those of `status`. Only the log is written here, by lines of `tracing` to standard error.
 
+pub mod attach;
 pub mod config;
 pub mod dates;
 pub mod events;

@@ -53,7 +53,7 @@ impl OfferedNamespace {
         taken: &mut Identities,
     ) -> Result<OfferedNamespace, StackError> {
         let place = format!("{nqn} {}", plan.nsid);
-        let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived(&plan.target, &place));
+        let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived_identity(&plan.target, &place));
         // Hosts take two namespaces with one UUID for two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
             return Err(StackError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
@@ -102,7 +102,7 @@ impl Offered {
 }
 
 /// The identity of a target without one of its own. `subsystem` distinguishes targets without a path, such as memory.
-fn derived(target: &TargetName, subsystem: &str) -> [u8; 16] {
+pub(crate) fn derived_identity(target: &TargetName, subsystem: &str) -> [u8; 16] {
     let machine = fs::read_to_string("/etc/machine-id").unwrap_or_default();
     let place = match target.path() {
         Some(path) => path.canonicalize().unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned(),
@@ -138,9 +138,9 @@ mod tests {
     #[test]
     fn memory_is_told_apart_by_its_subsystem() {
         let memory: TargetName = "mem:1MiB".parse().unwrap();
-        assert_ne!(derived(&memory, "a"), derived(&memory, "b"));
+        assert_ne!(derived_identity(&memory, "a"), derived_identity(&memory, "b"));
         let file: TargetName = "/nowhere/v".parse().unwrap();
-        assert_eq!(derived(&file, "a"), derived(&file, "b"));
+        assert_eq!(derived_identity(&file, "a"), derived_identity(&file, "b"));
     }
 
     #[test]

@@ -24,7 +24,7 @@ use crate::waiting::Tried;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
-const SPIN_US: u32 = 50;
+pub(crate) const SPIN_US: u32 = 50;
 /// Time for tasks of the cores that are left when everything is closed.
 const REST: Duration = Duration::from_secs(1);
 

@@ -3,6 +3,7 @@
 //! Only what is parsed lives here. A value that can be wrong is parsed into its own type, so that bad usage ends with exit
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
+mod attach;
 mod mirror;
 mod scrub;
 mod serve;
@@ -20,6 +21,7 @@ use sealblock_stack::range::BlockRange;
 use sealblock_stack::target::TargetName;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
+pub use attach::{Attach, Detach};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
@@ -77,6 +79,7 @@ impl Cli {
             Command::Verify(verify) => verify.targets.iter_mut().for_each(|target| verify.labels.settle(target)),
             Command::Zero(zero) => zero.labels.settle(&mut zero.target),
             Command::Discard(discard) => discard.labels.settle(&mut discard.target),
+            Command::Attach(attach) => attach.labels.settle(&mut attach.target),
             Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.settle(target)),
             Command::Compare(compare) => {
                 let targets = [&mut compare.a, &mut compare.b, &mut compare.zero];
@@ -104,6 +107,10 @@ pub enum Command {
     Info(Info),
     /// Export targets over NVMe/TCP, for any NVMe/TCP host.
     Serve(Serve),
+    /// Make a target a block device of this machine's kernel, /dev/ublkbN.
+    Attach(Attach),
+    /// Take such a block device away again.
+    Detach(Detach),
     /// Say how servers are: what is served to whom, what is damaged or degraded, scrubs, and what failed last.
     Status(Status),
     /// Say how much a server logs, and change it while it runs.

@@ -13,6 +13,7 @@ pub mod tally;
 
 /// What the commands do.
 pub mod commands {
+    pub mod attach;
     pub mod compare;
     pub mod copy;
     pub mod corrupt;
@@ -41,6 +42,8 @@ pub mod commands {
             Command::Create(arguments) => create::run(arguments),
             Command::Info(arguments) => info::run(arguments),
             Command::Serve(arguments) => serve::run(arguments),
+            Command::Attach(arguments) => attach::run(arguments),
+            Command::Detach(arguments) => attach::detach(arguments),
             Command::Status(arguments) => status::run(arguments),
             Command::Log(arguments) => status::log(arguments),
             Command::Scrub(arguments) => scrub::run(arguments),

@@ -43,6 +43,9 @@ const EXPORT: &[&str] = &[
     "transport",
     "layers/cross-core",
 ];
+/// What serves devices to this machine's kernel, on several cores.
+const UBLK: &[&str] =
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "runtime/ublk", "layers/cross-core"];
 /// What builds stacks of devices: every medium and every layer that a target name can name.
 const STACK: &[&str] = &[
     "units",
@@ -84,6 +87,8 @@ const RULES: &[Rule] = &[
     rule("runtime/memory", &[]),
     rule("runtime/ioctl", &[]),
     rule("runtime/reactor", &["runtime/memory"]),
+    // The kernel's block devices in user space: commands and shared memory, no blocks of ours.
+    rule("runtime/ublk", &["runtime/reactor"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
     // It decides when to check what, and records results: no device, no clock.
@@ -110,6 +115,7 @@ const RULES: &[Rule] = &[
     // It carries requests from core to core, which is the reactor's business.
     rule("layers/cross-core", SYSTEM),
     rule("layers/*", DEVICE),
+    rule("exports/ublk", UBLK),
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),

@@ -4,7 +4,9 @@ use proptest::prelude::*;
 use sealblock_units::BlockSize;
 
 use super::{all_checks, formats, mismatches, noise, sealed, sizes, tags};
-use crate::{Checks, Field, GuardKind, Keep, PiFormat, ProtectionType, RebaseTags, Tags, Tuple, rebase};
+use sealblock_runtime_memory::Slice;
+
+use crate::{Checks, Field, GuardKind, Keep, PiFormat, ProtectionType, RebaseTags, Tags, Tuple, Unverified, rebase};
 
 const CRC16: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 const CRC64: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
@@ -129,4 +131,26 @@ fn kept_tags_are_cut_to_the_new_format() {
     assert_eq!(found, []);
     let tuple = Tuple::read(CRC16, &new);
     assert_eq!((tuple.app_tag, tuple.ref_tag), (9, 0x5678_9ABC));
+}
+
+#[test]
+fn blocks_that_arrive_with_tags_of_one_format_leave_with_those_of_another() {
+    let (data, tags) = (noise(1, 1024), Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 40 });
+    let checks = Checks { initial_ref_tag: Some(40), ..Checks { guard: true, ..Checks::NONE } };
+    let output = RebaseTags { initial_ref_tag: Keep::Replace(40), ..RebaseTags::default() };
+    let arrived = |data: &[u8]| {
+        let tuples = sealed(IP, SIZE, &noise(1, 1024), &tags);
+        Unverified::new(Slice::copy_from(data), Slice::copy_from(&tuples), SIZE, Some(IP)).unwrap()
+    };
+    let made = arrived(&data).rebase(Some(CRC64), &checks, &output).unwrap();
+    assert!(made.has_verified_guards());
+    assert_eq!(made.joined_tags()[..], sealed(CRC64, SIZE, &data, &tags)[..]);
+    let plain = arrived(&data).rebase(None, &checks, &output).unwrap();
+    assert_eq!((plain.format(), plain.joined_tags().len(), plain.joined_data().to_vec()), (None, 0, data.clone()));
+    let mut bent = data;
+    bent[700] ^= 1;
+    for to in [None, Some(IP), Some(CRC64)] {
+        let found = arrived(&bent).rebase(to, &checks, &output).unwrap_err();
+        assert_eq!(found.iter().map(|found| (found.block, found.field)).collect::<Vec<_>>(), [(1, Field::Guard)]);
+    }
 }

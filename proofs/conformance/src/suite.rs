@@ -16,6 +16,7 @@ mod returns;
 mod several;
 mod statuses;
 mod storage_tags;
+mod ublk;
 mod zeroes;
 
 use crate::context::TestContext;
@@ -38,11 +39,13 @@ type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
+/// Those whose packages have ublk's driver.
+const UBLK: Kernels = ((6, 12), (u32::MAX, 0));
 /// Those with passthrough by io_uring that fio's checks of tags work with.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
 /// version. What becomes of blocks did not, and takes the most time.
-const SOME: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
+const SOME: [&str; 7] = ["identify", "statuses", "several", "reload", "namespaces", "returns", "ublk"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
@@ -100,6 +103,12 @@ pub const CASES: &[Case] = &[
         "NVMe drives of the host itself: verified by the drive, exact bad blocks, tags of every format",
         ANY,
         drives::run,
+    ),
+    case(
+        "ublk",
+        "block devices of the kernel: file systems, exact errors, recovery of a killed server, protection information",
+        UBLK,
+        ublk::run,
     ),
     case(
         "protection",

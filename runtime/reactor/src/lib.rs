@@ -44,6 +44,7 @@ mod sync;
 mod syscalls;
 mod task;
 mod timer;
+mod uring_command;
 mod workers;
 
 /// What `handoff.rs` is made of; `tests/handoff.rs` puts a model checker's in its place.
@@ -68,3 +69,4 @@ pub use shutdown::{ShutdownRequested, ShutdownSignal, Signal, shutdown_requested
 pub use sync::Notify;
 pub use task::{Aborted, JoinHandle, spawn};
 pub use timer::{Elapsed, Sleep, now, sleep, sleep_until, timeout, yield_now};
+pub use uring_command::COMMAND_BYTES;

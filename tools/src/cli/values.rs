@@ -7,6 +7,7 @@ use std::str::FromStr;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use sealblock_exports_nvme_tcp::PiVisibility;
+use sealblock_exports_ublk::HostGuard;
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_media_volume::CorruptionKind;
 use sealblock_server::control::protocol::LogLevel;
@@ -52,6 +53,19 @@ pub(super) const CORRUPTIONS: &Names<CorruptionKind> = &[
     ("lost-write", "Its last write is undone: older content with a seal that fits it", CorruptionKind::LostWrite),
     ("misdirected", "It holds a block that belongs elsewhere, with that one's seal", CorruptionKind::Misdirected),
 ];
+
+/// Checksums by which the kernel protects blocks.
+pub(super) const HOST_GUARDS: &Names<HostGuard> = &[
+    ("ip", "The Internet checksum: the cheapest, and blind to 16-bit words that changed places", HostGuard::Ip),
+    ("crc16", "CRC-16/T10-DIF", HostGuard::Crc16),
+    ("crc64", "CRC-64/NVME", HostGuard::Crc64),
+];
+
+/// Reads N or /dev/ublkbN.
+pub(super) fn block_device(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("/dev/ublkb").unwrap_or(text);
+    number.parse().map_err(|_| "N or /dev/ublkbN is meant".to_owned())
+}
 
 /// What hosts see of protection information.
 pub(super) const VISIBILITIES: &Names<PiVisibility> = &[

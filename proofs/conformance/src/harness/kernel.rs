@@ -27,6 +27,9 @@ const SUMS: [&str; 7] = [
 /// Loaded in every guest.
 const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "nbd", "ext4", "btrfs"];
 
+/// Loaded in the guests of kernels that have them.
+const OPTIONAL: [&str; 2] = ["ublk_drv", "xfs"];
+
 /// Which of the tests a kernel is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Share {
@@ -67,13 +70,14 @@ impl Kernel {
     /// # Errors
     /// [`super::packages::Unavailable`] if it is not and cannot be.
     pub fn of(suite: &'static str, share: Share, home: &Path, programs: &Path) -> Result<Kernel> {
-        let part = parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES].concat(), |folder| {
-            let suite = Suite::open(suite, home)?;
-            let root = folder.join("root");
-            suite.unpack(&packages(&suite)?, &root)?;
-            build(&root, folder, programs)?;
-            fs::remove_dir_all(&root).context("removing the unpacked kernel")
-        })?;
+        let part =
+            parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES, &OPTIONAL].concat(), |folder| {
+                let suite = Suite::open(suite, home)?;
+                let root = folder.join("root");
+                suite.unpack(&packages(&suite)?, &root)?;
+                build(&root, folder, programs)?;
+                fs::remove_dir_all(&root).context("removing the unpacked kernel")
+            })?;
         let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
         Ok(Kernel { release, share, image: part.join("image"), modules: part.join("modules.cpio") })
     }
@@ -107,6 +111,7 @@ fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
     let builtin: BTreeSet<String> = builtin.lines().map(module_name).collect();
     let mut loads = Loads::default();
     let names = SUMS.map(|name| (name, false)).into_iter().chain(MODULES.map(|name| (name, true)));
+    let names = names.chain(OPTIONAL.map(|name| (name, false)));
     for (name, is_needed) in names {
         tree.add(name, is_needed, &mut loads, &builtin).with_context(|| format!("kernel {release}"))?;
     }

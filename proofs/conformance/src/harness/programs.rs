@@ -13,14 +13,15 @@ use super::packages::Suite;
 use super::parts;
 
 const SUITE: &str = "sid";
-const PACKAGES: [&str; 6] = ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs"];
-const PROGRAMS: [&str; 7] = [
+const PACKAGES: [&str; 7] = ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs", "xfsprogs"];
+const PROGRAMS: [&str; 8] = [
     "usr/sbin/nvme",
     "usr/sbin/nbd-client",
     "usr/bin/fio",
     "usr/sbin/mke2fs",
     "usr/sbin/e2fsck",
     "usr/sbin/mkfs.btrfs",
+    "usr/sbin/mkfs.xfs",
     "usr/bin/btrfs",
 ];
 /// What Rust programs of this machine need besides.

@@ -1,0 +1,368 @@
+//! Attaching a device as a block device, and taking one over whose server is gone.
+//!
+//! A block device outlives its server: while that is gone, requests wait, those that were being executed too, and the next server gets
+//! them. So the next one must serve the same blocks. What tells is kept by the driver: the size, the block size, the protection
+//! information, and an identity of the target.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sealblock_block::FlushCursor;
+use sealblock_layers_cross_core::SharedDevice;
+use sealblock_runtime_ublk::{
+    CharacterDevice, Control, ControlError, DeviceInfo, DeviceState, Features, MAX_DEPTH, Params, block_path,
+};
+
+use crate::requests::{MAX_TRANSFER_BYTES, params};
+use crate::server::QueueServer;
+use crate::tags::HostGuard;
+
+/// Most queues of a block device.
+pub const MAX_QUEUES: u16 = 64;
+
+/// What a block device is to be.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// N of `/dev/ublkbN`; the next free one if nothing is said. A quiesced device of this number is taken over.
+    pub number: Option<u32>,
+    /// Queues, each served on a core of its own: 1 to [`MAX_QUEUES`].
+    pub queues: u16,
+    /// Requests of a queue at once: 1 to [`MAX_DEPTH`].
+    pub depth: u16,
+    /// How the kernel protects blocks.
+    pub guard: Option<HostGuard>,
+    /// It takes no writes.
+    pub is_read_only: bool,
+    /// What the device's next server has to serve: the same target.
+    pub identity: u64,
+}
+
+/// Why a device cannot be attached or detached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The driver refuses.
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    /// The kernel lacks what is needed.
+    #[error("this kernel's ublk cannot {0}")]
+    Lacks(&'static str),
+    /// Blocks are larger than the kernel takes.
+    #[error("its blocks have {0} bytes, and the kernel takes at most 4096")]
+    BlockSize(usize),
+    /// Queues or depth are out of range.
+    #[error("{what}: {actual}, possible are 1 to {limit}")]
+    Limit {
+        /// What.
+        what: &'static str,
+        /// Asked for.
+        actual: u16,
+        /// The limit.
+        limit: u16,
+    },
+    /// Another process serves it.
+    #[error("/dev/ublkb{number} is served by process {pid}")]
+    Served {
+        /// Its number.
+        number: u32,
+        /// The process.
+        pid: u32,
+    },
+    /// There is a device that cannot be taken over.
+    #[error("/dev/ublkb{number} is there and does not wait for a server")]
+    NotQuiesced {
+        /// Its number.
+        number: u32,
+    },
+    /// There is a device that waits for another target.
+    #[error("/dev/ublkb{number} waits for a server of something else: {what}")]
+    Differs {
+        /// Its number.
+        number: u32,
+        /// What is another.
+        what: &'static str,
+    },
+    /// The character device cannot be opened.
+    #[error("/dev/ublkc{number}: {error}")]
+    Open {
+        /// Its number.
+        number: u32,
+        /// Why.
+        error: io::Error,
+    },
+    /// The block device is in use.
+    #[error("/dev/ublkb{number} is in use, mounted for example")]
+    InUse {
+        /// Its number.
+        number: u32,
+    },
+    /// There is none.
+    #[error("there is no /dev/ublkb{number}")]
+    Unknown {
+        /// Its number.
+        number: u32,
+    },
+}
+
+/// A block device that this process serves, or is about to.
+pub struct Attachment {
+    control: Control,
+    info: DeviceInfo,
+    params: Params,
+    is_taken_over: bool,
+}
+
+impl Attachment {
+    /// Makes a block device, or takes a quiesced one over. It is not there before [`Attachment::start`].
+    ///
+    /// # Errors
+    /// See [`AttachError`]; nothing is left of it then, and a quiesced device goes on waiting.
+    pub fn make(options: &Options, device: &SharedDevice) -> Result<Attachment, AttachError> {
+        for (what, actual, limit) in [("queues", options.queues, MAX_QUEUES), ("depth", options.depth, MAX_DEPTH)] {
+            if !(1..=limit).contains(&actual) {
+                return Err(AttachError::Limit { what, actual, limit });
+            }
+        }
+        let params = params(device.geometry(), &device.abilities(), options.is_read_only, options.guard)?;
+        let mut control = Control::open()?;
+        let features = features(&mut control, options.guard)?;
+        if let Some(number) = options.number {
+            match control.info(number) {
+                Ok(info) => return take_over(control, info, params, options.identity),
+                Err(error) if error.errno() == Some(libc::ENODEV) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let wanted = DeviceInfo {
+            number: options.number.unwrap_or(u32::MAX),
+            queues: options.queues,
+            depth: options.depth,
+            state: DeviceState::Dead,
+            max_transfer_bytes: MAX_TRANSFER_BYTES,
+            server_pid: None,
+            features,
+            server_flags: options.identity,
+        };
+        let info = control.add(wanted)?;
+        let mut made = Attachment { control, info, params, is_taken_over: false };
+        match made.describe(features) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                made.abandon();
+                Err(error)
+            }
+        }
+    }
+
+    /// Says what the new device is. A driver drops what it does not know, so what it granted is looked at.
+    fn describe(&mut self, features: Features) -> Result<(), AttachError> {
+        if !self.info.features.contains(features) {
+            return Err(AttachError::Lacks("do what its features say"));
+        }
+        Ok(self.control.set_params(self.info.number, self.params)?)
+    }
+
+    /// N of `/dev/ublkbN`.
+    pub fn number(&self) -> u32 {
+        self.info.number
+    }
+
+    /// The node of the block device.
+    pub fn path(&self) -> PathBuf {
+        block_path(self.info.number)
+    }
+
+    /// The queues that it has: of a device that was taken over, those that it was made with.
+    pub fn queues(&self) -> u16 {
+        self.info.queues
+    }
+
+    /// Requests of a queue at once.
+    pub fn depth(&self) -> u16 {
+        self.info.depth
+    }
+
+    /// True if it was there, and waited for this server.
+    pub fn is_taken_over(&self) -> bool {
+        self.is_taken_over
+    }
+
+    /// The servers of its queues, each to be run on a core of its own before [`Attachment::start`].
+    ///
+    /// # Errors
+    /// [`AttachError::Open`].
+    pub fn servers(&self, guard: Option<HostGuard>, device: &SharedDevice) -> Result<Vec<QueueServer>, AttachError> {
+        let number = self.info.number;
+        let character = CharacterDevice::open(number).map_err(|error| AttachError::Open { number, error })?;
+        // One writer, whichever queue a request comes by: so a lost write is told once.
+        let cursor: Arc<FlushCursor> = Arc::new(device.flush_cursor(&format!("ublk {number}")));
+        let server = |number| QueueServer {
+            character: character.clone(),
+            number,
+            depth: self.info.depth,
+            host: guard.map(HostGuard::format),
+            device: device.clone(),
+            cursor: Arc::clone(&cursor),
+        };
+        Ok((0..self.info.queues).map(server).collect())
+    }
+
+    /// Has the kernel use it; returns when the block device is there. The servers of all queues must run meanwhile.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn start(&mut self) -> Result<(), AttachError> {
+        match self.is_taken_over {
+            true => Ok(self.control.end_recovery(self.info.number)?),
+            false => Ok(self.control.start(self.info.number)?),
+        }
+    }
+
+    /// True if the block device is mounted, or another kernel component or process holds it.
+    pub fn is_in_use(&self) -> bool {
+        is_in_use(self.info.number)
+    }
+
+    /// Takes the block device away; returns when its requests were answered, so the servers must run. They end by it.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn stop(&mut self) -> Result<(), AttachError> {
+        Ok(self.control.stop(self.info.number)?)
+    }
+
+    /// Deletes a stopped device whose servers have ended.
+    ///
+    /// # Errors
+    /// The driver's; none if it is gone already.
+    pub fn delete(&mut self) -> Result<(), AttachError> {
+        delete(&mut self.control, self.info.number)
+    }
+
+    /// Leaves nothing of a device that was not started; one that was taken over goes on waiting.
+    pub fn abandon(&mut self) {
+        if !self.is_taken_over
+            && let Err(error) = self.delete()
+        {
+            tracing::warn!(%error, "the device that did not start cannot be deleted");
+        }
+    }
+}
+
+/// Stops and deletes a block device, whoever serves it. One that is in use only by `force`.
+///
+/// # Errors
+/// See [`AttachError`].
+pub fn detach(number: u32, force: bool) -> Result<(), AttachError> {
+    let mut control = Control::open()?;
+    match control.info(number) {
+        Ok(_) => {}
+        Err(error) if error.errno() == Some(libc::ENODEV) => return Err(AttachError::Unknown { number }),
+        Err(error) => return Err(error.into()),
+    }
+    if !force && is_in_use(number) {
+        return Err(AttachError::InUse { number });
+    }
+    control.stop(number)?;
+    delete(&mut control, number)
+}
+
+fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
+    match control.delete(number) {
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(()),
+        deleted => Ok(deleted?),
+    }
+}
+
+/// An exclusive open fails exactly while somebody claims the block device.
+fn is_in_use(number: u32) -> bool {
+    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(block_path(number));
+    opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+}
+
+/// The features of a device, each of which this kernel must have.
+fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features, AttachError> {
+    let there = match control.features() {
+        Ok(there) => there,
+        // Linux 6.0 to 6.4 do not know the question.
+        Err(ControlError::Command { .. }) => {
+            return Err(AttachError::Lacks("say what it can do (Linux 6.5 and later can)"));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let needed = [
+        (Features::USER_COPY, "copy data on demand (Linux 6.5 and later can)"),
+        (Features::USER_RECOVERY | Features::USER_RECOVERY_REISSUE, "keep a device for its next server"),
+        (Features::IOCTL_ENCODE, "take commands that are numbered like ioctls"),
+    ];
+    let protected = guard.map(|_| (Features::INTEGRITY, "carry protection information (Linux 7.0 and later can)"));
+    let mut features = Features::empty();
+    for (feature, what) in needed.into_iter().chain(protected) {
+        if !there.contains(feature) {
+            return Err(AttachError::Lacks(what));
+        }
+        features |= feature;
+    }
+    Ok(features)
+}
+
+/// Takes a device over that waits for a server of these very blocks.
+fn take_over(mut control: Control, info: DeviceInfo, params: Params, identity: u64) -> Result<Attachment, AttachError> {
+    let number = info.number;
+    match (info.state, info.server_pid) {
+        (DeviceState::Quiesced, _) => {}
+        (DeviceState::Live, Some(pid)) => return Err(AttachError::Served { number, pid }),
+        _ => return Err(AttachError::NotQuiesced { number }),
+    }
+    let there = control.params(number)?;
+    if let Some(what) = difference(&there, &params, info.server_flags == identity) {
+        return Err(AttachError::Differs { number, what });
+    }
+    control.start_recovery(number)?;
+    Ok(Attachment { control, info, params, is_taken_over: true })
+}
+
+/// What a target has other than the device that waits.
+fn difference(there: &Params, ours: &Params, is_same_target: bool) -> Option<&'static str> {
+    [
+        ("another target", is_same_target),
+        ("another size", there.capacity_sectors == ours.capacity_sectors),
+        ("another block size", there.block_shift == ours.block_shift),
+        ("other protection information", there.integrity == ours.integrity),
+        ("other attributes or limits", there == ours),
+    ]
+    .into_iter()
+    .find_map(|(what, is_same)| (!is_same).then_some(what))
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_runtime_ublk::{Attributes, IntegrityChecksum};
+
+    use super::*;
+
+    #[test]
+    fn only_a_server_of_the_same_blocks_takes_over() {
+        let params = Params {
+            attributes: Attributes::VOLATILE_CACHE | Attributes::FUA,
+            block_shift: 12,
+            capacity_sectors: 8000,
+            max_transfer_sectors: 1024,
+            max_discard_sectors: 7,
+            max_zero_sectors: 7,
+            integrity: Some(IntegrityChecksum::Crc64),
+        };
+        assert_eq!(difference(&params, &params, true), None);
+        assert_eq!(difference(&params, &params, false), Some("another target"));
+        for (other, what) in [
+            (Params { capacity_sectors: 8008, ..params }, "another size"),
+            (Params { block_shift: 9, ..params }, "another block size"),
+            (Params { integrity: None, ..params }, "other protection information"),
+            (Params { attributes: Attributes::READ_ONLY, ..params }, "other attributes or limits"),
+        ] {
+            assert_eq!(difference(&params, &other, true), Some(what));
+        }
+    }
+}

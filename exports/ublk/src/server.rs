@@ -1,0 +1,209 @@
+//! A queue on its core: a future for each request that can be there at once, which answers one request and waits for the next.
+
+use std::cell::Cell;
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures_util::future::{Either, join_all, select};
+use sealblock_block::{BadBlock, Condition, Device, FlushCursor, Outcome, Request, Response};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
+use sealblock_layers_cross_core::{Attached, SharedDevice};
+use sealblock_runtime_reactor::pool;
+use sealblock_runtime_ublk::{CharacterDevice, Descriptor, Queue};
+use sealblock_units::Extent;
+
+use crate::requests::{Command, errno, good_before, translate};
+use crate::tags::{BadWrite, of_write, put_of_read};
+
+/// The server of one queue, to be sent to the core that serves it.
+pub struct QueueServer {
+    pub(crate) character: CharacterDevice,
+    pub(crate) number: u16,
+    pub(crate) depth: u16,
+    pub(crate) host: Option<PiFormat>,
+    pub(crate) device: SharedDevice,
+    pub(crate) cursor: Arc<FlushCursor>,
+}
+
+impl QueueServer {
+    /// Serves the queue on this core until the block device stops, or until `stop`: then requests that are being executed are
+    /// executed to their end and not answered, so that the block device's next server gets them again.
+    ///
+    /// # Errors
+    /// When the queue cannot be served, or the driver refuses a command.
+    pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
+        let queue = self.character.queue(self.number, self.depth)?;
+        // The driver keeps a device until nobody has it open.
+        drop(self.character);
+        let served = ServedQueue {
+            queue,
+            device: self.device.attach_as(&self.cursor),
+            host: self.host,
+            is_stopping: Cell::new(false),
+            stopping: Condition::default(),
+        };
+        let requests = join_all((0..self.depth).map(|tag| served.serve(tag)));
+        let (mut requests, mut stop) = (pin!(requests), pin!(stop));
+        let ended = match select(&mut requests, &mut stop).await {
+            Either::Left((ended, _)) => ended,
+            Either::Right(((), _)) => {
+                served.is_stopping.set(true);
+                served.stopping.notify();
+                requests.await
+            }
+        };
+        ended.into_iter().collect()
+    }
+}
+
+struct ServedQueue {
+    queue: Queue,
+    device: Attached,
+    /// The format of the host's tags, if it makes any.
+    host: Option<PiFormat>,
+    is_stopping: Cell<bool>,
+    stopping: Condition,
+}
+
+impl ServedQueue {
+    /// Serves the requests of one tag, one after the other.
+    async fn serve(&self, tag: u16) -> io::Result<()> {
+        let mut result = None;
+        loop {
+            let fetched = async {
+                match result {
+                    None => self.queue.fetch(tag).await,
+                    Some(result) => self.queue.commit_and_fetch(tag, result).await,
+                }
+            };
+            let stopped = self.stopping.wait_until(|| self.is_stopping.get());
+            match select(pin!(fetched), pin!(stopped)).await {
+                Either::Left((Ok(()), _)) => {}
+                // The block device stops.
+                Either::Left((Err(error), _)) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),
+                Either::Left((Err(error), _)) => return Err(error),
+                // The command is cancelled, and the driver keeps its request.
+                Either::Right(_) => return Ok(()),
+            }
+            result = Some(self.answer(tag).await);
+            if self.is_stopping.get() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Executes the request of a tag; returns its bytes, or a negative error number.
+    async fn answer(&self, tag: u16) -> i32 {
+        let described = self.queue.descriptor(tag);
+        let command = described.and_then(|request| Some((request, translate(&request, self.device.geometry())?)));
+        let Some((request, command)) = command else {
+            tracing::warn!(?described, "the kernel sent a request that the device was not made for");
+            return -libc::EINVAL;
+        };
+        let done = match command {
+            Command::Read(extent) => self.read(tag, &request, extent).await,
+            Command::Write(extent, _) => self.write(tag, &request, command, extent).await,
+            Command::Flush => self.execute(Request::flush()).await.map(|_| 0),
+            Command::Discard(extent) => self.execute(Request::discard([extent])).await.map(|_| self.bytes(extent)),
+            Command::WriteZeroes { extent, may_unmap, durability } => {
+                let zero = Request::write_zeroes(extent, may_unmap, durability);
+                self.execute(zero).await.map(|_| self.bytes(extent))
+            }
+        };
+        done.unwrap_or_else(|errno| -errno)
+    }
+
+    /// The bytes of a request, whose number of sectors the driver keeps in 32 bits; what it takes for the bytes of discards and zeroes is
+    /// only that they are not negative.
+    fn bytes(&self, extent: Extent) -> i32 {
+        i32::try_from(extent.bytes(self.device.geometry().block_size)).unwrap_or(i32::MAX)
+    }
+
+    async fn request(&self, request: Request) -> Outcome {
+        match self.device.try_execute(&request) {
+            Some(outcome) => outcome,
+            None => self.device.execute(request).await,
+        }
+    }
+
+    async fn execute(&self, request: Request) -> Result<Response, i32> {
+        self.request(request).await.map_err(|error| errno(error.kind()))
+    }
+
+    fn read_of(&self, extent: Extent) -> Request {
+        let format = self.device.geometry().protection;
+        Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
+    }
+
+    /// Reads blocks. If one of them is bad, those before it are returned: the kernel asks for the others again, and the request that
+    /// begins with the bad block fails.
+    async fn read(&self, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
+        let outcome = self.request(self.read_of(extent)).await;
+        let (outcome, extent) = match &outcome {
+            Err(error) => match good_before(extent, error) {
+                Some(before) => (self.request(self.read_of(before)).await, before),
+                None => (outcome, extent),
+            },
+            Ok(_) => (outcome, extent),
+        };
+        match outcome.map_err(|error| errno(error.kind()))? {
+            Response::Data(blocks) => self.put(tag, request, extent, &blocks),
+            // Only a broken device returns another response to a read.
+            _ => Err(libc::EIO),
+        }
+    }
+
+    fn put(&self, tag: u16, request: &Descriptor, extent: Extent, blocks: &Sealed) -> Result<i32, i32> {
+        let mut done = 0;
+        for segment in blocks.segments() {
+            self.queue.write_data(tag, done, &segment.data).map_err(|error| of_copy(&error))?;
+            done += segment.data.len() as u32;
+        }
+        if let Some(host) = self.host.filter(|_| request.has_tags) {
+            let put = |offset, tags: &[u8]| self.queue.write_tags(tag, offset, tags);
+            put_of_read(blocks, host, extent.start(), put).map_err(|error| match error.kind() {
+                io::ErrorKind::InvalidData => libc::EILSEQ,
+                _ => of_copy(&error),
+            })?;
+        }
+        Ok(done as i32)
+    }
+
+    async fn write(&self, tag: u16, request: &Descriptor, command: Command, extent: Extent) -> Result<i32, i32> {
+        let Command::Write(_, durability) = command else { return Err(libc::EINVAL) };
+        let geometry = self.device.geometry();
+        let (size, bytes) = (geometry.block_size, self.bytes(extent));
+        let mut data = pool().take(bytes as usize);
+        self.queue.read_data(tag, &mut data).map_err(|error| of_copy(&error))?;
+        let blocks = match self.host.filter(|_| request.has_tags) {
+            Some(host) => {
+                let mut tags = pool().take(extent.len() as usize * host.tuple_bytes());
+                self.queue.read_tags(tag, &mut tags).map_err(|error| of_copy(&error))?;
+                let pair = (data.freeze(), tags.freeze());
+                of_write(pair, size, host, geometry.protection, extent.start()).map_err(|bad| refused(&bad))?
+            }
+            None => {
+                let tags = Tags { initial_ref_tag: extent.start().get(), ..Tags::default() };
+                Sealed::seal(data.freeze(), size, geometry.protection, &tags)
+            }
+        };
+        self.execute(Request::write(extent, blocks, durability)).await.map(|_| bytes)
+    }
+}
+
+/// The error number of a write whose blocks do not match their tags: nothing was written.
+fn refused(bad: &BadWrite) -> i32 {
+    match bad {
+        BadWrite::Shape => libc::EINVAL,
+        BadWrite::Mismatch(BadBlock { lba, cause, .. }) => {
+            tracing::warn!(block = %lba, field = %cause, "a block of a write did not match its tag on its way here; nothing was written");
+            libc::EILSEQ
+        }
+    }
+}
+
+/// The error number of a copy to or from the kernel that failed.
+fn of_copy(error: &io::Error) -> i32 {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}

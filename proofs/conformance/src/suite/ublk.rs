@@ -1,0 +1,242 @@
+//! Block devices of the guest's own kernel, by ublk: the program is in the guest and serves its volumes to the kernel it runs on.
+
+use anyhow::{Result, bail};
+
+use crate::context::{LIMIT, TestContext, quiet};
+use crate::harness::{Extras, Guest};
+
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    let folder = context.sealblock.folder.clone();
+    let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
+    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+    for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, REFUSALS] {
+        sh(&mut guest, script)?;
+    }
+    match context.version >= PROTECTION {
+        true => {
+            for (guard, profile) in
+                [("ip", "T10-DIF-TYPE1-IP"), ("crc16", "T10-DIF-TYPE1-CRC"), ("crc64", "EXT-DIF-TYPE1-CRC64")]
+            {
+                sh(&mut guest, &format!("guard={guard}\nprofile={profile}\n{PROTECTED}"))?;
+            }
+        }
+        false => {
+            sh(&mut guest, "sealblock create v --size 8MiB --force\nrefused 'Linux 7.0' sealblock attach v --pi crc16")?
+        }
+    }
+    quiet(&mut guest)
+}
+
+/// The first kernels whose ublk carries protection information.
+const PROTECTION: (u32, u32) = (7, 0);
+
+/// Functions of the scripts here.
+const FUNCTIONS: &str = r#"
+set -e
+cd /tmp
+# attached TARGET [OPTION...]: serves it in the background, as $server, and waits for the block device, $disk.
+attach() {
+  : >/tmp/attached
+  sealblock attach "$@" --json >/tmp/attached 2>/tmp/complaint &
+  server=$!
+  for try in $(seq 200); do
+    disk=$(sed -n 's/.*"path": *"\([^"]*\)".*/\1/p' /tmp/attached | head -n 1)
+    [ -n "$disk" ] && [ -b "$disk" ] && return 0
+    kill -0 $server 2>/dev/null || break
+    sleep 0.05
+  done
+  cat /tmp/attached /tmp/complaint
+  fail "attach $*"
+}
+# ends [STATUS]: the server has to end by itself.
+ends() {
+  status=0
+  wait $server || status=$?
+  [ $status = "${1:-0}" ] || { cat /tmp/attached /tmp/complaint; fail "the server ended with $status"; }
+}
+"#;
+
+fn sh(guest: &mut Guest, script: &str) -> Result<()> {
+    let said = guest.run(&format!("{FUNCTIONS}\n{script}"), LIMIT)?;
+    if said.status != 0 {
+        let messages = guest.run("dmesg | tail -n 25", LIMIT).map(|said| said.output).unwrap_or_default();
+        bail!(
+            "the script ended with status {}:\n{}\n{}\nthe kernel said last:\n{}",
+            said.status,
+            said.output.trim_end(),
+            said.errors.trim_end(),
+            messages.trim_end()
+        );
+    }
+    Ok(())
+}
+
+/// What the kernel is told, data there and back, discards and zeroes, and the end by a signal and by `detach`.
+const BLOCKS: &str = r#"
+sealblock create v --size 64MiB
+attach v --queues 2 --depth 16
+queue=/sys/block/${disk#/dev/}/queue
+[ "$(cat /sys/block/${disk#/dev/}/size)" = 131072 ] || fail "another size"
+[ "$(cat $queue/logical_block_size)" = 4096 ] || fail "other blocks"
+[ "$(cat $queue/write_cache)" = "write back" ] || fail "no cache"
+head -c 16777216 /dev/urandom >data
+dd if=data of=$disk bs=1M oflag=direct conv=fsync status=none
+dd if=$disk bs=512k count=32 iflag=direct status=none | cmp - data
+dd if=$disk bs=4k count=4096 status=none | cmp - data
+blkdiscard -o 0 -l 1048576 $disk 2>/dev/null || /bin/busybox blkdiscard -o 0 -l 1048576 $disk
+kill -TERM $server
+ends
+[ ! -e $disk ] || fail "the block device stays"
+sealblock verify v --quiet
+sealblock copy v back --force
+cmp -n 15728640 back data 1048576 1048576
+attach v
+sealblock detach $disk
+ends
+grep -q '"event": *"detached"' /tmp/attached || fail "it does not say that it was detached"
+rm back data
+"#;
+
+/// File systems, and traffic whose every block is checked.
+const FILE_SYSTEMS: &str = r#"
+mkdir -p /mnt/d
+for kind in ext4 btrfs xfs; do
+  sealblock create v --size 400MiB --force
+  attach v
+  case $kind in
+    ext4) mke2fs -q -F -t ext4 $disk ;;
+    btrfs) mkfs.btrfs -q -f $disk ;;
+    xfs) mkfs.xfs -q -f $disk ;;
+  esac
+  mount -t $kind $disk /mnt/d
+  head -c 8000000 /dev/urandom >/mnt/d/a
+  cp /mnt/d/a /tmp/a
+  sync
+  umount /mnt/d
+  kill -TERM $server
+  ends
+  sealblock verify v --quiet
+  attach v
+  mount -t $kind $disk /mnt/d
+  cmp /mnt/d/a /tmp/a
+  umount /mnt/d
+  kill -TERM $server
+  ends
+done
+sealblock create v --size 64MiB --block-size 512 --force
+attach v
+fio --name=v --filename=$disk --rw=randrw --bsrange=512-64k --size=32M --io_size=24M --direct=1 --ioengine=libaio --iodepth=16 \
+  --verify=crc32c --verify_fatal=1 --fsync=64 >/tmp/fio 2>&1 || { cat /tmp/fio; fail "fio"; }
+kill -TERM $server
+ends
+sealblock verify v --quiet
+rm /tmp/a
+"#;
+
+/// Exactly the damaged blocks cannot be read.
+const DAMAGE: &str = r#"
+sealblock create v --size 8MiB --force
+head -c 8388608 /dev/urandom >data
+sealblock copy data v
+sealblock corrupt v --lba 100
+sealblock corrupt v --lba 101 --kind ref-tag
+attach v
+for block in 98 99 102 103; do
+  dd if=$disk bs=4k skip=$block count=1 iflag=direct status=none >/dev/null || fail "block $block cannot be read"
+done
+for block in 100 101; do
+  refused "error\|sequence" dd if=$disk bs=4k skip=$block count=1 iflag=direct of=/dev/null
+done
+# What lies before the damage comes.
+dd if=$disk bs=64k skip=6 count=1 iflag=direct of=part status=none 2>/dev/null || true
+[ "$(wc -c <part)" = 16384 ] || fail "a read up to damage returned $(wc -c <part) bytes"
+dd if=$disk bs=4k skip=96 count=4 status=none | cmp - part
+dd if=data of=$disk bs=4k skip=100 seek=100 count=2 oflag=direct status=none
+dd if=$disk bs=64k iflag=direct status=none | cmp - data
+kill -TERM $server
+ends
+sealblock verify v --quiet
+rm data part
+"#;
+
+/// A server that is killed loses nothing: requests wait for the next one, which has to serve the same.
+const RECOVERY: &str = r#"
+sealblock create v --size 64MiB --force
+sealblock create w --size 64MiB --force
+attach v --device 5
+mke2fs -q -F -t ext4 $disk
+mount -t ext4 $disk /mnt/d
+(i=0; while [ ! -e /tmp/stop ]; do i=$((i + 1)); head -c 65536 /dev/urandom >/mnt/d/f$((i % 40)); sync; done; echo $i >/tmp/rounds) &
+load=$!
+sleep 1
+for round in 1 2 3; do
+  kill -KILL $server
+  wait $server || true
+  sleep 0.3
+  refused "another target" sealblock attach w --device 5
+  attach v --device 5
+  grep -q '"taken_over": *true' /tmp/attached || { cat /tmp/attached; fail "it was not taken over"; }
+  refused "is served by process" sealblock attach v --device 5
+  sleep 0.5
+done
+touch /tmp/stop
+wait $load || fail "the load failed"
+[ "$(cat /tmp/rounds)" -gt 3 ] || fail "nothing was written"
+# In use: a signal leaves it, and the next server takes it over.
+refused "in use" sealblock detach 5
+kill -TERM $server
+ends
+grep -q '"event": *"left"' /tmp/attached || { cat /tmp/attached; fail "it was not left"; }
+attach v --device 5
+md5sum /mnt/d/f* >/tmp/sums
+umount /mnt/d
+mount -t ext4 $disk /mnt/d
+md5sum -c /tmp/sums >/dev/null
+umount /mnt/d
+kill -TERM $server
+ends
+[ ! -e $disk ] || fail "the block device stays"
+sealblock verify v --quiet
+"#;
+
+/// What cannot be attached says why.
+const REFUSALS: &str = r#"
+refused "there is no /dev/ublkb9" sealblock detach 9
+refused "1..=64" sealblock attach v --queues 65
+grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
+chmod 666 v
+refused "root" su -s /bin/sh -c "sealblock attach /tmp/v" nobody
+"#;
+
+/// The kernel's block layer makes tags for what it writes and checks those of what it reads; all of them are right here, too.
+const PROTECTED: &str = r#"
+for target in crc32c crc16 crc64 none; do
+  sealblock create v --size 64MiB --guard $target --force
+  attach v --pi $guard
+  integrity=/sys/block/${disk#/dev/}/integrity
+  [ "$(cat $integrity/format)" = "$profile" ] || fail "the kernel's profile is $(cat $integrity/format), not $profile"
+  [ "$(cat $integrity/write_generate)" = 1 ] && [ "$(cat $integrity/read_verify)" = 1 ] || fail "the kernel makes no tags"
+  [ "$(cat $integrity/protection_interval_bytes)" = 4096 ] || fail "another interval"
+  head -c 67108864 /dev/urandom >data
+  dd if=data of=$disk bs=256k oflag=direct conv=fsync status=none
+  dd if=$disk bs=256k iflag=direct status=none | cmp - data
+  echo 3 >/proc/sys/vm/drop_caches
+  cmp $disk data
+  kill -TERM $server
+  ends
+  sealblock verify v --quiet
+  sealblock copy v - | cmp - data
+done
+sealblock create v --size 64MiB --force
+attach v --pi $guard
+mke2fs -q -F -t ext4 $disk
+mount -t ext4 $disk /mnt/d
+head -c 4000000 data >/mnt/d/a
+umount /mnt/d
+mount -t ext4 $disk /mnt/d
+cmp -n 4000000 /mnt/d/a data
+umount /mnt/d
+kill -TERM $server
+ends
+rm data
+"#;

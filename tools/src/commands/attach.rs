@@ -1,0 +1,72 @@
+//! `sealblock attach` and `sealblock detach`: a target as a block device of this machine's kernel.
+
+use std::path::PathBuf;
+use std::thread::available_parallelism;
+
+use sealblock_exports_ublk::block_path;
+use sealblock_server::attach::{AttachEvent, AttachPlan, AttachedInfo, run as attach_plan};
+use sealblock_server::{attach, log};
+use sealblock_stack::StackError;
+use sealblock_stack::quantity::count;
+use serde::Serialize;
+
+use crate::cli::{Attach, Detach};
+use crate::exit::Exit;
+use crate::report::{print_json, print_report, say};
+
+/// Most queues unless more are asked for: a volume's work stays on one core, so that further ones seldom pay for their memory.
+const MAX_DEFAULT_QUEUES: usize = 4;
+
+/// Attaches.
+pub fn run(arguments: &Attach) -> Result<Exit, StackError> {
+    log::install(arguments.log, arguments.json)?;
+    let cpus = available_parallelism().map_or(1, usize::from);
+    let plan = AttachPlan {
+        target: arguments.target.clone(),
+        usage: arguments.members.usage(),
+        number: arguments.device,
+        queues: arguments.queues.unwrap_or(cpus.min(MAX_DEFAULT_QUEUES) as u16),
+        depth: arguments.depth,
+        guard: arguments.pi,
+        read_only: arguments.read_only,
+    };
+    let is_json = arguments.json;
+    let attached = attach_plan(&plan, |event| {
+        // The reader of the events may be gone; the kernel is still served.
+        let _ = if is_json { print_json(event) } else { say(&to_text(event)) };
+    });
+    attached.map(|()| Exit::Clean)
+}
+
+fn to_text(event: &AttachEvent) -> String {
+    match event {
+        AttachEvent::Attached(info) => attached_text(info),
+        AttachEvent::Detached { path } => format!("{} is gone", path.display()),
+        AttachEvent::Left { path } => {
+            format!("{} is in use: it stays, and its requests wait for the next server", path.display())
+        }
+    }
+}
+
+fn attached_text(info: &AttachedInfo) -> String {
+    let AttachedInfo { path, target, taken_over, block_size, blocks, queues, host_guard, read_only, .. } = info;
+    let how = [if *taken_over { ", taken over" } else { "" }, if *read_only { ", read-only" } else { "" }].concat();
+    let guard = host_guard.map_or_else(String::new, |guard| format!(", tags of the kernel with {guard}"));
+    let blocks = count(*blocks, "block");
+    let queues = count(u64::from(*queues), "queue");
+    format!("{} is {target}: {blocks} of {block_size} bytes, {queues}{guard}{how}", path.display())
+}
+
+/// The report of `detach`.
+#[derive(Serialize)]
+struct Report {
+    path: PathBuf,
+}
+
+/// Detaches.
+pub fn detach(arguments: &Detach) -> Result<Exit, StackError> {
+    attach::detach(arguments.device, arguments.force)?;
+    let report = Report { path: block_path(arguments.device) };
+    print_report(arguments.json, &report, || format!("{} is gone", report.path.display()))?;
+    Ok(Exit::Clean)
+}
