@@ -125,7 +125,9 @@ impl Attachment {
                 return Err(AttachError::Limit { what, actual, limit });
             }
         }
-        let params = params(device.geometry(), &device.abilities(), options.is_read_only, options.guard)?;
+        let geometry = device.geometry();
+        let params = params(geometry, &device.abilities(), options.is_read_only, options.guard)
+            .ok_or(AttachError::BlockSize(geometry.block_size.bytes()))?;
         let mut control = Control::open()?;
         let features = features(&mut control, options.guard)?;
         if let Some(number) = options.number {

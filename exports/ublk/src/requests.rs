@@ -4,7 +4,6 @@ use sealblock_block::{Abilities, Ability, BadBlockCause, Durability, Error, Erro
 use sealblock_runtime_ublk::{Attributes, Descriptor, Params, RequestOperation, SECTOR_BYTES};
 use sealblock_units::Extent;
 
-use crate::attachment::AttachError;
 use crate::tags::HostGuard;
 
 /// Most bytes of a read or write.
@@ -14,16 +13,16 @@ const MAX_UNMAP_BYTES: u64 = 256 << 20;
 /// The kernel has no larger blocks than its pages.
 const MAX_BLOCK_SHIFT: u32 = 12;
 
-/// What the kernel is told of a device.
+/// What the kernel is told of a device; `None` if its blocks are larger than the kernel takes.
 pub(crate) fn params(
     geometry: &Geometry,
     abilities: &Abilities,
     is_read_only: bool,
     guard: Option<HostGuard>,
-) -> Result<Params, AttachError> {
+) -> Option<Params> {
     let shift = geometry.block_size.shift();
     if shift > MAX_BLOCK_SHIFT {
-        return Err(AttachError::BlockSize(geometry.block_size.bytes()));
+        return None;
     }
     let is_there = |kind| abilities.of(kind) != Ability::Absent;
     let is_read_only = is_read_only || !abilities.writable;
@@ -31,7 +30,7 @@ pub(crate) fn params(
         |kind| if is_there(kind) && !is_read_only { (MAX_UNMAP_BYTES / SECTOR_BYTES) as u32 } else { 0 };
     let mut attributes = Attributes::VOLATILE_CACHE | Attributes::FUA;
     attributes.set(Attributes::READ_ONLY, is_read_only);
-    Ok(Params {
+    Some(Params {
         attributes,
         block_shift: shift as u8,
         capacity_sectors: geometry.capacity_bytes() / SECTOR_BYTES,
