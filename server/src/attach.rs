@@ -113,11 +113,21 @@ pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), Stack
         return Err(failure.on(&plan.target));
     }
     let served = reactor.block_on(live(plan, &cores.handles(), &report));
-    cores.shutdown(REST);
-    served
+    match served {
+        Ok(Ended::Gone) => _ = cores.shutdown(REST),
+        // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
+        Ok(Ended::Left) | Err(_) => std::mem::forget(cores),
+    }
+    served.map(drop)
 }
 
-async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachEvent)) -> Result<(), StackError> {
+/// What became of the block device.
+enum Ended {
+    Gone,
+    Left,
+}
+
+async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachEvent)) -> Result<Ended, StackError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
@@ -126,10 +136,13 @@ async fn live(plan: &AttachPlan, cores: &[CoreHandle], report: &impl Fn(&AttachE
     let device = table.open(&namespace(plan)).await?;
     let served = attach(plan, cores, &device, signal, report).await;
     let closed = table.close([device]).await;
-    let event = served.map_err(|error| error.on(&plan.target))?;
+    let (ended, path) = served.map_err(|error| error.on(&plan.target))?;
     closed?;
-    report(&event);
-    Ok(())
+    report(&match ended {
+        Ended::Gone => AttachEvent::Detached { path },
+        Ended::Left => AttachEvent::Left { path },
+    });
+    Ok(ended)
 }
 
 /// Nothing is scrubbed here, so nothing happens of its own accord.
@@ -181,7 +194,7 @@ async fn attach(
     device: &ServedDevice,
     signal: ShutdownSignal,
     report: &impl Fn(&AttachEvent),
-) -> Result<AttachEvent, StackError> {
+) -> Result<(Ended, PathBuf), StackError> {
     let options = Options {
         number: plan.number,
         queues: plan.queues,
@@ -244,12 +257,12 @@ async fn until_ended(
     mut queues: LocalBoxFuture<'_, Result<(), StackError>>,
     stop: oneshot::Sender<()>,
     signal: ShutdownSignal,
-) -> Result<AttachEvent, StackError> {
+) -> Result<(Ended, PathBuf), StackError> {
     let path = attachment.path();
     match select(&mut queues, signal).await {
         Either::Left((ended, _)) => {
             // Whoever stopped it deletes it.
-            return ended.map(|()| AttachEvent::Detached { path });
+            return ended.map(|()| (Ended::Gone, path));
         }
         Either::Right((signal, _)) => _ = signal.map_err(|error| StackError::io("waiting for signals", &error))?,
     }
@@ -258,14 +271,14 @@ async fn until_ended(
         drop(stop);
         queues.await?;
         tracing::warn!(device = %path.display(), "the device is in use: it stays, and its requests wait for the next server");
-        return Ok(AttachEvent::Left { path });
+        return Ok((Ended::Left, path));
     }
     // Its servers answer what is still asked.
     let (stopped, ended) = join(blocking(attachment, Attachment::stop), queues).await;
     let attachment = stopped.map_err(|(error, _)| error)?;
     ended?;
     blocking(attachment, Attachment::delete).await.map_err(|(error, _)| error)?;
-    Ok(AttachEvent::Detached { path })
+    Ok((Ended::Gone, path))
 }
 
 /// Leaves nothing of a block device that was not started.

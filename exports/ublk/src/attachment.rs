@@ -245,8 +245,9 @@ impl Attachment {
 
     /// Leaves nothing of a device that was not started; one that was taken over goes on waiting.
     pub fn abandon(&mut self) {
+        // Stopping ends the commands of its queues.
         if !self.is_taken_over
-            && let Err(error) = self.delete()
+            && let Err(error) = self.stop().and_then(|()| self.delete())
         {
             tracing::warn!(%error, "the device that did not start cannot be deleted");
         }

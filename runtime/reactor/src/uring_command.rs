@@ -1,8 +1,8 @@
 //! Commands that a ring passes on to the driver of a character device as they are (`IORING_OP_URING_CMD`), as ublk has them.
 //!
-//! Such a command waits for as long as its driver likes, so it counts as one that waits for a peer: it is cancelled when its
-//! future is dropped, and is not counted against the limit of operations for disks. The driver may demand that all
-//! commands come from one thread; those of a reactor do.
+//! Such a command waits for as long as its driver likes, so it counts as one that waits for a peer and not against the limit of
+//! operations for disks. Linux cancels it only when the driver ends it or the process ends, so a reactor does not end before that, even
+//! if the command's future was dropped. The driver may demand that all commands come from one thread; those of a reactor do.
 
 use std::io;
 use std::sync::Arc;

@@ -159,6 +159,7 @@ rm data
 /// A server that is killed loses nothing: requests wait for the next one, which has to serve the same.
 const RECOVERY: &str = r#"
 sealblock create v --size 64MiB --force
+mkdir -p /mnt/d
 sealblock create w --size 64MiB --force
 attach v --device 5
 /usr/bin/mke2fs -q -F -t ext4 $disk
