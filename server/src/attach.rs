@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use futures_util::future::{Either, FutureExt, LocalBoxFuture, Shared, join, join_all, select};
-use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options};
+use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options, Tampering};
 use sealblock_integrity::guard::crc64;
 use sealblock_runtime_reactor::{
     Backend, Config, CoreGone, CoreHandle, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal,
@@ -54,6 +54,8 @@ pub struct AttachPlan {
     pub guard: Option<HostGuard>,
     /// It takes no writes.
     pub read_only: bool,
+    /// Bits that change on the way, in proofs.
+    pub tampering: Option<Tampering>,
 }
 
 /// What happens while a target is attached.
@@ -202,6 +204,7 @@ async fn attach(
         guard: plan.guard,
         is_read_only: plan.read_only,
         identity: identity(plan, device)?,
+        tampering: plan.tampering,
     };
     let shared = device.shared();
     let attachment = Attachment::make(&options, &shared).map_err(|error| of_attach(&error))?;
@@ -217,7 +220,7 @@ async fn attach(
         read_only: plan.read_only,
     };
     let (stop, stopped) = oneshot::channel::<()>();
-    let servers = match attachment.servers(plan.guard, &shared) {
+    let servers = match attachment.servers(&options, &shared) {
         Ok(servers) => servers,
         Err(error) => {
             abandon(attachment).await;

@@ -17,7 +17,7 @@ use sealblock_runtime_ublk::{
 };
 
 use crate::requests::{MAX_TRANSFER_BYTES, params};
-use crate::server::QueueServer;
+use crate::server::{QueueServer, Tampering};
 use crate::tags::HostGuard;
 
 /// Most queues of a block device.
@@ -38,6 +38,8 @@ pub struct Options {
     pub is_read_only: bool,
     /// What the device's next server has to serve: the same target.
     pub identity: u64,
+    /// Bits that change on the way, in proofs.
+    pub tampering: Option<Tampering>,
 }
 
 /// Why a device cannot be attached or detached.
@@ -195,7 +197,7 @@ impl Attachment {
     ///
     /// # Errors
     /// [`AttachError::Open`].
-    pub fn servers(&self, guard: Option<HostGuard>, device: &SharedDevice) -> Result<Vec<QueueServer>, AttachError> {
+    pub fn servers(&self, options: &Options, device: &SharedDevice) -> Result<Vec<QueueServer>, AttachError> {
         let number = self.info.number;
         let character = CharacterDevice::open(number).map_err(|error| AttachError::Open { number, error })?;
         // One writer, whichever queue a request comes by: so a lost write is told once.
@@ -204,7 +206,8 @@ impl Attachment {
             character: character.clone(),
             number,
             depth: self.info.depth,
-            host: guard.map(HostGuard::format),
+            host: options.guard.map(HostGuard::format),
+            tampering: options.tampering,
             device: device.clone(),
             cursor: Arc::clone(&cursor),
         };

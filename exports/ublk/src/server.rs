@@ -16,6 +16,15 @@ use sealblock_units::Extent;
 use crate::requests::{Command, errno, good_before, translate};
 use crate::tags::{BadWrite, of_write, put_of_read};
 
+/// Bits that change between the kernel and the checks here, for proofs that one of them finds it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Tampering {
+    /// The first bit of what each read returns.
+    Reads,
+    /// The first bit of what each write brings.
+    Writes,
+}
+
 /// The server of one queue, to be sent to the core that serves it.
 pub struct QueueServer {
     pub(crate) character: CharacterDevice,
@@ -24,6 +33,7 @@ pub struct QueueServer {
     pub(crate) host: Option<PiFormat>,
     pub(crate) device: SharedDevice,
     pub(crate) cursor: Arc<FlushCursor>,
+    pub(crate) tampering: Option<Tampering>,
 }
 
 impl QueueServer {
@@ -40,6 +50,7 @@ impl QueueServer {
             queue,
             device: self.device.attach_as(&self.cursor),
             host: self.host,
+            tampering: self.tampering,
             is_stopping: Cell::new(false),
             stopping: Condition::default(),
         };
@@ -62,6 +73,7 @@ struct ServedQueue {
     device: Attached,
     /// The format of the host's tags, if it makes any.
     host: Option<PiFormat>,
+    tampering: Option<Tampering>,
     is_stopping: Cell<bool>,
     stopping: Condition,
 }
@@ -160,6 +172,10 @@ impl ServedQueue {
             self.queue.write_data(tag, done, &segment.data).map_err(|error| of_copy(&error))?;
             done += segment.data.len() as u32;
         }
+        if self.tampering == Some(Tampering::Reads) {
+            let first = blocks.iter().next().and_then(|(data, _)| data.first().copied()).unwrap_or_default();
+            self.queue.write_data(tag, 0, &[first ^ 1]).map_err(|error| of_copy(&error))?;
+        }
         if let Some(host) = self.host.filter(|_| request.has_tags) {
             let put = |offset, tags: &[u8]| self.queue.write_tags(tag, offset, tags);
             put_of_read(blocks, host, extent.start(), put).map_err(|error| match error.kind() {
@@ -176,6 +192,9 @@ impl ServedQueue {
         let (size, bytes) = (geometry.block_size, self.bytes(extent));
         let mut data = pool().take(bytes as usize);
         self.queue.read_data(tag, &mut data).map_err(|error| of_copy(&error))?;
+        if self.tampering == Some(Tampering::Writes) {
+            data[0] ^= 1;
+        }
         let blocks = match self.host.filter(|_| request.has_tags) {
             Some(host) => {
                 let mut tags = pool().take(extent.len() as usize * host.tuple_bytes());

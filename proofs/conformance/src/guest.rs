@@ -3,6 +3,7 @@
 
 mod agent;
 mod blocks;
+mod tamper;
 
 use std::path::PathBuf;
 
@@ -38,6 +39,17 @@ pub enum GuestCommand {
         /// What the pattern is made from.
         seed: u64,
     },
+    /// Attach a target as `sealblock attach --pi GUARD` does, and change a bit of each request between the kernel and the checks.
+    Tamper {
+        /// The target.
+        target: sealblock_stack::target::TargetName,
+        /// ip, crc16 or crc64.
+        #[arg(value_parser = tamper::guard)]
+        guard: sealblock_exports_ublk::HostGuard,
+        /// reads or writes.
+        #[arg(value_parser = tamper::way)]
+        way: sealblock_exports_ublk::Tampering,
+    },
     /// Call `fallocate(2)`.
     Fallocate {
         /// The device.
@@ -62,6 +74,7 @@ pub fn run(command: &GuestCommand) -> Result<()> {
         GuestCommand::Scan { device, block_bytes } => blocks::scan(device, *block_bytes),
         GuestCommand::Fill { device, seed } => blocks::fill(device, *seed),
         GuestCommand::Check { device, seed } => blocks::check(device, *seed),
+        GuestCommand::Tamper { target, guard, way } => tamper::attach(target, *guard, *way),
         GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {
             blocks::fallocate(device, *mode, *offset_bytes, *length_bytes)
         }

@@ -29,6 +29,7 @@ pub fn run(arguments: &Attach) -> Result<Exit, StackError> {
         depth: arguments.depth,
         guard: arguments.pi,
         read_only: arguments.read_only,
+        tampering: None,
     };
     let is_json = arguments.json;
     let attached = attach_plan(&plan, |event| {
