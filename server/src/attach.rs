@@ -97,6 +97,8 @@ pub struct AttachedInfo {
     pub host_guard: Option<&'static str>,
     /// True if it takes no writes.
     pub read_only: bool,
+    /// True if changes are durable before they are answered.
+    pub write_through: bool,
 }
 
 /// Attaches until a signal ends it or somebody detaches the block device, and says what happens to `report`.
@@ -203,6 +205,7 @@ async fn attach(
         depth: plan.depth,
         guard: plan.guard,
         is_read_only: plan.read_only,
+        is_write_through: device.gathers_changes,
         identity: identity(plan, device)?,
         tampering: plan.tampering,
     };
@@ -218,6 +221,7 @@ async fn attach(
         depth: attachment.depth(),
         host_guard: plan.guard.map(HostGuard::as_str),
         read_only: plan.read_only,
+        write_through: device.gathers_changes,
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let servers = match attachment.servers(&options, &shared) {

@@ -44,6 +44,9 @@ pub struct ServedDevice {
     pub volume_uuid: Option<[u8; 16]>,
     /// True if it is a mirror.
     pub is_mirror: bool,
+    /// True if changes that were answered and not flushed may be gone when this process is killed: a volume gathers map entries in
+    /// memory, and a mirror may settle on the copy of a volume.
+    pub gathers_changes: bool,
     /// The device on its own core.
     pub handle: DeviceHandle,
     /// The device for namespaces on every core, as it is now.
@@ -181,6 +184,7 @@ impl DeviceTable {
                 state,
                 volume_uuid: opened.volume_uuid,
                 is_mirror: opened.is_mirror,
+                gathers_changes: opened.gathers_changes,
                 handle: DeviceHandle { core: handle, home: opened.home, ties },
                 shared: RefCell::new(opened.shared),
                 _seat: seat,
@@ -207,6 +211,7 @@ struct OpenedDevice {
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     is_mirror: bool,
+    gathers_changes: bool,
     home: CoreLocal<LocalDevice>,
 }
 
@@ -235,6 +240,7 @@ async fn open_on_core(
         shared,
         volume_uuid: info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
         is_mirror: info.mirror.is_some(),
+        gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, &info, closer, scrub_task))),
     })
 }

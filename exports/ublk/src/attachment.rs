@@ -10,7 +10,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sealblock_block::FlushCursor;
+use sealblock_block::{Durability, FlushCursor};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_ublk::{
     CharacterDevice, Control, ControlError, DeviceInfo, DeviceState, Features, MAX_DEPTH, Params, block_path,
@@ -36,10 +36,20 @@ pub struct Options {
     pub guard: Option<HostGuard>,
     /// It takes no writes.
     pub is_read_only: bool,
+    /// Changes are durable before they are answered, and the kernel is told of no cache. For devices that lose what was not flushed when
+    /// their process dies: the kernel takes what was answered for written, whichever server answers next.
+    pub is_write_through: bool,
     /// What the device's next server has to serve: the same target.
     pub identity: u64,
     /// Bits that change on the way, in proofs.
     pub tampering: Option<Tampering>,
+}
+
+impl Options {
+    /// How durable a change is at least when it is answered.
+    fn durability(&self) -> Durability {
+        if self.is_write_through { Durability::ForceUnitAccess } else { Durability::Volatile }
+    }
 }
 
 /// Why a device cannot be attached or detached.
@@ -128,8 +138,9 @@ impl Attachment {
             }
         }
         let geometry = device.geometry();
-        let params = params(geometry, &device.abilities(), options.is_read_only, options.guard)
-            .ok_or(AttachError::BlockSize(geometry.block_size.bytes()))?;
+        let params =
+            params(geometry, &device.abilities(), (options.is_read_only, options.is_write_through), options.guard)
+                .ok_or(AttachError::BlockSize(geometry.block_size.bytes()))?;
         let mut control = Control::open()?;
         let features = features(&mut control, options.guard)?;
         if let Some(number) = options.number {
@@ -207,6 +218,7 @@ impl Attachment {
             number,
             depth: self.info.depth,
             host: options.guard.map(HostGuard::format),
+            durability: options.durability(),
             tampering: options.tampering,
             device: device.clone(),
             cursor: Arc::clone(&cursor),

@@ -17,7 +17,7 @@ const MAX_BLOCK_SHIFT: u32 = 12;
 pub(crate) fn params(
     geometry: &Geometry,
     abilities: &Abilities,
-    is_read_only: bool,
+    (is_read_only, is_write_through): (bool, bool),
     guard: Option<HostGuard>,
 ) -> Option<Params> {
     let shift = geometry.block_size.shift();
@@ -28,7 +28,8 @@ pub(crate) fn params(
     let is_read_only = is_read_only || !abilities.writable;
     let unmap_sectors =
         |kind| if is_there(kind) && !is_read_only { (MAX_UNMAP_BYTES / SECTOR_BYTES) as u32 } else { 0 };
-    let mut attributes = Attributes::VOLATILE_CACHE | Attributes::FUA;
+    let mut attributes = Attributes::empty();
+    attributes.set(Attributes::VOLATILE_CACHE | Attributes::FUA, !is_write_through);
     attributes.set(Attributes::READ_ONLY, is_read_only);
     Some(Params {
         attributes,
@@ -51,8 +52,8 @@ pub(crate) enum Command {
     WriteZeroes { extent: Extent, may_unmap: bool, durability: Durability },
 }
 
-/// Translates a request; `None` if it is none that the device was made for.
-pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry) -> Option<Command> {
+/// Translates a request whose changes are to be at least so durable; `None` if it is none that the device was made for.
+pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry, least: Durability) -> Option<Command> {
     let extent = || {
         let per_block = geometry.block_size.bytes() as u64 / SECTOR_BYTES;
         let (first, sectors) = (descriptor.first_sector, u64::from(descriptor.sectors));
@@ -61,7 +62,7 @@ pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry) -> Option<
         geometry.check(extent).ok().map(|()| extent)
     };
     let transfer = || extent().filter(|_| u64::from(descriptor.sectors) * SECTOR_BYTES <= MAX_TRANSFER_BYTES.into());
-    let durability = |fua| if fua { Durability::ForceUnitAccess } else { Durability::Volatile };
+    let durability = |fua| if fua { Durability::ForceUnitAccess } else { least };
     Some(match descriptor.operation {
         RequestOperation::Read => Command::Read(transfer()?),
         RequestOperation::Write { fua } => Command::Write(transfer()?, durability(fua)),
@@ -118,25 +119,39 @@ mod tests {
 
     #[test]
     fn whole_blocks_within_the_device_are_translated_and_nothing_else() {
-        let read = |first, sectors| translate(&descriptor(RequestOperation::Read, first, sectors), &geometry());
+        let read = |first, sectors| {
+            translate(&descriptor(RequestOperation::Read, first, sectors), &geometry(), Durability::Volatile)
+        };
         let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
         assert_eq!(read(16, 24), Some(Command::Read(extent(2, 3))));
         for (first, sectors) in [(1, 8), (0, 7), (0, 0), (7992, 16), (8000, 8), (u64::MAX - 7, 8), (0, 1032)] {
             assert_eq!(read(first, sectors), None, "{first} {sectors}");
         }
         let discard = descriptor(RequestOperation::Discard, 0, 8000);
-        assert_eq!(translate(&discard, &geometry()), Some(Command::Discard(extent(0, 1000))), "no data, no limit");
+        assert_eq!(
+            translate(&discard, &geometry(), Durability::Volatile),
+            Some(Command::Discard(extent(0, 1000))),
+            "no data, no limit"
+        );
         let flush = descriptor(RequestOperation::Flush, 0, 0);
-        assert_eq!(translate(&flush, &geometry()), Some(Command::Flush));
-        let write = descriptor(RequestOperation::Write { fua: true }, 8, 8);
-        let durable = Command::Write(extent(1, 1), Durability::ForceUnitAccess);
-        assert_eq!(translate(&write, &geometry()), Some(durable));
+        assert_eq!(translate(&flush, &geometry(), Durability::Volatile), Some(Command::Flush));
+        let write = |fua| descriptor(RequestOperation::Write { fua }, 8, 8);
+        let translated = |fua, least| translate(&write(fua), &geometry(), least);
+        let (durable, volatile) = (Durability::ForceUnitAccess, Durability::Volatile);
+        let as_durable = |durability| Some(Command::Write(extent(1, 1), durability));
+        assert_eq!(
+            (translated(true, volatile), translated(false, volatile)),
+            (as_durable(durable), as_durable(volatile))
+        );
+        assert_eq!(translated(false, durable), as_durable(durable), "write-through");
     }
 
     #[test]
     fn a_read_only_device_takes_neither_discards_nor_zeroes() {
-        let params = |read_only| params(&geometry(), &Abilities::COMPLETE, read_only, Some(HostGuard::Ip)).unwrap();
-        let (free, only) = (params(false), params(true));
+        let params = |how| params(&geometry(), &Abilities::COMPLETE, how, Some(HostGuard::Ip)).unwrap();
+        let (free, only, through) = (params((false, false)), params((true, false)), params((false, true)));
+        assert!(free.attributes.contains(Attributes::VOLATILE_CACHE | Attributes::FUA));
+        assert!(!through.attributes.intersects(Attributes::VOLATILE_CACHE | Attributes::FUA));
         assert!(!free.attributes.contains(Attributes::READ_ONLY) && only.attributes.contains(Attributes::READ_ONLY));
         assert_eq!((free.max_discard_sectors, free.max_zero_sectors), (512 << 10, 512 << 10));
         assert_eq!((only.max_discard_sectors, only.max_zero_sectors), (0, 0));

@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::future::{Either, join_all, select};
-use sealblock_block::{BadBlock, Condition, Device, FlushCursor, Outcome, Request, Response};
+use sealblock_block::{BadBlock, Condition, Device, Durability, FlushCursor, Outcome, Request, Response};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_runtime_reactor::pool;
@@ -33,6 +33,7 @@ pub struct QueueServer {
     pub(crate) host: Option<PiFormat>,
     pub(crate) device: SharedDevice,
     pub(crate) cursor: Arc<FlushCursor>,
+    pub(crate) durability: Durability,
     pub(crate) tampering: Option<Tampering>,
 }
 
@@ -50,6 +51,7 @@ impl QueueServer {
             queue,
             device: self.device.attach_as(&self.cursor),
             host: self.host,
+            durability: self.durability,
             tampering: self.tampering,
             is_stopping: Cell::new(false),
             stopping: Condition::default(),
@@ -73,6 +75,8 @@ struct ServedQueue {
     device: Attached,
     /// The format of the host's tags, if it makes any.
     host: Option<PiFormat>,
+    /// How durable a change is at least when it is answered.
+    durability: Durability,
     tampering: Option<Tampering>,
     is_stopping: Cell<bool>,
     stopping: Condition,
@@ -108,7 +112,8 @@ impl ServedQueue {
     /// Executes the request of a tag; returns its bytes, or a negative error number.
     async fn answer(&self, tag: u16) -> i32 {
         let described = self.queue.descriptor(tag);
-        let command = described.and_then(|request| Some((request, translate(&request, self.device.geometry())?)));
+        let command = described
+            .and_then(|request| Some((request, translate(&request, self.device.geometry(), self.durability)?)));
         let Some((request, command)) = command else {
             tracing::warn!(?described, "the kernel sent a request that the device was not made for");
             return -libc::EINVAL;

@@ -79,7 +79,7 @@ attach v --queues 2 --depth 16
 queue=/sys/block/${disk#/dev/}/queue
 [ "$(cat /sys/block/${disk#/dev/}/size)" = 131072 ] || fail "another size"
 [ "$(cat $queue/logical_block_size)" = 4096 ] || fail "other blocks"
-[ "$(cat $queue/write_cache)" = "write back" ] || fail "no cache"
+[ "$(cat $queue/write_cache)" = "write through" ] || fail "a volume has a cache that a killed server would lose"
 head -c 16777216 /dev/urandom >data
 dd if=data of=$disk bs=1M oflag=direct conv=fsync status=none
 dd if=$disk bs=512k count=32 iflag=direct status=none | cmp - data
@@ -95,11 +95,15 @@ dd if=/dev/zero of=data bs=1M seek=2 count=1 conv=notrunc status=none
 dd if=/dev/zero of=data bs=1M seek=4 count=1 conv=notrunc status=none
 sealblock copy v back --force
 cmp -n 15728640 back data 1048576 1048576
-attach v
+truncate -s 64M plain
+attach raw:plain
+[ "$(cat /sys/block/${disk#/dev/}/queue/write_cache)" = "write back" ] || fail "a plain file has no cache"
+dd if=data of=$disk bs=1M count=1 oflag=direct conv=fsync,notrunc status=none
+cmp -n 1048576 plain data
 sealblock detach $disk
 ends
 grep -q '"event": *"detached"' /tmp/attached || fail "it does not say that it was detached"
-rm back data
+rm back data plain
 "#;
 
 /// File systems, and traffic whose every block is checked.
