@@ -244,12 +244,13 @@ impl Model {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
             let own = &theirs.replicas[theirs.own_index].id;
             let has_all = in_use.iter().all(|id| theirs.replicas.iter().any(|member| member.id == **id));
-            // Their last label began a session and reached no other replica; the tip heard of that session, and was then
-            // resynced by a writer that did not: its label tells no longer that nothing was changed in it.
+            has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
+        };
+        // Their last label began a session and reached no other replica; those that heard of that session were then resynced by
+        // a writer that did not: the tip's label tells no longer that nothing was changed in it.
+        let is_unheard = |theirs: &Label| {
             let is_heard = |session: Session| label.lineage.find(session.id).is_some();
-            has_all
-                && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
-                && !(theirs.is_tentative && theirs.lineage.newest().is_some_and(|session| !is_heard(session)))
+            theirs.is_tentative && theirs.lineage.newest().is_some_and(|session| !is_heard(session))
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.replicas[theirs.own_index].id;
@@ -260,6 +261,7 @@ impl Model {
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
                 // What they know of it must not be later than what is there.
                 && other.acked.get(&id).is_none_or(|acked| self.is_label_before(*acked, known.own))
+                && !is_unheard(theirs)
                 && (is_known || calls_current(theirs))
         })
     }
