@@ -8,6 +8,7 @@
 //! Futures belong to one core and are not `Send`; the runtime carries requests between cores.
 
 mod bad_block;
+mod bad_block_search;
 mod coverage;
 mod device;
 mod dyn_device;
@@ -22,6 +23,7 @@ mod sync;
 mod unwritten;
 
 pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
+pub use bad_block_search::{BlockProbe, find_bad_blocks};
 pub use coverage::{Coverage, Unchecked, WhyUnchecked};
 pub use device::{Abilities, Ability, Device, Geometry, Limits};
 pub use dyn_device::{DeviceOpener, DynDevice};

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::FileInfo as FileDescription;
-use sealblock_media_linux::NvmeInfo;
+use sealblock_media_linux::{NvmeInfo, ScsiInfo};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
@@ -22,6 +22,8 @@ pub enum DriveInfo {
         /// True if blocks are read and written the kernel's ordinary way.
         ordinary: bool,
     },
+    /// As a block device, with SCSI commands for what that has no request for. What the drive says.
+    Scsi(Box<ScsiInfo>),
     /// As an ordinary block device, and why.
     Ordinary {
         /// Why the drive cannot do integrity work.

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::rc::Rc;
 
 use sealblock_media_file::{FileMedium, RawDevice};
-use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, PiSource, block_node};
+use sealblock_media_linux::{
+    NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, PiSource, ScsiDevice, block_node,
+};
 use sealblock_runtime_reactor::File;
 
 use crate::error::{Cause, StackError};
@@ -48,14 +50,18 @@ pub(crate) async fn open_linux(
     remains: LeftOver,
 ) -> Result<OpenTarget, StackError> {
     let options = options(drive_makes_tags, access);
-    let block = block_node(path);
-    if let Some(block) = &block
-        && NodeKind::of(path) == NodeKind::NvmeGeneric
-        && !block.exists()
-    {
-        return open_generic(target, path, block, options).await;
+    let (kind, block) = (NodeKind::of(path), block_node(path));
+    match (kind, &block) {
+        (NodeKind::NvmeGeneric, Some(block)) if !block.exists() => {
+            return open_generic(target, path, block, options).await;
+        }
+        (NodeKind::ScsiGeneric, None) => {
+            let why = "it is no disk that the kernel has a block device for";
+            return Err(StackError::new(Cause::Unsuitable, "opening", why).on(path.display()));
+        }
+        _ => {}
     }
-    // The generic node has a block device beside it: opening that shows whether it is in use, and holds it.
+    // A generic node has a block device beside it: opening that shows whether it is in use, and holds it.
     let node = block.as_deref().unwrap_or(path);
     let medium = medium_of(node, access).await?;
     match inspect(&medium).await? {
@@ -63,10 +69,33 @@ pub(crate) async fn open_linux(
         FileKind::Remains(parts) => remains.refuse(node, &parts)?,
         FileKind::Raw => {}
     }
-    match block.is_some() {
-        true => open_blocks(target, node, medium, options).await,
-        false => {
-            raw(target, node, medium).map(|opened| as_ordinary(opened, "SCSI commands are not implemented".to_owned()))
+    match kind {
+        NodeKind::NvmeBlock | NodeKind::NvmeGeneric => open_blocks(target, node, medium, options).await,
+        NodeKind::ScsiBlock | NodeKind::ScsiGeneric => open_scsi(target, node, medium).await,
+        NodeKind::Other => raw(target, node, medium),
+    }
+}
+
+/// Opens the blocks of a SCSI disk, which have no volume.
+async fn open_scsi(target: &TargetName, block: &Path, medium: FileMedium) -> Result<OpenTarget, StackError> {
+    if !medium.is_direct() {
+        // Commands do not see what is in the page cache.
+        let why = "the kernel does not let its page cache be bypassed".to_owned();
+        return raw(target, block, medium).map(|opened| as_ordinary(opened, why));
+    }
+    let (file, description, size) = (medium.file().clone(), medium.describe().ok(), raw_block_size(&medium));
+    let ordinary = RawDevice::new(medium, size)
+        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(block.display()))?;
+    match ScsiDevice::open(file, block, ordinary).await {
+        Ok(device) => {
+            let drive = Some(DriveInfo::Scsi(Box::new(device.info().clone())));
+            let info = TargetInfo { file: description, drive, ..TargetInfo::plain("SCSI drive") };
+            Ok(OpenTarget::new(target, device, info, Vec::new()))
+        }
+        Err((error, ordinary)) => {
+            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
+            let info = TargetInfo { file: description, ..TargetInfo::plain("raw block device") };
+            Ok(as_ordinary(OpenTarget::new(target, ordinary, info, Vec::new()), error.to_string()))
         }
     }
 }

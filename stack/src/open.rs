@@ -6,6 +6,7 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
+use sealblock_media_linux::linked_drive;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
@@ -55,7 +56,10 @@ fn open_device(
 ) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
     Box::pin(async move {
         match target {
-            TargetName::File(path) => open_file(target, path, access, Plain::Refused).await,
+            TargetName::File(path) => match linked_drive(path) {
+                Some(node) => open_linux(target, &node, None, access, LeftOver::Kept).await,
+                None => open_file(target, path, access, Plain::Refused).await,
+            },
             TargetName::Linux { path, drive_makes_tags } => {
                 open_linux(target, path, *drive_makes_tags, access, LeftOver::Kept).await
             }
@@ -153,9 +157,13 @@ pub enum Overwritten {
 /// # Errors
 /// If the path has remains of a volume, unless `force` is given.
 pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
-    if let TargetName::Linux { drive_makes_tags, .. } = target {
+    let drive = match target {
+        TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
+        _ => linked_drive(path).map(|node| (node, None)),
+    };
+    if let Some((node, drive_makes_tags)) = drive {
         let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
-        let opened = guard(open_linux(target, path, *drive_makes_tags, Access::Write, remains).await?, usage).await?;
+        let opened = guard(open_linux(target, &node, drive_makes_tags, Access::Write, remains).await?, usage).await?;
         return Ok(Overwritten::Device(Box::new(opened)));
     }
     let medium = medium_of(path, Access::Write).await?;

@@ -12,7 +12,8 @@
 //!           | "fault:" "[" rules "]" "," target
 //! ```
 //!
-//! A drive is a path of the form `/dev/nvmeXnY`, `/dev/ngXnY` or, without an option, `/dev/sdX`.
+//! A drive is a path of the form `/dev/nvmeXnY`, `/dev/ngXnY` or, without an option, `/dev/sdX` or `/dev/sgX`. A path that links to one,
+//! as those in `/dev/disk/by-id` do, is a path, and opens as the drive.
 //!
 //! The commas of a group count outside of brackets only, so a member with commas of its own needs brackets. What an
 //! offset or a fault works on is all that follows its comma. A bare path may not look like another kind, begin with a
@@ -54,7 +55,7 @@ pub enum TargetName {
     File(PathBuf),
     /// The bytes of a plain file or block device as blocks, without seals. Never a volume, nor what is left of one.
     Raw(PathBuf),
-    /// A device of the operating system that may take offloaded work: `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX`.
+    /// A device of the operating system that may take offloaded work: `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX`, `/dev/sgX`.
     Linux {
         /// Its node.
         path: PathBuf,
@@ -289,7 +290,7 @@ fn scheme(text: &str) -> Option<&str> {
     (word.starts_with(|c: char| c.is_ascii_alphabetic()) && word.chars().all(fits)).then(|| &text[..=word.len()])
 }
 
-/// True if the path is `/dev/nvmeXnY`, `/dev/ngXnY` or `/dev/sdX`: a Linux device that may take offloaded work.
+/// True if the path is `/dev/nvmeXnY`, `/dev/ngXnY`, `/dev/sdX` or `/dev/sgX`: a Linux device that may take offloaded work.
 ///
 /// Judged by name: the open finds out whether it exists and what it can do. Partitions are ordinary block devices, since
 /// the kernel takes no passthrough commands through them.
@@ -299,7 +300,8 @@ fn is_linux_device(path: &str) -> bool {
     let is_namespace =
         namespace.and_then(|rest| rest.split_once('n')).is_some_and(|(x, y)| is_number(x) && is_number(y));
     let is_disk = name.strip_prefix("sd").is_some_and(|x| !x.is_empty() && x.bytes().all(|b| b.is_ascii_lowercase()));
-    is_namespace || is_disk
+    let is_generic = name.strip_prefix("sg").is_some_and(is_number);
+    is_namespace || is_disk || is_generic
 }
 
 /// True if a text begins as a drive with options does.

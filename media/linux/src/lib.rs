@@ -2,7 +2,7 @@
 //!
 //! [`NvmeNamespace`] is a namespace of an NVMe drive behind the kernel's passthrough; [`NvmeDevice`] is the block device, which
 //! lets the kernel's ordinary path read and write where that can carry everything, and sends Verify, Compare and Write Zeroes to
-//! the drive itself.
+//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify and Compare.
 //!
 //! Invariants:
 //! - Nothing is written through a node that was opened for reading, whatever the process may do.
@@ -11,6 +11,7 @@
 //! - Blocks are checked against their tags where they arrive, whatever the drive checked before.
 //! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
 
+mod call;
 mod node;
 mod nvme {
     //! NVMe drives through `NVME_IOCTL_IO64_CMD`, `NVME_IOCTL_ADMIN64_CMD` and `NVME_IOCTL_ID`.
@@ -26,7 +27,29 @@ mod nvme {
     pub use open::{NvmeInfo, NvmeNamespace, Options};
 }
 
-pub use node::{NodeKind, block_node};
+mod scsi {
+    //! SCSI drives through `SG_IO`.
+
+    mod device;
+    mod error;
+    mod open;
+    #[cfg(test)]
+    mod tests;
+    mod transport;
+    mod unit;
+    mod verdict;
+    mod verify;
+
+    pub use device::ScsiDevice;
+    pub use error::OpenError;
+    pub use open::{ScsiInfo, TagMaker};
+    pub use transport::{Answer, SgIo, Transport};
+}
+
+pub use node::{NodeKind, block_node, linked_drive};
 pub use nvme::{NvmeDevice, NvmeInfo, NvmeNamespace, OpenError, Options};
+/// Why a SCSI drive does no integrity work.
+pub use scsi::OpenError as ScsiOpenError;
+pub use scsi::{Answer, ScsiDevice, ScsiInfo, SgIo, TagMaker, Transport};
 /// Who makes the tags of blocks.
 pub use sealblock_media_nvme::PiSource;

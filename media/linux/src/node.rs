@@ -1,4 +1,4 @@
-//! Device nodes: which block device an NVMe node is about, and what the kernel can do with it, by sysfs.
+//! Device nodes: which block device a node of a drive is about, and what the kernel can do with it, by sysfs.
 //!
 //! Sysfs is read as text that may say anything: what is no number counts as unknown.
 
@@ -6,12 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The sort of a device node.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeKind {
     /// `/dev/nvmeXnY`: the block device of a namespace.
     NvmeBlock,
     /// `/dev/ngXnY`: the character device of a namespace, beside the block device `nvmeXnY` if there is one.
     NvmeGeneric,
+    /// `/dev/sdX`: the block device of a SCSI disk, or of a drive that the kernel shows as one.
+    ScsiBlock,
+    /// `/dev/sgX`: the character device of a SCSI device of any type.
+    ScsiGeneric,
     /// Something else.
     Other,
 }
@@ -22,17 +26,51 @@ impl NodeKind {
         match name_of(path) {
             Some(name) if namespace_of(name, "nvme").is_some() => NodeKind::NvmeBlock,
             Some(name) if namespace_of(name, "ng").is_some() => NodeKind::NvmeGeneric,
+            Some(name) if is_disk(name) => NodeKind::ScsiBlock,
+            Some(name) if name.strip_prefix("sg").is_some_and(is_number) => NodeKind::ScsiGeneric,
             _ => NodeKind::Other,
         }
     }
 }
 
-/// The node of the block device that belongs to a node: beside it, with the same numbers (the kernel's multipath and generic devices
-/// count together). `None` if the path is no NVMe node.
+/// The node of the block device that belongs to a node: beside it. That of an NVMe namespace has the same numbers (the kernel's
+/// multipath and generic devices count together), that of a SCSI generic device the name that sysfs has. `None` if the path is no
+/// drive's node, and for a SCSI generic device without a block device.
 pub fn block_node(path: &Path) -> Option<PathBuf> {
     let name = name_of(path)?;
-    let numbers = namespace_of(name, "nvme").or_else(|| namespace_of(name, "ng"))?;
-    Some(path.with_file_name(format!("nvme{numbers}")))
+    match NodeKind::of(path) {
+        NodeKind::NvmeBlock | NodeKind::ScsiBlock => Some(path.to_owned()),
+        NodeKind::NvmeGeneric => Some(path.with_file_name(format!("nvme{}", namespace_of(name, "ng")?))),
+        NodeKind::ScsiGeneric => {
+            let block = disk_in(&Path::new("/sys/class/scsi_generic").join(name).join("device/block"))?;
+            Some(path.with_file_name(block))
+        }
+        NodeKind::Other => None,
+    }
+}
+
+/// The node of a drive that a path of another name leads to, as those in `/dev/disk/by-id` do. `None` if it is no drive's, and if it
+/// has such a name itself.
+pub fn linked_drive(path: &Path) -> Option<PathBuf> {
+    let node = fs::canonicalize(path).ok()?;
+    let is_drive = NodeKind::of(&node) != NodeKind::Other && node.starts_with("/dev");
+    (is_drive && NodeKind::of(path) == NodeKind::Other).then_some(node)
+}
+
+/// The disk in a folder of sysfs that has the block device of a SCSI device.
+fn disk_in(folder: &Path) -> Option<String> {
+    let names = fs::read_dir(folder).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    names.into_iter().find(|name| is_disk(name))
+}
+
+/// True for `sdX`: letters only, so no partition.
+fn is_disk(name: &str) -> bool {
+    let letters = name.strip_prefix("sd");
+    letters.is_some_and(|letters| !letters.is_empty() && letters.bytes().all(|byte| byte.is_ascii_lowercase()))
+}
+
+fn is_number(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn name_of(path: &Path) -> Option<&str> {
@@ -43,7 +81,6 @@ fn name_of(path: &Path) -> Option<&str> {
 fn namespace_of<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
     let numbers = name.strip_prefix(prefix)?;
     let (controller, namespace) = numbers.split_once('n')?;
-    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     (is_number(controller) && is_number(namespace)).then_some(numbers)
 }
 
@@ -93,12 +130,38 @@ mod tests {
             ("/dev/nvme0", NodeKind::Other, None),
             ("/dev/ng0n", NodeKind::Other, None),
             ("/dev/ngn1", NodeKind::Other, None),
-            ("/dev/sda", NodeKind::Other, None),
+            ("/dev/sda", NodeKind::ScsiBlock, Some("/dev/sda")),
+            ("/dev/sdab", NodeKind::ScsiBlock, Some("/dev/sdab")),
+            ("/dev/sda1", NodeKind::Other, None),
+            ("/dev/sd", NodeKind::Other, None),
+            ("/dev/sg", NodeKind::Other, None),
+            ("/dev/sg4294967295", NodeKind::ScsiGeneric, None),
             ("/", NodeKind::Other, None),
         ] {
             let path = Path::new(path);
             assert_eq!((NodeKind::of(path), block_node(path)), (kind, block.map(PathBuf::from)), "{path:?}");
         }
+    }
+
+    #[test]
+    fn a_generic_device_belongs_to_the_disk_that_sysfs_names() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(disk_in(&folder.path().join("absent")), None);
+        assert_eq!(disk_in(folder.path()), None);
+        fs::create_dir(folder.path().join("sr0")).unwrap();
+        assert_eq!(disk_in(folder.path()), None);
+        fs::create_dir(folder.path().join("sdq")).unwrap();
+        assert_eq!(disk_in(folder.path()), Some("sdq".to_owned()));
+    }
+
+    #[test]
+    fn only_links_to_drives_lead_to_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sda");
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, folder.path().join("link")).unwrap();
+        assert_eq!(linked_drive(&folder.path().join("link")), None, "a file of that name is no node");
+        assert_eq!((linked_drive(&folder.path().join("absent")), linked_drive(Path::new("/dev/null"))), (None, None));
     }
 
     #[test]

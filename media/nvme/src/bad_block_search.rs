@@ -1,28 +1,17 @@
-//! Finds the bad blocks of a command that failed.
-//!
-//! A status names a field and no block. The controller may know more: Get LBA Status lists blocks that it knows to be bad, and
-//! the error log names the first block of a command. These are hints: a block is reported bad only after a command over it
-//! alone has failed, which also yields the cause, and good only after a command over it has succeeded. Without a hint, or
-//! with a wrong one, failing runs are halved.
-//!
-//! Every step makes the run shorter, so a search ends. A controller that repeatedly fails a run but none of its blocks ends the
-//! search with an error.
+//! Finds the bad blocks of a command that failed: the search of `sealblock_block`, with commands of a namespace and the hints that NVM
+//! controllers have. A status names a field and no block, but Get LBA Status lists blocks that the controller knows to be
+//! bad, and the error log names the first block of a command.
 
-use futures_util::stream::{self, StreamExt};
-use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
+use sealblock_block::{BadBlock, BadBlockCause, BlockProbe, Error, RequestKind, find_bad_blocks};
 use sealblock_integrity::Checks;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nvm::{BlockCommand, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusList};
-use sealblock_units::{BlockCount, Extent, Lba};
+use sealblock_units::{Extent, Lba};
 
 use crate::status::bad_block_cause;
 use crate::{CompletedCommand, Namespace};
 
-/// Blocks of one probe: few, so that the blocks after a bad one are soon read again.
-const PROBE_BLOCKS: u32 = 256;
-/// Probes in flight at once.
-const PROBES: usize = 8;
 /// Bytes of one Get LBA Status page: 4095 runs.
 const STATUS_BYTES: usize = 64 << 10;
 /// Maximum blocks taken from one page as hints; the search finds the others without.
@@ -45,16 +34,6 @@ pub struct BadBlockSearch<'a, N> {
     probe: Probe,
 }
 
-/// A step of the search.
-enum SearchTask<C> {
-    /// Probe these blocks.
-    Probe(Extent),
-    /// Split these blocks, which failed.
-    Split(Extent, C),
-    /// Confirm that the parts of a failed run contain a bad block: at least one was found since `found_before`.
-    Confirm { extent: Extent, found_before: usize, is_second: bool, failed: C },
-}
-
 impl<'a, N: Namespace> BadBlockSearch<'a, N> {
     /// A search with these checks and this command.
     pub fn new(namespace: &'a N, checks: Checks, probe: Probe) -> BadBlockSearch<'a, N> {
@@ -67,26 +46,32 @@ impl<'a, N: Namespace> BadBlockSearch<'a, N> {
     /// Statuses that are not about blocks, and a controller that fails a run but none of its blocks.
     pub async fn of(mut self, extent: Extent, completed: &N::Completed) -> Result<Vec<BadBlock>, Error> {
         self.extent = extent;
-        let runs = self.runs(extent, completed).await;
-        let mut todo = Vec::new();
-        let mut outcomes = stream::iter(runs)
-            .map(|run| {
-                let search = &self;
-                async move { search.probe_run(run).await.map(|failed| (run, failed)) }
-            })
-            .buffered(PROBES);
-        while let Some(outcome) = outcomes.next().await {
-            let (run, failed) = outcome?;
-            todo.extend(failed.map(|failed| SearchTask::Split(run, failed)));
-        }
-        drop(outcomes);
-        let mut bad_blocks = self.run_tasks(todo).await?;
+        let mut bad_blocks = find_bad_blocks(&self, extent, completed).await?;
         self.namespace.add_values(completed, &mut bad_blocks).await;
         Ok(bad_blocks)
     }
 
-    /// Probes the blocks; `None` if all are good, else the failed command.
-    async fn probe_run(&self, run: Extent) -> Result<Option<N::Completed>, Error> {
+    /// Blocks that Get LBA Status lists.
+    async fn listed_blocks(&self, extent: Extent, completed: &N::Completed, action: LbaStatusAction) -> Vec<Lba> {
+        let profile = self.namespace.profile();
+        if !profile.get_lba_status {
+            return Vec::new();
+        }
+        // The command cannot express a range of 2^16 blocks: request all to the end, and cut the list here.
+        let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
+        let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
+        let page = self.namespace.read_page(completed, request.encode(profile.nsid), STATUS_BYTES).await;
+        let list = page.and_then(|page| LbaStatusList::decode(&page).ok());
+        let runs = list.map(|list| list.descriptors).unwrap_or_default();
+        let blocks = runs.iter().flat_map(|run| run.extent.iter().take(MAX_HINTS));
+        blocks.take(MAX_HINTS).filter(|lba| extent.contains(*lba)).collect()
+    }
+}
+
+impl<N: Namespace> BlockProbe for BadBlockSearch<'_, N> {
+    type Failed = N::Completed;
+
+    async fn probe(&self, run: Extent) -> Result<Option<N::Completed>, Error> {
         let profile = self.namespace.profile();
         let onward = run.start().get() - self.extent.start().get();
         let checks = profile.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
@@ -109,119 +94,26 @@ impl<'a, N: Namespace> BadBlockSearch<'a, N> {
         }
     }
 
-    /// Executes the tasks, last in, first out; returns the bad blocks.
-    async fn run_tasks(&self, mut todo: Vec<SearchTask<N::Completed>>) -> Result<Vec<BadBlock>, Error> {
-        let mut bad_blocks = Vec::new();
-        while let Some(task) = todo.pop() {
-            match task {
-                SearchTask::Probe(run) => {
-                    todo.extend(self.probe_run(run).await?.map(|failed| SearchTask::Split(run, failed)))
-                }
-                SearchTask::Split(run, failed) if run.len() == 1 => {
-                    let field = bad_block_cause(failed.status()).expect("only statuses about blocks are split");
-                    bad_blocks.push(BadBlock::new(run.start(), field, None, None));
-                }
-                SearchTask::Split(run, failed) => {
-                    let parts = self.parts(run, &failed).await;
-                    let found_before = bad_blocks.len();
-                    todo.push(SearchTask::Confirm { extent: run, found_before, is_second: false, failed });
-                    todo.extend(parts.into_iter().map(SearchTask::Probe));
-                }
-                SearchTask::Confirm { found_before, .. } if bad_blocks.len() > found_before => {}
-                SearchTask::Confirm { extent, is_second: true, failed, .. } => {
-                    return Err(self.unnamed(extent, &failed));
-                }
-                SearchTask::Confirm { extent, found_before, .. } => {
-                    // No block of the run failed alone. Probe the whole run again; if it fails, search its halves once more.
-                    if let Some(failed) = self.probe_run(extent).await? {
-                        todo.push(SearchTask::Confirm { extent, found_before, is_second: true, failed });
-                        todo.extend(halves(extent).map(SearchTask::Probe));
-                    }
-                }
+    fn cause(&self, failed: &N::Completed) -> BadBlockCause {
+        bad_block_cause(failed.status()).expect("only statuses about blocks are searched")
+    }
+
+    async fn hints(&self, extent: Extent, completed: &N::Completed) -> Vec<Lba> {
+        for action in [LbaStatusAction::Tracked, LbaStatusAction::ScanUntracked] {
+            let listed = self.listed_blocks(extent, completed, action).await;
+            if !listed.is_empty() {
+                return listed;
             }
         }
-        Ok(bad_blocks)
+        Vec::from_iter(logged_block(self.namespace, completed, extent).await)
     }
 
-    /// Splits a failing run of several blocks: around the block that the error log names, or in halves.
-    async fn parts(&self, run: Extent, failed: &N::Completed) -> Vec<Extent> {
-        match logged_block(self.namespace, failed, run).await {
-            Some(lba) => around(run, lba),
-            None => halves(run).to_vec(),
-        }
+    async fn named(&self, run: Extent, failed: &N::Completed) -> Option<Lba> {
+        logged_block(self.namespace, failed, run).await
     }
 
-    /// The first runs to probe: each block that the controller lists as bad, and the runs between them.
-    async fn runs(&self, extent: Extent, completed: &N::Completed) -> Vec<Extent> {
-        let mut bad = self.listed_blocks(extent, completed, LbaStatusAction::Tracked).await;
-        if bad.is_empty() {
-            bad = self.listed_blocks(extent, completed, LbaStatusAction::ScanUntracked).await;
-        }
-        if bad.is_empty() {
-            bad.extend(logged_block(self.namespace, completed, extent).await);
-        }
-        let mut runs = Vec::new();
-        let mut from = extent.start().get();
-        let end = from + extent.len();
-        for lba in bad {
-            push_pieces(&mut runs, from, lba.get());
-            runs.push(Extent::one(lba));
-            from = lba.get() + 1;
-        }
-        push_pieces(&mut runs, from, end);
-        runs
-    }
-
-    /// Blocks of `extent` that Get LBA Status lists, ascending, each once.
-    async fn listed_blocks(&self, extent: Extent, completed: &N::Completed, action: LbaStatusAction) -> Vec<Lba> {
-        let profile = self.namespace.profile();
-        if !profile.get_lba_status {
-            return Vec::new();
-        }
-        // The command cannot express a range of 2^16 blocks: request all to the end, and cut the list here.
-        let range_blocks = u16::try_from(extent.len()).unwrap_or(0);
-        let request = GetLbaStatus { start: extent.start(), max_bytes: STATUS_BYTES as u64, action, range_blocks };
-        let page = self.namespace.read_page(completed, request.encode(profile.nsid), STATUS_BYTES).await;
-        let list = page.and_then(|page| LbaStatusList::decode(&page).ok());
-        let runs = list.map(|list| list.descriptors).unwrap_or_default();
-        let blocks = runs.iter().flat_map(|run| run.extent.iter().take(MAX_HINTS));
-        let mut blocks: Vec<Lba> = blocks.take(MAX_HINTS).filter(|lba| contains(extent, *lba)).collect();
-        blocks.sort_unstable();
-        blocks.dedup();
-        blocks
-    }
-
-    /// The error of a target that fails a run but none of its blocks alone.
-    fn unnamed(&self, extent: Extent, failed: &N::Completed) -> Error {
-        let status = failed.status();
-        let reason = format!(
-            "the controller answers a command over {extent} with {status}, and finds nothing wrong with any of these blocks alone"
-        );
-        ErrorKind::Media { reason }.into()
-    }
-}
-
-/// The block, the run before it and the run after it.
-fn around(run: Extent, lba: Lba) -> Vec<Extent> {
-    let (start, end) = (run.start().get(), run.start().get() + run.len());
-    let before = Extent::from_raw(start, lba.get() - start).ok();
-    let behind = Extent::from_raw(lba.get() + 1, end - lba.get() - 1).ok();
-    [Some(Extent::one(lba)), before, behind].into_iter().flatten().collect()
-}
-
-/// Both halves of a run of at least two blocks.
-fn halves(run: Extent) -> [Extent; 2] {
-    let half = run.len() / 2;
-    let part = |start, blocks| Extent::from_raw(start, blocks).expect("half of two or more blocks is not empty");
-    let start = run.start().get();
-    [part(start, half), part(start + half, run.len() - half)]
-}
-
-/// The blocks from `from` to `end`, exclusive, in pieces of [`PROBE_BLOCKS`].
-fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
-    let piece = BlockCount::new(PROBE_BLOCKS).expect("not 0");
-    if let Ok(between) = Extent::from_raw(from, end.saturating_sub(from)) {
-        runs.extend(between.split_aligned(piece));
+    fn describe(&self, failed: &N::Completed) -> String {
+        failed.status().to_string()
     }
 }
 
@@ -239,44 +131,5 @@ pub async fn logged_block<N: Namespace>(namespace: &N, completed: &N::Completed,
     let entry = ErrorLog::decode(&page).find(|entry| namespace.is_logged_as(completed, entry))?;
     let is_this = entry.status().code() == completed.status().code() && entry.nsid == profile.nsid;
     let lba = Lba::new(entry.lba);
-    (is_this && contains(extent, lba)).then_some(lba)
-}
-
-fn contains(extent: Extent, lba: Lba) -> bool {
-    lba.get().checked_sub(extent.start().get()).is_some_and(|at| at < extent.len())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extent(start: u64, blocks: u64) -> Extent {
-        Extent::from_raw(start, blocks).unwrap()
-    }
-
-    #[test]
-    fn parts_are_shorter_and_leave_nothing_out() {
-        for blocks in 2..20 {
-            let run = extent(100, blocks);
-            assert_eq!(halves(run).iter().map(|half| half.len()).sum::<u64>(), blocks);
-            assert!(halves(run).iter().all(|half| half.len() < blocks));
-            for lba in run.iter() {
-                let parts = around(run, lba);
-                assert_eq!(parts.iter().map(|part| part.len()).sum::<u64>(), blocks);
-                assert_eq!(parts[0], Extent::one(lba));
-            }
-        }
-    }
-
-    #[test]
-    fn pieces_between_hints_may_be_empty() {
-        let mut runs = Vec::new();
-        push_pieces(&mut runs, 5, 5);
-        assert!(runs.is_empty());
-        push_pieces(&mut runs, 250, 600);
-        assert_eq!(
-            runs.iter().map(|run| (run.start().get(), run.len())).collect::<Vec<_>>(),
-            [(250, 6), (256, 256), (512, 88)]
-        );
-    }
+    (is_this && extent.contains(lba)).then_some(lba)
 }

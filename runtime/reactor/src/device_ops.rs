@@ -1,4 +1,5 @@
-//! Commands that a device gets as they are, by `ioctl`: NVMe passthrough. To add another sort, copy [`Nvme`].
+//! Commands that a device gets as they are, by `ioctl`: NVMe passthrough. To add another sort, copy [`Nvme`]; that of SCSI is in
+//! `scsi_ops.rs`.
 //!
 //! A command blocks a thread of its own sort for as long as the device takes, at most about its own timeout; the kernel then aborts it and
 //! may reset the controller.
@@ -38,7 +39,7 @@ pub enum Transfer {
 
 impl Transfer {
     /// Address and length for the kernel. Memory to be read is named by a mutable address only because the structure has no other.
-    fn parts(&mut self) -> io::Result<(u64, u32)> {
+    pub(crate) fn parts(&mut self) -> io::Result<(u64, u32)> {
         let (address, len) = match self {
             Transfer::None => return Ok((0, 0)),
             Transfer::In(buffer) => (buffer.as_mut_ptr().addr(), buffer.len()),
@@ -49,7 +50,7 @@ impl Transfer {
     }
 
     /// Makes the addresses of the memory known to the kernel.
-    fn expose(&mut self) {
+    pub(crate) fn expose(&mut self) {
         match self {
             Transfer::None => {}
             Transfer::In(buffer) => _ = buffer.as_mut_ptr().expose_provenance(),

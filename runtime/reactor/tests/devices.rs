@@ -4,7 +4,7 @@ mod common;
 
 use common::everywhere;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Options, Transfer, pool, spawn};
+use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Options, ScsiCommand, Transfer, pool, spawn};
 
 const RW: Options =
     Options { read: true, write: true, create: true, create_new: false, truncate: false, direct: false };
@@ -38,6 +38,10 @@ fn a_file_is_no_device_and_its_memory_comes_back() {
             let (result, data, _) = file.nvme(NvmeQueue::Admin, command(2), data, none, true).await;
             assert_eq!(result.unwrap_err().raw_os_error(), Some(INVALID), "data would come and none goes");
             assert!(matches!(data, Transfer::Out(slice) if slice[..] == [1; 8]));
+            let read = ScsiCommand::new(&[0x12, 0, 0, 0, 36, 0], 1000).expect("it has six bytes");
+            let (result, data) = file.scsi(read, Transfer::In(pool().take(36)), false).await;
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(NO_SUCH_CALL));
+            assert!(matches!(data, Transfer::In(buffer) if buffer.len() == 36));
             file.drain().await;
         });
         assert_eq!(reactor.pool().counters().in_use_bytes, 0);

@@ -18,7 +18,8 @@ use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Transfer, pool, sl
 use sealblock_units::Extent;
 
 use super::block_codec::{BlockCodec, Memory};
-use super::error::{OpenError, of_call};
+use super::error::OpenError;
+use crate::call::of_call;
 
 /// Times that a command is sent again after a status that allows it, and the pause before.
 const RETRIES: u32 = 3;

@@ -2,7 +2,6 @@
 
 use std::io;
 
-use sealblock_block::{Error, ErrorKind};
 use sealblock_media_nvme::NamespaceError;
 use sealblock_protocols_nvme::Status;
 
@@ -57,18 +56,6 @@ impl OpenError {
     }
 }
 
-/// The error of a call that did not bring a command to its completion.
-pub(crate) fn of_call(doing: &str, error: &io::Error) -> Error {
-    match error.raw_os_error() {
-        // The kernel says that of devices that were removed, reset, or did not answer in time.
-        Some(libc::ENODEV | libc::ENXIO | libc::EIO | libc::ESHUTDOWN | libc::ETIMEDOUT | libc::ECANCELED) => {
-            ErrorKind::Unreachable { reason: format!("the drive did not complete {doing}: {error}") }
-        }
-        _ => ErrorKind::Media { reason: format!("the kernel did not pass {doing} to the drive: {error}") },
-    }
-    .into()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,15 +78,5 @@ mod tests {
         }
         let text = OpenError::of_call("Identify Controller", errno(libc::EACCES)).to_string();
         assert!(text.contains("Identify Controller") && text.contains("CAP_SYS_ADMIN"), "{text}");
-    }
-
-    #[test]
-    fn a_drive_that_is_gone_or_late_cannot_be_reached_and_a_refused_call_is_something_else() {
-        for number in [libc::ENODEV, libc::ENXIO, libc::EIO, libc::ETIMEDOUT] {
-            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Unreachable { .. }), "{number}");
-        }
-        for number in [libc::EINVAL, libc::ENOMEM, libc::EACCES] {
-            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Media { .. }), "{number}");
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! How a drive of this machine is reached, and what it says of itself.
 
 use sealblock_integrity::PiPosition;
-use sealblock_media_linux::{NvmeInfo, PiSource};
+use sealblock_media_linux::{NvmeInfo, PiSource, ScsiInfo, TagMaker};
 use sealblock_stack::DriveInfo;
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
@@ -12,6 +12,7 @@ use crate::report::Lines;
 pub(super) fn drive_json(drive: &DriveInfo) -> Value {
     let (nvme, is_ordinary) = match drive {
         DriveInfo::Ordinary { why } => return json!({ "passthrough": false, "why": why }),
+        DriveInfo::Scsi(info) => return scsi_json(info),
         DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
     };
     let (major, minor, tertiary) = nvme.version;
@@ -40,6 +41,7 @@ pub(super) fn drive_json(drive: &DriveInfo) -> Value {
 pub(super) fn drive_text(lines: &mut Lines, drive: &DriveInfo) {
     let (nvme, is_ordinary) = match drive {
         DriveInfo::Ordinary { why } => return lines.put("not offloaded", why),
+        DriveInfo::Scsi(info) => return scsi_text(lines, info),
         DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
     };
     let (major, minor, tertiary) = nvme.version;
@@ -69,6 +71,84 @@ pub(super) fn drive_text(lines: &mut Lines, drive: &DriveInfo) {
     lines.put("write cache", if nvme.volatile_write_cache { "volatile until a flush" } else { "none" });
     for refused in &nvme.refused {
         lines.put("not offloaded", refused);
+    }
+}
+
+fn scsi_json(scsi: &ScsiInfo) -> Value {
+    let (guard, app_tag, ref_tag) = scsi.checks;
+    json!({
+        "passthrough": true,
+        "reads_and_writes": "block device",
+        "vendor": scsi.vendor,
+        "model": scsi.product,
+        "firmware": scsi.revision,
+        "serial": scsi.serial,
+        "name": scsi.name,
+        "pi_type": scsi.protection.map(|(format, _)| format.protection() as u8 + 1),
+        "pi_intervals": scsi.protection.map(|(_, exponent)| 1_u32 << exponent),
+        "checks": { "guard": guard, "app_tag": app_tag, "ref_tag": ref_tag },
+        "tags_made_by": scsi.tags_made_by.map(scsi_tag_maker),
+        "verify_command": scsi.verify,
+        "max_verify_bytes": scsi.max_verify_bytes,
+        "compares_blocks": scsi.compares_blocks,
+        "compares_one_block": scsi.compares_one_block,
+        "volatile_write_cache": scsi.volatile_write_cache,
+        "unmap": scsi.unmap,
+        "unmapped_reads_zeroes": scsi.unmapped_reads_zeroes,
+        "rotation_rate": scsi.rotation_rate,
+        "refused": scsi.refused,
+    })
+}
+
+fn scsi_text(lines: &mut Lines, scsi: &ScsiInfo) {
+    let ScsiInfo { vendor, product, serial, revision, .. } = scsi;
+    lines.put("drive", format!("{vendor} {product} {serial} {revision}, SCSI"));
+    if let Some(name) = &scsi.name {
+        lines.put("name", name);
+    }
+    if let Some((format, exponent)) = scsi.protection {
+        let more = if exponent > 0 { format!(", {} times a block", 1_u32 << exponent) } else { String::new() };
+        lines.put("on the drive", format!("{}{more}", sealblock_stack::protection_text(Some(format))));
+    }
+    if let Some(maker) = scsi.tags_made_by {
+        lines.put("tags made by", format!("the {}", scsi_tag_maker(maker)));
+    }
+    let most = scsi.max_verify_bytes.map_or(String::new(), |bytes| format!(", {} each", ByteCount::new(bytes)));
+    lines.put("verified by", scsi.verify.map_or("reading".to_owned(), |command| format!("{command}{most}")));
+    lines.put(
+        "compared by",
+        match (scsi.compares_blocks, scsi.compares_one_block) {
+            (true, true) => "the drive, equal blocks with one of them",
+            (true, false) => "the drive",
+            (false, _) => "reading",
+        },
+    );
+    lines.put(
+        "write cache",
+        match scsi.volatile_write_cache {
+            Some(true) => "volatile until a flush",
+            Some(false) => "none",
+            None => "not told",
+        },
+    );
+    lines.put(
+        "unmapped blocks",
+        match (scsi.unmap, scsi.unmapped_reads_zeroes) {
+            (false, _) => "none",
+            (true, true) => "read as zeroes",
+            (true, false) => "read as anything",
+        },
+    );
+    for refused in &scsi.refused {
+        lines.put("not offloaded", refused);
+    }
+}
+
+const fn scsi_tag_maker(maker: TagMaker) -> &'static str {
+    match maker {
+        TagMaker::Kernel => "kernel",
+        TagMaker::Adapter => "host adapter",
+        TagMaker::Drive => "drive",
     }
 }
 

@@ -1,0 +1,199 @@
+//! A SCSI drive as a block device.
+//!
+//! Shape: everything that the kernel's block layer can do goes that way: it makes and checks tags where the host adapter lets it, knows
+//! drives whose commands do harm, zeroes and unmaps as the drive's pages allow, and keeps its page cache right. Only what it
+//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_block::{
+    Abilities, BadBlockCause, BadBlocks, BlockProbe, Coverage, Device, Error, ErrorKind, Geometry, Operation, Outcome,
+    Request, RequestKind, Response, VerifyStats, find_bad_blocks,
+};
+use sealblock_integrity::{Checks, Sealed};
+use sealblock_protocols_scsi::ByteCheck;
+use sealblock_runtime_reactor::{File, Transfer};
+use sealblock_units::{Extent, Lba};
+
+use super::error::OpenError;
+use super::open::{KernelView, Opened, ScsiInfo};
+use super::transport::{Answer, SgIo, Transport};
+use super::verdict::{Verdict, Words, failure};
+use super::verify::VerifyForm;
+
+/// How long the kernel waits for one command before it aborts it.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A SCSI drive as a block device. Clones are the same device. `D` is the kernel's ordinary way to it, `T` the one for commands.
+pub struct ScsiDevice<D, T = SgIo>(Rc<State<D, T>>);
+
+struct State<D, T> {
+    drive: Opened<T>,
+    ordinary: D,
+}
+
+impl<D, T> Clone for ScsiDevice<D, T> {
+    fn clone(&self) -> ScsiDevice<D, T> {
+        ScsiDevice(Rc::clone(&self.0))
+    }
+}
+
+impl<D: Device> ScsiDevice<D> {
+    /// Opens the drive whose block device has this node, which `file` is open on; `ordinary` are its blocks by way of the kernel,
+    /// past its page cache.
+    ///
+    /// # Errors
+    /// Why the drive does no integrity work, with the ordinary way unchanged.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub async fn open(file: File, block: &Path, ordinary: D) -> Result<ScsiDevice<D>, (OpenError, D)> {
+        // What was written through the page cache is not on the drive yet.
+        if let Err(error) = file.sync_data().await {
+            return Err((OpenError::of_call("a Flush", error), ordinary));
+        }
+        ScsiDevice::with(SgIo::new(file, TIMEOUT), ordinary, &KernelView::of(block)).await
+    }
+}
+
+impl<D: Device, T: Transport> ScsiDevice<D, T> {
+    pub(crate) async fn with(
+        transport: T,
+        ordinary: D,
+        kernel: &KernelView,
+    ) -> Result<ScsiDevice<D, T>, (OpenError, D)> {
+        match Opened::open(transport, &ordinary, kernel).await {
+            Ok(drive) => Ok(ScsiDevice(Rc::new(State { drive, ordinary }))),
+            Err(error) => Err((error, ordinary)),
+        }
+    }
+
+    /// What the drive says.
+    pub fn info(&self) -> &ScsiInfo {
+        &self.0.drive.info
+    }
+
+    #[cfg(test)]
+    pub(crate) fn transport(&self) -> &T {
+        &self.0.drive.unit.transport
+    }
+
+    async fn send(&self, form: VerifyForm, extent: Extent, check: ByteCheck, data: Transfer) -> Result<Answer, Error> {
+        self.0.drive.unit.execute(form.name(), &form.command(extent, check), data).await
+    }
+
+    async fn verify(&self, form: VerifyForm, extent: Extent) -> Outcome {
+        let coverage = Coverage::of(form.is_sealed);
+        let answer = self.send(form, extent, ByteCheck::Medium, Transfer::None).await?;
+        match Verdict::of(&answer) {
+            Verdict::Good => {}
+            Verdict::Bad(_) => {
+                let search = Search { device: self, form };
+                if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(&search, extent, &answer).await?) {
+                    return Err(bad_blocks.with_coverage(coverage).into());
+                }
+                // The search verified every block again, so the failure was transient.
+            }
+            _ => return Err(failure(RequestKind::Verify, extent, &answer)),
+        }
+        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
+    }
+
+    /// Compares blocks with this data: with its first block only, where all are equal and the drive can.
+    async fn compare(&self, form: VerifyForm, extent: Extent, wanted: &Sealed) -> Outcome {
+        let data = wanted.joined_data();
+        let block_bytes = self.geometry().block_size.bytes();
+        let (first, rest) = data.split_at(block_bytes.min(data.len()));
+        let is_one = self.0.drive.compares.one_block
+            && !rest.is_empty()
+            && rest.chunks_exact(block_bytes).all(|block| block == first);
+        let (check, data) = match is_one {
+            true => (ByteCheck::OneBlock, data.slice(0..block_bytes)),
+            false => (ByteCheck::Blocks, data),
+        };
+        let sent_bytes = data.len();
+        let answer = self.send(form, extent, check, Transfer::Out(data)).await?;
+        match Verdict::of(&answer) {
+            Verdict::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
+            Verdict::Good => {
+                let moved = answer.moved_bytes;
+                let reason = format!("the drive compared {extent} with {moved} of {sent_bytes} bytes");
+                Err(ErrorKind::Media { reason }.into())
+            }
+            Verdict::Miscompare | Verdict::Bad(_) => self.compare_read(extent, wanted).await,
+            _ => Err(failure(RequestKind::Compare, extent, &answer)),
+        }
+    }
+
+    /// Finds the first block that differs by reading: a VERIFY does not say which it is (SBC-4, "VERIFY (10) command").
+    async fn compare_read(&self, extent: Extent, wanted: &Sealed) -> Outcome {
+        let Response::Data(stored) = self.0.ordinary.execute(Request::read(extent, Checks::NONE)).await? else {
+            unreachable!("a Read is answered with data");
+        };
+        match stored.first_difference(wanted, false).and_then(|index| extent.iter().nth(index)) {
+            Some(lba) => Err(ErrorKind::Miscompare { lba }.into()),
+            None => Ok(Response::Done),
+        }
+    }
+}
+
+impl<D: Device, T: Transport> Device for ScsiDevice<D, T> {
+    fn geometry(&self) -> &Geometry {
+        &self.0.drive.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.0.drive.abilities
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        match (&request.operation, self.0.drive.form) {
+            (Operation::Verify(_), Some(form)) => self.verify(form, request.extents.one()).await,
+            (Operation::Compare(data), Some(form)) if self.0.drive.compares.blocks => {
+                self.compare(form, request.extents.one(), data).await
+            }
+            _ => self.0.ordinary.execute(request).await,
+        }
+    }
+}
+
+/// Probes blocks by VERIFY.
+struct Search<'a, D, T> {
+    device: &'a ScsiDevice<D, T>,
+    form: VerifyForm,
+}
+
+impl<D: Device, T: Transport> BlockProbe for Search<'_, D, T> {
+    type Failed = Answer;
+
+    async fn probe(&self, run: Extent) -> Result<Option<Answer>, Error> {
+        let answer = self.device.send(self.form, run, ByteCheck::Medium, Transfer::None).await?;
+        match Verdict::of(&answer) {
+            Verdict::Good => Ok(None),
+            Verdict::Bad(_) => Ok(Some(answer)),
+            _ => Err(failure(RequestKind::Verify, run, &answer)),
+        }
+    }
+
+    fn cause(&self, failed: &Answer) -> BadBlockCause {
+        match Verdict::of(failed) {
+            Verdict::Bad(cause) => cause,
+            _ => BadBlockCause::Media,
+        }
+    }
+
+    async fn hints(&self, extent: Extent, failed: &Answer) -> Vec<Lba> {
+        Vec::from_iter(self.named(extent, failed).await)
+    }
+
+    /// INFORMATION is the address of the first block that failed (SBC-4, "Sense-key specific and INFORMATION field"), and only a hint.
+    async fn named(&self, _: Extent, failed: &Answer) -> Option<Lba> {
+        failed.sense?.information.map(Lba::new)
+    }
+
+    fn describe(&self, failed: &Answer) -> String {
+        Words(failed).to_string()
+    }
+}

@@ -1,0 +1,159 @@
+//! What the answer to a command means. One table; an answer that it does not know keeps its numbers.
+
+use std::fmt;
+
+use sealblock_block::{BadBlockCause, Error, ErrorKind, RequestKind};
+use sealblock_integrity::Field;
+use sealblock_protocols_scsi::{AdditionalSense, SenseKey, Status};
+use sealblock_units::Extent;
+
+use super::transport::Answer;
+
+/// What an answer means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Verdict {
+    /// The command did what it says.
+    Good,
+    /// A block of it is bad.
+    Bad(BadBlockCause),
+    /// The data that it brought differ from those on the medium.
+    Miscompare,
+    /// The device does not have the command, or not in this form.
+    Unsupported,
+    /// The device refuses the command, which it has.
+    Refused,
+    /// The device executed the command, and failed.
+    Failed,
+    /// The command was not executed, and may be sent again.
+    Again,
+    /// The device cannot be reached.
+    Unreachable,
+}
+
+impl Verdict {
+    pub(crate) fn of(answer: &Answer) -> Verdict {
+        if answer.host_status != 0 {
+            return Verdict::Unreachable;
+        }
+        match answer.status {
+            Status::GOOD => Verdict::Good,
+            Status::CHECK_CONDITION => Verdict::of_sense(answer),
+            Status::BUSY | Status::TASK_SET_FULL | Status::TASK_ABORTED => Verdict::Again,
+            Status::RESERVATION_CONFLICT => Verdict::Refused,
+            _ => Verdict::Failed,
+        }
+    }
+
+    fn of_sense(answer: &Answer) -> Verdict {
+        let Some(sense) = answer.sense else { return Verdict::Failed };
+        // A deferred error is about an earlier command; this one was not executed (SPC-5, "Deferred errors").
+        if sense.is_deferred {
+            return Verdict::Again;
+        }
+        // Checks of protection information fail with the key ABORTED COMMAND (SBC-4, "VRPROTECT field").
+        let field = match sense.code {
+            AdditionalSense::GUARD_CHECK => Some(Field::Guard),
+            AdditionalSense::APP_TAG_CHECK => Some(Field::AppTag),
+            AdditionalSense::REF_TAG_CHECK => Some(Field::RefTag),
+            _ => None,
+        };
+        match (sense.key, field) {
+            (SenseKey::ABORTED_COMMAND | SenseKey::MEDIUM_ERROR, Some(field)) => {
+                Verdict::Bad(BadBlockCause::Tag(field))
+            }
+            (SenseKey::NO_SENSE | SenseKey::RECOVERED_ERROR, _) => Verdict::Good,
+            (SenseKey::MEDIUM_ERROR, _) => Verdict::Bad(BadBlockCause::Media),
+            (SenseKey::MISCOMPARE, _) => Verdict::Miscompare,
+            (SenseKey::UNIT_ATTENTION | SenseKey::ABORTED_COMMAND, _) => Verdict::Again,
+            (SenseKey::NOT_READY, _) => Verdict::Again,
+            (SenseKey::ILLEGAL_REQUEST, _) => match sense.code {
+                AdditionalSense::INVALID_OPCODE | AdditionalSense::INVALID_FIELD_IN_CDB => Verdict::Unsupported,
+                _ => Verdict::Refused,
+            },
+            (SenseKey::DATA_PROTECT, _) => Verdict::Refused,
+            _ => Verdict::Failed,
+        }
+    }
+}
+
+/// The answer in words.
+pub(crate) struct Words<'a>(pub(crate) &'a Answer);
+
+impl fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Answer { host_status: 3, .. } => f.write_str("nothing in time"),
+            Answer { host_status: host @ 1.., .. } => write!(f, "nothing (the host adapter says {host:02x}h)"),
+            Answer { status: Status::CHECK_CONDITION, sense: Some(sense), .. } => sense.fmt(f),
+            Answer { status, .. } => status.fmt(f),
+        }
+    }
+}
+
+/// The error of a command that failed, but not because of bad blocks.
+pub(crate) fn failure(kind: RequestKind, extent: Extent, answer: &Answer) -> Error {
+    let reason = format!("the drive answered {} of {extent} with {}", kind.name(), Words(answer));
+    match Verdict::of(answer) {
+        Verdict::Unreachable | Verdict::Again => ErrorKind::Unreachable { reason },
+        Verdict::Unsupported => ErrorKind::Media { reason: format!("{reason}, though it has this command") },
+        Verdict::Good | Verdict::Bad(_) | Verdict::Miscompare | Verdict::Refused | Verdict::Failed => {
+            ErrorKind::Media { reason }
+        }
+    }
+    .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_protocols_scsi::Sense;
+
+    fn sensed(key: SenseKey, code: AdditionalSense) -> Answer {
+        let sense = Some(Sense::new(key, code));
+        Answer { status: Status::CHECK_CONDITION, sense, host_status: 0, moved_bytes: 0 }
+    }
+
+    fn plain(status: Status, host_status: u16) -> Answer {
+        Answer { status, sense: None, host_status, moved_bytes: 0 }
+    }
+
+    #[test]
+    fn each_answer_means_one_thing() {
+        let code = AdditionalSense::NONE;
+        let guard = Verdict::Bad(BadBlockCause::Tag(Field::Guard));
+        for (answer, verdict) in [
+            (plain(Status::GOOD, 0), Verdict::Good),
+            (plain(Status::GOOD, 3), Verdict::Unreachable),
+            (plain(Status::BUSY, 0), Verdict::Again),
+            (plain(Status::RESERVATION_CONFLICT, 0), Verdict::Refused),
+            (plain(Status::CHECK_CONDITION, 0), Verdict::Failed),
+            (plain(Status(0x7E), 0), Verdict::Failed),
+            (sensed(SenseKey::RECOVERED_ERROR, code), Verdict::Good),
+            (sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ), Verdict::Bad(BadBlockCause::Media)),
+            (sensed(SenseKey::ABORTED_COMMAND, AdditionalSense::GUARD_CHECK), guard),
+            (sensed(SenseKey::ABORTED_COMMAND, code), Verdict::Again),
+            (sensed(SenseKey::UNIT_ATTENTION, AdditionalSense::CAPACITY_CHANGED), Verdict::Again),
+            (sensed(SenseKey::MISCOMPARE, AdditionalSense::MISCOMPARE), Verdict::Miscompare),
+            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::INVALID_OPCODE), Verdict::Unsupported),
+            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::LBA_OUT_OF_RANGE), Verdict::Refused),
+            (sensed(SenseKey::HARDWARE_ERROR, code), Verdict::Failed),
+            (sensed(SenseKey::from_bits(0xD), code), Verdict::Failed),
+        ] {
+            assert_eq!(Verdict::of(&answer), verdict, "{answer:?}");
+        }
+        let mut deferred = sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ);
+        deferred.sense = deferred.sense.map(|sense| Sense { is_deferred: true, ..sense });
+        assert_eq!(Verdict::of(&deferred), Verdict::Again);
+    }
+
+    #[test]
+    fn an_error_says_what_was_done_and_what_the_drive_said() {
+        let extent = Extent::from_raw(8, 4).unwrap();
+        let hardware = sensed(SenseKey::HARDWARE_ERROR, AdditionalSense(0x44, 0));
+        let error = failure(RequestKind::Verify, extent, &hardware);
+        assert!(matches!(error.kind(), ErrorKind::Media { .. }));
+        assert!(error.to_string().contains("hardware error, additional sense 44h/00h"), "{error}");
+        let late = failure(RequestKind::Verify, extent, &plain(Status::GOOD, 3));
+        assert!(matches!(late.kind(), ErrorKind::Unreachable { .. }) && late.to_string().contains("in time"), "{late}");
+    }
+}
