@@ -13,6 +13,7 @@ mod reload;
 mod resize;
 mod restart;
 mod returns;
+mod scsi;
 mod several;
 mod statuses;
 mod storage_tags;
@@ -103,6 +104,12 @@ pub const CASES: &[Case] = &[
         "NVMe drives of the host itself: verified by the drive, exact bad blocks, tags of every format",
         ANY,
         drives::run,
+    ),
+    case(
+        "scsi",
+        "SCSI drives of the host itself: what they verify and compare, medium errors, tags of every type, zeroes",
+        ANY,
+        scsi::run,
     ),
     case(
         "ublk",

@@ -414,7 +414,18 @@ fn whole_linux_devices_are_recognised_and_nothing_else() {
     for path in ["/dev/nvme0n1", "/dev/nvme12n34", "/dev/ng0n1", "/dev/sda", "/dev/sdaa", "/dev/sg0", "/dev/sg12"] {
         assert!(is_linux_device(path), "{path}");
     }
-    for path in ["/dev/nvme0", "/dev/nvme0n1p1", "/dev/ng0", "/dev/sda1", "/dev/sd", "/dev/sg", "/dev/sga", "/dev/shm/v", "/dev/vda", "sda"] {
+    for path in [
+        "/dev/nvme0",
+        "/dev/nvme0n1p1",
+        "/dev/ng0",
+        "/dev/sda1",
+        "/dev/sd",
+        "/dev/sg",
+        "/dev/sga",
+        "/dev/shm/v",
+        "/dev/vda",
+        "sda",
+    ] {
         assert!(!is_linux_device(path), "{path}");
     }
 }

@@ -151,8 +151,8 @@ impl<D: Device, T: Transport> Device for ScsiDevice<D, T> {
     async fn execute(&self, request: Request) -> Outcome {
         match (&request.operation, self.0.drive.form) {
             (Operation::Verify(_), Some(form)) => self.verify(form, request.extents.one()).await,
-            (Operation::Compare(data), Some(form)) if self.0.drive.compares.blocks => {
-                self.compare(form, request.extents.one(), data).await
+            (Operation::Compare(data), form) if self.0.drive.compares.blocks => {
+                self.compare(VerifyForm::comparing(form), request.extents.one(), data).await
             }
             _ => self.0.ordinary.execute(request).await,
         }

@@ -117,10 +117,7 @@ impl<T: Transport> Opened<T> {
         let profile = suitable(&pages, ordinary.geometry())?;
         let mut refused = Vec::new();
         let form = unit.find_verify(&pages, profile, &mut refused).await?;
-        let compares = match form {
-            Some(form) => unit.find_compares(form, ordinary, &mut refused).await?,
-            None => Compares::default(),
-        };
+        let compares = unit.find_compares(VerifyForm::comparing(form), ordinary, &mut refused).await?;
         let geometry = geometry(ordinary.geometry(), &pages, form, kernel);
         let abilities = abilities(ordinary.abilities(), &pages, (form, compares), profile, kernel);
         let max_verify = form.map(|_| geometry.limits.max_verify_blocks.bytes(geometry.block_size));

@@ -63,6 +63,11 @@ impl VerifyForm {
         if self.is_short { Command::Verify10(blocks, check) } else { Command::Verify(blocks, check) }
     }
 
+    /// The form in which a drive compares: that by which it verifies. One whose VERIFY does not look at blocks may still compare them.
+    pub(crate) fn comparing(form: Option<VerifyForm>) -> VerifyForm {
+        form.unwrap_or(VerifyForm { is_short: false, protection: None, is_sealed: false })
+    }
+
     /// Blocks of one command.
     pub(crate) const fn max_blocks(self) -> u32 {
         if self.is_short { u16::MAX as u32 } else { u32::MAX }

@@ -28,7 +28,9 @@ const SUMS: [&str; 7] = [
 const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "nbd", "ext4", "btrfs"];
 
 /// Loaded in the guests of kernels that have them.
-const OPTIONAL: [&str; 2] = ["ublk_drv", "xfs"];
+const OPTIONAL: [&str; 4] = ["ublk_drv", "xfs", "sd_mod", "sg"];
+/// Not loaded: in guests as `/later/NAME.ko`, for tests that load it with options of their own.
+const LATER: [&str; 1] = ["scsi_debug"];
 
 /// Which of the tests a kernel is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,14 +72,18 @@ impl Kernel {
     /// # Errors
     /// [`super::packages::Unavailable`] if it is not and cannot be.
     pub fn of(suite: &'static str, share: Share, home: &Path, programs: &Path) -> Result<Kernel> {
-        let part =
-            parts::part(home, &format!("kernel-{suite}"), &[&SUMS[..], &MODULES, &OPTIONAL].concat(), |folder| {
+        let part = parts::part(
+            home,
+            &format!("kernel-{suite}"),
+            &[&SUMS[..], &MODULES, &OPTIONAL, &LATER].concat(),
+            |folder| {
                 let suite = Suite::open(suite, home)?;
                 let root = folder.join("root");
                 suite.unpack(&packages(&suite)?, &root)?;
                 build(&root, folder, programs)?;
                 fs::remove_dir_all(&root).context("removing the unpacked kernel")
-            })?;
+            },
+        )?;
         let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
         Ok(Kernel { release, share, image: part.join("image"), modules: part.join("modules.cpio") })
     }
@@ -111,15 +117,18 @@ fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
     let builtin: BTreeSet<String> = builtin.lines().map(module_name).collect();
     let mut loads = Loads::default();
     let names = SUMS.map(|name| (name, false)).into_iter().chain(MODULES.map(|name| (name, true)));
-    let names = names.chain(OPTIONAL.map(|name| (name, false)));
+    let names = names.chain(OPTIONAL.map(|name| (name, false))).chain(LATER.map(|name| (name, true)));
     for (name, is_needed) in names {
         tree.add(name, is_needed, &mut loads, &builtin).with_context(|| format!("kernel {release}"))?;
     }
     let mut archive = Archive::new(fs::File::create(folder.join("modules.cpio")).context("making the archive")?);
     for (name, content) in &loads.modules {
-        archive.file(&format!("modules/{name}.ko"), 0o644, content)?;
+        let folder = if LATER.contains(&name.as_str()) { "later" } else { "modules" };
+        archive.file(&format!("{folder}/{name}.ko"), 0o644, content)?;
     }
-    let order: String = loads.modules.iter().map(|(name, _)| format!("{name}\n")).collect();
+    let is_now = |name: &String| !LATER.contains(&name.as_str());
+    let order: String =
+        loads.modules.iter().filter(|(name, _)| is_now(name)).map(|(name, _)| format!("{name}\n")).collect();
     archive.file("modules/order", 0o644, order.as_bytes())?;
     archive.finish()?;
     fs::write(folder.join("release"), release).context("writing the kernel's name")
