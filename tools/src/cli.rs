@@ -54,7 +54,7 @@ Targets:
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
   nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
   nbd+unix:///EXPORT?socket=PATH      the same on a Unix socket of this machine; &connections=4
-  /dev/nvmeXnY /dev/ngXnY /dev/sdX    a Linux device
+  /dev/nvmeXnY /dev/ngXnY /dev/sdX    a drive of this machine, which verifies by itself if it can
 
 Sizes are 4096, 4KiB, 1GiB, 1.5GiB or 1GB: KiB, MiB, GiB, TiB, PiB and EiB are powers of 1024, KB to EB powers of 1000.
 Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.

@@ -11,7 +11,6 @@
 //! - Blocks are checked against their tags where they arrive, whatever the drive checked before.
 //! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
 
-mod call;
 mod node;
 mod nvme {
     //! NVMe drives through `NVME_IOCTL_IO64_CMD`, `NVME_IOCTL_ADMIN64_CMD` and `NVME_IOCTL_ID`.
@@ -31,7 +30,6 @@ mod scsi {
     //! SCSI drives through `SG_IO`.
 
     mod device;
-    mod error;
     mod open;
     #[cfg(test)]
     mod tests;
@@ -41,9 +39,8 @@ mod scsi {
     mod verify;
 
     pub use device::ScsiDevice;
-    pub use error::OpenError;
     pub use open::{ScsiInfo, TagMaker};
-    pub use transport::{Answer, SgIo, Transport};
+    pub use transport::{Answer, OpenError, SgIo, Transport};
 }
 
 pub use node::{NodeKind, block_node, linked_drive};

@@ -1,9 +1,12 @@
-//! Device nodes: which block device a node of a drive is about, and what the kernel can do with it, by sysfs.
+//! Device nodes: which block device a node of a drive is about, what the kernel can do with it, by sysfs, and what it says when it cannot
+//! pass a command on.
 //!
 //! Sysfs is read as text that may say anything: what is no number counts as unknown.
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use sealblock_block::{Error, ErrorKind};
 
 /// The sort of a device node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,6 +120,18 @@ impl KernelLimits {
     }
 }
 
+/// The error of a call that did not bring a command to its completion.
+pub(crate) fn of_call(doing: &str, error: &io::Error) -> Error {
+    match error.raw_os_error() {
+        // The kernel says that of devices that were removed, reset, or did not answer in time.
+        Some(libc::ENODEV | libc::ENXIO | libc::EIO | libc::ESHUTDOWN | libc::ETIMEDOUT | libc::ECANCELED) => {
+            ErrorKind::Unreachable { reason: format!("the drive did not complete {doing}: {error}") }
+        }
+        _ => ErrorKind::Media { reason: format!("the kernel did not pass {doing} to the drive: {error}") },
+    }
+    .into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -181,5 +196,19 @@ mod tests {
         put("max_hw_sectors_kb", &u64::MAX.to_string());
         put("max_segments", "-3");
         assert_eq!(KernelLimits::read(folder.path()).transfer_bytes, None);
+    }
+
+    fn errno(number: i32) -> io::Error {
+        io::Error::from_raw_os_error(number)
+    }
+
+    #[test]
+    fn a_drive_that_is_gone_or_late_cannot_be_reached_and_a_refused_call_is_something_else() {
+        for number in [libc::ENODEV, libc::ENXIO, libc::EIO, libc::ETIMEDOUT] {
+            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Unreachable { .. }), "{number}");
+        }
+        for number in [libc::EINVAL, libc::ENOMEM, libc::EACCES] {
+            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Media { .. }), "{number}");
+        }
     }
 }

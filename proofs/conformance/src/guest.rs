@@ -3,12 +3,15 @@
 
 mod agent;
 mod blocks;
-mod tamper;
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Subcommand;
+use sealblock_exports_ublk::{HostGuard, Tampering};
+use sealblock_server::attach::{AttachEvent, AttachPlan};
+use sealblock_stack::Usage;
+use sealblock_stack::target::TargetName;
 
 /// Work inside a guest.
 #[derive(Debug, Subcommand)]
@@ -42,13 +45,13 @@ pub enum GuestCommand {
     /// Attach a target as `sealblock attach --pi GUARD` does, and change a bit of each request between the kernel and the checks.
     Tamper {
         /// The target.
-        target: sealblock_stack::target::TargetName,
+        target: TargetName,
         /// ip, crc16 or crc64.
-        #[arg(value_parser = tamper::guard)]
-        guard: sealblock_exports_ublk::HostGuard,
+        #[arg(value_parser = guard)]
+        guard: HostGuard,
         /// reads or writes.
-        #[arg(value_parser = tamper::way)]
-        way: sealblock_exports_ublk::Tampering,
+        #[arg(value_parser = way)]
+        way: Tampering,
     },
     /// Call `fallocate(2)`.
     Fallocate {
@@ -74,9 +77,47 @@ pub fn run(command: &GuestCommand) -> Result<()> {
         GuestCommand::Scan { device, block_bytes } => blocks::scan(device, *block_bytes),
         GuestCommand::Fill { device, seed } => blocks::fill(device, *seed),
         GuestCommand::Check { device, seed } => blocks::check(device, *seed),
-        GuestCommand::Tamper { target, guard, way } => tamper::attach(target, *guard, *way),
+        GuestCommand::Tamper { target, guard, way } => tamper(target, *guard, *way),
         GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {
             blocks::fallocate(device, *mode, *offset_bytes, *length_bytes)
         }
+    }
+}
+
+/// Reads a guard's name.
+fn guard(text: &str) -> Result<HostGuard, String> {
+    let named = HostGuard::ALL.into_iter().find(|guard| guard.as_str() == text);
+    named.ok_or_else(|| format!("no guard {text}"))
+}
+
+/// Reads which way is tampered with.
+fn way(text: &str) -> Result<Tampering, String> {
+    match text {
+        "reads" => Ok(Tampering::Reads),
+        "writes" => Ok(Tampering::Writes),
+        _ => Err(format!("neither reads nor writes: {text}")),
+    }
+}
+
+/// A server of block devices that changes what passes through it, so that whoever has to find that out is seen to. Attaches until a signal, and prints the path of the block device as `sealblock attach --json` does.
+fn tamper(target: &TargetName, guard: HostGuard, way: Tampering) -> Result<()> {
+    let plan = AttachPlan {
+        target: target.clone(),
+        usage: Usage::Alone,
+        number: None,
+        queues: 1,
+        depth: 16,
+        guard: Some(guard),
+        read_only: false,
+        tampering: Some(way),
+    };
+    let report = |event: &AttachEvent| {
+        if let AttachEvent::Attached(info) = event {
+            println!("{}", serde_json::json!({ "path": info.path }));
+        }
+    };
+    match sealblock_server::attach::run(&plan, report) {
+        Ok(()) => Ok(()),
+        Err(failure) => bail!("{failure}"),
     }
 }

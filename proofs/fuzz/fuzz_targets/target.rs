@@ -31,6 +31,7 @@ const fn target(name: &str) -> fn(&[u8]) {
         b"nbd-client" => nbd::client::run,
         b"nvme" => nvme::try_structures,
         b"nqn" => nvme::try_name,
+        b"scsi" => values::try_scsi,
         _ => panic!("a target has a function here"),
     }
 }

@@ -1,4 +1,4 @@
-//! Tuples, and what is written as text: names of targets, fault rules, and the file of a verify that goes on later.
+//! Tuples, structures of SCSI, and what is written as text: names of targets, fault rules, and the file of a verify that goes on later.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -6,6 +6,10 @@ use std::str::FromStr;
 use sealblock::commands::verify::record::Record;
 use sealblock_integrity::{Checks, Masked, Tags, Tuple, seal, verify};
 use sealblock_layers_fault::Rules;
+use sealblock_protocols_scsi::{
+    BlockCharacteristics, BlockLimits, CachingPage, Command, ControlPage, ExtendedInquiry, Inquiry, LbaStatusList,
+    ModeSense, Page, Provisioning, ReadCapacity16, Sense, UnmapList, designators, text,
+};
 use sealblock_stack::target::TargetName;
 use sealblock_units::BlockSize;
 
@@ -80,4 +84,46 @@ fn try_text<T: FromStr + Display + PartialEq + Debug>(input: &[u8]) {
     let Ok(value) = text.parse::<T>() else { return };
     let printed = value.to_string();
     assert_eq!(printed.parse::<T>().ok().as_ref(), Some(&value), "{printed}");
+}
+
+/// What a SCSI device or an initiator sends, the input as each structure in turn. The first byte is the page code that it is read under.
+pub fn try_scsi(input: &[u8]) {
+    let Some((&code, bytes)) = input.split_first() else { return };
+    if let Ok(command) = Command::decode(bytes) {
+        let cdb = command.encode().expect("what was read can be written");
+        assert_eq!(Command::decode(cdb.as_bytes()), Ok(command));
+    }
+    if let Ok(sense) = Sense::decode(bytes) {
+        assert!(!sense.to_string().is_empty());
+        for as_descriptors in [false, true] {
+            Sense::decode(&sense.encode(as_descriptors)).expect("what was written can be read");
+        }
+    }
+    if let Ok(capacity) = ReadCapacity16::decode(bytes) {
+        assert_eq!(ReadCapacity16::decode(&capacity.encode()), Ok(capacity));
+        let _ = capacity.protection();
+    }
+    if let Ok(inquiry) = Inquiry::decode(bytes) {
+        Inquiry::decode(&inquiry.encode()).expect("what was written can be read");
+    }
+    if let Ok(Some(page)) = Page::decode(code, bytes) {
+        assert!(page.body.len() <= bytes.len());
+        let limits = BlockLimits::decode(page.body);
+        assert_eq!(BlockLimits::decode(&limits.encode()), limits);
+        let _ = (ExtendedInquiry::decode(page.body), BlockCharacteristics::decode(page.body));
+        let _ = (Provisioning::decode(page.body), text(page.body));
+        designators(page.body).for_each(|designator| drop(designator.name()));
+    }
+    if let Ok(mode) = ModeSense::decode(bytes) {
+        let page = mode.page(code).unwrap_or_default();
+        let _ = (CachingPage::decode(page), ControlPage::decode(page));
+    }
+    if let Ok(Some(list)) = UnmapList::decode(bytes)
+        && let Some(written) = list.encode()
+    {
+        assert_eq!(UnmapList::decode(&written), Ok(Some(list)));
+    }
+    if let Ok(list) = LbaStatusList::decode(bytes) {
+        assert_eq!(LbaStatusList::decode(&list.encode()), Ok(list));
+    }
 }

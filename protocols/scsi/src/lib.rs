@@ -12,7 +12,6 @@ mod cdb;
 mod command;
 mod inquiry;
 mod parameter;
-mod protection;
 mod sense;
 #[cfg(test)]
 mod tests;
@@ -23,9 +22,9 @@ pub use cdb::{BlockCommand, ByteCheck, Cdb, ExpectedTags, Invalid, Protect, Writ
 pub use command::Command;
 pub use inquiry::{Inquiry, text};
 pub use parameter::{
-    CachingPage, ControlPage, LbaStatus, LbaStatusList, ModeSense, ProvisioningStatus, ReadCapacity16, UnmapList,
+    CachingPage, ControlPage, LbaStatus, LbaStatusList, ModeSense, PiProfile, ProvisioningStatus, ReadCapacity16,
+    UnmapList,
 };
-pub use protection::PiProfile;
 pub use sense::{AdditionalSense, Sense, SenseKey, Status};
 pub use vpd::{BlockCharacteristics, BlockLimits, Designator, ExtendedInquiry, Page, Provisioning, designators};
 pub use wire::TooShort;

@@ -19,7 +19,7 @@ use sealblock_units::Extent;
 
 use super::block_codec::{BlockCodec, Memory};
 use super::error::OpenError;
-use crate::call::of_call;
+use crate::node::of_call;
 
 /// Times that a command is sent again after a status that allows it, and the pause before.
 const RETRIES: u32 = 3;

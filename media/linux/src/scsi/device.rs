@@ -17,9 +17,8 @@ use sealblock_protocols_scsi::ByteCheck;
 use sealblock_runtime_reactor::{File, Transfer};
 use sealblock_units::{Extent, Lba};
 
-use super::error::OpenError;
 use super::open::{KernelView, Opened, ScsiInfo};
-use super::transport::{Answer, SgIo, Transport};
+use super::transport::{Answer, OpenError, SgIo, Transport};
 use super::verdict::{Verdict, Words, failure};
 use super::verify::VerifyForm;
 

@@ -8,8 +8,7 @@ use sealblock_integrity::PiFormat;
 use sealblock_protocols_scsi::{Inquiry, PiProfile};
 use sealblock_units::{BlockCount, BlockSize};
 
-use super::error::OpenError;
-use super::transport::Transport;
+use super::transport::{OpenError, Transport};
 use super::unit::{Pages, Unit};
 use super::verify::{Compares, VerifyForm};
 use crate::node::KernelLimits;

@@ -19,9 +19,8 @@ use sealblock_runtime_reactor::{Config, Reactor, Transfer};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::device::ScsiDevice;
-use super::error::OpenError;
 use super::open::KernelView;
-use super::transport::{Answer, Transport};
+use super::transport::{Answer, OpenError, Transport};
 use crate::node::KernelLimits;
 
 const BLOCKS: u64 = 1000;

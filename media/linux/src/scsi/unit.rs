@@ -10,10 +10,9 @@ use sealblock_protocols_scsi::{
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{Transfer, sleep};
 
-use super::error::OpenError;
-use super::transport::{Answer, Transport};
+use super::transport::{Answer, OpenError, Transport};
 use super::verdict::{Verdict, Words};
-use crate::call::of_call;
+use crate::node::of_call;
 
 /// Times that a command is sent again after an answer that allows it, and the pause before.
 const RETRIES: u32 = 5;

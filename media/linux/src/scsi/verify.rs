@@ -12,8 +12,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::Transfer;
 use sealblock_units::{Extent, Lba};
 
-use super::error::OpenError;
-use super::transport::{Answer, Transport};
+use super::transport::{Answer, OpenError, Transport};
 use super::unit::{Pages, Unit};
 use super::verdict::{Verdict, Words};
 
