@@ -7,8 +7,10 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use sealblock_block::{Durability, FlushCursor};
 use sealblock_layers_cross_core::SharedDevice;
@@ -22,6 +24,10 @@ use crate::tags::HostGuard;
 
 /// Most queues of a block device.
 pub const MAX_QUEUES: u16 = 64;
+
+/// How long the driver may take to notice that a server has ended, and how often it is asked.
+const LEAVING: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What a block device is to be.
 #[derive(Clone, Debug)]
@@ -237,7 +243,8 @@ impl Attachment {
         }
     }
 
-    /// True if the block device is mounted, or another kernel component or process holds it.
+    /// True if somebody has claimed the block device: it is mounted, a part of another device, swap, or open exclusively. A process that just
+    /// has it open does not count: nothing tells of it.
     pub fn is_in_use(&self) -> bool {
         is_in_use(self.info.number)
     }
@@ -328,18 +335,38 @@ fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features,
 
 /// Takes a device over that waits for a server of these very blocks.
 fn take_over(mut control: Control, info: DeviceInfo, params: Params, identity: u64) -> Result<Attachment, AttachError> {
-    let number = info.number;
-    match (info.state, info.server_pid) {
-        (DeviceState::Quiesced, _) => {}
-        (DeviceState::Live, Some(pid)) => return Err(AttachError::Served { number, pid }),
-        _ => return Err(AttachError::NotQuiesced { number }),
+    let (number, mut info) = (info.number, info);
+    let deadline = Instant::now() + LEAVING;
+    loop {
+        match (info.state, info.server_pid) {
+            (DeviceState::Quiesced, _) => break,
+            // The driver has not noticed yet that its server is gone.
+            (DeviceState::Live, Some(pid)) if !is_alive(pid) && Instant::now() < deadline => {}
+            (DeviceState::Live, Some(pid)) => return Err(AttachError::Served { number, pid }),
+            _ => return Err(AttachError::NotQuiesced { number }),
+        }
+        thread::sleep(LOOK_AGAIN);
+        info = control.info(number)?;
     }
     let there = control.params(number)?;
     if let Some(what) = difference(&there, &params, info.server_flags == identity) {
         return Err(AttachError::Differs { number, what });
     }
-    control.start_recovery(number)?;
-    Ok(Attachment { control, info, params, is_taken_over: true })
+    loop {
+        match control.start_recovery(number) {
+            Ok(()) => return Ok(Attachment { control, info, params, is_taken_over: true }),
+            // The last server's character device is not closed yet.
+            Err(error) if error.errno() == Some(libc::EBUSY) && Instant::now() < deadline => {
+                thread::sleep(LOOK_AGAIN);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// True if there is a process of this number, which may be another one by now.
+fn is_alive(pid: u32) -> bool {
+    Path::new("/proc").join(pid.to_string()).exists()
 }
 
 /// What a target has other than the device that waits.
