@@ -23,9 +23,17 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
+# remove: no drive any more. Linux 6.1 closes files of a ring's table up to a second after their process has ended.
+remove() {
+  for try in $(seq 50); do
+    grep -q '^scsi_debug ' /proc/modules || return 0
+    rmmod scsi_debug 2>/dev/null || sleep 0.1
+  done
+  fail "the drive stays in use"
+}
 # drive OPTION...: a new drive, $DEV and $SG.
 drive() {
-  ! grep -q '^scsi_debug ' /proc/modules || rmmod scsi_debug
+  remove
   insmod /later/scsi_debug.ko dev_size_mb=8 lbpu=1 lbpws=1 lbprz=1 "$@"
   for try in $(seq 100); do
     DEV=$(ls -d /sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*/block/* 2>/dev/null | head -n 1)
@@ -74,11 +82,15 @@ sealblock zero $DEV --range 8..1007
 sealblock copy $DEV back --force
 sealblock copy data $DEV
 dd if=/dev/zero of=data bs=$block seek=8 count=1000 conv=notrunc status=none
-printf 'x' >/dev/null
 dd if=back of=part bs=$block skip=8 count=1000 status=none
 dd if=/dev/zero bs=$block count=1000 status=none | cmp - part
 sealblock discard $DEV --range 8..15
-/usr/bin/mke2fs -q -F -t ext4 $DEV
+# See `remove`.
+for try in $(seq 50); do
+  /usr/bin/mke2fs -q -F -t ext4 $DEV 2>/dev/null && break
+  [ $try -lt 50 ] || fail "the drive stays in use"
+  sleep 0.1
+done
 mkdir -p /mnt/d
 mount $DEV /mnt/d
 refused "in use" sealblock zero $DEV
@@ -103,6 +115,6 @@ done
 grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
 chmod 666 $DEV
 su -s /bin/sh -c "sealblock info $DEV" nobody >said
-rmmod scsi_debug
+remove
 rm json said
 "#;

@@ -210,11 +210,13 @@ chmod 666 v
 refused "root" su -s /bin/sh -c "sealblock attach /tmp/v" nobody
 "#;
 
-/// The kernel's block layer makes tags for what it writes and checks those of what it reads; all of them are right here, too. 106,496 of
-/// them with blocks of 512 bytes.
+/// The kernel's block layer makes tags for what it writes and checks those of what it reads; all of them are right here, too. With
+/// CRC-16, which drives have, 106,496 of them.
 const PROTECTED: &str = r#"
-head -c 54525952 /dev/urandom >data
-for target in "crc32c 512 54525952" "crc16 4096 8388608" "crc64 4096 8388608" "none 4096 8388608"; do
+bytes=8388608
+[ $guard != crc16 ] || bytes=54525952
+head -c $((bytes + 8388608)) /dev/urandom >data
+for target in "crc32c 512 $bytes" "crc16 4096 8388608" "crc64 4096 8388608" "none 4096 8388608"; do
   set -- $target
   sealblock create v --size $3 --block-size $2 --guard $1 --force
   attach v --pi $guard

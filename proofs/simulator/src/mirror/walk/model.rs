@@ -249,7 +249,10 @@ impl Model {
         // Their last label began a session and reached no other replica; those that heard of that session were then resynced by
         // a writer that did not: the tip's label tells no longer that nothing was changed in it.
         let is_unheard = |theirs: &Label| {
-            let is_heard = |session: Session| label.lineage.find(session.id).is_some();
+            let lists_tip = has_standing(theirs, &id, ReplicaState::InSync);
+            let is_heard = |session: Session| {
+                label.lineage.find(session.id).is_some_and(|known| known.until >= session.until || lists_tip)
+            };
             theirs.is_tentative && theirs.lineage.newest().is_some_and(|session| !is_heard(session))
         };
         others.iter().all(|(other, theirs)| {
