@@ -4,15 +4,15 @@
 //! At a signal the block device is taken away, unless somebody uses it: then it stays, and its requests wait for the next server. So a
 //! mounted file system outlives an update of its server, and a server that is stopped too early loses nothing.
 
-use std::io;
-use std::path::PathBuf;
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
-use std::thread;
-use std::time::Duration;
+use std::rc::Rc;
+use std::{env, io, thread};
 
 use futures_channel::oneshot;
-use futures_util::future::{Either, FutureExt, LocalBoxFuture, Shared, join, join_all, select};
-use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options, Tampering};
+use futures_util::future::{Either, FutureExt, LocalBoxFuture, Shared, join, select};
+use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options, Tampering, all_or_none};
 use sealblock_integrity::guard::crc64;
 use sealblock_runtime_reactor::{
     Backend, Config, CoreGone, CoreHandle, Cores, Placement, Reactor, ShutdownSignal, shutdown_signal,
@@ -27,15 +27,15 @@ use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{Event, EventSender};
 use crate::offered::derived_identity;
 use crate::plan::NamespacePlan;
-use crate::run::SPIN_US;
+use crate::run::{REST, SPIN_US};
 use crate::service::{ServiceState, notify};
 
 const DOING: &str = "attaching";
+/// Ends the servers of all queues when it is taken and dropped.
+type Stop = Rc<Cell<Option<oneshot::Sender<()>>>>;
+
 /// An order that was refused, and what it was for, if that is still there.
 type Refused = (StackError, Option<Box<Attachment>>);
-
-/// Time for tasks of the cores that are left when everything is closed.
-const REST: Duration = Duration::from_secs(1);
 
 /// What is to be attached, and how.
 #[derive(Clone, Debug)]
@@ -172,9 +172,14 @@ fn identity(plan: &AttachPlan, device: &ServedDevice) -> Result<u64, StackError>
     let identity = match device.volume_uuid {
         Some(uuid) => uuid,
         None if is_volatile(&plan.target) => new_uuid()?,
-        None => derived_identity(&plan.target, "ublk"),
+        None => derived_from(&plan.target, &env::current_dir().map_err(|error| StackError::io(DOING, &error))?),
     };
     Ok(crc64(&identity))
+}
+
+/// By its name, in which relative paths begin at this folder: the same name is another target elsewhere.
+fn derived_from(target: &TargetName, folder: &Path) -> [u8; 16] {
+    derived_identity(&target.clone().relative_to(folder), "ublk")
 }
 
 fn is_volatile(target: &TargetName) -> bool {
@@ -224,6 +229,7 @@ async fn attach(
         write_through: device.gathers_changes,
     };
     let (stop, stopped) = oneshot::channel::<()>();
+    let stop: Stop = Rc::new(Cell::new(Some(stop)));
     let servers = match attachment.servers(&options, &shared) {
         Ok(servers) => servers,
         Err(error) => {
@@ -237,12 +243,13 @@ async fn attach(
         let core = core.clone();
         async move { of_queue(core.call(move || server.run(stopped)).await) }
     });
-    let mut queues = join_all(queues.collect::<Vec<_>>()).map(|ended| ended.into_iter().collect()).boxed_local();
+    let stop_others = Rc::clone(&stop);
+    let mut queues = all_or_none(queues.collect::<Vec<_>>(), move || drop(stop_others.take())).boxed_local();
     let started = blocking(attachment, Attachment::start);
     let attachment = match select(pin!(started), &mut queues).await {
         Either::Left((Ok(attachment), _)) => attachment,
         Either::Left((Err((error, attachment)), _)) => {
-            drop(stop);
+            drop(stop.take());
             // An error of the queues is a consequence of this one.
             let _: Result<(), StackError> = queues.await;
             if let Some(attachment) = attachment {
@@ -255,14 +262,14 @@ async fn attach(
     };
     report(&AttachEvent::Attached(info));
     notify(ServiceState::Ready);
-    until_ended(attachment, queues, stop, signal).await
+    until_ended(attachment, queues, &stop, signal).await
 }
 
 /// Serves until a signal comes or the block device is detached.
 async fn until_ended(
     attachment: Attachment,
     mut queues: LocalBoxFuture<'_, Result<(), StackError>>,
-    stop: oneshot::Sender<()>,
+    stop: &Stop,
     signal: ShutdownSignal,
 ) -> Result<(Ended, PathBuf), StackError> {
     let path = attachment.path();
@@ -275,7 +282,7 @@ async fn until_ended(
     }
     notify(ServiceState::Stopping);
     if attachment.is_in_use() {
-        drop(stop);
+        drop(stop.take());
         queues.await?;
         tracing::warn!(device = %path.display(), "the device is in use: it stays, and its requests wait for the next server");
         return Ok((Ended::Left, path));
@@ -319,7 +326,7 @@ async fn blocking(
     }
 }
 
-fn never_started(path: &std::path::Path) -> StackError {
+fn never_started(path: &Path) -> StackError {
     StackError::new(Cause::Io, DOING, format!("{} was stopped before it was there", path.display()))
 }
 
@@ -366,5 +373,35 @@ fn of(error: &AttachError, doing: &str) -> StackError {
         AttachError::Open { .. } => failure(Cause::Refused),
         AttachError::InUse { .. } => failure(Cause::Refused).advise("unmounting it, or --force"),
         AttachError::Unknown { .. } => failure(Cause::Unreachable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(name: &str) -> TargetName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_is_another_target_in_another_folder_and_of_other_blocks() {
+        let derived = |name: &str, folder: &str| derived_from(&target(name), Path::new(folder));
+        for name in ["offset:0..9,v", "stripe:a,b", "raw:v"] {
+            assert_eq!(derived(name, "/nowhere/a"), derived(name, "/nowhere/a"));
+            assert_ne!(derived(name, "/nowhere/a"), derived(name, "/nowhere/b"), "{name}");
+        }
+        assert_ne!(derived("offset:0..9,v", "/nowhere"), derived("offset:10..19,v", "/nowhere"));
+        assert_eq!(derived("raw:/nowhere/v", "/a"), derived("raw:v", "/nowhere"));
+    }
+
+    #[test]
+    fn what_is_in_memory_anywhere_is_gone_with_its_server() {
+        for name in ["mem:1MiB", "offset:0..9,mem:1MiB", "mirror:a,[fault:[flip@5],mem:1MiB]"] {
+            assert!(is_volatile(&target(name)), "{name}");
+        }
+        for name in ["v", "raw:v", "null:1MiB", "mirror:a,b", "nbd://localhost/e"] {
+            assert!(!is_volatile(&target(name)), "{name}");
+        }
     }
 }

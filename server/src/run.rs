@@ -26,7 +26,7 @@ use crate::waiting::Tried;
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
 pub(crate) const SPIN_US: u32 = 50;
 /// Time for tasks of the cores that are left when everything is closed.
-const REST: Duration = Duration::from_secs(1);
+pub(crate) const REST: Duration = Duration::from_secs(1);
 
 /// Serves until a signal ends it, and says what happens to `events`. `again` makes the plan anew for SIGHUP.
 ///

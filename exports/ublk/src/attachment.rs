@@ -185,11 +185,6 @@ impl Attachment {
         Ok(self.control.set_params(self.info.number, self.params)?)
     }
 
-    /// N of `/dev/ublkbN`.
-    pub fn number(&self) -> u32 {
-        self.info.number
-    }
-
     /// The node of the block device.
     pub fn path(&self) -> PathBuf {
         block_path(self.info.number)

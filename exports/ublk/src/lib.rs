@@ -18,5 +18,5 @@ mod tags;
 
 pub use attachment::{AttachError, Attachment, MAX_QUEUES, Options, detach};
 pub use sealblock_runtime_ublk::{CONTROL_PATH, MAX_DEPTH, block_path};
-pub use server::{QueueServer, Tampering};
+pub use server::{QueueServer, Tampering, all_or_none};
 pub use tags::HostGuard;

@@ -56,18 +56,29 @@ impl QueueServer {
             is_stopping: Cell::new(false),
             stopping: Condition::default(),
         };
-        let requests = join_all((0..self.depth).map(|tag| served.serve(tag)));
-        let (mut requests, mut stop) = (pin!(requests), pin!(stop));
-        let ended = match select(&mut requests, &mut stop).await {
+        let requests = all_or_none((0..self.depth).map(|tag| served.serve(tag)), || served.stop());
+        match select(pin!(requests), pin!(stop)).await {
             Either::Left((ended, _)) => ended,
-            Either::Right(((), _)) => {
-                served.is_stopping.set(true);
-                served.stopping.notify();
+            Either::Right(((), requests)) => {
+                served.stop();
                 requests.await
             }
-        };
-        ended.into_iter().collect()
+        }
     }
+}
+
+/// Waits until all have ended. The first that fails has the others `stop`: what is served by a part only would leave the requests of the
+/// rest without an answer, and nobody would know.
+///
+/// # Errors
+/// The first error, in the order of the futures.
+pub async fn all_or_none<E>(
+    futures: impl IntoIterator<Item = impl Future<Output = Result<(), E>>>,
+    stop: impl Fn(),
+) -> Result<(), E> {
+    let stop = &stop;
+    let watched = futures.into_iter().map(|future| async move { future.await.inspect_err(|_| stop()) });
+    join_all(watched).await.into_iter().collect()
 }
 
 struct ServedQueue {
@@ -83,6 +94,12 @@ struct ServedQueue {
 }
 
 impl ServedQueue {
+    /// Has no request be waited for any more.
+    fn stop(&self) {
+        self.is_stopping.set(true);
+        self.stopping.notify();
+    }
+
     /// Serves the requests of one tag, one after the other.
     async fn serve(&self, tag: u16) -> io::Result<()> {
         let mut result = None;
@@ -120,7 +137,7 @@ impl ServedQueue {
         };
         let done = match command {
             Command::Read(extent) => self.read(tag, &request, extent).await,
-            Command::Write(extent, _) => self.write(tag, &request, command, extent).await,
+            Command::Write(extent, durability) => self.write(tag, &request, extent, durability).await,
             Command::Flush => self.execute(Request::flush()).await.map(|_| 0),
             Command::Discard(extent) => self.execute(Request::discard([extent])).await.map(|_| self.bytes(extent)),
             Command::WriteZeroes { extent, may_unmap, durability } => {
@@ -191,8 +208,7 @@ impl ServedQueue {
         Ok(done as i32)
     }
 
-    async fn write(&self, tag: u16, request: &Descriptor, command: Command, extent: Extent) -> Result<i32, i32> {
-        let Command::Write(_, durability) = command else { return Err(libc::EINVAL) };
+    async fn write(&self, tag: u16, request: &Descriptor, extent: Extent, durability: Durability) -> Result<i32, i32> {
         let geometry = self.device.geometry();
         let (size, bytes) = (geometry.block_size, self.bytes(extent));
         let mut data = pool().take(bytes as usize);
@@ -230,4 +246,33 @@ fn refused(bad: &BadWrite) -> i32 {
 /// The error number of a copy to or from the kernel that failed.
 fn of_copy(error: &io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_executor::block_on;
+
+    use super::*;
+
+    #[test]
+    fn one_that_fails_ends_the_others_and_its_error_is_told() {
+        let (is_stopping, stopping) = (Cell::new(false), Condition::default());
+        let stop = || {
+            is_stopping.set(true);
+            stopping.notify();
+        };
+        let serve = |number: u8| {
+            let (is_stopping, stopping) = (&is_stopping, &stopping);
+            async move {
+                if number == 3 {
+                    return Err(number);
+                }
+                stopping.wait_until(|| is_stopping.get()).await;
+                Ok(())
+            }
+        };
+        assert_eq!(block_on(all_or_none((0..8).map(serve), stop)), Err(3));
+        is_stopping.set(true);
+        assert_eq!(block_on(all_or_none((4..8).map(serve), || panic!("nothing has failed"))), Ok(()));
+    }
 }

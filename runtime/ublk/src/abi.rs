@@ -38,8 +38,6 @@ bitflags! {
         const IOCTL_ENCODE = 1 << 6;
         /// The server copies data by reads and writes of the character device.
         const USER_COPY = 1 << 7;
-        /// A device in use may change its size.
-        const UPDATE_SIZE = 1 << 10;
         /// Requests have protection information.
         const INTEGRITY = 1 << 16;
         const _ = !0;
@@ -330,7 +328,6 @@ pub(crate) enum ControlCommand {
     EndRecovery,
     GetDeviceInfo,
     GetFeatures,
-    UpdateSize,
 }
 
 impl ControlCommand {
@@ -347,7 +344,6 @@ impl ControlCommand {
             ControlCommand::StartRecovery => command(true, 0x10, BYTES),
             ControlCommand::EndRecovery => command(true, 0x11, BYTES),
             ControlCommand::GetFeatures => command(false, 0x13, BYTES),
-            ControlCommand::UpdateSize => command(true, 0x15, BYTES),
         }
     }
 }

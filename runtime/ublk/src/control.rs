@@ -207,12 +207,4 @@ impl Control {
     pub fn delete(&mut self, number: u32) -> Result<(), ControlError> {
         self.simple("deleting the device", ControlCommand::DeleteDevice, number, 0)
     }
-
-    /// Gives a started device another size.
-    ///
-    /// # Errors
-    /// `EINVAL` of drivers that cannot.
-    pub fn update_size(&mut self, number: u32, sectors: u64) -> Result<(), ControlError> {
-        self.simple("changing the size of the device", ControlCommand::UpdateSize, number, sectors)
-    }
 }
