@@ -38,6 +38,7 @@ use std::slice;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sealblock_block::MemberPath;
+use sealblock_media_linux::NodeKind;
 use sealblock_units::ByteCount;
 
 pub use address::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress};
@@ -295,22 +296,13 @@ fn scheme(text: &str) -> Option<&str> {
 /// Judged by name: the open finds out whether it exists and what it can do. Partitions are ordinary block devices, since
 /// the kernel takes no passthrough commands through them.
 fn is_linux_device(path: &str) -> bool {
-    let Some(name) = path.strip_prefix("/dev/") else { return false };
-    let namespace = name.strip_prefix("nvme").or_else(|| name.strip_prefix("ng"));
-    let is_namespace =
-        namespace.and_then(|rest| rest.split_once('n')).is_some_and(|(x, y)| is_number(x) && is_number(y));
-    let is_disk = name.strip_prefix("sd").is_some_and(|x| !x.is_empty() && x.bytes().all(|b| b.is_ascii_lowercase()));
-    let is_generic = name.strip_prefix("sg").is_some_and(is_number);
-    is_namespace || is_disk || is_generic
+    let name = path.strip_prefix("/dev/").filter(|name| !name.contains('/'));
+    name.is_some_and(|name| NodeKind::of(Path::new(name)) != NodeKind::Other)
 }
 
 /// True if a text begins as a drive with options does.
 fn has_drive_options(text: &str) -> bool {
     text.split_once('?').is_some_and(|(path, _)| is_linux_device(path))
-}
-
-fn is_number(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// A name that all clones share, on any core.

@@ -68,6 +68,25 @@ pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -
     Ok(())
 }
 
+/// Runs a script in a guest that has its own sealblock. Answers with its output.
+///
+/// # Errors
+/// If its status is not 0, with its output and the kernel's last messages.
+pub fn succeed(guest: &mut Guest, script: &str) -> Result<String> {
+    let said = guest.run(script, LIMIT)?;
+    if said.status != 0 {
+        let messages = guest.run("dmesg | tail -n 25", LIMIT).map(|said| said.output).unwrap_or_default();
+        bail!(
+            "the script ended with status {}:\n{}\n{}\nthe kernel said last:\n{}",
+            said.status,
+            said.output.trim_end(),
+            said.errors.trim_end(),
+            messages.trim_end()
+        );
+    }
+    Ok(said.output)
+}
+
 /// Bails if the guest's kernel has found fault with itself or with the target, which is no test's aim.
 ///
 /// # Errors

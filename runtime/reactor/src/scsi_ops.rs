@@ -107,7 +107,6 @@ struct Scsi {
     command: ScsiCommand,
     data: Transfer,
     reply: ScsiReply,
-    is_change: bool,
 }
 
 // SAFETY: it has no entry.
@@ -165,35 +164,20 @@ unsafe impl IoOp for Scsi {
     fn finish(self, result: io::Result<u32>) -> Self::Output {
         (result.map(|_| self.reply), self.data)
     }
-
-    fn discard(self, _: io::Result<u32>) {
-        if self.is_change {
-            self.descriptor.late().ended();
-        }
-    }
 }
 
 impl File {
     /// Sends one command to the SCSI device that this is the node of (`/dev/sdX` or `/dev/sgX`); returns how it ended, and its data.
-    /// `is_change` is true for a command that changes blocks: then [`File::drain`] waits for it too.
+    /// Commands that change blocks go the kernel's ordinary way: [`File::drain`] does not wait for one.
     ///
     /// # Errors
     /// Those of `SG_IO`, which say nothing of the command's execution: `EPERM` for a command that needs a privilege, `ENOTTY` or
     /// `EINVAL` for other files, `ENODEV` when the device is gone, `EINVAL` or `ENOMEM` for more data than the kernel maps at once.
-    pub async fn scsi(
-        &self,
-        command: ScsiCommand,
-        data: Transfer,
-        is_change: bool,
-    ) -> (io::Result<ScsiReply>, Transfer) {
+    pub async fn scsi(&self, command: ScsiCommand, data: Transfer) -> (io::Result<ScsiReply>, Transfer) {
         let descriptor = Arc::clone(self.descriptor());
         let sense = SenseBuffer { bytes: [0; SENSE_BYTES], length: 0 };
         let reply = ScsiReply { status: 0, host_status: 0, driver_status: 0, moved_bytes: 0, sense };
-        let scsi = Scsi { descriptor, command, data, reply, is_change };
-        match is_change {
-            true => self.change(scsi).await,
-            false => self.operation(scsi).await,
-        }
+        self.operation(Scsi { descriptor, command, data, reply }).await
     }
 }
 

@@ -39,7 +39,7 @@ fn a_file_is_no_device_and_its_memory_comes_back() {
             assert_eq!(result.unwrap_err().raw_os_error(), Some(INVALID), "data would come and none goes");
             assert!(matches!(data, Transfer::Out(slice) if slice[..] == [1; 8]));
             let read = ScsiCommand::new(&[0x12, 0, 0, 0, 36, 0], 1000).expect("it has six bytes");
-            let (result, data) = file.scsi(read, Transfer::In(pool().take(36)), false).await;
+            let (result, data) = file.scsi(read, Transfer::In(pool().take(36))).await;
             assert_eq!(result.unwrap_err().raw_os_error(), Some(NO_SUCH_CALL));
             assert!(matches!(data, Transfer::In(buffer) if buffer.len() == 36));
             file.drain().await;

@@ -43,8 +43,7 @@ impl SgIo {
 impl Transport for SgIo {
     async fn send(&self, cdb: &Cdb, data: Transfer) -> (io::Result<Answer>, Transfer) {
         let command = ScsiCommand::new(cdb.as_bytes(), self.timeout_ms).expect("a command has 6 to 32 bytes");
-        // Commands that change blocks go the kernel's ordinary way.
-        let (result, data) = self.file.scsi(command, data, false).await;
+        let (result, data) = self.file.scsi(command, data).await;
         let answer = result.map(|reply| Answer {
             status: Status(reply.status),
             sense: Sense::decode(reply.sense.as_bytes()).ok(),

@@ -8,10 +8,10 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::context::{LIMIT, TestContext, expect, quiet};
+use crate::context::{TestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Extras, Guest};
 
 /// Blocks of each drive.
@@ -117,11 +117,7 @@ read_by() {
 "#;
 
 fn sh(guest: &mut Guest, name: &str, script: &str) -> Result<String> {
-    let said = guest.run(&format!("{FUNCTIONS}\nDEV=$(drive {name})\n{script}"), LIMIT)?;
-    if said.status != 0 {
-        bail!("the script ended with status {}:\n{}\n{}", said.status, said.output.trim_end(), said.errors.trim_end());
-    }
-    Ok(said.output)
+    succeed(guest, &format!("{FUNCTIONS}\nDEV=$(drive {name})\n{script}"))
 }
 
 /// `sealblock verify` in JSON, and its exit status.

@@ -1,8 +1,8 @@
 //! Block devices of the guest's own kernel, by ublk: the program is in the guest and serves its volumes to the kernel it runs on.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use crate::context::{LIMIT, TestContext, quiet};
+use crate::context::{TestContext, quiet, succeed};
 use crate::harness::{Extras, Guest};
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -35,10 +35,14 @@ const PROTECTION: (u32, u32) = (7, 0);
 const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
-# attached TARGET [OPTION...]: serves it in the background, as $server, and waits for the block device, $disk.
+# attach TARGET [OPTION...]: serves it in the background, as $server, and waits for the block device, $disk.
 attach() {
+  serving sealblock attach "$@" --json
+}
+# serving COMMAND...: the same with any server that says the path of its block device.
+serving() {
   : >/tmp/attached
-  sealblock attach "$@" --json >/tmp/attached 2>/tmp/complaint &
+  "$@" >/tmp/attached 2>/tmp/complaint &
   server=$!
   for try in $(seq 200); do
     disk=$(sed -n 's/.*"path": *"\([^"]*\)".*/\1/p' /tmp/attached | head -n 1)
@@ -47,7 +51,7 @@ attach() {
     sleep 0.05
   done
   cat /tmp/attached /tmp/complaint
-  fail "attach $*"
+  fail "$*"
 }
 # ends [STATUS]: the server has to end by itself.
 ends() {
@@ -58,18 +62,7 @@ ends() {
 "#;
 
 fn sh(guest: &mut Guest, script: &str) -> Result<()> {
-    let said = guest.run(&format!("{FUNCTIONS}\n{script}"), LIMIT)?;
-    if said.status != 0 {
-        let messages = guest.run("dmesg | tail -n 25", LIMIT).map(|said| said.output).unwrap_or_default();
-        bail!(
-            "the script ended with status {}:\n{}\n{}\nthe kernel said last:\n{}",
-            said.status,
-            said.output.trim_end(),
-            said.errors.trim_end(),
-            messages.trim_end()
-        );
-    }
-    Ok(())
+    succeed(guest, &format!("{FUNCTIONS}\n{script}")).map(drop)
 }
 
 /// What the kernel is told, data there and back, discards and zeroes, and the end by a signal and by `detach`.
@@ -247,27 +240,15 @@ ends
 /// A bit that changes between the kernel and the server is found: by the kernel in what it reads, by the server in what is written, and
 /// then nothing of it is.
 const TAMPERED: &str = r#"
-tamper() {
-  : >/tmp/attached
-  conformance guest tamper v $guard $1 >/tmp/attached 2>/tmp/complaint &
-  server=$!
-  for try in $(seq 200); do
-    disk=$(sed -n 's/.*"path": *"\([^"]*\)".*/\1/p' /tmp/attached | head -n 1)
-    [ -n "$disk" ] && [ -b "$disk" ] && return 0
-    sleep 0.05
-  done
-  cat /tmp/attached /tmp/complaint
-  fail "tamper $1"
-}
 sealblock create v --size 8MiB --force
 head -c 8388608 data >eight
 sealblock copy eight v
-tamper reads
+serving conformance guest tamper v $guard reads
 refused multibyte dd if=$disk bs=4k count=1 skip=7 iflag=direct of=/dev/null
 dmesg | tail -n 5 | grep -q "guard tag error" || fail "the kernel does not say what it found"
 kill -TERM $server
 ends
-tamper writes
+serving conformance guest tamper v $guard writes
 refused multibyte dd if=/dev/zero of=$disk bs=4k count=4 seek=8 oflag=direct conv=notrunc
 kill -TERM $server
 ends
