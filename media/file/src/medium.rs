@@ -18,7 +18,8 @@ use crate::open::{self, OpenError, Options};
 
 /// Bytes of zeroes written at a time where the kernel does not write them itself.
 const ZEROES_BYTES: u64 = 1 << 20;
-/// `FALLOC_FL_WRITE_ZEROES`: zeroes that count as written, made by the device (Linux 6.17).
+/// `FALLOC_FL_WRITE_ZEROES`: zeroes that count as written, made by the device (Linux 6.17). In a file the extents stay
+/// allocated; a block device may deallocate its blocks.
 const WRITE_ZEROES: i32 = 0x80;
 
 /// How zeroes are made. A way that turns out to be missing is not tried again.
@@ -26,10 +27,17 @@ const WRITE_ZEROES: i32 = 0x80;
 enum Zeroing {
     /// By the device.
     Device,
-    /// By the file system's books.
+    /// By the file system's books, or by a block device that keeps its blocks allocated.
     Range,
     /// By writing them.
     Written,
+}
+
+impl Zeroing {
+    /// The best way that leaves blocks allocated.
+    fn first_of(block_device: bool) -> Zeroing {
+        if block_device { Zeroing::Range } else { Zeroing::Device }
+    }
 }
 
 /// What `sealblock info` shows of a file or block device.
@@ -113,7 +121,7 @@ impl FileMedium {
             direct,
             read_only: !options.writes(),
             punches,
-            zeroing: Cell::new(Zeroing::Device),
+            zeroing: Cell::new(Zeroing::first_of(block_device)),
             pool: sealblock_runtime_reactor::pool(),
         };
         if !direct && !options.buffered {

@@ -34,7 +34,7 @@ remove() {
 # drive OPTION...: a new drive, $DEV and $SG.
 drive() {
   remove
-  insmod /later/scsi_debug.ko dev_size_mb=8 lbpu=1 lbpws=1 lbprz=1 "$@"
+  insmod /later/scsi_debug.ko dev_size_mb=8 lbpu=1 lbpws=1 lbprz=1 delay=0 "$@"
   for try in $(seq 100); do
     DEV=$(ls -d /sys/bus/pseudo/drivers/scsi_debug/adapter*/host*/target*/*/block/* 2>/dev/null | head -n 1)
     DEV=/dev/${DEV##*/}
@@ -74,7 +74,17 @@ sealblock compare $DEV data --json >json || status=$?
 [ $status = 1 ] || { cat json; fail "a byte that differs is not found: $status"; }
 block=$(cat /sys/block/${DEV#/dev/}/queue/logical_block_size)
 grep -q "$((5000000 / block))" json || { cat json; fail "another block than $((5000000 / block))"; }
+# The drive lists runs of blocks that are mapped. (Its WRITE SAME leaves the tags of other data where it unmaps nothing.)
+map=/sys/bus/pseudo/drivers/scsi_debug/map
+case $OPTIONS in
+  dif=*) ;;
+  *)
+    sealblock zero $DEV --range 8..1007 --no-unmap
+    ! grep -q , $map || { cat $map; fail "zeroes that were to stay allocated are not"; }
+    ;;
+esac
 sealblock zero $DEV --range 8..1007
+grep -q '^0-7,1008-' $map || { cat $map; fail "zeroes are not unmapped"; }
 sealblock copy $DEV back --force
 sealblock copy data $DEV
 dd if=/dev/zero of=data bs=$block seek=8 count=1000 conv=notrunc status=none
