@@ -152,13 +152,19 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Makes these replicas identical in a piece; true if it did. False if one failed: then its result says nothing
-    /// about the others, and nothing more is written to it.
+    /// Makes these replicas identical in a piece; true if it did. False if it is to be tried again: if one failed, its result
+    /// says nothing about the others, and nothing more is written to it.
     async fn try_reconcile(&self, replicas: &Replicas, piece: Extent) -> Result<bool, Error> {
         match self.are_identical(replicas, piece).await {
             Ok(true) => return Ok(true),
             Ok(false) => {}
             Err(_) => return Ok(false),
+        }
+        if self.write_intent.durable_seq.get() == 0 {
+            // Images of the replicas from before this opening lack what is copied now, and would be in doubt again: only a
+            // later label tells them apart.
+            self.write_labels().await?;
+            return Ok(false);
         }
         let (found, _) = self.gather(replicas, piece, self.full(piece)).await?;
         for found in found {

@@ -247,13 +247,19 @@ impl Model {
             has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
         };
         // Their last label began a session and reached no other replica; those that heard of that session were then resynced by
-        // a writer that did not: the tip's label tells no longer that nothing was changed in it.
-        let is_unheard = |theirs: &Label| {
-            let lists_tip = has_standing(theirs, &id, ReplicaState::InSync);
+        // a writer that did not: that replica's label tells no longer that nothing was changed in it.
+        let is_unheard_by = |by: &Label, theirs: &Label| {
+            let lists_it = has_standing(theirs, &by.replicas[by.own_index].id, ReplicaState::InSync);
             let is_heard = |session: Session| {
-                label.lineage.find(session.id).is_some_and(|known| known.until >= session.until || lists_tip)
+                by.lineage.find(session.id).is_some_and(|known| known.until >= session.until || lists_it)
             };
             theirs.is_tentative && theirs.lineage.newest().is_some_and(|session| !is_heard(session))
+        };
+        let is_own_in_sync = |of: &Label| of.replicas[of.own_index].state == ReplicaState::InSync;
+        let is_unheard = |theirs: &Label| {
+            let all = others.iter().map(|(_, by)| *by).filter(|by| is_own_in_sync(by)).chain([label]);
+            is_own_in_sync(theirs) && all.into_iter().any(|by| is_unheard_by(by, theirs))
+                || is_unheard_by(label, theirs)
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.replicas[theirs.own_index].id;
