@@ -204,8 +204,11 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
     // is older. A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is
     // from an opening that changed nothing, without this replica, and leaves in doubt what it found in doubt.
     let is_with = index_of(b, a).map(|at| &b.replicas[at]).is_some_and(|listed| {
+        // Every label of an in-sync replica was sent to both, so one that acknowledged it knows that it was sent to the other.
+        // An image from before does not, and lacks what was changed since.
+        let knows_its_own = index.is_some_and(|replica| replica.sent_events >= listed.acked_events);
         let is_excused = match b.replicas[b.own_index].state {
-            ReplicaState::InSync | ReplicaState::OutOfSync => true,
+            ReplicaState::InSync | ReplicaState::OutOfSync => knows_its_own,
             ReplicaState::Resyncing => listed.sent_events < b.events,
             ReplicaState::Removed => false,
         };

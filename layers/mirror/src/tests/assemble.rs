@@ -124,9 +124,13 @@ fn an_old_image_that_went_on_alone_is_refused_beside_what_the_others_wrote_since
     let early = Label { events: 40, lineage: history(&[(1, 5), (2, 40)]), ..image.clone() };
     assert_eq!(assemble(&[labelled(early), labelled(together.clone())]), split);
     // One label more than the first replica knows was in flight at the crash of both: no request completed for it.
-    together.replicas[1].acked_events = 5;
+    together.replicas.iter_mut().for_each(|record| record.acked_events = 5);
     (together.changed, together.is_tentative) = (5, true);
     assert_eq!(known(&[labelled(image.clone()), labelled(together.clone())]).label.own_index, 0);
+    // Not if the first replica had acknowledged a later label there: what was restored is from before that.
+    together.replicas[0].acked_events = 6;
+    assert_eq!(assemble(&[labelled(image.clone()), labelled(together.clone())]), split);
+    together.replicas[0].acked_events = 5;
     // Nor is a resyncing replica overwritten that has changes which the authority lacks.
     together.is_tentative = false;
     together.replicas[1].state = ReplicaState::Resyncing;
