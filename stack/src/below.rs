@@ -135,7 +135,8 @@ impl DeviceNode {
             NodeKind::Loop { file, offset_bytes: 0 } => format!("loop over {}", file.display()),
             NodeKind::Loop { file, offset_bytes } => format!("loop over {} from byte {offset_bytes}", file.display()),
             NodeKind::DeviceMapper => format!("device-mapper, {}", self.arrangement_text()),
-            NodeKind::Md { level } => format!("md {level}"),
+            NodeKind::Md { level, absent: 0 } => format!("md {level}"),
+            NodeKind::Md { level, absent } => format!("md {level}, {absent} absent"),
         };
         format!("{}: {kind}", self.name)
     }

@@ -37,15 +37,6 @@ pub enum FileKind {
     Raw,
 }
 
-/// Whether the bytes of a plain file may be the blocks of a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Plain {
-    /// No: the path should be a volume.
-    Refused,
-    /// Yes: the command needs bytes only.
-    Taken,
-}
-
 /// An open volume, and what was found when it was opened.
 pub struct OpenVolume {
     /// The volume.
@@ -102,22 +93,6 @@ pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium,
         Access::Write | Access::WriteInPlace => Options::WRITE,
     };
     open_medium(path, options).await.map_err(|error| of_open("opening", &error))
-}
-
-/// Opens a path as a device.
-pub(crate) async fn open_file(
-    target: &TargetName,
-    path: &Path,
-    access: Access,
-    plain: Plain,
-) -> Result<OpenTarget, StackError> {
-    let medium = medium_of(path, access).await?;
-    match inspect(&medium).await? {
-        FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
-        FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw(target, path, medium),
-        FileKind::Raw => Err(plain_file(path)),
-        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
-    }
 }
 
 pub(crate) async fn volume_as(
@@ -178,7 +153,7 @@ pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Resul
     Ok(OpenTarget::new(target, device, info, Vec::new()))
 }
 
-fn plain_file(path: &Path) -> StackError {
+pub(crate) fn plain_file(path: &Path) -> StackError {
     StackError::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume")
         .on(path.display())
         .advise(format!(

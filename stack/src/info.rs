@@ -24,6 +24,11 @@ pub enum DriveInfo {
     },
     /// As a block device, with SCSI commands for what that has no request for. What the drive says.
     Scsi(Box<ScsiInfo>),
+    /// As a block device that is made of drives, which verify its blocks.
+    Mapped {
+        /// The paths of the drives, by their numbers in what a Verify finds.
+        drives: Vec<String>,
+    },
     /// As an ordinary block device, and why.
     Ordinary {
         /// Why the drive cannot do integrity work.

@@ -8,6 +8,7 @@
 
 pub mod below;
 pub mod device_number;
+mod drive;
 mod error;
 mod failures;
 mod files;
@@ -23,6 +24,7 @@ mod holder;
 pub mod identity;
 mod info;
 mod linux;
+mod mapped;
 mod membership;
 pub mod mounts;
 mod open;
@@ -48,7 +50,7 @@ pub use holder::process_text;
 pub use info::{DriveInfo, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
-pub use opened::{Closer, OpenTarget, data_of};
+pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use program::{Program, ReactorClock, config, of_start, on_reactor, set_program, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};

@@ -1,21 +1,27 @@
-//! Drives of this machine: opened so that the drive itself verifies, compares and zeroes where it can, and as ordinary block devices
-//! where the kernel or the drive does not let them.
+//! Paths of this machine: files and block devices by their content, and drives by their nodes.
 
 use std::path::Path;
 use std::rc::Rc;
 
-use sealblock_media_file::{FileMedium, RawDevice};
-use sealblock_media_linux::{
-    NodeKind, NvmeDevice, NvmeNamespace, OpenError, Options, PiSource, ScsiDevice, block_node,
-};
-use sealblock_runtime_reactor::File;
+use sealblock_media_file::FileMedium;
+use sealblock_media_linux::{NodeKind, block_node};
 
+use crate::drive::{open_blocks, open_generic, open_scsi, options};
 use crate::error::{Cause, StackError};
-use crate::files::{FileKind, inspect, medium_of, of_remains, raw, raw_block_size, volume_as};
+use crate::files::{FileKind, inspect, medium_of, of_remains, plain_file, volume_as};
 use crate::held::Access;
-use crate::info::{DriveInfo, TargetInfo};
+use crate::mapped::raw_or_mapped;
 use crate::opened::OpenTarget;
 use crate::target::TargetName;
+
+/// Whether the bytes of a plain file may be the blocks of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Plain {
+    /// No: the path should be a volume.
+    Refused,
+    /// Yes: the command needs bytes only.
+    Taken,
+}
 
 /// What to try instead of writing over remains of a volume.
 pub(crate) const GIVE_UP: &str = "another path; or --force to give up what is left of it";
@@ -38,6 +44,34 @@ impl LeftOver {
             LeftOver::NotReplaced => Err(of_remains("writing", path, parts).advise(GIVE_UP)),
             LeftOver::Replaced => Ok(()),
         }
+    }
+}
+
+/// The content of a medium. A block device that cannot be read where a volume would be recognised, and shows no other trace of one, is read
+/// as blocks, of which those are bad; it is not written.
+async fn kind_of(medium: &FileMedium, access: Access) -> Result<FileKind, StackError> {
+    match inspect(medium).await {
+        Err(error) if medium.is_block_device() && !access.writes() => {
+            tracing::warn!(path = %medium.path().display(), %error, "nothing shows whether it is a volume; it is taken for none");
+            Ok(FileKind::Raw)
+        }
+        kind => kind,
+    }
+}
+
+/// Opens a path as a device.
+pub(crate) async fn open_file(
+    target: &TargetName,
+    path: &Path,
+    access: Access,
+    plain: Plain,
+) -> Result<OpenTarget, StackError> {
+    let medium = medium_of(path, access).await?;
+    match kind_of(&medium, access).await? {
+        FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
+        FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw_or_mapped(target, path, medium).await,
+        FileKind::Raw => Err(plain_file(path)),
+        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
     }
 }
 
@@ -64,7 +98,7 @@ pub(crate) async fn open_linux(
     // A generic node has a block device beside it: opening that shows whether it is in use, and holds it.
     let node = block.as_deref().unwrap_or(path);
     let medium = medium_of(node, access).await?;
-    match inspect(&medium).await? {
+    match kind_of(&medium, access).await? {
         FileKind::Volume => return volume_as(target, Rc::new(medium), node, access).await,
         FileKind::Remains(parts) => remains.refuse(node, &parts)?,
         FileKind::Raw => {}
@@ -72,111 +106,6 @@ pub(crate) async fn open_linux(
     match kind {
         NodeKind::NvmeBlock | NodeKind::NvmeGeneric => open_blocks(target, node, medium, options).await,
         NodeKind::ScsiBlock | NodeKind::ScsiGeneric => open_scsi(target, node, medium).await,
-        NodeKind::Other => raw(target, node, medium),
+        NodeKind::Other => raw_or_mapped(target, node, medium).await,
     }
-}
-
-/// Opens the blocks of a SCSI disk, which have no volume.
-async fn open_scsi(target: &TargetName, block: &Path, medium: FileMedium) -> Result<OpenTarget, StackError> {
-    if !medium.is_direct() {
-        // Commands do not see what is in the page cache.
-        let why = "the kernel does not let its page cache be bypassed".to_owned();
-        return raw(target, block, medium).map(|opened| as_ordinary(opened, why));
-    }
-    let (file, description, size) = (medium.file().clone(), medium.describe().ok(), raw_block_size(&medium));
-    let ordinary = RawDevice::new(medium, size)
-        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(block.display()))?;
-    match ScsiDevice::open(file, block, ordinary).await {
-        Ok(device) => {
-            let drive = Some(DriveInfo::Scsi(Box::new(device.info().clone())));
-            let info = TargetInfo { file: description, drive, ..TargetInfo::plain("SCSI drive") };
-            Ok(OpenTarget::new(target, device, info, Vec::new()))
-        }
-        Err((error, ordinary)) => {
-            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
-            let info = TargetInfo { file: description, ..TargetInfo::plain("raw block device") };
-            Ok(as_ordinary(OpenTarget::new(target, ordinary, info, Vec::new()), error.to_string()))
-        }
-    }
-}
-
-/// Opens the blocks of an NVMe block device, which have no volume.
-async fn open_blocks(
-    target: &TargetName,
-    block: &Path,
-    medium: FileMedium,
-    options: Options,
-) -> Result<OpenTarget, StackError> {
-    match NvmeNamespace::open(medium.file().clone(), block, options).await {
-        Ok(namespace) => {
-            let file = medium.describe().ok();
-            let (size, is_direct) = (raw_block_size(&medium), medium.is_direct());
-            // Passthrough does not see what is in the page cache.
-            let ordinary = if is_direct { RawDevice::new(medium, size).ok() } else { None };
-            let device = NvmeDevice::new(namespace, ordinary);
-            let info = TargetInfo { file, ..drive_info(&device) };
-            Ok(OpenTarget::new(target, device, info, Vec::new()))
-        }
-        Err(error) if error.is_only_the_way() && medium_has_blocks(&medium) => {
-            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
-            let opened = raw(target, block, medium)?;
-            Ok(as_ordinary(opened, error.to_string()))
-        }
-        Err(error) => Err(of_drive(&error, block)),
-    }
-}
-
-/// Opens a character device whose block device has no node: for reading, since nothing shows whether the blocks are in use.
-async fn open_generic(
-    target: &TargetName,
-    path: &Path,
-    block: &Path,
-    options: Options,
-) -> Result<OpenTarget, StackError> {
-    const DOING: &str = "opening";
-    if options.write {
-        let why = format!("{} is missing, without which nothing shows whether the drive is in use", block.display());
-        return Err(StackError::new(Cause::Refused, DOING, why).on(path.display()));
-    }
-    let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
-    let file = File::open(path, reading).map_err(|error| StackError::io(DOING, &error).on(path.display()))?;
-    let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| of_drive(&error, path))?;
-    let device = NvmeDevice::<RawDevice>::new(namespace, None);
-    let info = drive_info(&device);
-    Ok(OpenTarget::new(target, device, info, Vec::new()))
-}
-
-fn options(drive_makes_tags: Option<bool>, access: Access) -> Options {
-    let source = match drive_makes_tags {
-        None => PiSource::Auto,
-        Some(false) => PiSource::Host,
-        Some(true) => PiSource::Target,
-    };
-    Options { source, ..if access.writes() { Options::WRITE } else { Options::READ } }
-}
-
-fn drive_info<D: sealblock_block::Device>(device: &NvmeDevice<D>) -> TargetInfo {
-    let drive = DriveInfo::Nvme { info: device.info().clone(), ordinary: device.uses_ordinary_way() };
-    TargetInfo { drive: Some(drive), ..TargetInfo::plain("NVMe namespace") }
-}
-
-fn as_ordinary(opened: OpenTarget, why: String) -> OpenTarget {
-    let info = TargetInfo { drive: Some(DriveInfo::Ordinary { why }), ..opened.info };
-    OpenTarget { info, ..opened }
-}
-
-/// True if the kernel itself can read and write the device: it gives no capacity to formats that it does not use.
-fn medium_has_blocks(medium: &FileMedium) -> bool {
-    sealblock_block::Medium::len_bytes(medium) > 0
-}
-
-/// A drive that cannot be used.
-fn of_drive(error: &OpenError, path: &Path) -> StackError {
-    let (cause, advice) = match error {
-        OpenError::Privilege { .. } => (Cause::Refused, Some("as root, or with the capability CAP_SYS_ADMIN")),
-        OpenError::NoPassthrough(_) => (Cause::Unsuitable, None),
-        OpenError::System { .. } => (Cause::Io, None),
-        OpenError::Refused { .. } | OpenError::Namespace(_) => (Cause::Unsuitable, None),
-    };
-    StackError::new(cause, "opening", error).on(path.display()).advise_if(advice)
 }

@@ -12,11 +12,12 @@ use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::error::{Cause, StackError};
-use crate::files::{FileKind, Plain, inspect, medium_of, of_remains, open_file, open_raw, raw};
+use crate::files::{FileKind, inspect, medium_of, of_remains, open_raw};
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
-use crate::linux::{GIVE_UP, LeftOver, open_linux};
+use crate::linux::{GIVE_UP, LeftOver, Plain, open_file, open_linux};
+use crate::mapped::raw_or_mapped;
 use crate::membership::guard;
 use crate::opened::OpenTarget;
 use crate::program::ReactorClock;
@@ -174,7 +175,8 @@ pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usa
             open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))
         }
         FileKind::Remains(_) | FileKind::Raw if medium.is_block_device() => {
-            raw(target, path, medium).map(|opened| Overwritten::Device(Box::new(opened)))
+            let opened = raw_or_mapped(target, path, medium).await?;
+            Ok(Overwritten::Device(Box::new(opened)))
         }
         FileKind::Remains(_) | FileKind::Raw => Ok(Overwritten::Plain(medium)),
     }

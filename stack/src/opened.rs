@@ -3,14 +3,14 @@
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Device, DynDevice, Outcome, Request, Response};
+use sealblock_block::{Device, DynDevice, MemberPath, Outcome, Request, Response};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
 use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes};
-use crate::info::TargetInfo;
+use crate::info::{DriveInfo, TargetInfo};
 use crate::range::{BlockRange, BlockSpan};
 use crate::target::TargetName;
 
@@ -54,6 +54,17 @@ impl OpenTarget {
     /// The name it was opened by.
     pub fn target(&self) -> &TargetName {
         &self.target
+    }
+
+    /// What its members are called.
+    pub fn member_names(&self) -> MemberNames {
+        let of_drives = |info: &&TargetInfo| matches!(info.drive, Some(DriveInfo::Mapped { .. }));
+        let mapped = self.info.all().into_iter().find(of_drives).filter(|_| !self.info.is_group());
+        let drives = match mapped.and_then(|info| info.drive.as_ref()) {
+            Some(DriveInfo::Mapped { drives }) => drives.clone(),
+            _ => Vec::new(),
+        };
+        MemberNames { target: self.target.clone(), drives }
     }
 
     /// Closes volumes cleanly; returns `result`, or the failure to close after a success.
@@ -104,6 +115,21 @@ impl OpenTarget {
     /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), StackError> {
         self.device.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flushing", &error))
+    }
+}
+
+/// What members of an open target are called: those of a group by their targets, drives under a device by their paths.
+#[derive(Clone, Debug)]
+pub struct MemberNames {
+    target: TargetName,
+    drives: Vec<String>,
+}
+
+impl MemberNames {
+    /// The name of a member, if there is such a one.
+    pub fn of(&self, member: MemberPath) -> Option<String> {
+        let drive = || self.drives.get(member.outermost()?.0).cloned();
+        self.target.member(member).map(TargetName::to_string).or_else(drive)
     }
 }
 

@@ -10,8 +10,9 @@ use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
-use crate::files::{Plain, RAW_FILE, open_file};
+use crate::files::RAW_FILE;
 use crate::held::Access;
+use crate::linux::{Plain, open_file};
 use crate::open::open;
 use crate::opened::{OpenTarget, data_of};
 use crate::target::TargetName;

@@ -5,6 +5,7 @@ mod damage;
 mod drives;
 mod identify;
 mod io;
+mod maps;
 mod namespaces;
 mod nbd;
 mod protection;
@@ -40,8 +41,8 @@ type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
-/// Those whose packages have ublk's driver.
-const UBLK: Kernels = ((6, 12), (u32::MAX, 0));
+/// Those whose packages have ublk's driver, and the newest of what is no host.
+const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 /// Those with passthrough by io_uring that fio's checks of tags work with.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
@@ -112,9 +113,15 @@ pub const CASES: &[Case] = &[
         scsi::run,
     ),
     case(
+        "maps",
+        "partitions, tables of device-mapper and arrays of md over drives that verify: offloaded, exact addresses and copies",
+        DRIVERS,
+        maps::run,
+    ),
+    case(
         "ublk",
         "block devices of the kernel: file systems, exact errors, recovery of a killed server, protection information",
-        UBLK,
+        DRIVERS,
         ublk::run,
     ),
     case(

@@ -46,6 +46,8 @@ pub enum NodeKind {
     Md {
         /// Such as `raid1`.
         level: String,
+        /// Members that are not there.
+        absent: u64,
     },
 }
 
@@ -177,7 +179,7 @@ impl Sysfs<'_> {
     fn md(&self, folder: &Path, node: DeviceNode, depth: usize) -> io::Result<DeviceNode> {
         let level = text_in(&folder.join("md/level"))?;
         let id = text_in(&folder.join("md/uuid")).ok().filter(|id| !id.is_empty());
-        let node = DeviceNode { kind: NodeKind::Md { level: level.clone() }, id, ..node };
+        let node = DeviceNode { kind: NodeKind::Md { level: level.clone(), absent: 0 }, id, ..node };
         let disks = number_in(&folder.join("md/raid_disks")).unwrap_or(0);
         if level != "raid1" || disks == 0 || disks > MAX_MEMBERS as u64 {
             let why = format!("it is an array of level {level:?}, whose layout is not known here");
@@ -196,6 +198,8 @@ impl Sysfs<'_> {
                 ons.push(On { member: members.len() - 1, sector });
             }
         }
+        let absent = disks.saturating_sub(members.len() as u64);
+        let node = DeviceNode { kind: NodeKind::Md { level, absent }, ..node };
         if ons.is_empty() {
             return Ok(without_map(node, members, "no member of the array is in sync".to_owned()));
         }
@@ -391,7 +395,7 @@ mod tests {
         ];
         let root = with(&files);
         let array = node_of(root.path(), "9:0").unwrap();
-        assert_eq!(array.members.len(), 2);
+        assert_eq!((array.members.len(), &array.kind), (2, &NodeKind::Md { level: "raid1".to_owned(), absent: 1 }));
         let how = Arrangement::Copies(vec![On { member: 0, sector: 264 }]);
         assert_eq!(array.map.unwrap().segments()[0].how, how);
         fs::write(root.path().join("block/md0/md/dev-sda1/state"), "faulty,in_sync_not\n").unwrap();

@@ -13,8 +13,9 @@ use super::packages::Suite;
 use super::parts;
 
 const SUITE: &str = "sid";
-const PACKAGES: [&str; 7] = ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs", "xfsprogs"];
-const PROGRAMS: [&str; 8] = [
+const PACKAGES: [&str; 9] =
+    ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs", "xfsprogs", "dmsetup", "mdadm"];
+const PROGRAMS: [&str; 10] = [
     "usr/sbin/nvme",
     "usr/sbin/nbd-client",
     "usr/bin/fio",
@@ -23,6 +24,8 @@ const PROGRAMS: [&str; 8] = [
     "usr/sbin/mkfs.btrfs",
     "usr/sbin/mkfs.xfs",
     "usr/bin/btrfs",
+    "usr/sbin/dmsetup",
+    "usr/sbin/mdadm",
 ];
 /// What Rust programs of this machine need besides.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];

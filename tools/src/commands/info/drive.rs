@@ -12,6 +12,7 @@ use crate::report::Lines;
 pub(super) fn drive_json(drive: &DriveInfo) -> Value {
     let (nvme, is_ordinary) = match drive {
         DriveInfo::Ordinary { why } => return json!({ "passthrough": false, "why": why }),
+        DriveInfo::Mapped { drives } => return json!({ "passthrough": true, "drives": drives }),
         DriveInfo::Scsi(info) => return scsi_json(info),
         DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
     };
@@ -41,6 +42,7 @@ pub(super) fn drive_json(drive: &DriveInfo) -> Value {
 pub(super) fn drive_text(lines: &mut Lines, drive: &DriveInfo) {
     let (nvme, is_ordinary) = match drive {
         DriveInfo::Ordinary { why } => return lines.put("not offloaded", why),
+        DriveInfo::Mapped { drives } => return lines.put("verified by", drives.join(", ")),
         DriveInfo::Scsi(info) => return scsi_text(lines, info),
         DriveInfo::Nvme { info, ordinary } => (info, *ordinary),
     };

@@ -7,7 +7,7 @@ use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, R
 use sealblock_integrity::PiFormat;
 use sealblock_stack::range::{BlockRange, BlockSpan, Run};
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, OpenTarget, StackError, of_block};
+use sealblock_stack::{Cause, MemberNames, OpenTarget, StackError, of_block};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use super::pace::{DeviceLoad, Pacer};
@@ -71,7 +71,7 @@ pub struct VerifyJob {
     how: VerifyPath,
     pace: Option<Pacer>,
     progress: Progress,
-    target: TargetName,
+    members: MemberNames,
     /// What lines begin with.
     prefix: Arc<str>,
     format: Option<PiFormat>,
@@ -197,7 +197,7 @@ impl VerifyJob {
             how,
             pace,
             progress: Progress::new(&format!("verifying {target}"), Some(total), show),
-            target: target.clone(),
+            members: opened.member_names(),
             prefix,
             format: geometry.protection,
             state: Mutex::new(JobState {
@@ -274,7 +274,7 @@ impl VerifyJob {
     /// Adds bad blocks in the order of their addresses.
     fn add(&self, state: &mut JobState, faults: Vec<BadBlock>) {
         for fault in &faults {
-            let error = block_error(fault, self.format, &self.target);
+            let error = block_error(fault, self.format, &self.members);
             state.lines.note(Run::new(error.lba, 1, Damage::of(&error, &self.prefix)));
             if state.findings.errors.len() < MAX_LISTED {
                 state.findings.errors.push(error);
@@ -297,7 +297,7 @@ impl VerifyJob {
         let damaged = findings.errors.len() as u64 + findings.unlisted;
         let unchecked = findings.coverage.unchecked().iter().filter(|run| run.first.get() < next);
         let unchecked = unchecked.map(|run| {
-            let run = not_checked(run, &self.target);
+            let run = not_checked(run, &self.members);
             NotChecked { last: run.last.min(next - 1), ..run }
         });
         Some(SoFar {

@@ -199,7 +199,8 @@ impl Check<'_> {
         // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
         let geometry = opened.device.geometry();
-        let not_checked = |run| not_checked(run, target);
+        let members = opened.member_names();
+        let not_checked = |run| not_checked(run, &members);
         VerifyReport {
             target: target.to_string(),
             blocks_verified: findings.blocks,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use sealblock_block::{BadBlock, BadBlockCause, Unchecked};
 use sealblock_integrity::{Field as TagField, PiFormat};
+use sealblock_stack::MemberNames;
 use sealblock_stack::range::Run;
-use sealblock_stack::target::TargetName;
 
 use crate::findings::Finding;
 use crate::report::{BlockError, Hex, NotChecked, cause_text};
@@ -55,7 +55,7 @@ impl Finding for Damage {
 }
 
 /// A bad block as an entry of the report.
-pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &TargetName) -> BlockError {
+pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, members: &MemberNames) -> BlockError {
     let bits = match (fault.cause, format) {
         (BadBlockCause::Tag(TagField::Guard), Some(format)) => format.guard().bits(),
         (BadBlockCause::Tag(TagField::RefTag), Some(format)) => u32::from(format.reference_tag_bits()),
@@ -68,15 +68,15 @@ pub(super) fn block_error(fault: &BadBlock, format: Option<PiFormat>, target: &T
         field: fault.cause,
         expected: hex(fault.expected),
         actual: hex(fault.actual),
-        member: target.member(fault.member).map(TargetName::to_string),
+        member: members.of(fault.member),
         repaired: fault.repaired,
         files: None,
     }
 }
 
 /// A run of unchecked blocks as an entry of the report.
-pub(super) fn not_checked(run: &Unchecked, target: &TargetName) -> NotChecked {
-    let member = target.member(run.member).map(TargetName::to_string);
+pub(super) fn not_checked(run: &Unchecked, members: &MemberNames) -> NotChecked {
+    let member = members.of(run.member);
     NotChecked { member, first: run.first.get(), last: run.last.get(), why: run.why.to_text().into() }
 }
 
