@@ -41,11 +41,14 @@ fn on(member: usize, sector: u64) -> On {
     On { member, sector }
 }
 
+/// What a drive was asked.
+type Asked = Rc<RefCell<Vec<(Extent, Checks)>>>;
+
 /// A drive of which some blocks are bad, and which remembers what it was asked.
 struct Drive {
     geometry: Geometry,
     bad: BTreeSet<u64>,
-    asked: Rc<RefCell<Vec<(Extent, Checks)>>>,
+    asked: Asked,
     is_gone: bool,
 }
 
@@ -76,7 +79,7 @@ impl Device for Drive {
 /// A device whose ordinary way reads nothing, with its drives.
 struct Made {
     device: DynDevice,
-    asked: Vec<Rc<RefCell<Vec<(Extent, Checks)>>>>,
+    asked: Vec<Asked>,
     /// What the kernel tells from now on.
     now: Rc<RefCell<DeviceNode>>,
 }

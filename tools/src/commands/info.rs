@@ -3,7 +3,9 @@
 mod below;
 mod drive;
 
-use sealblock_block::{Abilities, Ability, Device};
+use std::collections::BTreeMap;
+
+use sealblock_block::{Abilities, Ability, Device, Limits, RequestKind};
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
@@ -13,7 +15,7 @@ use sealblock_stack::identity::uuid_text;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, OpenTarget, RAW_FILE, StackError, TargetInfo, on_reactor, open, protection_text};
-use sealblock_units::ByteCount;
+use sealblock_units::{BlockCount, ByteCount};
 use serde_json::{Value, json};
 
 use super::create::protection_json;
@@ -33,21 +35,34 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     })
 }
 
-fn ability(ability: Ability) -> &'static str {
-    match ability {
-        Ability::Native => "native",
-        Ability::Emulated => "emulated",
-        Ability::Absent => "absent",
-    }
+/// How operations are carried out, as JSON and text have it.
+const WAYS: [(Ability, &str); 3] =
+    [(Ability::Native, "native"), (Ability::Emulated, "emulated"), (Ability::Absent, "absent")];
+
+/// The operations of a device. (The reserved area has two, of which it can do both or none.)
+const OPERATIONS: [(RequestKind, &str); 12] = [
+    (RequestKind::Read, "read"),
+    (RequestKind::Write, "write"),
+    (RequestKind::Flush, "flush"),
+    (RequestKind::Verify, "verify"),
+    (RequestKind::Compare, "compare"),
+    (RequestKind::Checksum, "checksum"),
+    (RequestKind::WriteZeroes, "write_zeroes"),
+    (RequestKind::Discard, "discard"),
+    (RequestKind::WriteUncorrectable, "write_uncorrectable"),
+    (RequestKind::Repair, "repair"),
+    (RequestKind::BlockStatus, "block_status"),
+    (RequestKind::ReadReserved, "reserved_area"),
+];
+
+/// What the device does with each operation, also with those that change blocks: it is open for reading here.
+fn abilities(of: &Abilities) -> impl Iterator<Item = (&'static str, Ability)> {
+    let of = Abilities { writable: true, ..*of };
+    OPERATIONS.into_iter().map(move |(kind, name)| (name, of.of(kind)))
 }
 
-fn abilities(of: &Abilities) -> [(&'static str, &'static str); 4] {
-    [
-        ("verify", ability(of.verify)),
-        ("compare", ability(of.compare)),
-        ("write_zeroes", ability(of.write_zeroes)),
-        ("discard", ability(of.discard)),
-    ]
+fn way_text(ability: Ability) -> &'static str {
+    WAYS.into_iter().find(|(way, _)| *way == ability).map_or("absent", |(_, text)| text)
 }
 
 fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
@@ -65,7 +80,7 @@ fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
             "verify_blocks": geometry.limits.max_verify_blocks.get(),
             "zero_blocks": geometry.limits.max_zero_blocks.get(),
         },
-        "abilities": abilities(&of).into_iter().collect::<std::collections::BTreeMap<_, _>>(),
+        "abilities": abilities(&of).map(|(name, how)| (name, way_text(how))).collect::<BTreeMap<_, _>>(),
         "unmap_zeroes": of.unmap_zeroes,
         "offloads": of.offloads,
         "runtime": sealblock_runtime_reactor::backend().to_string(),
@@ -220,9 +235,20 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
             .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
     }
     lines.put("protection", protection_text(geometry.protection));
-    for (name, how) in abilities(&of) {
-        lines.put(&name.replace('_', " "), how);
+    for (way, text) in WAYS {
+        let names: Vec<String> =
+            abilities(&of).filter(|(_, how)| *how == way).map(|(name, _)| name.replace('_', " ")).collect();
+        if !names.is_empty() {
+            lines.put(text, names.join(", "));
+        }
     }
+    if of.offloads {
+        lines.put("offloaded", "what is native moves no blocks to this host");
+    }
+    let Limits { max_transfer_blocks, max_verify_blocks, max_zero_blocks } = geometry.limits;
+    let bytes = |blocks: BlockCount| ByteCount::new(blocks.bytes(geometry.block_size));
+    let (transfer, verify, zero) = (bytes(max_transfer_blocks), bytes(max_verify_blocks), bytes(max_zero_blocks));
+    lines.put("one request", format!("moves up to {transfer}, verifies {verify}, zeroes {zero}"));
     lines.put("unmapped reads", if of.unmap_zeroes { "zeroes" } else { "not promised" });
     lines.put("runtime", sealblock_runtime_reactor::backend());
     lines.into_text()
