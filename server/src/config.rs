@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID, PiVisibility};
+use sealblock_exports_ublk::{HostGuard, MAX_DEPTH, MAX_QUEUES};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 use sealblock_stack::identity::uuid_from;
@@ -24,7 +25,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
-use crate::plan::{NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
+use crate::plan::{BlockDevicePlan, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
 
 /// The file that is used when nothing else is said.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
@@ -41,6 +42,8 @@ struct File {
     listeners: Vec<ListenerTable>,
     #[serde(default)]
     nbd: Vec<Spanned<NbdTable>>,
+    #[serde(default)]
+    ublk: Vec<Spanned<UblkTable>>,
     #[serde(default)]
     limits: LimitsTable,
     #[serde(default)]
@@ -64,6 +67,17 @@ struct NbdTable {
     #[serde(default, deserialize_with = "nbd_listener")]
     address: Option<SocketAddr>,
     socket: Option<PathBuf>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UblkTable {
+    target: Written<TargetName>,
+    device: u32,
+    #[serde(default, deserialize_with = "host_guard")]
+    pi: Option<HostGuard>,
+    queues: Option<u16>,
+    depth: Option<u16>,
 }
 
 #[derive(Deserialize, Default)]
@@ -153,6 +167,12 @@ fn address<'de, D: Deserializer<'de>>(from: D) -> Result<SocketAddr, D::Error> {
 
 fn nbd_listener<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
     nbd_address(&String::deserialize(from)?).map(Some).map_err(de::Error::custom)
+}
+
+fn host_guard<'de, D: Deserializer<'de>>(from: D) -> Result<Option<HostGuard>, D::Error> {
+    let text = String::deserialize(from)?;
+    let known = HostGuard::ALL.into_iter().find(|guard| guard.as_str() == text);
+    known.map(Some).ok_or_else(|| de::Error::custom(format!("pi = {text:?}: write \"ip\", \"crc16\" or \"crc64\"")))
 }
 
 fn some_address<'de, D: Deserializer<'de>>(from: D) -> Result<Option<SocketAddr>, D::Error> {
@@ -275,6 +295,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         }
         subsystems.push(subsystem);
     }
+    block_devices(file.ublk, &mut subsystems, &line)?;
     let (nbd, nbd_sockets) = nbd(file.nbd, &line)?;
     let (strict, cores, limits) = (file.strict, file.cores, limits(&file.limits)?);
     let mut plan = Plan { nbd, nbd_sockets, strict, cores, limits, ..Plan::new(subsystems) };
@@ -301,6 +322,42 @@ fn nbd(
         }
     }
     Ok((addresses, sockets))
+}
+
+/// Gives namespaces the block devices that tables want of their targets.
+fn block_devices(
+    tables: Vec<Spanned<UblkTable>>,
+    subsystems: &mut [SubsystemPlan],
+    line: &impl Fn(usize) -> usize,
+) -> Result<(), String> {
+    const DEFAULT_QUEUES: u16 = 1;
+    const DEFAULT_DEPTH: u16 = 128;
+    let mut numbers = BTreeSet::new();
+    for table in tables {
+        let at = line(table.span().start);
+        let UblkTable { target: Written(target), device, pi, queues, depth } = table.into_inner();
+        let refused = |why: String| Err(format!("line {at}: {why}"));
+        let within = |name: &str, asked: Option<u16>, usual: u16, most: u16| match asked.unwrap_or(usual) {
+            asked @ 1.. if asked <= most => Ok(asked),
+            asked => Err(format!("line {at}: {name} = {asked}: from 1 to {most}")),
+        };
+        let queues = within("queues", queues, DEFAULT_QUEUES, MAX_QUEUES)?;
+        let depth = within("depth", depth, DEFAULT_DEPTH, MAX_DEPTH)?;
+        if !numbers.insert(device) {
+            return refused(format!("there are two block devices {device}"));
+        }
+        let mut all = subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces);
+        let Some(namespace) = all.find(|namespace| namespace.target == target) else {
+            return refused(format!("no namespace is {target}: a block device is one more way to a namespace"));
+        };
+        if namespace.block_device.is_some() {
+            return refused(format!("{target} is another block device already"));
+        }
+        let read_only = namespace.read_only;
+        namespace.block_device =
+            Some(BlockDevicePlan { number: Some(device), queues, depth, guard: pi, read_only, tampering: None });
+    }
+    Ok(())
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
@@ -385,6 +442,7 @@ fn namespaces(
             uuid: table.uuid,
             scrub: table.scrub.over(scrub),
             nbd: table.nbd,
+            block_device: None,
         });
     }
     Ok(namespaces)

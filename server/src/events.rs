@@ -85,6 +85,33 @@ pub struct Serving {
     pub subsystems: Vec<SubsystemInfo>,
     /// What NBD clients have, if anything.
     pub nbd: Option<NbdInfo>,
+    /// The block devices of this machine's kernel.
+    pub block_devices: Vec<AttachedInfo>,
+}
+
+/// A block device of this machine's kernel that is there.
+#[derive(Clone, Serialize)]
+pub struct AttachedInfo {
+    /// Its node.
+    pub path: PathBuf,
+    /// What it is.
+    pub target: String,
+    /// True if it was there, and its last server gone.
+    pub taken_over: bool,
+    /// Bytes in a block.
+    pub block_size: usize,
+    /// How many blocks it has.
+    pub blocks: u64,
+    /// Its queues.
+    pub queues: u16,
+    /// Requests of a queue at once.
+    pub depth: u16,
+    /// The checksum by which the kernel protects blocks, if it does.
+    pub host_guard: Option<&'static str>,
+    /// True if it takes no writes.
+    pub read_only: bool,
+    /// True if changes are durable before they are answered.
+    pub write_through: bool,
 }
 
 /// What is served over NBD.

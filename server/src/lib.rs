@@ -34,6 +34,8 @@ pub mod status {
 
 mod backing;
 mod bad_runs;
+pub mod block_device;
+mod block_devices;
 mod devices;
 mod inspect;
 pub mod listeners;

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use sealblock_exports_nbd as nbd;
 use sealblock_exports_nvme_tcp::{Hosts, Limits, PiVisibility};
+use sealblock_exports_ublk::{HostGuard, Tampering};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName, encode};
@@ -86,6 +87,25 @@ pub struct NamespacePlan {
     pub scrub: Settings,
     /// The name of its NBD export, where that is said.
     pub nbd: Option<String>,
+    /// As which block device of this machine's kernel it is served besides, if it is.
+    pub block_device: Option<BlockDevicePlan>,
+}
+
+/// How a target becomes a block device of this machine's kernel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BlockDevicePlan {
+    /// N of `/dev/ublkbN`; the next free one if nothing is said.
+    pub number: Option<u32>,
+    /// Queues, and cores to serve them.
+    pub queues: u16,
+    /// Requests of a queue at once.
+    pub depth: u16,
+    /// How the kernel protects blocks.
+    pub guard: Option<HostGuard>,
+    /// It takes no writes.
+    pub read_only: bool,
+    /// Bits that change on the way, in proofs.
+    pub tampering: Option<Tampering>,
 }
 
 impl NamespacePlan {

@@ -11,6 +11,7 @@ use sealblock_stack::StackError;
 use sealblock_units::ByteCount;
 
 use crate::backing;
+use crate::block_device::{Ended, check_backend};
 use crate::control::protocol::{ControlError, RESIZING};
 use crate::control::responder::{Control, ResizeRequest};
 use crate::control::socket_path::ControlSocket;
@@ -47,8 +48,12 @@ pub fn run(
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
     cores.backend(0).and_then(sealblock_stack::warning).inspect(|warning| tracing::warn!("{warning}"));
-    let served = reactor.block_on(live(plan, &cores, events, control, again));
-    cores.shutdown(REST);
+    let (ended, served) = reactor.block_on(live(plan, &cores, events, control, again));
+    match ended {
+        Ended::Gone => _ = cores.shutdown(REST),
+        // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
+        Ended::Left => std::mem::forget(cores),
+    }
     served?;
     events(&Event::Stopped);
     Ok(())
@@ -69,7 +74,27 @@ async fn live(
     events: EventSink,
     control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, StackError>,
-) -> Result<(), StackError> {
+) -> (Ended, Result<(), StackError>) {
+    match begin(plan, cores, events, control).await {
+        Ok(begun) => begun.live(plan, events, again).await,
+        Err(failure) => (Ended::Gone, Err(failure)),
+    }
+}
+
+/// What there is before anything is served.
+struct Begun {
+    signal: ShutdownSignal,
+    hangups: Hangups,
+    control: Control,
+    server: Server,
+}
+
+async fn begin(
+    plan: &Plan,
+    cores: &Cores,
+    events: EventSink,
+    control: Option<&ControlSocket>,
+) -> Result<Begun, StackError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
@@ -77,18 +102,30 @@ async fn live(
     let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
     backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
     let control = Control::open(control)?;
-    let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events))?;
-    let served = async {
-        server.change(plan).await?;
-        control.offer(server.served());
-        events(&Event::Ready(server.serving()));
-        notify(ServiceState::Ready);
-        until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
-    };
-    let served = served.await;
-    drop(control);
-    let ended = server.end().await;
-    served.and(ended)
+    let server = Server::new(cores.handles(), &plan.limits, EventSender::here(events), check_backend(cores))?;
+    Ok(Begun { signal, hangups, control, server })
+}
+
+impl Begun {
+    async fn live(
+        self,
+        plan: &Plan,
+        events: EventSink,
+        again: impl Fn() -> Result<Plan, StackError>,
+    ) -> (Ended, Result<(), StackError>) {
+        let Begun { mut signal, hangups, control, mut server } = self;
+        let served = async {
+            server.change(plan).await?;
+            control.offer(server.served());
+            events(&Event::Ready(server.serving()));
+            notify(ServiceState::Ready);
+            until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
+        };
+        let served = served.await;
+        drop(control);
+        let (ended, closed) = server.end().await;
+        (ended, served.and(closed))
+    }
 }
 
 /// What the server is to do next.

@@ -31,7 +31,12 @@ impl Server {
                 not_open: not_open.map(Waiting::not_open_info).collect(),
             });
         }
-        Serving { listeners: self.listeners(), subsystems, nbd: self.nbd.serving() }
+        Serving {
+            listeners: self.listeners(),
+            subsystems,
+            nbd: self.nbd.serving(),
+            block_devices: self.block_devices.serving(),
+        }
     }
 
     fn namespace_info(
@@ -121,7 +126,17 @@ impl Server {
             hosts: None,
             read_only,
         });
-        std::iter::once(nvme).chain(nbd).collect()
+        let space = self.offered.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&nsid));
+        let paths = space.map_or_else(Vec::new, |space| self.block_devices.paths_of(&space.device));
+        let block_devices = paths.into_iter().map(|path| ExportStatus {
+            protocol: "ublk".to_owned(),
+            name: path.display().to_string(),
+            nsid: None,
+            hosts: None,
+            uri: None,
+            read_only,
+        });
+        std::iter::once(nvme).chain(nbd).chain(block_devices).collect()
     }
 }
 

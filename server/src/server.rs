@@ -15,6 +15,8 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
+use crate::block_device::Ended;
+use crate::block_devices::{AttachedNamespace, BlockDevices, WantedBlockDevice};
 use crate::control::protocol::{RESIZING, ResizeReport};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
@@ -33,6 +35,7 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub struct Server {
     pub(crate) export: Export,
     pub(crate) nbd: NbdSide,
+    pub(crate) block_devices: BlockDevices,
     pub(crate) offered: BTreeMap<Nqn, Offered>,
     /// Namespaces of the plan whose targets are not open.
     pub(crate) openings: Openings,
@@ -49,15 +52,23 @@ struct Prepared {
     waiting: Vec<Waiting>,
     bound: Vec<BoundListener>,
     nbd_bound: Vec<BoundListener>,
+    attached: Vec<AttachedNamespace>,
 }
 
 impl Server {
-    /// A server that offers nothing yet, on these cores, of which there is at least one.
-    pub fn new(cores: Vec<CoreHandle>, limits: &Limits, events: EventSender) -> Result<Server, StackError> {
+    /// A server that offers nothing yet, on these cores, of which there is at least one. `attaches` is why they can serve no block devices
+    /// of the kernel, if they cannot.
+    pub fn new(
+        cores: Vec<CoreHandle>,
+        limits: &Limits,
+        events: EventSender,
+        attaches: Result<(), StackError>,
+    ) -> Result<Server, StackError> {
         let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
             nbd: NbdSide::new(cores.clone(), limits)?,
+            block_devices: BlockDevices::new(cores.clone(), attaches),
             offered: BTreeMap::new(),
             openings: Openings::new(),
             ears: Listeners::default(),
@@ -122,7 +133,9 @@ impl Server {
         }
         let bound = self.ears.bind_new(&self.core, &plan.places(), &plan.inherited).await?;
         let nbd_bound = self.nbd.ears.bind_new(&self.core, &plan.nbd_places(), &plan.inherited).await?;
-        Ok(Prepared { wanted, waiting, bound, nbd_bound })
+        // Last: what is made here would have to be taken away if something else failed.
+        let attached = self.block_devices.make_new(&wanted_block_devices(&wanted)).await?;
+        Ok(Prepared { wanted, waiting, bound, nbd_bound, attached })
     }
 
     /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
@@ -189,8 +202,9 @@ impl Server {
 
     /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
-        let Prepared { wanted, waiting, bound, nbd_bound } = prepared;
+        let Prepared { wanted, waiting, bound, nbd_bound, attached } = prepared;
         self.openings.replace(waiting);
+        self.block_devices.change(attached, &wanted_block_devices(&wanted)).await;
         let exports = exports(plan, &wanted);
         self.nbd.set_default(plan);
         self.nbd.remove_others(&exports)?;
@@ -308,6 +322,11 @@ impl Server {
         let plan = waiting.plan.clone();
         match self.offer(&nqn, &plan, Rc::clone(&device)) {
             Ok(nbd) => {
+                if let Some(wanted) = wanted_block_device(&plan, &device)
+                    && let Err(failure) = self.block_devices.add(wanted).await
+                {
+                    tracing::error!("{}", failure.in_short());
+                }
                 drop(device);
                 let opened = self.openings.remove(&nqn, nsid)?.opened_info(nbd);
                 self.configure_scrubs().await;
@@ -357,6 +376,10 @@ impl Server {
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
         let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
+        if let Some(path) = self.block_devices.paths_of(&device).first() {
+            let why = format!("it is attached as {}, whose size does not change while it is there", path.display());
+            return Err(StackError::new(Cause::Refused, RESIZING, why).on(&device.target));
+        }
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
         // A failed resize leaves the old size: there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
@@ -388,11 +411,12 @@ impl Server {
         join_all(spaces.map(|space| space.device.handle.configure_scrub(space.plan.scrub))).await;
     }
 
-    /// Waits for commands in flight and closes every volume cleanly.
+    /// Waits for commands in flight and closes every volume cleanly. [`Ended::Left`] if a block device is in use and stays.
     ///
     /// # Errors
     /// The first volume that could not be closed.
-    pub async fn end(mut self) -> Result<(), StackError> {
+    pub async fn end(mut self) -> (Ended, Result<(), StackError>) {
+        let ended = self.block_devices.end().await;
         self.openings.end_tries_soon(&self.devices).await;
         self.export.stop();
         self.nbd.stop();
@@ -400,8 +424,19 @@ impl Server {
         self.nbd.ears.ended().await;
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
-        self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await
+        (ended, self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await)
     }
+}
+
+/// The block devices that are wanted of what is open.
+fn wanted_block_devices(wanted: &BTreeMap<Nqn, Offered>) -> Vec<WantedBlockDevice> {
+    let spaces = wanted.values().flat_map(|offered| offered.spaces.values());
+    spaces.filter_map(|space| wanted_block_device(&space.plan, &space.device)).collect()
+}
+
+fn wanted_block_device(namespace: &NamespacePlan, device: &Rc<ServedDevice>) -> Option<WantedBlockDevice> {
+    let (plan, target) = (namespace.block_device.clone()?, namespace.target.clone());
+    Some(WantedBlockDevice { plan, target, device: Rc::clone(device) })
 }
 
 /// The NBD exports, in the order of the plan.

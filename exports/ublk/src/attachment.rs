@@ -28,6 +28,8 @@ pub const MAX_QUEUES: u16 = 64;
 /// How long the driver may take to notice that a server has ended, and how often it is asked.
 const LEAVING: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a server may take to close a device that is deleted.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// What a block device is to be.
 #[derive(Clone, Debug)]
@@ -289,11 +291,23 @@ pub fn detach(number: u32, force: bool) -> Result<(), AttachError> {
     delete(&mut control, number)
 }
 
+/// Deletes a device, and waits a moment until its number is free. Before Linux 6.13 a server that serves others on the same core closes it
+/// only when it gets their next requests: nobody waits for that.
 fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
-    match control.delete(number) {
-        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(()),
-        deleted => Ok(deleted?),
+    let is_gone = |error: &ControlError| error.errno() == Some(libc::ENODEV);
+    match control.delete_later(number) {
+        Ok(()) => {}
+        Err(error) if is_gone(&error) => return Ok(()),
+        // Linux 6.8 and older do not know it.
+        Err(_) => {
+            return control.delete(number).or_else(|error| if is_gone(&error) { Ok(()) } else { Err(error.into()) });
+        }
     }
+    let deadline = Instant::now() + CLOSING;
+    while Instant::now() < deadline && control.info(number).is_ok() {
+        thread::sleep(LOOK_AGAIN);
+    }
+    Ok(())
 }
 
 /// An exclusive open fails exactly while somebody claims the block device.

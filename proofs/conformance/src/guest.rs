@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use clap::Subcommand;
 use sealblock_exports_ublk::{HostGuard, Tampering};
 use sealblock_server::attach::{AttachEvent, AttachPlan};
+use sealblock_server::plan::BlockDevicePlan;
 use sealblock_stack::Usage;
 use sealblock_stack::target::TargetName;
 
@@ -104,12 +105,14 @@ fn tamper(target: &TargetName, guard: HostGuard, way: Tampering) -> Result<()> {
     let plan = AttachPlan {
         target: target.clone(),
         usage: Usage::Alone,
-        number: None,
-        queues: 1,
-        depth: 16,
-        guard: Some(guard),
-        read_only: false,
-        tampering: Some(way),
+        block_device: BlockDevicePlan {
+            number: None,
+            queues: 1,
+            depth: 16,
+            guard: Some(guard),
+            read_only: false,
+            tampering: Some(way),
+        },
     };
     let report = |event: &AttachEvent| {
         if let AttachEvent::Attached(info) = event {

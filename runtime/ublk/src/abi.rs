@@ -320,6 +320,7 @@ const fn command(is_written: bool, number: u32, bytes: u32) -> u32 {
 pub(crate) enum ControlCommand {
     AddDevice,
     DeleteDevice,
+    DeleteDeviceLater,
     StartDevice,
     StopDevice,
     SetParams,
@@ -344,6 +345,7 @@ impl ControlCommand {
             ControlCommand::StartRecovery => command(true, 0x10, BYTES),
             ControlCommand::EndRecovery => command(true, 0x11, BYTES),
             ControlCommand::GetFeatures => command(false, 0x13, BYTES),
+            ControlCommand::DeleteDeviceLater => command(false, 0x14, BYTES),
         }
     }
 }
@@ -410,6 +412,7 @@ mod tests {
         assert_eq!(ControlCommand::AddDevice.number(), 0xC020_7504);
         assert_eq!(ControlCommand::GetDeviceInfo.number(), 0x8020_7502);
         assert_eq!(ControlCommand::GetFeatures.number(), 0x8020_7513);
+        assert_eq!(ControlCommand::DeleteDeviceLater.number(), 0x8020_7514);
         assert_eq!((FETCH, COMMIT_AND_FETCH), (0xC010_7520, 0xC010_7521));
         assert_eq!(data_position(0, 0, 0), 0x8000_0000);
         assert_eq!(data_position(1, 2, 3), 0x8000_0000 + (1 << 41) + (2 << 25) + 3);

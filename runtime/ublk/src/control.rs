@@ -207,4 +207,12 @@ impl Control {
     pub fn delete(&mut self, number: u32) -> Result<(), ControlError> {
         self.simple("deleting the device", ControlCommand::DeleteDevice, number, 0)
     }
+
+    /// Has a stopped device be gone as soon as its server has closed it (Linux 6.9).
+    ///
+    /// # Errors
+    /// `ENODEV` if there is none.
+    pub fn delete_later(&mut self, number: u32) -> Result<(), ControlError> {
+        self.simple("deleting the device", ControlCommand::DeleteDeviceLater, number, 0)
+    }
 }

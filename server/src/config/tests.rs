@@ -153,3 +153,30 @@ fn scrubs_are_for_all_and_each_namespace_may_have_it_otherwise() {
         assert!(error.contains(why), "{all}{own}: {error}");
     }
 }
+
+#[test]
+fn a_block_device_is_one_more_way_to_a_namespace() {
+    let parsed = |tables: &str| parse(&(with("") + tables)).map(|plan| plan.subsystems[0].namespaces[0].clone());
+    let plan = |tables: &str| parsed(tables).unwrap().block_device.unwrap();
+    assert_eq!(parsed("").unwrap().block_device, None);
+    let usual =
+        BlockDevicePlan { number: Some(3), queues: 1, depth: 128, guard: None, read_only: false, tampering: None };
+    assert_eq!(plan("[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 3"), usual);
+    let table = "[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 3\n";
+    let said = plan(&format!("read_only = true\n{table}pi = \"ip\"\nqueues = 64\ndepth = 7"));
+    assert_eq!(said, BlockDevicePlan { queues: 64, depth: 7, guard: Some(HostGuard::Ip), read_only: true, ..usual });
+    for (tables, why) in [
+        ("[[ublk]]\ntarget = \"mem:2MiB\"\ndevice = 3".to_owned(), "no namespace is mem:2MiB"),
+        ("[[ublk]]\ntarget = \"mem:1MiB\"".to_owned(), "device"),
+        (format!("{table}queues = 0"), "line 6: queues = 0: from 1 to 64"),
+        (format!("{table}queues = 65"), "from 1 to 64"),
+        (format!("{table}depth = 0"), "depth = 0"),
+        (format!("{table}pi = \"crc32c\""), "crc16"),
+        (format!("{table}{table}"), "two block devices 3"),
+        (format!("{table}[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 4"), "another block device already"),
+        (format!("{table}size = 4"), "unknown field"),
+    ] {
+        let refused = parsed(&tables).unwrap_err();
+        assert!(refused.contains(why), "{tables}: {refused}");
+    }
+}

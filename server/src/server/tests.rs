@@ -38,7 +38,7 @@ fn with_server<F: Future<Output = ()>>(test: impl FnOnce(Server) -> F) {
     let cores = Cores::start(Placement::Count(1), config).unwrap();
     reactor.block_on(async {
         let limits = plan(&subsystem("a", "mem:1MiB", "")).limits;
-        test(Server::new(cores.handles(), &limits, EventSender::here(|_| ())).unwrap()).await;
+        test(Server::new(cores.handles(), &limits, EventSender::here(|_| ()), Ok(())).unwrap()).await;
     });
     cores.shutdown(Duration::from_secs(30));
 }
@@ -63,7 +63,7 @@ fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
         let before = Arc::downgrade(&server.state("m"));
         server.change(&plan(&larger)).await.unwrap();
         assert!(before.upgrade().is_none(), "another memory, with another state");
-        server.end().await.unwrap();
+        server.end().await.1.unwrap();
     });
 }
 
@@ -86,6 +86,6 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
             drop(used);
             change.await.unwrap();
         }
-        server.end().await.unwrap();
+        server.end().await.1.unwrap();
     });
 }

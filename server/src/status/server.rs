@@ -123,9 +123,9 @@ pub struct FileError {
 /// A name by which a device is served.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExportStatus {
-    /// `nvme` or `nbd`.
+    /// `nvme`, `nbd` or `ublk`.
     pub protocol: String,
-    /// The NQN of the subsystem, or the name of the export.
+    /// The NQN of the subsystem, the name of the export, or the node of the block device.
     pub name: String,
     /// Which namespace of the subsystem.
     pub nsid: Option<u32>,

@@ -4,8 +4,10 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use sealblock_exports_ublk::block_path;
-use sealblock_server::attach::{AttachEvent, AttachPlan, AttachedInfo, run as attach_plan};
-use sealblock_server::{attach, log};
+use sealblock_server::attach::{AttachEvent, AttachPlan, run as attach_plan};
+use sealblock_server::events::AttachedInfo;
+use sealblock_server::plan::BlockDevicePlan;
+use sealblock_server::{block_device, log};
 use sealblock_stack::StackError;
 use sealblock_stack::quantity::count;
 use serde::Serialize;
@@ -24,12 +26,14 @@ pub fn run(arguments: &Attach) -> Result<Exit, StackError> {
     let plan = AttachPlan {
         target: arguments.target.clone(),
         usage: arguments.members.usage(),
-        number: arguments.device,
-        queues: arguments.queues.unwrap_or(cpus.min(MAX_DEFAULT_QUEUES) as u16),
-        depth: arguments.depth,
-        guard: arguments.pi,
-        read_only: arguments.read_only,
-        tampering: None,
+        block_device: BlockDevicePlan {
+            number: arguments.device,
+            queues: arguments.queues.unwrap_or(cpus.min(MAX_DEFAULT_QUEUES) as u16),
+            depth: arguments.depth,
+            guard: arguments.pi,
+            read_only: arguments.read_only,
+            tampering: None,
+        },
     };
     let is_json = arguments.json;
     let attached = attach_plan(&plan, |event| {
@@ -66,7 +70,7 @@ struct Report {
 
 /// Detaches.
 pub fn detach(arguments: &Detach) -> Result<Exit, StackError> {
-    attach::detach(arguments.device, arguments.force)?;
+    block_device::detach(arguments.device, arguments.force)?;
     let report = Report { path: block_path(arguments.device) };
     print_report(arguments.json, &report, || format!("{} is gone", report.path.display()))?;
     Ok(Exit::Clean)

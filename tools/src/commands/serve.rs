@@ -149,6 +149,7 @@ fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
             uuid: None,
             scrub,
             nbd: None,
+            block_device: None,
         }],
     };
     Plan::new(names(targets).into_iter().zip(targets).map(subsystem).collect())

@@ -9,7 +9,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let folder = context.sealblock.folder.clone();
     let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
     let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
-    for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, REFUSALS] {
+    for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
         sh(&mut guest, script)?;
     }
     match context.version >= PROTECTION {
@@ -80,12 +80,19 @@ dd if=$disk bs=4k count=4096 status=none | cmp - data
 /bin/busybox blkdiscard -o 0 -l 1048576 $disk
 conformance guest fallocate $disk punch-hole 2097152 1048576
 conformance guest fallocate $disk zero-range 4194304 1048576
+# The driver of these kernels has no zeroes that the device may make by unmapping (FALLOC_FL_WRITE_ZEROES); one that has gets them.
+case $(cat $queue/write_zeroes_unmap_max_bytes 2>/dev/null) in
+  "" | 0) refused "not supported" conformance guest fallocate $disk write-zeroes 6291456 1048576 ;;
+  *) conformance guest fallocate $disk write-zeroes 6291456 1048576 ;;
+esac
+conformance guest fallocate $disk punch-hole 6291456 1048576
 kill -TERM $server
 ends
 [ ! -e $disk ] || fail "the block device stays"
 sealblock verify v --quiet
 dd if=/dev/zero of=data bs=1M seek=2 count=1 conv=notrunc status=none
 dd if=/dev/zero of=data bs=1M seek=4 count=1 conv=notrunc status=none
+dd if=/dev/zero of=data bs=1M seek=6 count=1 conv=notrunc status=none
 sealblock copy v back --force
 cmp -n 15728640 back data 1048576 1048576
 truncate -s 64M plain
@@ -192,6 +199,72 @@ kill -TERM $server
 ends
 [ ! -e $disk ] || fail "the block device stays"
 sealblock verify v --quiet
+"#;
+
+/// A block device beside a host's namespace: made with it, shared with it, taken over after a kill, and gone by a reload.
+const SERVED: &str = r#"
+sealblock create v --size 32MiB --force
+sealblock create w --size 8MiB --force
+namespace() { printf '[[subsystems]]\nname = "%s"\n[[subsystems.namespaces]]\ntarget = "%s"\n' $1 $1; }
+ublk() { printf '[[ublk]]\ntarget = "%s"\ndevice = %s\n' $1 $2; }
+{ namespace v; ublk v 4; } >c.toml
+serve() {
+  serving sealblock serve --config c.toml --json
+  disk=/dev/ublkb4
+  [ -b $disk ] || { cat /tmp/attached; fail "another device"; }
+}
+said() {
+  for try in $(seq 200); do
+    [ "$(grep -c "\"event\": *\"$1\"" /tmp/attached)" -ge "${2:-1}" ] && return 0
+    sleep 0.05
+  done
+  cat /tmp/attached /tmp/complaint
+  fail "it does not say $1"
+}
+serve
+said ready
+head -c 1048576 /dev/urandom >data
+dd if=data of=$disk bs=64k oflag=direct conv=fsync status=none
+sealblock copy offset:0..255,nvme+tcp://127.0.0.1:4420/$NQN:v - | cmp - data
+sealblock status | grep -q /dev/ublkb4 || { sealblock status; fail "status does not have it"; }
+refused "does not change" sealblock resize v --size 64MiB
+mkdir -p /mnt/d
+/usr/bin/mke2fs -q -F -t ext4 $disk
+mount -t ext4 $disk /mnt/d
+# In use: a configuration without it, or with other options, is refused, and everything stays.
+namespace v >c.toml
+kill -HUP $server
+said reload_failed
+grep -q 'in use' /tmp/attached || { cat /tmp/attached; fail "it does not say why"; }
+{ namespace v; ublk v 4; echo 'depth = 7'; } >c.toml
+kill -HUP $server
+said reload_failed 2
+cp data /mnt/d/a
+sync
+kill -KILL $server
+wait $server || true
+{ namespace v; ublk v 4; namespace w; ublk w 5; } >c.toml
+serve
+grep -q '"taken_over": *true' /tmp/attached || { cat /tmp/attached; fail "it was not taken over"; }
+said ready
+cmp data /mnt/d/a
+[ -b /dev/ublkb5 ] || fail "no second device"
+umount /mnt/d
+{ namespace v; namespace w; ublk w 5; } >c.toml
+kill -HUP $server
+said reloaded
+[ ! -e $disk ] && [ -b /dev/ublkb5 ] || fail "the wrong one is gone"
+kill -TERM $server
+ends
+[ ! -e /dev/ublkb5 ] || fail "the block device stays"
+sealblock verify v --quiet
+# What cannot be made keeps everything from being served.
+attach w --device 7
+{ namespace v; ublk v 7; } >c.toml
+refused "is served by process" sealblock serve --config c.toml
+kill -TERM $server
+ends
+rm c.toml data
 "#;
 
 /// What cannot be attached says why.

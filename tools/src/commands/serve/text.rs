@@ -89,6 +89,9 @@ fn ready_text(serving: &Serving) -> String {
         let exports = spaces.filter_map(|space| Some((space.nbd.as_deref()?, space.block_size)));
         text.line(nbd_text(&nbd.listeners, &nbd.sockets, exports));
     }
+    for device in &serving.block_devices {
+        text.line(format_args!("{} is {}", device.path.display(), device.target));
+    }
     text.line("ready");
     text.into_text()
 }

@@ -1,0 +1,325 @@
+//! A block device of the kernel that this process serves, by ublk: its queues on cores, and the orders for its beginning and its end.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::pin::pin;
+use std::rc::Rc;
+use std::{env, io, thread};
+
+use futures_channel::oneshot;
+use futures_util::future::{Either, FutureExt, Shared, select};
+use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options, QueueServer, all_or_none};
+use sealblock_integrity::guard::crc64;
+use sealblock_runtime_reactor::{Backend, CoreGone, CoreHandle, Cores, JoinHandle, spawn};
+use sealblock_stack::identity::new_uuid;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError};
+
+use crate::devices::ServedDevice;
+use crate::events::AttachedInfo;
+use crate::offered::derived_identity;
+use crate::plan::BlockDevicePlan;
+
+const DOING: &str = "attaching";
+/// Ends the servers of all queues when it is taken and dropped.
+type Stop = Rc<Cell<Option<oneshot::Sender<()>>>>;
+
+/// An order that was refused, and what it was for, if that is still there.
+type Refused = (StackError, Option<Box<Attachment>>);
+
+/// What became of a block device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// It is gone.
+    Gone,
+    /// It is in use: it stays, and its requests wait for the next server. Its commands end with this process and not before.
+    Left,
+}
+
+/// A block device that is there and served. Dropping it ends nothing.
+pub struct BlockDevice {
+    attachment: Attachment,
+    queues: JoinHandle<Result<(), StackError>>,
+    stop: Stop,
+    info: AttachedInfo,
+}
+
+impl BlockDevice {
+    /// Has the kernel use an open device, served on these cores.
+    ///
+    /// # Errors
+    /// Why it does not; then nothing of it is left.
+    pub async fn make(
+        plan: &BlockDevicePlan,
+        target: &TargetName,
+        device: &ServedDevice,
+        cores: &[CoreHandle],
+    ) -> Result<BlockDevice, StackError> {
+        let made = BlockDevice::made(plan, target, device, cores).await;
+        made.map_err(|error| error.on(target))
+    }
+
+    async fn made(
+        plan: &BlockDevicePlan,
+        target: &TargetName,
+        device: &ServedDevice,
+        cores: &[CoreHandle],
+    ) -> Result<BlockDevice, StackError> {
+        let options = Options {
+            number: plan.number,
+            queues: plan.queues,
+            depth: plan.depth,
+            guard: plan.guard,
+            is_read_only: plan.read_only,
+            is_write_through: device.gathers_changes,
+            identity: identity(target, device)?,
+            tampering: plan.tampering,
+        };
+        let shared = device.shared();
+        let attachment = Attachment::make(&options, &shared).map_err(|error| of_attach(&error))?;
+        let info = AttachedInfo {
+            path: attachment.path(),
+            target: target.to_string(),
+            taken_over: attachment.is_taken_over(),
+            block_size: shared.geometry().block_size.bytes(),
+            blocks: shared.geometry().capacity_blocks,
+            queues: attachment.queues(),
+            depth: attachment.depth(),
+            host_guard: plan.guard.map(HostGuard::as_str),
+            read_only: plan.read_only,
+            write_through: device.gathers_changes,
+        };
+        let servers = match attachment.servers(&options, &shared) {
+            Ok(servers) => servers,
+            Err(error) => {
+                abandon(attachment).await;
+                return Err(of_attach(&error));
+            }
+        };
+        let (stop, mut queues) = serve(servers, cores);
+        let started = blocking(attachment, Attachment::start);
+        match select(pin!(started), &mut queues).await {
+            Either::Left((Ok(attachment), _)) => Ok(BlockDevice { attachment, queues, stop, info }),
+            Either::Left((Err((error, attachment)), _)) => {
+                drop(stop.take());
+                // An error of the queues is a consequence of this one.
+                let _ = queues.await;
+                if let Some(attachment) = attachment {
+                    abandon(*attachment).await;
+                }
+                Err(error)
+            }
+            // The driver waits for queues that do not fetch, for ever: the thread that waits with it ends with the process.
+            Either::Right((ended, _)) => {
+                Err(ended.unwrap_or(Ok(())).err().unwrap_or_else(|| never_started(&info.path)))
+            }
+        }
+    }
+
+    /// What it is.
+    pub fn info(&self) -> &AttachedInfo {
+        &self.info
+    }
+
+    /// True if somebody has claimed it, as by mounting it.
+    pub fn is_in_use(&self) -> bool {
+        self.attachment.is_in_use()
+    }
+
+    /// True if nothing of it is served any more: somebody detached it, or its queues failed.
+    pub fn has_ended(&self) -> bool {
+        self.queues.is_finished()
+    }
+
+    /// Waits until somebody detaches it. Cancel safe.
+    ///
+    /// # Errors
+    /// Why its queues are not served any more.
+    pub async fn detached(&mut self) -> Result<(), StackError> {
+        (&mut self.queues).await.unwrap_or(Ok(()))
+    }
+
+    /// Takes it away, after what is still asked was answered. One that is in use is left to the next server.
+    ///
+    /// # Errors
+    /// The driver's, or that of its queues.
+    pub async fn end(self) -> Result<Ended, StackError> {
+        let BlockDevice { attachment, queues, stop, info } = self;
+        if attachment.is_in_use() {
+            drop(stop.take());
+            queues.await.unwrap_or(Ok(()))?;
+            tracing::warn!(device = %info.path.display(), "the device is in use: it stays, and its requests wait for the next server");
+            return Ok(Ended::Left);
+        }
+        // Its servers answer what is still asked.
+        let attachment = blocking(attachment, Attachment::stop).await.map_err(|(error, _)| error)?;
+        queues.await.unwrap_or(Ok(()))?;
+        blocking(attachment, Attachment::delete).await.map_err(|(error, _)| error)?;
+        Ok(Ended::Gone)
+    }
+}
+
+/// Refuses cores without io_uring, by which the driver takes its commands.
+///
+/// # Errors
+/// Why they have none.
+pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
+    let Some(Backend::Syscalls { reason, .. }) = cores.backend(0) else { return Ok(()) };
+    let why = reason.as_ref().map_or_else(|| "it is turned off".to_owned(), ToString::to_string);
+    Err(StackError::new(Cause::Unsuitable, DOING, format!("ublk needs io_uring, and {why}")))
+}
+
+/// Serves queues on cores, from now on.
+fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle]) -> (Stop, JoinHandle<Result<(), StackError>>) {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stop: Stop = Rc::new(Cell::new(Some(stop)));
+    let stopped = stopped.map(drop).shared();
+    let queues = servers.into_iter().zip(cores.iter().cycle()).map(|(server, core)| {
+        let stopped: Shared<_> = stopped.clone();
+        let core = core.clone();
+        async move { of_queue(core.call(move || server.run(stopped)).await) }
+    });
+    let queues: Vec<_> = queues.collect();
+    let stop_others = Rc::clone(&stop);
+    (stop, spawn(async move { all_or_none(queues, move || drop(stop_others.take())).await }))
+}
+
+/// What a server that takes the block device over has to serve as well. What is in memory is gone with its server.
+fn identity(target: &TargetName, device: &ServedDevice) -> Result<u64, StackError> {
+    let identity = match device.volume_uuid {
+        Some(uuid) => uuid,
+        None if is_volatile(target) => new_uuid()?,
+        None => derived_from(target, &env::current_dir().map_err(|error| StackError::io(DOING, &error))?),
+    };
+    Ok(crc64(&identity))
+}
+
+/// By its name, in which relative paths begin at this folder: the same name is another target elsewhere.
+fn derived_from(target: &TargetName, folder: &Path) -> [u8; 16] {
+    derived_identity(&target.clone().relative_to(folder), "ublk")
+}
+
+fn is_volatile(target: &TargetName) -> bool {
+    match target {
+        TargetName::Memory(_) => true,
+        TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_volatile(target),
+        TargetName::Group { members, .. } => members.iter().any(is_volatile),
+        TargetName::File(_)
+        | TargetName::Raw(_)
+        | TargetName::Linux { .. }
+        | TargetName::Null(_)
+        | TargetName::NvmeTcp { .. }
+        | TargetName::Nbd { .. } => false,
+    }
+}
+
+/// Leaves nothing of a block device that was not started.
+async fn abandon(attachment: Attachment) {
+    let abandoned = blocking(attachment, |attachment| {
+        attachment.abandon();
+        Ok(())
+    });
+    // It is the failure before this one that counts.
+    let _ = abandoned.await;
+}
+
+/// Gives an order whose end is far, on a thread of its own: the signal is heard meanwhile.
+async fn blocking(
+    attachment: Attachment,
+    order: impl FnOnce(&mut Attachment) -> Result<(), AttachError> + Send + 'static,
+) -> Result<Attachment, Refused> {
+    let (send, receive) = oneshot::channel();
+    let mut attachment = attachment;
+    let work = move || {
+        let done = order(&mut attachment);
+        // The process is about to end if nobody waits.
+        let _ = send.send(match done {
+            Ok(()) => Ok(attachment),
+            Err(error) => Err((of_attach(&error), Some(Box::new(attachment)))),
+        });
+    };
+    match thread::Builder::new().name("ublk-control".to_owned()).spawn(work) {
+        Ok(_) => receive.await.unwrap_or_else(|_| Err((StackError::new(Cause::Io, DOING, "an order failed"), None))),
+        Err(error) => Err((StackError::io("starting a thread", &error), None)),
+    }
+}
+
+fn never_started(path: &Path) -> StackError {
+    StackError::new(Cause::Io, DOING, format!("{} was stopped before it was there", path.display()))
+}
+
+fn of_queue(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
+    match ended {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(StackError::io("serving a queue", &error)),
+        Err(gone) => Err(StackError::new(Cause::Io, "serving a queue", gone)),
+    }
+}
+
+/// Takes a block device away, whoever serves it; one that is in use only by `force`.
+///
+/// # Errors
+/// Why it stays.
+pub fn detach(number: u32, force: bool) -> Result<(), StackError> {
+    sealblock_exports_ublk::detach(number, force).map_err(|error| of(&error, "detaching"))
+}
+
+fn of_attach(error: &AttachError) -> StackError {
+    of(error, DOING)
+}
+
+/// An error, with what would help.
+fn of(error: &AttachError, doing: &str) -> StackError {
+    let failure = |cause| StackError::new(cause, doing, error);
+    match error {
+        AttachError::Control(refused) => {
+            match refused.errno().map(|errno| io::Error::from_raw_os_error(errno).kind()) {
+                Some(io::ErrorKind::NotFound) => failure(Cause::Unreachable)
+                    .advise(format!("`modprobe ublk_drv`, which makes {CONTROL_PATH} (Linux 6.5 and later)")),
+                Some(io::ErrorKind::PermissionDenied) => failure(Cause::Refused).advise("root"),
+                _ => failure(Cause::Io),
+            }
+        }
+        AttachError::Lacks(_) => failure(Cause::Unsuitable).advise("a newer kernel, or less of it"),
+        AttachError::BlockSize(_) => failure(Cause::Unsuitable),
+        AttachError::Limit { .. } => failure(Cause::Usage),
+        AttachError::Served { number, .. } | AttachError::NotQuiesced { number } => {
+            failure(Cause::Refused).advise(format!("another --device, or `sealblock detach {number}` first"))
+        }
+        AttachError::Differs { number, .. } => failure(Cause::Refused)
+            .advise(format!("the target and options that it was attached with, or `sealblock detach {number}` first")),
+        AttachError::Open { .. } => failure(Cause::Refused),
+        AttachError::InUse { .. } => failure(Cause::Refused).advise("unmounting it, or --force"),
+        AttachError::Unknown { .. } => failure(Cause::Unreachable),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn target(name: &str) -> TargetName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_name_is_another_target_in_another_folder_and_of_other_blocks() {
+        let derived = |name: &str, folder: &str| derived_from(&target(name), Path::new(folder));
+        for name in ["offset:0..9,v", "stripe:a,b", "raw:v"] {
+            assert_eq!(derived(name, "/nowhere/a"), derived(name, "/nowhere/a"));
+            assert_ne!(derived(name, "/nowhere/a"), derived(name, "/nowhere/b"), "{name}");
+        }
+        assert_ne!(derived("offset:0..9,v", "/nowhere"), derived("offset:10..19,v", "/nowhere"));
+        assert_eq!(derived("raw:/nowhere/v", "/a"), derived("raw:v", "/nowhere"));
+    }
+
+    #[test]
+    fn what_is_in_memory_anywhere_is_gone_with_its_server() {
+        for name in ["mem:1MiB", "offset:0..9,mem:1MiB", "mirror:a,[fault:[flip@5],mem:1MiB]"] {
+            assert!(is_volatile(&target(name)), "{name}");
+        }
+        for name in ["v", "raw:v", "null:1MiB", "mirror:a,b", "nbd://localhost/e"] {
+            assert!(!is_volatile(&target(name)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The block devices of this machine's kernel that the server keeps besides its exports: one more way to a namespace.
+//!
+//! Invariants: what a plan takes away or changes is not in use, or the plan is refused; a device is open as long as the kernel has it.
+
+use std::path::PathBuf;
+use std::rc::{Rc, Weak};
+
+use sealblock_runtime_reactor::CoreHandle;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError};
+
+use crate::block_device::{BlockDevice, Ended};
+use crate::devices::ServedDevice;
+use crate::events::AttachedInfo;
+use crate::plan::BlockDevicePlan;
+
+const DOING: &str = "attaching";
+
+/// A namespace that is to be a block device as well.
+pub struct WantedBlockDevice {
+    /// How.
+    pub plan: BlockDevicePlan,
+    /// What the namespace is called.
+    pub target: TargetName,
+    /// What it is.
+    pub device: Rc<ServedDevice>,
+}
+
+/// A namespace that is a block device.
+pub struct AttachedNamespace {
+    plan: BlockDevicePlan,
+    /// Others own it.
+    device: Weak<ServedDevice>,
+    served: BlockDevice,
+}
+
+impl AttachedNamespace {
+    fn is(&self, wanted: &WantedBlockDevice) -> bool {
+        self.plan == wanted.plan && self.is_of(&wanted.device) && !self.served.has_ended()
+    }
+
+    fn is_of(&self, device: &Rc<ServedDevice>) -> bool {
+        Weak::as_ptr(&self.device) == Rc::as_ptr(device)
+    }
+}
+
+/// The block devices of the server.
+pub struct BlockDevices {
+    cores: Vec<CoreHandle>,
+    /// Why these cores can serve none, if they cannot.
+    usable: Result<(), StackError>,
+    attached: Vec<AttachedNamespace>,
+}
+
+impl BlockDevices {
+    /// None yet, on these cores.
+    pub fn new(cores: Vec<CoreHandle>, usable: Result<(), StackError>) -> BlockDevices {
+        BlockDevices { cores, usable, attached: Vec::new() }
+    }
+
+    /// Makes those that are not there. What is there is not touched.
+    ///
+    /// # Errors
+    /// When one cannot be made, or one that is there is in use and would go, or would change. Then those that were made are gone again.
+    pub async fn make_new(&self, wanted: &[WantedBlockDevice]) -> Result<Vec<AttachedNamespace>, StackError> {
+        if !wanted.is_empty() {
+            self.usable.clone()?;
+        }
+        self.check(wanted)?;
+        let mut made = Vec::new();
+        for wanted in wanted.iter().filter(|wanted| !self.attached.iter().any(|attached| attached.is(wanted))) {
+            match BlockDevice::make(&wanted.plan, &wanted.target, &wanted.device, &self.cores).await {
+                Ok(served) => {
+                    let device = Rc::downgrade(&wanted.device);
+                    made.push(AttachedNamespace { plan: wanted.plan.clone(), device, served });
+                }
+                Err(failure) => {
+                    end_all(made).await;
+                    return Err(failure);
+                }
+            }
+        }
+        Ok(made)
+    }
+
+    /// Refuses what takes away or changes a block device that must stay as it is.
+    fn check(&self, wanted: &[WantedBlockDevice]) -> Result<(), StackError> {
+        let stays = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
+        for going in self.attached.iter().filter(|attached| !stays(attached) && !attached.served.has_ended()) {
+            let refused = |why| StackError::new(Cause::Refused, DOING, why).on(going.served.info().path.display());
+            if wanted.iter().any(|wanted| wanted.plan.number == going.plan.number) {
+                return Err(refused("it is there with another target or other options")
+                    .advise("taking it out of the configuration first, and reloading twice"));
+            }
+            if going.served.is_in_use() {
+                return Err(refused("it is in use").advise("unmounting it before it goes"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps what is wanted and what was made, and takes away the rest. One that somebody has begun to use meanwhile stays.
+    pub async fn change(&mut self, made: Vec<AttachedNamespace>, wanted: &[WantedBlockDevice]) {
+        let is_wanted = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
+        let before = std::mem::take(&mut self.attached);
+        let (mut stay, go): (Vec<_>, Vec<_>) = before.into_iter().partition(is_wanted);
+        stay.extend(made);
+        self.attached = stay;
+        end_all(go).await;
+    }
+
+    /// Makes one more, of a namespace that was not open.
+    ///
+    /// # Errors
+    /// Why it is not there.
+    pub async fn add(&mut self, wanted: WantedBlockDevice) -> Result<(), StackError> {
+        self.usable.clone()?;
+        let served = BlockDevice::make(&wanted.plan, &wanted.target, &wanted.device, &self.cores).await?;
+        let device = Rc::downgrade(&wanted.device);
+        self.attached.push(AttachedNamespace { plan: wanted.plan, device, served });
+        Ok(())
+    }
+
+    /// Those that are there.
+    pub fn serving(&self) -> Vec<AttachedInfo> {
+        self.there().map(|attached| attached.served.info().clone()).collect()
+    }
+
+    /// The block devices that a device is.
+    pub fn paths_of(&self, device: &Rc<ServedDevice>) -> Vec<PathBuf> {
+        let own = self.there().filter(|attached| attached.is_of(device));
+        own.map(|attached| attached.served.info().path.clone()).collect()
+    }
+
+    fn there(&self) -> impl Iterator<Item = &AttachedNamespace> {
+        self.attached.iter().filter(|attached| !attached.served.has_ended())
+    }
+
+    /// Takes all of them away, but for those in use: they wait for the next server, and their commands end with this process.
+    pub async fn end(&mut self) -> Ended {
+        end_all(std::mem::take(&mut self.attached)).await
+    }
+}
+
+/// Ends block devices; [`Ended::Left`] if something of one is still there.
+async fn end_all(attached: Vec<AttachedNamespace>) -> Ended {
+    let mut all = Ended::Gone;
+    for AttachedNamespace { served, .. } in attached {
+        let path = served.info().path.clone();
+        if served.has_ended() {
+            continue;
+        }
+        match served.end().await {
+            Ok(Ended::Gone) => {}
+            Ok(Ended::Left) => all = Ended::Left,
+            Err(error) => {
+                tracing::error!(device = %path.display(), %error, "the block device was not taken away");
+                all = Ended::Left;
+            }
+        }
+    }
+    all
+}
