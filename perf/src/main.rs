@@ -4,8 +4,10 @@ mod against;
 mod amplification;
 mod counted;
 mod devices;
+mod dix;
 mod fairness;
 mod guards;
+mod host_guard;
 mod latency;
 mod layouts;
 mod load;
@@ -44,6 +46,7 @@ fn main() -> anyhow::Result<()> {
         Claim::RemoteVerify(options) => remote_verify::run(options)?,
         Claim::Restart(options) => restart::run(&options)?,
         Claim::OnePass(options) => one_pass::run(options)?,
+        Claim::Dix(options) => dix::run(options)?,
         Claim::Against { other, turns, words } => against::run(&other, turns, &words)?,
     }
     Ok(())

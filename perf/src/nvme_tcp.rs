@@ -12,9 +12,11 @@ use anyhow::Context;
 use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_block::Gate;
+use sealblock_integrity::PiFormat;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Reactor, sleep};
 
+use crate::host_guard::HostGuarded;
 use crate::latency::Summary;
 use crate::load::{self, Load, Sample, Until};
 use crate::options::{Protection, RemoteOptions};
@@ -85,6 +87,8 @@ pub struct Contender {
     end: End,
     /// For what the target does on its own account.
     on_turn: Turn,
+    /// The format of the host's tags, where it is another one than that of the wire.
+    host: Option<PiFormat>,
 }
 
 /// The result of a turn.
@@ -110,7 +114,12 @@ impl Contender {
     ) -> anyhow::Result<Contender> {
         let device = remote::connect(serving.address, NQN, Some(remote::nsid(index, view)), digests).await?;
         let (end, on_turn) = (End::Ours(serving.core.clone()), serving.turns[index].clone());
-        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end, on_turn })
+        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end, on_turn, host: None })
+    }
+
+    /// The first protected namespace of our own target, to a host with tags of its own.
+    pub async fn tagged(name: String, serving: &Serving, host: Option<PiFormat>) -> anyhow::Result<Contender> {
+        Ok(Contender { host, ..Contender::ours(name, serving, (1, View::Tagged), false).await? })
     }
 
     /// One turn.
@@ -121,7 +130,13 @@ impl Contender {
         }
         self.on_turn.set(true);
         let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_checksummed());
-        let turn = load::drive(Rc::clone(&self.gate), load, until, seed).await?;
+        let turn = match self.host {
+            None => load::drive(Rc::clone(&self.gate), load, until, seed).await?,
+            Some(host) => {
+                let guarded = Rc::new(HostGuarded::new(Rc::clone(&self.gate), host));
+                load::drive(guarded, load, until, seed).await?
+            }
+        };
         let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_checksummed());
         self.on_turn.set(false);
         if let End::Theirs(Some(peer)) = &self.end {
@@ -236,6 +251,7 @@ async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Con
             gate: Rc::new(Gate::new("peer", device)),
             end: End::Theirs(process),
             on_turn: Turn::default(),
+            host: None,
         });
     }
     Ok(contenders)

@@ -50,6 +50,8 @@ pub enum Claim {
     RemoteVerify(RemoteOptions),
     /// Protection and data digests from one pass over the data, against separate passes.
     OnePass(RemoteOptions),
+    /// A guard of the host's own that changes at the boundary, against the guard of the wire in the host.
+    Dix(RemoteOptions),
     /// Another build of this program against this one, in turns, at one of the claims above.
     Against {
         /// The other program.

@@ -1,0 +1,79 @@
+//! A boundary at which tags of the host become those of the device, in the pass that checks them.
+
+use std::rc::Rc;
+
+use sealblock_block::{
+    Abilities, BadBlock, BadBlocks, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, Response,
+};
+use sealblock_integrity::{Checks, Keep, Mismatch, PiFormat, RebaseTags, Sealed, Unverified};
+use sealblock_units::{Extent, Lba};
+
+/// A device to a host with a guard of its own.
+pub struct HostGuarded<D> {
+    device: Rc<D>,
+    geometry: Geometry,
+    host: PiFormat,
+}
+
+impl<D: Device> HostGuarded<D> {
+    /// The device, whose blocks have tags, to a host with tags of this format.
+    pub fn new(device: Rc<D>, host: PiFormat) -> HostGuarded<D> {
+        let geometry = Geometry { protection: Some(host), ..device.geometry().clone() };
+        HostGuarded { device, geometry, host }
+    }
+
+    /// The same blocks with tags of another format; the old ones are checked in the same pass.
+    fn rebased(&self, blocks: &Sealed, to: PiFormat, extent: Extent) -> Result<Sealed, Error> {
+        let from = blocks.format().ok_or_else(|| missing(extent))?;
+        let (size, first) = (self.geometry.block_size, extent.start());
+        let arrived = Unverified::new(blocks.joined_data(), blocks.joined_tags(), size, Some(from));
+        let arrived = arrived.map_err(|_| missing(extent))?;
+        let output = RebaseTags { initial_ref_tag: Keep::Replace(first.get()), ..RebaseTags::default() };
+        arrived.rebase(Some(to), &Checks::full(from, first), &output).map_err(|found| bad(first, &found))
+    }
+
+    async fn read(&self, extent: Extent) -> Outcome {
+        let device = self.device.geometry().protection.ok_or_else(|| missing(extent))?;
+        let request = Request::read(extent, Checks::full(device, extent.start()));
+        let Response::Data(blocks) = self.device.execute(request).await? else { return Err(missing(extent)) };
+        let arrived = self.rebased(&blocks, self.host, extent)?;
+        // As the host's block layer checks what it has read.
+        let (data, tags) = (arrived.joined_data(), arrived.joined_tags());
+        let arrived = Unverified::new(data, tags, self.geometry.block_size, Some(self.host));
+        let arrived = arrived.map_err(|_| missing(extent))?;
+        let checked = arrived.verify(&Checks::full(self.host, extent.start()));
+        checked.map(Response::Data).map_err(|found| bad(extent.start(), &found))
+    }
+}
+
+fn bad(first: Lba, found: &[Mismatch]) -> Error {
+    let list = found.iter().map(|mismatch| BadBlock::of_mismatch(first, mismatch)).collect();
+    BadBlocks::new(list).map_or_else(|| ErrorKind::Media { reason: "no block is bad".to_owned() }.into(), Error::from)
+}
+
+fn missing(extent: Extent) -> Error {
+    ErrorKind::Media { reason: format!("{extent} came without tags") }.into()
+}
+
+impl<D: Device> Device for HostGuarded<D> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.device.abilities()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        match &request.operation {
+            Operation::Read(_) => self.read(request.extents.one()).await,
+            Operation::Write(data) => {
+                let extent = request.extents.one();
+                let device = self.device.geometry().protection.ok_or_else(|| missing(extent))?;
+                let data = self.rebased(data, device, extent)?;
+                self.device.execute(Request::write(extent, data, request.durability)).await
+            }
+            _ => self.device.execute(request).await,
+        }
+    }
+}
