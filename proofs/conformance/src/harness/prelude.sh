@@ -60,6 +60,16 @@ controller() {
   basename "$(ls -d /sys/class/nvme-subsystem/*/"$1"/../nvme*[0-9] | grep -E '/nvme[0-9]+$' | head -n 1)"
 }
 
+# drive SERIAL: the block device of an NVMe drive of the guest's own.
+drive() {
+  for folder in /sys/class/nvme/nvme*; do
+    [ "$(tr -d ' ' <"$folder/serial")" = "$1" ] || continue
+    number=${folder##*/nvme}
+    echo "/dev/nvme${number}n1" && return 0
+  done
+  fail "there is no drive $1"
+}
+
 # detach NAME: disconnects.
 detach() {
   nvme disconnect --nqn "$NQN:$1" >/tmp/disconnect 2>&1 || { cat /tmp/disconnect; fail "disconnecting $1"; }

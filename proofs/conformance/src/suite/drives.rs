@@ -99,15 +99,6 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 /// Functions of the scripts here.
 const FUNCTIONS: &str = r#"
 set -e
-# drive SERIAL: its block device.
-drive() {
-  for folder in /sys/class/nvme/nvme*; do
-    [ "$(tr -d ' ' <"$folder/serial")" = "$1" ] || continue
-    number=${folder##*/nvme}
-    echo "/dev/nvme${number}n1" && return 0
-  done
-  fail "there is no drive $1"
-}
 # read_by COMMAND...: sectors that the kernel reads from DEV meanwhile, as it counts.
 read_by() {
   before=$(awk '{print $3}' "/sys/block/${DEV##*/}/stat")

@@ -54,15 +54,6 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 /// Functions of the scripts here. Each device is filled when it is made.
 const FUNCTIONS: &str = r#"
 set -e
-# drive SERIAL: its block device.
-drive() {
-  for folder in /sys/class/nvme/nvme*; do
-    [ "$(tr -d ' ' <"$folder/serial")" = "$1" ] || continue
-    number=${folder##*/nvme}
-    echo "/dev/nvme${number}n1" && return 0
-  done
-  fail "there is no drive $1"
-}
 A=$(drive a) B=$(drive b)
 # made NODE: it is there; it gets content, and is the device from now on.
 made() {
