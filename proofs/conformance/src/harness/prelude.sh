@@ -46,12 +46,15 @@ block() {
   fail "$1 has no namespace $2" >&2
 }
 
-# gone PATH: waits until there is no such file.
+# gone PATH: waits until there is no such file. If it stays, the kernel says which of its tasks wait, and for what.
 gone() {
-  for try in $(seq 200); do
+  for try in $(seq 600); do
     [ -e "$1" ] || return 0
     sleep 0.1
   done
+  grep -H . /sys/class/nvme/nvme*/state /sys/class/nvme/nvme*/subsysnqn || true
+  echo w >/proc/sysrq-trigger
+  dmesg | tail -n 80
   fail "$1 stays"
 }
 
