@@ -89,7 +89,7 @@ impl BlockDevice {
             read_only: plan.read_only,
             write_through: device.gathers_changes,
         };
-        let servers = match attachment.servers(&options, &shared) {
+        let servers = match attachment.servers(&options) {
             Ok(servers) => servers,
             Err(error) => {
                 abandon(attachment).await;
@@ -119,6 +119,22 @@ impl BlockDevice {
     /// What it is.
     pub fn info(&self) -> &AttachedInfo {
         &self.info
+    }
+
+    /// True if it can get another size while it is there.
+    pub fn can_resize(&self) -> bool {
+        self.attachment.can_resize()
+    }
+
+    /// Gives it the size that its device has by now.
+    ///
+    /// # Errors
+    /// The driver's; then it has its old size.
+    pub fn resize(&mut self, device: &ServedDevice) -> Result<(), StackError> {
+        let shared = device.shared();
+        self.attachment.resize(&shared).map_err(|error| of_attach(&error).on(&device.target))?;
+        self.info.blocks = shared.geometry().capacity_blocks;
+        Ok(())
     }
 
     /// True if somebody has claimed it, as by mounting it.

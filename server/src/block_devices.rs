@@ -10,6 +10,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
 use crate::block_device::{BlockDevice, Ended};
+use crate::control::protocol::RESIZING;
 use crate::devices::ServedDevice;
 use crate::events::AttachedInfo;
 use crate::plan::BlockDevicePlan;
@@ -130,6 +131,34 @@ impl BlockDevices {
     pub fn paths_of(&self, device: &Rc<ServedDevice>) -> Vec<PathBuf> {
         let own = self.there().filter(|attached| attached.is_of(device));
         own.map(|attached| attached.served.info().path.clone()).collect()
+    }
+
+    /// Refuses another size of a device that is a block device of a kernel which keeps its size.
+    ///
+    /// # Errors
+    /// Which one it is.
+    pub fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+        let mut own = self.there().filter(|attached| attached.is_of(device));
+        match own.find(|attached| !attached.served.can_resize()) {
+            None => Ok(()),
+            Some(AttachedNamespace { served, .. }) => {
+                let why = format!(
+                    "it is attached as {}, whose size does not change while it is there before Linux 6.16",
+                    served.info().path.display()
+                );
+                Err(StackError::new(Cause::Refused, RESIZING, why).on(&device.target))
+            }
+        }
+    }
+
+    /// Gives the block devices of a device the size that it has by now.
+    ///
+    /// # Errors
+    /// The first that keeps its size.
+    pub fn resize(&mut self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+        let own = self.attached.iter_mut().filter(|attached| attached.is_of(device) && !attached.served.has_ended());
+        let resized: Vec<_> = own.map(|attached| attached.served.resize(device)).collect();
+        resized.into_iter().collect()
     }
 
     fn there(&self) -> impl Iterator<Item = &AttachedNamespace> {

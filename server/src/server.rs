@@ -376,10 +376,7 @@ impl Server {
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
         let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is served no more").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
-        if let Some(path) = self.block_devices.paths_of(&device).first() {
-            let why = format!("it is attached as {}, whose size does not change while it is there", path.display());
-            return Err(StackError::new(Cause::Refused, RESIZING, why).on(&device.target));
-        }
+        self.block_devices.check_resize(&device)?;
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
         // A failed resize leaves the old size: there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
@@ -391,7 +388,7 @@ impl Server {
     }
 
     /// Updates every namespace and export of a device to its current geometry.
-    fn publish(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+    fn publish(&mut self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let failed = |error| of_setup(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();
@@ -402,7 +399,8 @@ impl Server {
                 self.export.resize_namespace(nqn, nsid, device.shared()).map_err(failed)?;
             }
         }
-        self.nbd.resize(device)
+        self.nbd.resize(device)?;
+        self.block_devices.resize(device)
     }
 
     /// Applies the scrub settings of the plan to all devices.

@@ -15,11 +15,12 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Durability, FlushCursor};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_ublk::{
-    CharacterDevice, Control, ControlError, DeviceInfo, DeviceState, Features, MAX_DEPTH, Params, block_path,
+    CharacterDevice, Control, ControlError, DeviceInfo, DeviceState, Features, MAX_DEPTH, Params, SECTOR_BYTES,
+    block_path,
 };
 
 use crate::requests::{MAX_TRANSFER_BYTES, params};
-use crate::server::{QueueServer, Tampering};
+use crate::server::{CurrentDevice, QueueServer, Tampering};
 use crate::tags::HostGuard;
 
 /// Most queues of a block device.
@@ -132,6 +133,9 @@ pub struct Attachment {
     info: DeviceInfo,
     params: Params,
     is_taken_over: bool,
+    /// It was taken over with another size than the driver has.
+    is_resized: bool,
+    device: Arc<CurrentDevice>,
 }
 
 impl Attachment {
@@ -151,9 +155,10 @@ impl Attachment {
                 .ok_or(AttachError::BlockSize(geometry.block_size.bytes()))?;
         let mut control = Control::open()?;
         let features = features(&mut control, options.guard)?;
+        let current = Arc::new(CurrentDevice::new(device.clone()));
         if let Some(number) = options.number {
             match control.info(number) {
-                Ok(info) => return take_over(control, info, params, options.identity),
+                Ok(info) => return take_over(control, info, params, options.identity, current),
                 Err(error) if error.errno() == Some(libc::ENODEV) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -169,7 +174,7 @@ impl Attachment {
             server_flags: options.identity,
         };
         let info = control.add(wanted)?;
-        let mut made = Attachment { control, info, params, is_taken_over: false };
+        let mut made = Attachment { control, info, params, is_taken_over: false, is_resized: false, device: current };
         match made.describe(features) {
             Ok(()) => Ok(made),
             Err(error) => {
@@ -211,11 +216,11 @@ impl Attachment {
     ///
     /// # Errors
     /// [`AttachError::Open`].
-    pub fn servers(&self, options: &Options, device: &SharedDevice) -> Result<Vec<QueueServer>, AttachError> {
+    pub fn servers(&self, options: &Options) -> Result<Vec<QueueServer>, AttachError> {
         let number = self.info.number;
         let character = CharacterDevice::open(number).map_err(|error| AttachError::Open { number, error })?;
         // One writer, whichever queue a request comes by: so a lost write is told once.
-        let cursor: Arc<FlushCursor> = Arc::new(device.flush_cursor(&format!("ublk {number}")));
+        let cursor: Arc<FlushCursor> = Arc::new(self.device.get().flush_cursor(&format!("ublk {number}")));
         let server = |number| QueueServer {
             character: character.clone(),
             number,
@@ -223,7 +228,7 @@ impl Attachment {
             host: options.guard.map(HostGuard::format),
             durability: options.durability(),
             tampering: options.tampering,
-            device: device.clone(),
+            device: Arc::clone(&self.device),
             cursor: Arc::clone(&cursor),
         };
         Ok((0..self.info.queues).map(server).collect())
@@ -234,10 +239,31 @@ impl Attachment {
     /// # Errors
     /// The driver's.
     pub fn start(&mut self) -> Result<(), AttachError> {
-        match self.is_taken_over {
-            true => Ok(self.control.end_recovery(self.info.number)?),
-            false => Ok(self.control.start(self.info.number)?),
+        if !self.is_taken_over {
+            return Ok(self.control.start(self.info.number)?);
         }
+        self.control.end_recovery(self.info.number)?;
+        if self.is_resized {
+            self.control.update_size(self.info.number, self.params.capacity_sectors)?;
+        }
+        Ok(())
+    }
+
+    /// True if it can get another size while it is there.
+    pub fn can_resize(&self) -> bool {
+        self.info.features.contains(Features::UPDATE_SIZE)
+    }
+
+    /// Gives it the size that its device has by now, of which `device` is a newer handle. Its users hear of it.
+    ///
+    /// # Errors
+    /// The driver's: then the block device has its old size, and what lies behind the end of the device fails.
+    pub fn resize(&mut self, device: &SharedDevice) -> Result<(), AttachError> {
+        let sectors = device.geometry().capacity_bytes() / SECTOR_BYTES;
+        self.device.set(device.clone());
+        self.control.update_size(self.info.number, sectors)?;
+        self.params.capacity_sectors = sectors;
+        Ok(())
     }
 
     /// True if somebody has claimed the block device: it is mounted, a part of another device, swap, or open exclusively. A process that just
@@ -332,7 +358,8 @@ fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features,
         (Features::IOCTL_ENCODE, "take commands that are numbered like ioctls"),
     ];
     let protected = guard.map(|_| (Features::INTEGRITY, "carry protection information (Linux 7.0 and later can)"));
-    let mut features = Features::empty();
+    // A kernel before 6.16 keeps a block device's size.
+    let mut features = there & Features::UPDATE_SIZE;
     for (feature, what) in needed.into_iter().chain(protected) {
         if !there.contains(feature) {
             return Err(AttachError::Lacks(what));
@@ -343,7 +370,13 @@ fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features,
 }
 
 /// Takes a device over that waits for a server of these very blocks.
-fn take_over(mut control: Control, info: DeviceInfo, params: Params, identity: u64) -> Result<Attachment, AttachError> {
+fn take_over(
+    mut control: Control,
+    info: DeviceInfo,
+    params: Params,
+    identity: u64,
+    device: Arc<CurrentDevice>,
+) -> Result<Attachment, AttachError> {
     let (number, mut info) = (info.number, info);
     let deadline = Instant::now() + LEAVING;
     loop {
@@ -358,12 +391,15 @@ fn take_over(mut control: Control, info: DeviceInfo, params: Params, identity: u
         info = control.info(number)?;
     }
     let there = control.params(number)?;
-    if let Some(what) = difference(&there, &params, info.server_flags == identity) {
+    // The target may have got another size while nobody served it, or just before its server was killed.
+    let is_resized = there.capacity_sectors != params.capacity_sectors && info.features.contains(Features::UPDATE_SIZE);
+    let expected = if is_resized { Params { capacity_sectors: params.capacity_sectors, ..there } } else { there };
+    if let Some(what) = difference(&expected, &params, info.server_flags == identity) {
         return Err(AttachError::Differs { number, what });
     }
     loop {
         match control.start_recovery(number) {
-            Ok(()) => return Ok(Attachment { control, info, params, is_taken_over: true }),
+            Ok(()) => return Ok(Attachment { control, info, params, is_taken_over: true, is_resized, device }),
             // The last server's character device is not closed yet.
             Err(error) if error.errno() == Some(libc::EBUSY) && Instant::now() < deadline => {
                 thread::sleep(LOOK_AGAIN);

@@ -1,9 +1,11 @@
 //! A queue on its core: a future for each request that can be there at once, which answers one request and waits for the next.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::pin::pin;
-use std::sync::Arc;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, join_all, select};
 use sealblock_block::{BadBlock, Condition, Device, Durability, FlushCursor, Outcome, Request, Response};
@@ -25,13 +27,36 @@ pub enum Tampering {
     Writes,
 }
 
+/// What all queues of a block device serve: the device as it is now.
+pub(crate) struct CurrentDevice {
+    device: Mutex<SharedDevice>,
+    /// Counts changes, so that queues look only when there was one.
+    changes: AtomicU64,
+}
+
+impl CurrentDevice {
+    pub(crate) fn new(device: SharedDevice) -> CurrentDevice {
+        CurrentDevice { device: Mutex::new(device), changes: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn get(&self) -> SharedDevice {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Has requests that begin from now on go to the same device with another size.
+    pub(crate) fn set(&self, device: SharedDevice) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = device;
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+}
+
 /// The server of one queue, to be sent to the core that serves it.
 pub struct QueueServer {
     pub(crate) character: CharacterDevice,
     pub(crate) number: u16,
     pub(crate) depth: u16,
     pub(crate) host: Option<PiFormat>,
-    pub(crate) device: SharedDevice,
+    pub(crate) device: Arc<CurrentDevice>,
     pub(crate) cursor: Arc<FlushCursor>,
     pub(crate) durability: Durability,
     pub(crate) tampering: Option<Tampering>,
@@ -49,7 +74,9 @@ impl QueueServer {
         drop(self.character);
         let served = ServedQueue {
             queue,
-            device: self.device.attach_as(&self.cursor),
+            attached: RefCell::new((0, Rc::new(self.device.get().attach_as(&self.cursor)))),
+            device: self.device,
+            cursor: self.cursor,
             host: self.host,
             durability: self.durability,
             tampering: self.tampering,
@@ -83,7 +110,10 @@ pub async fn all_or_none<E>(
 
 struct ServedQueue {
     queue: Queue,
-    device: Attached,
+    device: Arc<CurrentDevice>,
+    cursor: Arc<FlushCursor>,
+    /// The device as it was after so many changes.
+    attached: RefCell<(u64, Rc<Attached>)>,
     /// The format of the host's tags, if it makes any.
     host: Option<PiFormat>,
     /// How durable a change is at least when it is answered.
@@ -94,6 +124,16 @@ struct ServedQueue {
 }
 
 impl ServedQueue {
+    /// The device as it is now. A request keeps what it began with.
+    fn device(&self) -> Rc<Attached> {
+        let changes = self.device.changes.load(Ordering::Acquire);
+        let mut attached = self.attached.borrow_mut();
+        if attached.0 != changes {
+            *attached = (changes, Rc::new(self.device.get().attach_as(&self.cursor)));
+        }
+        Rc::clone(&attached.1)
+    }
+
     /// Has no request be waited for any more.
     fn stop(&self) {
         self.is_stopping.set(true);
@@ -130,7 +170,7 @@ impl ServedQueue {
     async fn answer(&self, tag: u16) -> i32 {
         let described = self.queue.descriptor(tag);
         let command = described
-            .and_then(|request| Some((request, translate(&request, self.device.geometry(), self.durability)?)));
+            .and_then(|request| Some((request, translate(&request, self.device().geometry(), self.durability)?)));
         let Some((request, command)) = command else {
             tracing::warn!(?described, "the kernel sent a request that the device was not made for");
             return -libc::EINVAL;
@@ -151,13 +191,14 @@ impl ServedQueue {
     /// The bytes of a request, whose number of sectors the driver keeps in 32 bits; what it takes for the bytes of discards and zeroes is
     /// only that they are not negative.
     fn bytes(&self, extent: Extent) -> i32 {
-        i32::try_from(extent.bytes(self.device.geometry().block_size)).unwrap_or(i32::MAX)
+        i32::try_from(extent.bytes(self.device().geometry().block_size)).unwrap_or(i32::MAX)
     }
 
     async fn request(&self, request: Request) -> Outcome {
-        match self.device.try_execute(&request) {
+        let device = self.device();
+        match device.try_execute(&request) {
             Some(outcome) => outcome,
-            None => self.device.execute(request).await,
+            None => device.execute(request).await,
         }
     }
 
@@ -166,7 +207,7 @@ impl ServedQueue {
     }
 
     fn read_of(&self, extent: Extent) -> Request {
-        let format = self.device.geometry().protection;
+        let format = self.device().geometry().protection;
         Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
     }
 
@@ -209,7 +250,7 @@ impl ServedQueue {
     }
 
     async fn write(&self, tag: u16, request: &Descriptor, extent: Extent, durability: Durability) -> Result<i32, i32> {
-        let geometry = self.device.geometry();
+        let geometry = self.device().geometry().clone();
         let (size, bytes) = (geometry.block_size, self.bytes(extent));
         let mut data = pool().take(bytes as usize);
         self.queue.read_data(tag, &mut data).map_err(|error| of_copy(&error))?;

@@ -38,6 +38,8 @@ bitflags! {
         const IOCTL_ENCODE = 1 << 6;
         /// The server copies data by reads and writes of the character device.
         const USER_COPY = 1 << 7;
+        /// The device can get another size while it is there.
+        const UPDATE_SIZE = 1 << 10;
         /// Requests have protection information.
         const INTEGRITY = 1 << 16;
         const _ = !0;
@@ -321,6 +323,7 @@ pub(crate) enum ControlCommand {
     AddDevice,
     DeleteDevice,
     DeleteDeviceLater,
+    UpdateSize,
     StartDevice,
     StopDevice,
     SetParams,
@@ -346,6 +349,7 @@ impl ControlCommand {
             ControlCommand::EndRecovery => command(true, 0x11, BYTES),
             ControlCommand::GetFeatures => command(false, 0x13, BYTES),
             ControlCommand::DeleteDeviceLater => command(false, 0x14, BYTES),
+            ControlCommand::UpdateSize => command(true, 0x15, BYTES),
         }
     }
 }
@@ -413,6 +417,7 @@ mod tests {
         assert_eq!(ControlCommand::GetDeviceInfo.number(), 0x8020_7502);
         assert_eq!(ControlCommand::GetFeatures.number(), 0x8020_7513);
         assert_eq!(ControlCommand::DeleteDeviceLater.number(), 0x8020_7514);
+        assert_eq!(ControlCommand::UpdateSize.number(), 0xC020_7515);
         assert_eq!((FETCH, COMMIT_AND_FETCH), (0xC010_7520, 0xC010_7521));
         assert_eq!(data_position(0, 0, 0), 0x8000_0000);
         assert_eq!(data_position(1, 2, 3), 0x8000_0000 + (1 << 41) + (2 << 25) + 3);

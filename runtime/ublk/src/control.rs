@@ -192,6 +192,14 @@ impl Control {
         self.simple("taking the device over", ControlCommand::EndRecovery, number, std::process::id().into())
     }
 
+    /// Gives the block device so many sectors; its users hear of it.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for a device without [`Features::UPDATE_SIZE`](crate::Features::UPDATE_SIZE).
+    pub fn update_size(&mut self, number: u32, sectors: u64) -> Result<(), ControlError> {
+        self.simple("changing the size of the device", ControlCommand::UpdateSize, number, sectors)
+    }
+
     /// Takes the block device away; returns when its requests were answered.
     ///
     /// # Errors

@@ -227,7 +227,31 @@ head -c 1048576 /dev/urandom >data
 dd if=data of=$disk bs=64k oflag=direct conv=fsync status=none
 sealblock copy offset:0..255,nvme+tcp://127.0.0.1:4420/$NQN:v - | cmp - data
 sealblock status | grep -q /dev/ublkb4 || { sealblock status; fail "status does not have it"; }
-refused "does not change" sealblock resize v --size 64MiB
+sectors() { [ "$(cat /sys/block/${disk#/dev/}/size)" = $1 ] || fail "$(cat /sys/block/${disk#/dev/}/size) sectors, not $1"; }
+case $(uname -r) in
+  6.12*) refused "before Linux 6.16" sealblock resize v --size 64MiB ;;
+  *)
+    sealblock resize v --size 64MiB
+    sectors 131072
+    dd if=data of=$disk bs=64k seek=700 oflag=direct conv=fsync status=none
+    dd if=$disk bs=64k skip=700 count=16 iflag=direct status=none | cmp - data
+    /bin/busybox blkdiscard -o 16777216 $disk
+    sealblock resize v --size 16MiB
+    sectors 32768
+    dd if=$disk bs=64k count=16 iflag=direct status=none | cmp - data
+    [ -z "$(dd if=$disk bs=64k skip=256 count=1 iflag=direct 2>/dev/null | head -c 1)" ] || fail "blocks behind the end"
+    # Killed, and another size before the next server.
+    kill -KILL $server
+    wait $server || true
+    sealblock resize v --size 32MiB
+    serve
+    grep -q '"taken_over": *true' /tmp/attached || { cat /tmp/attached; fail "it was not taken over"; }
+    said ready
+    sectors 65536
+    dd if=data of=$disk bs=64k seek=400 oflag=direct conv=fsync status=none
+    dd if=$disk bs=64k skip=400 count=16 iflag=direct status=none | cmp - data
+    ;;
+esac
 mkdir -p /mnt/d
 /usr/bin/mke2fs -q -F -t ext4 $disk
 mount -t ext4 $disk /mnt/d
