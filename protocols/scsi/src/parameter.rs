@@ -231,10 +231,10 @@ impl ControlPage {
 
     /// Reads the page; `None` if it is too short.
     pub fn decode(page: &[u8]) -> Option<ControlPage> {
-        let &[_, _, two, three, four, five, ..] = page else { return None };
+        let &[_, _, two, _, four, five, ..] = page else { return None };
         Some(ControlPage {
             descriptor_sense: bit(two, 2),
-            no_check_without_protect: bit(three, 3),
+            no_check_without_protect: bit(two, 3),
             write_protected: bit(four, 3),
             app_tag_owned: bit(five, 7),
         })
@@ -244,8 +244,7 @@ impl ControlPage {
     pub fn encode(&self) -> [u8; 12] {
         let mut page = [0; 12];
         (page[0], page[1]) = (ControlPage::CODE, 10);
-        page[2] = flag(self.descriptor_sense, 2);
-        page[3] = flag(self.no_check_without_protect, 3);
+        page[2] = flag(self.descriptor_sense, 2) | flag(self.no_check_without_protect, 3);
         page[4] = flag(self.write_protected, 3);
         page[5] = flag(self.app_tag_owned, 7);
         page

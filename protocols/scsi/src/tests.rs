@@ -118,14 +118,18 @@ fn pages_are_cut_to_what_is_there() {
 
 #[test]
 fn mode_pages_are_found_behind_block_descriptors_and_subpages() {
-    let data =
-        [0, 40, 0, 0x90, 0, 0, 0, 8, 9, 9, 9, 9, 9, 9, 9, 9, 0x4A, 5, 0, 1, 7, 0x08, 2, 4, 0, 0x8A, 10, 4, 8, 8, 0x80];
+    let data = [
+        0, 40, 0, 0x90, 0, 0, 0, 8, 9, 9, 9, 9, 9, 9, 9, 9, 0x4A, 5, 0, 1, 7, 0x08, 2, 4, 0, 0x8A, 10, 0xC, 0, 8, 0x80,
+    ];
     let mode = ModeSense::decode(&data).unwrap();
     assert!(mode.write_protected && mode.dpo_fua);
     assert_eq!(mode.page(8).and_then(CachingPage::decode).map(|page| page.write_cache), Some(true));
     let control = mode.page(0x0A).and_then(ControlPage::decode).unwrap();
     assert!(control.descriptor_sense && control.no_check_without_protect && control.write_protected);
     assert!(control.app_tag_owned && mode.page(1).is_none());
+    // Bit 3 of the next byte is NUAR, which has nothing to do with tags.
+    let control = ControlPage::decode(&[0x0A, 10, 4, 8, 0, 0]).unwrap();
+    assert!(control.descriptor_sense && !control.no_check_without_protect);
     let mut past = data;
     past[6] = 1;
     assert!(ModeSense::decode(&past).is_err(), "block descriptors past the end");
