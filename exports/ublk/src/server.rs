@@ -124,7 +124,7 @@ struct ServedQueue {
 }
 
 impl ServedQueue {
-    /// The device as it is now. A request keeps what it began with.
+    /// The device as it is now. Each request asks once, and keeps what it began with.
     fn device(&self) -> Rc<Attached> {
         let changes = self.device.changes.load(Ordering::Acquire);
         let mut attached = self.attached.borrow_mut();
@@ -168,56 +168,36 @@ impl ServedQueue {
 
     /// Executes the request of a tag; returns its bytes, or a negative error number.
     async fn answer(&self, tag: u16) -> i32 {
+        let device = &self.device();
         let described = self.queue.descriptor(tag);
-        let command = described
-            .and_then(|request| Some((request, translate(&request, self.device().geometry(), self.durability)?)));
+        let command =
+            described.and_then(|request| Some((request, translate(&request, device.geometry(), self.durability)?)));
         let Some((request, command)) = command else {
             tracing::warn!(?described, "the kernel sent a request that the device was not made for");
             return -libc::EINVAL;
         };
         let done = match command {
-            Command::Read(extent) => self.read(tag, &request, extent).await,
-            Command::Write(extent, durability) => self.write(tag, &request, extent, durability).await,
-            Command::Flush => self.execute(Request::flush()).await.map(|_| 0),
-            Command::Discard(extent) => self.execute(Request::discard([extent])).await.map(|_| self.bytes(extent)),
+            Command::Read(extent) => self.read(device, tag, &request, extent).await,
+            Command::Write(extent, durability) => self.write(device, (tag, &request), extent, durability).await,
+            Command::Flush => execute(device, Request::flush()).await.map(|_| 0),
+            Command::Discard(extent) => {
+                execute(device, Request::discard([extent])).await.map(|_| bytes_of(device, extent))
+            }
             Command::WriteZeroes { extent, may_unmap, durability } => {
                 let zero = Request::write_zeroes(extent, may_unmap, durability);
-                self.execute(zero).await.map(|_| self.bytes(extent))
+                execute(device, zero).await.map(|_| bytes_of(device, extent))
             }
         };
         done.unwrap_or_else(|errno| -errno)
     }
 
-    /// The bytes of a request, whose number of sectors the driver keeps in 32 bits; what it takes for the bytes of discards and zeroes is
-    /// only that they are not negative.
-    fn bytes(&self, extent: Extent) -> i32 {
-        i32::try_from(extent.bytes(self.device().geometry().block_size)).unwrap_or(i32::MAX)
-    }
-
-    async fn request(&self, request: Request) -> Outcome {
-        let device = self.device();
-        match device.try_execute(&request) {
-            Some(outcome) => outcome,
-            None => device.execute(request).await,
-        }
-    }
-
-    async fn execute(&self, request: Request) -> Result<Response, i32> {
-        self.request(request).await.map_err(|error| errno(error.kind()))
-    }
-
-    fn read_of(&self, extent: Extent) -> Request {
-        let format = self.device().geometry().protection;
-        Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
-    }
-
     /// Reads blocks. If one of them is bad, those before it are returned: the kernel asks for the others again, and the request that
     /// begins with the bad block fails.
-    async fn read(&self, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
-        let outcome = self.request(self.read_of(extent)).await;
+    async fn read(&self, device: &Attached, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
+        let outcome = outcome_of(device, read_of(device, extent)).await;
         let (outcome, extent) = match &outcome {
             Err(error) => match good_before(extent, error) {
-                Some(before) => (self.request(self.read_of(before)).await, before),
+                Some(before) => (outcome_of(device, read_of(device, before)).await, before),
                 None => (outcome, extent),
             },
             Ok(_) => (outcome, extent),
@@ -249,9 +229,15 @@ impl ServedQueue {
         Ok(done as i32)
     }
 
-    async fn write(&self, tag: u16, request: &Descriptor, extent: Extent, durability: Durability) -> Result<i32, i32> {
-        let geometry = self.device().geometry().clone();
-        let (size, bytes) = (geometry.block_size, self.bytes(extent));
+    async fn write(
+        &self,
+        device: &Attached,
+        (tag, request): (u16, &Descriptor),
+        extent: Extent,
+        durability: Durability,
+    ) -> Result<i32, i32> {
+        let geometry = device.geometry();
+        let (size, bytes) = (geometry.block_size, bytes_of(device, extent));
         let mut data = pool().take(bytes as usize);
         self.queue.read_data(tag, &mut data).map_err(|error| of_copy(&error))?;
         if self.tampering == Some(Tampering::Writes) {
@@ -269,8 +255,30 @@ impl ServedQueue {
                 Sealed::seal(data.freeze(), size, geometry.protection, &tags)
             }
         };
-        self.execute(Request::write(extent, blocks, durability)).await.map(|_| bytes)
+        execute(device, Request::write(extent, blocks, durability)).await.map(|_| bytes)
     }
+}
+
+/// The bytes of a request, whose number of sectors the driver keeps in 32 bits; what it takes for the bytes of discards and zeroes is
+/// only that they are not negative.
+fn bytes_of(device: &Attached, extent: Extent) -> i32 {
+    i32::try_from(extent.bytes(device.geometry().block_size)).unwrap_or(i32::MAX)
+}
+
+fn read_of(device: &Attached, extent: Extent) -> Request {
+    let format = device.geometry().protection;
+    Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
+}
+
+async fn outcome_of(device: &Attached, request: Request) -> Outcome {
+    match device.try_execute(&request) {
+        Some(outcome) => outcome,
+        None => device.execute(request).await,
+    }
+}
+
+async fn execute(device: &Attached, request: Request) -> Result<Response, i32> {
+    outcome_of(device, request).await.map_err(|error| errno(error.kind()))
 }
 
 /// The error number of a write whose blocks do not match their tags: nothing was written.
