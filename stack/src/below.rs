@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use sealblock_runtime_ioctl::btrfs;
 use sealblock_runtime_ioctl::device_mapper::{self, Target};
 
-pub use mapping::{Arrangement, Map, MapError, On, Piece, Place, Sectors, Segment};
+pub use mapping::{Arrangement, Map, MapError, On, Piece, Place, SECTOR_BYTES, Sectors, Segment};
 pub use sysfs::{DeviceNode, NodeKind};
 
 use crate::device_number::DeviceNumber;

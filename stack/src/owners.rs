@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::below::{Sectors, node};
+use crate::below::{SECTOR_BYTES, Sectors, node};
 use crate::device_number::DeviceNumber;
 use crate::mounts::{Mount, mount_of, mounts};
 use found::Wanted;
@@ -25,8 +25,6 @@ pub use found::{FilePlace, MAX_FILES, Owners};
 pub const MAX_BLOCKS: usize = 1 << 16;
 /// Max. runs that a block lies in on another device.
 const MAX_RUNS: usize = 64;
-/// Bytes of a sector.
-const SECTOR: u64 = 512;
 
 /// Looks for the files of blocks of this many bytes, which begin at these bytes of the device at `path`, until `stop` says so.
 ///
@@ -104,9 +102,11 @@ fn wanted_on(
     }
     let mut places = Vec::with_capacity(starts.len());
     for (block, start) in starts.iter().enumerate() {
-        let sectors = Sectors::new(start / SECTOR, block_bytes / SECTOR);
+        let sectors = Sectors::new(start / SECTOR_BYTES, block_bytes / SECTOR_BYTES);
         let runs = node.up_from(device, sectors, MAX_RUNS).into_iter();
-        places.extend(runs.filter_map(|run| Some((run.start.checked_mul(SECTOR)?, run.count * SECTOR, block))));
+        places.extend(
+            runs.filter_map(|run| Some((run.start.checked_mul(SECTOR_BYTES)?, run.count * SECTOR_BYTES, block))),
+        );
     }
     match &node.unknown {
         // A device that lies on it in an unknown way may have any of its blocks.

@@ -5,7 +5,10 @@
 
 use std::iter;
 
-/// A run of sectors of 512 bytes. It may be empty, and never wraps.
+/// Bytes of a sector: of Linux's, whatever blocks a device has.
+pub const SECTOR_BYTES: u64 = 512;
+
+/// A run of sectors. It may be empty, and never wraps.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Sectors {
     /// The first sector.
@@ -59,6 +62,17 @@ pub enum Arrangement {
     Nowhere,
     /// In a way that is not known here.
     Unknown,
+}
+
+impl Arrangement {
+    /// The parts of members that it lies on; none where that is not known.
+    pub fn ons(&self) -> &[On] {
+        match self {
+            Arrangement::Linear(on) => std::slice::from_ref(on),
+            Arrangement::Copies(ons) | Arrangement::Striped { members: ons, .. } => ons,
+            Arrangement::Nowhere | Arrangement::Unknown => &[],
+        }
+    }
 }
 
 /// Sectors of a device that lie in one way.
@@ -157,25 +171,23 @@ impl Map {
 }
 
 fn check(segment: &Segment, members: usize) -> Result<(), MapError> {
-    let all_there = |ons: &[On]| !ons.is_empty() && ons.iter().all(|on| on.member < members);
-    let fits = |ons: &[On], count: u64| ons.iter().all(|on| on.sector.checked_add(count).is_some());
-    let (ons, count) = match &segment.how {
-        Arrangement::Linear(on) => (std::slice::from_ref(on), segment.sectors.count),
-        Arrangement::Copies(ons) => (&ons[..], segment.sectors.count),
-        Arrangement::Striped { chunk, members: ons } => {
+    let ons = segment.how.ons();
+    let count = match &segment.how {
+        Arrangement::Linear(_) | Arrangement::Copies(_) => segment.sectors.count,
+        Arrangement::Striped { chunk, .. } => {
             let row = chunk.checked_mul(ons.len() as u64).filter(|row| *row > 0).ok_or(MapError::Chunks)?;
             if !segment.sectors.count.is_multiple_of(row) {
                 return Err(MapError::Chunks);
             }
-            (&ons[..], segment.sectors.count / ons.len() as u64)
+            segment.sectors.count / ons.len() as u64
         }
         Arrangement::Nowhere | Arrangement::Unknown => return Ok(()),
     };
-    match (all_there(ons), fits(ons, count)) {
-        (false, _) => Err(MapError::Member),
-        (true, false) => Err(MapError::Wraps),
-        (true, true) => Ok(()),
+    if ons.is_empty() || ons.iter().any(|on| on.member >= members) {
+        return Err(MapError::Member);
     }
+    let fits = ons.iter().all(|on| on.sector.checked_add(count).is_some());
+    fits.then_some(()).ok_or(MapError::Wraps)
 }
 
 type Pieces<'a> = Box<dyn Iterator<Item = Piece> + 'a>;

@@ -10,12 +10,10 @@ use std::path::{Path, PathBuf};
 
 use sealblock_runtime_ioctl::device_mapper::Target;
 
-use super::mapping::{Arrangement, Map, On, Sectors, Segment};
+use super::mapping::{Arrangement, Map, On, SECTOR_BYTES, Sectors, Segment};
 use super::table;
 use crate::device_number::DeviceNumber;
 
-/// Bytes of a sector.
-const SECTOR: u64 = 512;
 /// Max. levels of devices on devices.
 const MAX_DEPTH: usize = 16;
 /// Max. members of a device.
@@ -145,9 +143,9 @@ impl Sysfs<'_> {
         let node = DeviceNode { kind: NodeKind::Loop { file, offset_bytes }, id, ..node };
         let Some(about) = device else { return Ok(node) };
         let whole = self.node_at(DeviceNumber::of(&about), depth + 1)?;
-        let on = On { member: 0, sector: offset_bytes / SECTOR };
+        let on = On { member: 0, sector: offset_bytes / SECTOR_BYTES };
         let fits = on.sector.checked_add(node.sectors).is_some_and(|end| end <= whole.sectors);
-        Ok(match fits && offset_bytes.is_multiple_of(SECTOR) {
+        Ok(match fits && offset_bytes.is_multiple_of(SECTOR_BYTES) {
             true => with_map(node, vec![whole], Arrangement::Linear(on)),
             false => without_map(node, vec![whole], "it goes past the end of its device".to_owned()),
         })

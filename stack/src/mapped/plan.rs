@@ -6,11 +6,9 @@
 use sealblock_block::{Coverage, Error, ErrorKind, Unchecked, WhyUnchecked};
 use sealblock_units::{Extent, Lba};
 
-use crate::below::{Arrangement, DeviceNode, Map, NodeKind, Place, Sectors};
+use crate::below::{Arrangement, DeviceNode, Map, NodeKind, Place, SECTOR_BYTES, Sectors};
 use crate::device_number::DeviceNumber;
 
-/// Bytes of a sector.
-const SECTOR_BYTES: u64 = 512;
 /// Max. drives of a device that is verified on its drives.
 pub(crate) const MAX_DRIVES: usize = 64;
 /// Max. pieces of one request: of 64 MiB in chunks of 4 KiB, on four copies.
@@ -108,18 +106,15 @@ impl Plan {
     fn check_segments(&self, name: &str, map: &Map) -> Result<(), String> {
         let is_whole = |sectors: u64| sectors.is_multiple_of(self.block_sectors);
         for segment in map.segments() {
-            let (is_known, is_aligned) = match &segment.how {
-                Arrangement::Linear(on) => (true, is_whole(on.sector)),
-                Arrangement::Copies(ons) => (true, ons.iter().all(|on| is_whole(on.sector))),
-                Arrangement::Striped { chunk, members } => {
-                    (true, is_whole(*chunk) && members.iter().all(|on| is_whole(on.sector)))
+            let chunk = match &segment.how {
+                Arrangement::Linear(_) | Arrangement::Copies(_) => 0,
+                Arrangement::Striped { chunk, .. } => *chunk,
+                Arrangement::Nowhere | Arrangement::Unknown => {
+                    return Err(format!("blocks of {name} lie on no drive"));
                 }
-                Arrangement::Nowhere | Arrangement::Unknown => (false, true),
             };
-            if !is_known {
-                return Err(format!("blocks of {name} lie on no drive"));
-            }
-            if !is_aligned || !is_whole(segment.sectors.start) {
+            let starts = segment.how.ons().iter().map(|on| on.sector);
+            if !starts.chain([chunk, segment.sectors.start]).all(is_whole) {
                 return Err(format!("blocks of {name} do not begin where those of a drive do"));
             }
         }
@@ -132,6 +127,9 @@ impl Plan {
     /// When there are too many.
     pub(crate) fn spans(&self, extent: Extent) -> Result<(Vec<Span>, Coverage), Error> {
         let wanted = Sectors::new(extent.start().get() * self.block_sectors, extent.len() * self.block_sectors);
+        if wanted.end() > self.node.sectors {
+            return Err(self.unplanned(wanted));
+        }
         let (mut pieces, mut coverage) = (Vec::new(), Coverage::of(true));
         self.down(&self.node, wanted, wanted.start, &mut pieces, &mut coverage)?;
         pieces.sort_by_key(|piece| (piece.drive, piece.on_drive, piece.on_device));
@@ -149,7 +147,7 @@ impl Plan {
                     last.runs.push(run);
                 }
                 _ => {
-                    let Ok(extent) = Extent::from_raw(start, blocks) else { continue };
+                    let extent = Extent::from_raw(start, blocks).map_err(|_| self.unplanned(wanted))?;
                     spans.push(Span { drive: piece.drive, extent, runs: vec![run] });
                 }
             }
@@ -174,15 +172,24 @@ impl Plan {
             pieces.push(Piece { drive, on_drive: wanted.start, on_device, count: wanted.count });
             return Ok(());
         }
-        let Some(map) = &node.map else { return Ok(()) };
+        let Some(map) = node.map.as_ref().filter(|map| wanted.end() <= map.sectors()) else {
+            return Err(self.unplanned(wanted));
+        };
         self.add_missing(node, (on_device, wanted.count), coverage);
         for piece in map.down(wanted) {
-            let Place::On(on) = piece.place else { continue };
+            let Place::On(on) = piece.place else { return Err(self.unplanned(wanted)) };
             let below = Sectors::new(on.sector, piece.sectors.count);
             let at = on_device + (piece.sectors.start - wanted.start);
             self.down(&node.members[on.member], below, at, pieces, coverage)?;
         }
         Ok(())
+    }
+
+    /// Sectors that no drive would check. [`Plan::new`] refuses devices that have any: left out, they would pass for verified.
+    fn unplanned(&self, wanted: Sectors) -> Error {
+        let name = &self.node.name;
+        let reason = format!("{} sectors from {} on, below {name}, lie on no drive", wanted.count, wanted.start);
+        ErrorKind::Media { reason }.into()
     }
 
     /// Says which copies of an array are not there or not in sync.
@@ -202,11 +209,5 @@ impl Plan {
 
 /// True if a segment lies on this member.
 fn names(how: &Arrangement, member: usize) -> bool {
-    match how {
-        Arrangement::Linear(on) => on.member == member,
-        Arrangement::Copies(ons) | Arrangement::Striped { members: ons, .. } => {
-            ons.iter().any(|on| on.member == member)
-        }
-        Arrangement::Nowhere | Arrangement::Unknown => false,
-    }
+    how.ons().iter().any(|on| on.member == member)
 }

@@ -193,6 +193,9 @@ fn a_device_whose_blocks_are_no_blocks_of_drives_is_read_and_why_is_told() {
     let linear = |sector, count| vec![segment(0, count, Arrangement::Linear(on(0, sector)))];
     let part = |sector, count| node(1, NodeKind::Partition, 800, vec![disk(0)], linear(sector, count));
     assert!(Plan::new(part(8, 800), 4096).is_ok() && Plan::new(part(9, 800), 512).is_ok());
+    let last = |first| Plan::new(part(8, 800), 4096).unwrap().spans(Extent::from_raw(first, 1).unwrap());
+    assert!(last(99).is_ok_and(|(spans, _)| spans.len() == 1), "the last block");
+    assert!(last(100).unwrap_err().to_string().contains("lie on no drive"), "and none behind it");
     assert!(refused(part(9, 800), 4096).contains("do not begin where"));
     assert!(refused(part(8, 792), 4096).contains("shorter"));
     let kind = NodeKind::Loop { file: "/srv/image".into(), offset_bytes: 0 };

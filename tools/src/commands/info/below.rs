@@ -2,14 +2,11 @@
 
 use std::path::Path;
 
-use sealblock_stack::below::{DeviceNode, NodeKind, nodes_under};
+use sealblock_stack::below::{DeviceNode, NodeKind, SECTOR_BYTES, nodes_under};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
 use crate::report::Lines;
-
-/// Bytes of a sector.
-const SECTOR: u64 = 512;
 
 /// The devices at or under a path; null where the file system lies on none that is known.
 pub(super) fn as_json(path: &Path) -> Value {
@@ -25,7 +22,7 @@ fn node_json(node: &DeviceNode) -> Value {
         "name": node.name,
         "number": node.number.to_string(),
         "kind": kind_text(&node.kind),
-        "bytes": node.sectors.saturating_mul(SECTOR),
+        "bytes": node.sectors.saturating_mul(SECTOR_BYTES),
         "id": node.id,
         "loop_file": file,
         "arrangement": if node.members.is_empty() { None } else { Some(node.arrangement_text()) },
@@ -53,7 +50,7 @@ pub(super) fn as_text(lines: &mut Lines, path: &Path) {
 
 fn node_text(lines: &mut Lines, node: &DeviceNode, depth: usize) {
     let name = if depth == 0 { "lies on" } else { "" };
-    let size = ByteCount::new(node.sectors.saturating_mul(SECTOR));
+    let size = ByteCount::new(node.sectors.saturating_mul(SECTOR_BYTES));
     let unknown =
         node.unknown.as_ref().map_or(String::new(), |why| format!("; where its blocks lie is not known: {why}"));
     lines.put(name, format!("{:indent$}{}, {size}{unknown}", "", node.to_text(), indent = depth * 2));
