@@ -1,7 +1,7 @@
 //! A block device of the kernel that this process serves, by ublk: its queues on cores, and the orders for its beginning and its end.
 
 use std::cell::Cell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::{env, io, thread};
@@ -96,7 +96,7 @@ impl BlockDevice {
                 return Err(of_attach(&error));
             }
         };
-        let (stop, mut queues) = serve(servers, cores);
+        let (stop, mut queues) = serve(servers, cores, info.path.clone());
         let started = blocking(attachment, Attachment::start);
         match select(pin!(started), &mut queues).await {
             Either::Left((Ok(attachment), _)) => Ok(BlockDevice { attachment, queues, stop, info }),
@@ -185,8 +185,9 @@ pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
     Err(StackError::new(Cause::Unsuitable, DOING, format!("ublk needs io_uring, and {why}")))
 }
 
-/// Serves queues on cores, from now on.
-fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle]) -> (Stop, JoinHandle<Result<(), StackError>>) {
+/// Serves the queues of a block device on cores, from now on. That they failed is logged when it happens: whoever serves other things as
+/// well does not wait for them.
+fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Stop, JoinHandle<Result<(), StackError>>) {
     let (stop, stopped) = oneshot::channel::<()>();
     let stop: Stop = Rc::new(Cell::new(Some(stop)));
     let stopped = stopped.map(drop).shared();
@@ -197,7 +198,13 @@ fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle]) -> (Stop, JoinHandle<R
     });
     let queues: Vec<_> = queues.collect();
     let stop_others = Rc::clone(&stop);
-    (stop, spawn(async move { all_or_none(queues, move || drop(stop_others.take())).await }))
+    let served = async move {
+        let served = all_or_none(queues, move || drop(stop_others.take())).await;
+        served.inspect_err(|error| {
+            tracing::error!(device = %path.display(), %error, "the block device is no longer served: its requests wait for another server");
+        })
+    };
+    (stop, spawn(served))
 }
 
 /// What a server that takes the block device over has to serve as well. What is in memory is gone with its server.

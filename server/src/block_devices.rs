@@ -70,11 +70,8 @@ impl BlockDevices {
         self.check(wanted)?;
         let mut made = Vec::new();
         for wanted in wanted.iter().filter(|wanted| !self.attached.iter().any(|attached| attached.is(wanted))) {
-            match BlockDevice::make(&wanted.plan, &wanted.target, &wanted.device, &self.cores).await {
-                Ok(served) => {
-                    let device = Rc::downgrade(&wanted.device);
-                    made.push(AttachedNamespace { plan: wanted.plan.clone(), device, served });
-                }
+            match self.attach(wanted).await {
+                Ok(attached) => made.push(attached),
                 Err(failure) => {
                     end_all(made).await;
                     return Err(failure);
@@ -114,12 +111,16 @@ impl BlockDevices {
     ///
     /// # Errors
     /// Why it is not there.
-    pub async fn add(&mut self, wanted: WantedBlockDevice) -> Result<(), StackError> {
+    pub async fn add(&mut self, wanted: &WantedBlockDevice) -> Result<(), StackError> {
         self.usable.clone()?;
-        let served = BlockDevice::make(&wanted.plan, &wanted.target, &wanted.device, &self.cores).await?;
-        let device = Rc::downgrade(&wanted.device);
-        self.attached.push(AttachedNamespace { plan: wanted.plan, device, served });
+        let attached = self.attach(wanted).await?;
+        self.attached.push(attached);
         Ok(())
+    }
+
+    async fn attach(&self, wanted: &WantedBlockDevice) -> Result<AttachedNamespace, StackError> {
+        let served = BlockDevice::make(&wanted.plan, &wanted.target, &wanted.device, &self.cores).await?;
+        Ok(AttachedNamespace { plan: wanted.plan.clone(), device: Rc::downgrade(&wanted.device), served })
     }
 
     /// Those that are there.

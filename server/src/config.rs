@@ -331,7 +331,6 @@ fn block_devices(
     line: &impl Fn(usize) -> usize,
 ) -> Result<(), String> {
     const DEFAULT_QUEUES: u16 = 1;
-    const DEFAULT_DEPTH: u16 = 128;
     let mut numbers = BTreeSet::new();
     for table in tables {
         let at = line(table.span().start);
@@ -342,7 +341,7 @@ fn block_devices(
             asked => Err(format!("line {at}: {name} = {asked}: from 1 to {most}")),
         };
         let queues = within("queues", queues, DEFAULT_QUEUES, MAX_QUEUES)?;
-        let depth = within("depth", depth, DEFAULT_DEPTH, MAX_DEPTH)?;
+        let depth = within("depth", depth, BlockDevicePlan::DEFAULT_DEPTH, MAX_DEPTH)?;
         if !numbers.insert(device) {
             return refused(format!("there are two block devices {device}"));
         }

@@ -108,6 +108,11 @@ pub struct BlockDevicePlan {
     pub tampering: Option<Tampering>,
 }
 
+impl BlockDevicePlan {
+    /// Requests of a queue at once, unless said otherwise.
+    pub const DEFAULT_DEPTH: u16 = 128;
+}
+
 impl NamespacePlan {
     /// What the target is opened to do.
     pub fn access(&self) -> Access {

@@ -48,7 +48,8 @@ pub fn run(
     let cores =
         Cores::start(Placement::Count(cores), Config { spin_us: SPIN_US, ..Config::default() }).map_err(failed)?;
     cores.backend(0).and_then(sealblock_stack::warning).inspect(|warning| tracing::warn!("{warning}"));
-    let (ended, served) = reactor.block_on(live(plan, &cores, events, control, again));
+    let lived = reactor.block_on(live(plan, &cores, events, control, again));
+    let (ended, served) = lived.unwrap_or_else(|failure| (Ended::Gone, Err(failure)));
     match ended {
         Ended::Gone => _ = cores.shutdown(REST),
         // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
@@ -68,33 +69,14 @@ fn cores_of(said: Option<NonZeroUsize>) -> usize {
     said.map_or(cpus.min(MAX_DEFAULT_CORES), |said| said.get().min(cpus))
 }
 
+/// From the first signal that is heard to the last device that is closed; an error if nothing came to be.
 async fn live(
     plan: &Plan,
     cores: &Cores,
     events: EventSink,
     control: Option<&ControlSocket>,
     again: impl Fn() -> Result<Plan, StackError>,
-) -> (Ended, Result<(), StackError>) {
-    match begin(plan, cores, events, control).await {
-        Ok(begun) => begun.live(plan, events, again).await,
-        Err(failure) => (Ended::Gone, Err(failure)),
-    }
-}
-
-/// What there is before anything is served.
-struct Begun {
-    signal: ShutdownSignal,
-    hangups: Hangups,
-    control: Control,
-    server: Server,
-}
-
-async fn begin(
-    plan: &Plan,
-    cores: &Cores,
-    events: EventSink,
-    control: Option<&ControlSocket>,
-) -> Result<Begun, StackError> {
+) -> Result<(Ended, Result<(), StackError>), StackError> {
     // From here on a signal is an order to end in good order, even while volumes are being opened.
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
@@ -102,30 +84,18 @@ async fn begin(
     let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
     backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
     let control = Control::open(control)?;
-    let server = Server::new(cores.handles(), &plan.limits, EventSender::here(events), check_backend(cores))?;
-    Ok(Begun { signal, hangups, control, server })
-}
-
-impl Begun {
-    async fn live(
-        self,
-        plan: &Plan,
-        events: EventSink,
-        again: impl Fn() -> Result<Plan, StackError>,
-    ) -> (Ended, Result<(), StackError>) {
-        let Begun { mut signal, hangups, control, mut server } = self;
-        let served = async {
-            server.change(plan).await?;
-            control.offer(server.served());
-            events(&Event::Ready(server.serving()));
-            notify(ServiceState::Ready);
-            until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
-        };
-        let served = served.await;
-        drop(control);
-        let (ended, closed) = server.end().await;
-        (ended, served.and(closed))
-    }
+    let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events), check_backend(cores))?;
+    let served = async {
+        server.change(plan).await?;
+        control.offer(server.served());
+        events(&Event::Ready(server.serving()));
+        notify(ServiceState::Ready);
+        until_ended(&mut server, &mut signal, &hangups, events, &control, again).await
+    };
+    let served = served.await;
+    drop(control);
+    let (ended, closed) = server.end().await;
+    Ok((ended, served.and(closed)))
 }
 
 /// What the server is to do next.

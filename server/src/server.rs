@@ -323,7 +323,7 @@ impl Server {
         match self.offer(&nqn, &plan, Rc::clone(&device)) {
             Ok(nbd) => {
                 if let Some(wanted) = wanted_block_device(&plan, &device)
-                    && let Err(failure) = self.block_devices.add(wanted).await
+                    && let Err(failure) = self.block_devices.add(&wanted).await
                 {
                     tracing::error!("{}", failure.in_short());
                 }

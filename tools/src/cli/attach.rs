@@ -3,6 +3,7 @@
 use clap::Args;
 use sealblock_exports_ublk::{HostGuard, MAX_DEPTH, MAX_QUEUES};
 use sealblock_server::control::protocol::LogLevel;
+use sealblock_server::plan::BlockDevicePlan;
 use sealblock_stack::target::TargetName;
 
 use super::values::{HOST_GUARDS, LOG_LEVELS, Labels, Members, block_device, one_of};
@@ -38,7 +39,7 @@ pub struct Attach {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
     pub queues: Option<u16>,
     /// Requests of a queue at once.
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_DEPTH)))]
+    #[arg(long, value_name = "N", default_value_t = BlockDevicePlan::DEFAULT_DEPTH, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_DEPTH)))]
     pub depth: u16,
     /// Take no writes.
     #[arg(long)]
