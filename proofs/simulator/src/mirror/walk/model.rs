@@ -257,9 +257,8 @@ impl Model {
         };
         let is_own_in_sync = |of: &Label| of.replicas[of.own_index].state == ReplicaState::InSync;
         let is_unheard = |theirs: &Label| {
-            let all = others.iter().map(|(_, by)| *by).filter(|by| is_own_in_sync(by)).chain([label]);
-            is_own_in_sync(theirs) && all.into_iter().any(|by| is_unheard_by(by, theirs))
-                || is_unheard_by(label, theirs)
+            let by_another = || others.iter().any(|(_, by)| is_own_in_sync(by) && is_unheard_by(by, theirs));
+            is_unheard_by(label, theirs) || is_own_in_sync(theirs) && by_another()
         };
         others.iter().all(|(other, theirs)| {
             let own = theirs.replicas[theirs.own_index].id;
