@@ -2,6 +2,7 @@
 
 mod copy;
 mod damage;
+mod dix;
 mod drives;
 mod identify;
 mod io;
@@ -48,6 +49,8 @@ const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
 /// version. What becomes of blocks did not, and takes the most time.
 const SOME: [&str; 7] = ["identify", "statuses", "several", "reload", "namespaces", "returns", "ublk"];
+/// Measurements, which run only if they are named.
+const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
@@ -63,7 +66,8 @@ const fn case(
 impl Case {
     /// True if a kernel gets it. One that is named on the command line runs wherever it can.
     pub fn is_for(&self, kernel: &Kernel, is_named: bool) -> bool {
-        self.runs_on(kernel.version()) && (is_named || kernel.share == Share::All || SOME.contains(&self.name))
+        let is_in_share = kernel.share == Share::All || SOME.contains(&self.name);
+        self.runs_on(kernel.version()) && (is_named || is_in_share && !MEASUREMENTS.contains(&self.name))
     }
 
     /// True if a kernel of this version can do it.
@@ -125,6 +129,12 @@ pub const CASES: &[Case] = &[
         ublk::run,
     ),
     case(
+        "dix",
+        "what tags of the kernel's own cost, by ublk; only if it is named",
+        (ublk::PROTECTION, ANY.1),
+        dix::run,
+    ),
+    case(
         "protection",
         "tags made and checked on either side, through passthrough",
         PASSTHROUGH,
@@ -180,6 +190,7 @@ mod tests {
         let (between, newest) = (kernel("6.12.1-amd64", Share::Some), kernel("7.2-amd64", Share::All));
         let count = |kernel, is_named| CASES.iter().filter(|case| case.is_for(kernel, is_named)).count();
         assert_eq!(count(&between, false), SOME.len(), "names of tests");
-        assert_eq!((count(&between, true), count(&newest, false)), (CASES.len() - 1, CASES.len() - 1));
+        assert_eq!((count(&between, true), count(&newest, true)), (CASES.len() - 2, CASES.len() - 1));
+        assert_eq!(count(&newest, false), CASES.len() - 1 - MEASUREMENTS.len());
     }
 }

@@ -29,10 +29,10 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 }
 
 /// The first kernels whose ublk carries protection information.
-const PROTECTION: (u32, u32) = (7, 0);
+pub(super) const PROTECTION: (u32, u32) = (7, 0);
 
-/// Functions of the scripts here.
-const FUNCTIONS: &str = r#"
+/// Functions of scripts that attach.
+pub(super) const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
 # attach TARGET [OPTION...]: serves it in the background, as $server, and waits for the block device, $disk.

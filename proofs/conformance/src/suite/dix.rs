@@ -1,0 +1,72 @@
+//! What tags that the guest's kernel makes and checks cost, by ublk: CPU time of the whole guest, its server included.
+//!
+//! A measurement, and no claim: in an emulator the instructions that make a checksum cost what they cost nowhere else.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+
+use super::ublk::FUNCTIONS;
+use crate::context::{TestContext, quiet, succeed};
+use crate::harness::{Extras, Guest};
+
+/// Guards of the kernel, the first for a block device without tags.
+const GUARDS: [&str; 4] = ["none", "ip", "crc16", "crc64"];
+const ROUNDS: usize = 5;
+const MIB: usize = 48;
+
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    let folder = context.sealblock.folder.clone();
+    let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
+    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+    succeed(&mut guest, &format!("{FUNCTIONS}\nMIB={MIB}\n{VOLUME}"))?;
+    let mut costs: BTreeMap<&str, Vec<[u64; 2]>> = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        for guard in GUARDS {
+            let said = succeed(&mut guest, &format!("{FUNCTIONS}\nMIB={MIB}\nguard={guard}\n{ROUND}"))?;
+            let ticks: Vec<u64> = said.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
+            costs.entry(guard).or_default().push(ticks[..].try_into().context("a write and a read")?);
+        }
+    }
+    let median = |guard: &str, way: usize| {
+        let mut ticks: Vec<u64> = costs[guard].iter().map(|cost| cost[way]).collect();
+        ticks.sort_unstable();
+        ticks[ROUNDS / 2] as f64
+    };
+    for guard in GUARDS {
+        let [write, read] = [0, 1].map(|way| {
+            let (with, without) = (median(guard, way), median(GUARDS[0], way));
+            // A tick is 10 ms.
+            format!("{:.1} s ({:.0} %)", with / 100.0 * 1024.0 / MIB as f64, with / without * 100.0)
+        });
+        eprintln!(
+            "  CPU of the guest for a GiB in 256 KiB, its kernel's guard {guard}: {write} to write, {read} to read"
+        );
+    }
+    quiet(&mut guest)
+}
+
+/// A volume with CRC-64 tags, and data for all of it.
+const VOLUME: &str = r#"
+sealblock create v --size ${MIB}MiB --guard crc64
+head -c $((MIB * 1048576)) /dev/urandom >data
+"#;
+
+/// Writes and reads all of the volume by way of its block device; says how many ticks of its clock the guest was busy for each.
+const ROUND: &str = r#"
+busy() {
+  read -r _ user nice system _ _ irq softirq _ </proc/stat
+  echo $((user + nice + system + irq + softirq))
+}
+case $guard in
+  none) attach v ;;
+  *) attach v --pi $guard ;;
+esac
+first=$(busy)
+dd if=data of=$disk bs=256k oflag=direct conv=fsync status=none
+second=$(busy)
+dd if=$disk of=/dev/null bs=256k iflag=direct status=none
+echo $((second - first)) $(($(busy) - second))
+kill -TERM $server
+ends
+"#;
