@@ -134,6 +134,9 @@ pub struct Abilities {
     pub discard: Ability,
     /// Make blocks read as zeroes.
     pub write_zeroes: Ability,
+    /// Copy blocks within the device, tags and all. A gate does not emulate it: whoever copies reads and writes instead. Where
+    /// reference tags follow the address (Types 1 and 2), tags could not stay as they are, and a device does not have it.
+    pub copy: Ability,
     /// Make blocks unreadable. A gate cannot emulate it.
     pub write_uncorrectable: Ability,
     /// Check stored data and return its CRC.
@@ -164,6 +167,7 @@ impl Abilities {
         compare: Ability::Absent,
         discard: Ability::Absent,
         write_zeroes: Ability::Absent,
+        copy: Ability::Absent,
         write_uncorrectable: Ability::Absent,
         checksum: Ability::Absent,
         repair: Ability::Absent,
@@ -176,13 +180,14 @@ impl Abilities {
         copies: false,
     };
 
-    /// A device in this process that executes everything itself, except what needs copies, holes or a reserved area.
+    /// A device in this process that executes everything itself, except Copy and what needs copies, holes or a reserved area.
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
         verify: Ability::Native,
         compare: Ability::Native,
         discard: Ability::Native,
         write_zeroes: Ability::Native,
+        copy: Ability::Absent,
         write_uncorrectable: Ability::Native,
         checksum: Ability::Native,
         repair: Ability::Absent,
@@ -203,6 +208,7 @@ impl Abilities {
             RequestKind::Write => when_writable(Ability::Native),
             RequestKind::Discard => when_writable(self.discard),
             RequestKind::WriteZeroes => when_writable(self.write_zeroes),
+            RequestKind::Copy => when_writable(self.copy),
             RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
             RequestKind::Verify => self.verify,
             RequestKind::Compare => self.compare,
@@ -228,6 +234,7 @@ impl Abilities {
             compare: both(self.compare, other.compare),
             discard: both(self.discard, other.discard),
             write_zeroes: both(self.write_zeroes, other.write_zeroes),
+            copy: both(self.copy, other.copy),
             write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
             checksum: both(self.checksum, other.checksum),
             repair: both(self.repair, other.repair),

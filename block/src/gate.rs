@@ -61,6 +61,7 @@ impl<D: Device> Gate<D> {
                 Ok(())
             }
             Operation::Compare(data) => check_shape(geometry, request.extents.one(), data),
+            Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
             // The client's own Flush makes these durable: only it learns of other clients' flushes that failed in between.
             Operation::Discard | Operation::Repair(_) if request.durability == Durability::ForceUnitAccess => {
                 Err(shape("a Discard or Repair with FUA; flush behind it", 0, 1))
@@ -180,6 +181,17 @@ fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(),
     Ok(())
 }
 
+/// Rejects a Copy of blocks that do not exist, that are not as many as their destination, or that it would overwrite itself: devices
+/// copy in any order, so there is no right result.
+fn check_copy(geometry: &Geometry, source: Extent, destination: Extent) -> Result<(), Error> {
+    geometry.check(source)?;
+    if source.len() != destination.len() {
+        return Err(shape("blocks of the source", destination.len(), source.len()));
+    }
+    let both = destination.len().saturating_sub(source.start().get().abs_diff(destination.start().get()));
+    if both > 0 { Err(shape("blocks in both source and destination", 0, both)) } else { Ok(()) }
+}
+
 fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
     ErrorKind::Limit { what, limit, actual }.into()
 }
@@ -288,6 +300,8 @@ fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
             limits.max_verify_blocks
         }
         RequestKind::WriteZeroes | RequestKind::WriteUncorrectable | RequestKind::Discard => limits.max_zero_blocks,
+        // A device with Copy has limits of its own, also for the number of ranges in one command.
+        RequestKind::Copy => return None,
         RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };
     request.extents.iter().any(|extent| extent.blocks() > max_blocks).then_some(max_blocks)

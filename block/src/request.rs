@@ -4,7 +4,7 @@ use std::ops::{Deref, RangeInclusive};
 
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 /// When a write is durable.
@@ -46,6 +46,15 @@ pub enum Operation {
     WriteZeroes {
         /// True if the space may be deallocated.
         may_unmap: bool,
+    },
+    /// Copy other blocks of the device, with their tags as they are stored, once they have passed these checks. The extent is the
+    /// destination, as long as the source and without a block of it. Where it fails, some of the destination may be copied already,
+    /// but no block whose source failed the checks. [`crate::ErrorKind::Absent`] says that the caller may read and write instead.
+    Copy {
+        /// The blocks that are copied.
+        source: Extent,
+        /// What they have to pass.
+        checks: Checks,
     },
     /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::BadBlockCause::Media`].
     WriteUncorrectable,
@@ -131,6 +140,8 @@ pub enum RequestKind {
     WriteZeroes,
     /// Check blocks in place.
     Verify,
+    /// Copy blocks of the device.
+    Copy,
     /// Compare blocks.
     Compare,
     /// Make blocks unreadable.
@@ -149,13 +160,14 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// Every kind, in the order of [`RequestKind::index`].
-    pub const ALL: [RequestKind; 13] = [
+    pub const ALL: [RequestKind; 14] = [
         RequestKind::Read,
         RequestKind::Write,
         RequestKind::Flush,
         RequestKind::Discard,
         RequestKind::WriteZeroes,
         RequestKind::Verify,
+        RequestKind::Copy,
         RequestKind::Compare,
         RequestKind::WriteUncorrectable,
         RequestKind::Checksum,
@@ -179,6 +191,7 @@ impl RequestKind {
             RequestKind::Discard => "discard",
             RequestKind::WriteZeroes => "write zeroes",
             RequestKind::Verify => "verify",
+            RequestKind::Copy => "copy",
             RequestKind::Compare => "compare",
             RequestKind::WriteUncorrectable => "write uncorrectable",
             RequestKind::Checksum => "checksum",
@@ -194,6 +207,7 @@ impl RequestKind {
         match self {
             RequestKind::Write
             | RequestKind::WriteZeroes
+            | RequestKind::Copy
             | RequestKind::WriteUncorrectable
             | RequestKind::Discard
             | RequestKind::Repair => true,
@@ -241,6 +255,11 @@ impl Request {
     /// See [`Operation::WriteZeroes`].
     pub fn write_zeroes(extent: Extent, may_unmap: bool, durability: Durability) -> Request {
         Request { durability, ..Request::on(Operation::WriteZeroes { may_unmap }, extent) }
+    }
+
+    /// See [`Operation::Copy`].
+    pub fn copy(source: Extent, destination: Extent, checks: Checks, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::Copy { source, checks }, destination) }
     }
 
     /// See [`Operation::WriteUncorrectable`].
@@ -292,6 +311,7 @@ impl Request {
             Operation::Flush => RequestKind::Flush,
             Operation::Discard => RequestKind::Discard,
             Operation::WriteZeroes { .. } => RequestKind::WriteZeroes,
+            Operation::Copy { .. } => RequestKind::Copy,
             Operation::Verify(_) => RequestKind::Verify,
             Operation::Compare(_) => RequestKind::Compare,
             Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
@@ -318,6 +338,7 @@ impl Request {
     pub const fn checks(&self) -> Checks {
         match self.operation {
             Operation::Read(checks)
+            | Operation::Copy { checks, .. }
             | Operation::Verify(checks)
             | Operation::Checksum(checks)
             | Operation::Repair(checks) => checks,
@@ -329,6 +350,7 @@ impl Request {
     #[must_use]
     pub fn map_checks(mut self, change: impl FnOnce(Checks) -> Checks) -> Request {
         if let Operation::Read(checks)
+        | Operation::Copy { checks, .. }
         | Operation::Verify(checks)
         | Operation::Checksum(checks)
         | Operation::Repair(checks) = &mut self.operation
@@ -338,13 +360,28 @@ impl Request {
         self
     }
 
-    /// The same request for `part` of its extent `whole`, on a device of this format: with its part of the data, and with the first
-    /// reference tag that is checked moved as far as the first block.
+    /// The same request with its extents, that of a source too, as `change` returns them.
+    #[must_use]
+    pub fn map_extents(mut self, mut change: impl FnMut(Extent) -> Extent) -> Request {
+        if let Operation::Copy { source, .. } = &mut self.operation {
+            *source = change(*source);
+        }
+        self.extents = self.extents.map(change);
+        self
+    }
+
+    /// The same request for `part` of its extent `whole`, on a device of this format: with its part of the data or of the source, and
+    /// with the first reference tag that is checked moved as far as the first block.
     #[must_use]
     pub fn part(&self, whole: Extent, part: Extent, format: Option<PiFormat>) -> Request {
         let first = part.start().get() - whole.start().get();
+        let mut operation = self.operation.clone();
+        if let Operation::Copy { source, .. } = &mut operation {
+            let start = Lba::new(source.start().get() + first);
+            *source = Extent::new(start, part.blocks()).expect("a part of a source has addresses");
+        }
         // Not `..self.clone()`, which would copy all extents of a long Discard for each part.
-        Request { operation: self.operation.clone(), extents: part.into(), durability: self.durability }
+        Request { operation, extents: part.into(), durability: self.durability }
             .map_checks(|checks| format.map_or(checks, |format| checks.advance(first, format)))
             .map_data(|data| data.slice(first as usize, part.len() as usize))
     }
@@ -353,6 +390,14 @@ impl Request {
     pub fn extent(&self) -> Option<Extent> {
         match self.extents[..] {
             [extent] => Some(extent),
+            _ => None,
+        }
+    }
+
+    /// The blocks that a Copy copies.
+    pub const fn source(&self) -> Option<Extent> {
+        match self.operation {
+            Operation::Copy { source, .. } => Some(source),
             _ => None,
         }
     }
@@ -458,6 +503,25 @@ impl ReservedArea {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_a_copy_has_its_part_of_the_source_and_both_are_moved() {
+        let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
+        let checks = Checks { guard: true, ..Checks::NONE };
+        let copy = Request::copy(extent(100, 8), extent(20, 8), checks, Durability::ForceUnitAccess);
+        let part = copy.part(extent(20, 8), extent(23, 2), None);
+        assert_eq!((part.extent(), part.source()), (Some(extent(23, 2)), Some(extent(103, 2))));
+        assert_eq!((part.checks(), part.durability), (checks, Durability::ForceUnitAccess));
+        let moved = part.map_extents(|old| extent(old.start().get() + 1000, old.len()));
+        assert_eq!((moved.extent(), moved.source()), (Some(extent(1023, 2)), Some(extent(1103, 2))));
+        assert_eq!((moved.changed_extents(), moved.changed()), (&[extent(1023, 2)][..], Some(1023..=1024)));
+    }
+
+    /// Requests are moved through every level of the stack.
+    #[test]
+    fn a_copy_makes_no_request_longer() {
+        assert_eq!(size_of::<Request>(), 120);
+    }
 
     #[test]
     fn pages_grow_with_the_device_and_end_where_tracking_gets_coarser() {

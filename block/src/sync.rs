@@ -37,7 +37,7 @@ pub struct RangeLock {
 #[derive(Default)]
 struct LockList {
     next: u64,
-    /// In the order of the requests.
+    /// In the order of the requests. Ranges of one lock are neighbours with one id.
     locks: Vec<ListedLock>,
     waiting: Vec<Waker>,
 }
@@ -68,7 +68,7 @@ impl RangeLock {
     pub async fn lock_shared(&self, blocks: RangeInclusive<u64>) -> RangeGuard<'_> {
         match self.try_lock_shared() {
             Some(guard) => guard,
-            None => self.lock_listed(blocks, false).await,
+            None => self.lock_listed([blocks], false).await,
         }
     }
 
@@ -83,22 +83,30 @@ impl RangeLock {
     /// Locks the blocks exclusively. Waits until no other change of them is in flight.
     pub async fn lock(&self, blocks: RangeInclusive<u64>) -> RangeGuard<'_> {
         self.exclusive.fetch_add(1, Ordering::SeqCst);
-        self.lock_listed(blocks, true).await
+        self.lock_listed([blocks], true).await
     }
 
-    async fn lock_listed(&self, blocks: RangeInclusive<u64>, exclusive: bool) -> RangeGuard<'_> {
+    /// Locks the blocks of both ranges exclusively, which must not overlap. They are one lock with one place in the order, so two
+    /// such locks cannot wait for each other.
+    pub async fn lock_both(&self, one: RangeInclusive<u64>, other: RangeInclusive<u64>) -> RangeGuard<'_> {
+        self.exclusive.fetch_add(1, Ordering::SeqCst);
+        self.lock_listed([one, other], true).await
+    }
+
+    async fn lock_listed<const N: usize>(&self, ranges: [RangeInclusive<u64>; N], exclusive: bool) -> RangeGuard<'_> {
         let id = {
             let mut list = self.list();
             list.next += 1;
             let id = list.next;
-            list.locks.push(ListedLock { id, blocks: blocks.clone(), exclusive });
+            list.locks.extend(ranges.clone().map(|blocks| ListedLock { id, blocks, exclusive }));
             id
         };
         // Made before the wait, so that dropping the future removes the lock from the list.
         let guard = RangeGuard { lock: self, kind: RangeGuardKind::Listed { id, exclusive } };
         poll_fn(|cx| {
             let mut list = self.list();
-            if list.is_grantable(id, &blocks, exclusive) && (!exclusive || self.has_no_counted()) {
+            let is_grantable = ranges.iter().all(|blocks| list.is_grantable(id, blocks, exclusive));
+            if is_grantable && (!exclusive || self.has_no_counted()) {
                 return Poll::Ready(());
             }
             list.waiting.push(cx.waker().clone());
@@ -256,6 +264,29 @@ mod tests {
             poll(pin!(ranges.lock_shared(extent(0, 9))))
                 .is_some_and(|guard| matches!(guard.kind, RangeGuardKind::Counted(_)))
         );
+    }
+
+    #[test]
+    fn a_lock_of_two_ranges_holds_both_and_waits_for_both() {
+        let ranges = RangeLock::default();
+        let held = poll(pin!(ranges.lock(extent(30, 1)))).expect("nothing is in the way");
+        let mut both = Box::pin(ranges.lock_both(extent(10, 4), extent(30, 4)));
+        assert!(poll(both.as_mut()).is_none(), "the second is held");
+        // The same two the other way round are behind it, whichever of them is free.
+        let mut turned = Box::pin(ranges.lock_both(extent(30, 4), extent(10, 4)));
+        let mut between = pin!(ranges.lock_shared(extent(20, 4)));
+        assert!(poll(turned.as_mut()).is_none());
+        assert!(poll(between.as_mut()).is_some(), "what lies between is free");
+        drop(held);
+        let both = poll(both.as_mut()).expect("nothing is in the way any more");
+        assert!(poll(turned.as_mut()).is_none());
+        for start in [13, 33] {
+            assert!(poll(pin!(ranges.lock_shared(extent(start, 1)))).is_none(), "{start}");
+        }
+        drop(both);
+        assert!(poll(turned.as_mut()).is_some());
+        drop(turned);
+        assert!(ranges.list().locks.is_empty());
     }
 
     #[test]

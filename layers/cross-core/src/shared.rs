@@ -115,9 +115,14 @@ impl SharedDevice {
     /// Executes a request on the owner core, once no other client has the blocks locked that it changes. The caller may have locked
     /// them itself (`is_locked`). A failure that other clients have to learn of is recorded before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, is_locked: bool) -> Outcome {
-        let _range = match request.changed().filter(|_| !is_locked) {
-            Some(blocks) => Some(self.0.device.range_lock.lock_shared(blocks).await),
-            None => None,
+        let range_lock = &self.0.device.range_lock;
+        let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
+            // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.
+            (Some(blocks), Some(source)) => {
+                Some(range_lock.lock_both(source.start().get()..=source.last().get(), blocks).await)
+            }
+            (Some(blocks), None) => Some(range_lock.lock_shared(blocks).await),
+            (None, _) => None,
         };
         // Counted as durable only when it has entered: a flush that has entered waits for the durable requests before it, and one
         // that waits here for the quiesce to end would keep it from draining.
@@ -138,6 +143,9 @@ impl SharedDevice {
 
     /// Executes a request on the owner core if that needs no waiting.
     pub(crate) fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
+        if request.source().is_some() {
+            return None;
+        }
         let _range = match request.changed() {
             Some(_) => Some(self.0.device.range_lock.try_lock_shared()?),
             None => None,

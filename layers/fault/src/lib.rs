@@ -225,7 +225,8 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
     }
 
     fn abilities(&self) -> Abilities {
-        let mut abilities = self.inner.abilities();
+        // A Copy would read and write without the faults injected here.
+        let mut abilities = Abilities { copy: Ability::Absent, ..self.inner.abilities() };
         // The inner device would verify and compare without the faults injected here, so the gate has to read instead.
         if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
             abilities.verify = Ability::Absent;
@@ -247,6 +248,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             Operation::Flush => self.flush().await,
             // A discard guarantees nothing that a fault could break.
             Operation::Discard
+            | Operation::Copy { .. }
             | Operation::Verify(_)
             | Operation::Checksum(_)
             | Operation::Repair(_)

@@ -456,6 +456,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.
         discard: when(unmap_zeroes),
         write_zeroes: Ability::Native,
+        // The copies of a Copy would come from as many sources, of which any may be damaged.
+        copy: Ability::Absent,
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
         checksum: Ability::Native,
         repair: Ability::Native,

@@ -11,13 +11,13 @@ use sealblock_units::Extent;
 use slab::Slab;
 use smallvec::SmallVec;
 
-/// The blocks that a request changes.
+/// The blocks that a request changes, and those that a Copy copies: if it is executed late, they must be as they were.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct WriteSet(SmallVec<[Extent; 1]>);
 
 impl WriteSet {
     pub(crate) fn of(request: &Request) -> WriteSet {
-        WriteSet(request.changed_extents().into())
+        WriteSet(request.changed_extents().iter().copied().chain(request.source()).collect())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

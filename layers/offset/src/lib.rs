@@ -104,9 +104,8 @@ impl<D: Device> OffsetLayer<D> {
     }
 
     fn request_down(&self, request: Request) -> Request {
-        let mut request = request.map_checks(|checks| self.checks_down(checks)).map_data(|data| self.data_down(data));
-        request.extents = request.extents.map(|extent| self.down(extent));
-        request
+        let request = request.map_checks(|checks| self.checks_down(checks)).map_data(|data| self.data_down(data));
+        request.map_extents(|extent| self.down(extent))
     }
 
     fn response_up(&self, response: Response) -> Response {

@@ -23,8 +23,8 @@ use std::cell::RefCell;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Device, Durability, Error, Geometry, Limits, Operation, Outcome, Request, RequestKind, ReservedArea,
-    Response,
+    Abilities, Ability, Device, Durability, Error, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
+    RequestKind, ReservedArea, Response,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
@@ -326,7 +326,8 @@ impl<D: Device> Device for StripeLayer<D> {
         let each = self.members.iter().map(Device::abilities);
         let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a member");
         // One member's reserved area is enough, and only a write to one device is atomic.
-        Abilities { reserved: self.members[0].abilities().reserved, ..all }
+        // Source and destination may lie on different members.
+        Abilities { reserved: self.members[0].abilities().reserved, copy: Ability::Absent, ..all }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
@@ -337,6 +338,7 @@ impl<D: Device> Device for StripeLayer<D> {
             Operation::ReadReserved(ReservedArea::GroupLabel)
             | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
             Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,
+            Operation::Copy { .. } => Err(ErrorKind::Absent(RequestKind::Copy).into()),
             Operation::Read(_)
             | Operation::Write(_)
             | Operation::Verify(_)

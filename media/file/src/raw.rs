@@ -179,6 +179,7 @@ impl<M: Medium> Device for RawDevice<M> {
             Operation::Discard => self.discard(&extents).await?,
             Operation::Flush => self.medium.sync().await?,
             Operation::Verify(_)
+            | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(_)

@@ -78,6 +78,7 @@ impl Device for NbdDevice {
             Operation::WriteZeroes { may_unmap } => io.write_zeroes(extents.one(), may_unmap, durability).await,
             Operation::BlockStatus => io.block_status(extents.one()).await,
             Operation::Verify(_)
+            | Operation::Copy { .. }
             | Operation::Checksum(_)
             | Operation::Repair(_)
             | Operation::Compare(_)

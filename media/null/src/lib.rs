@@ -65,6 +65,7 @@ impl NullDevice {
                 Ok(Response::Done)
             }
             Operation::WriteUncorrectable
+            | Operation::Copy { .. }
             | Operation::Checksum(_)
             | Operation::Repair(_)
             | Operation::ReadReserved(_)

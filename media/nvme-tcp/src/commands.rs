@@ -12,7 +12,7 @@ use sealblock_media_nvme::{
 };
 use sealblock_protocols_nvme::extensions::Extensions;
 use sealblock_protocols_nvme::logs::ErrorEntry;
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -176,8 +176,13 @@ impl Namespace for Io {
         self.execute(|_| Ok((command, HostData::None))).await
     }
 
-    async fn deallocate_once(&self, command: DatasetManagement, ranges: Slice) -> Result<CompletedCommand, Error> {
-        let command = self.encode(IoCommand::DatasetManagement(command))?;
+    async fn execute_with_ranges(
+        &self,
+        command: IoCommand,
+        ranges: Slice,
+        _: &[Extent],
+    ) -> Result<CompletedCommand, Error> {
+        let command = self.encode(command)?;
         self.execute(|_| Ok((command, HostData::Write(ranges.clone().into())))).await
     }
 

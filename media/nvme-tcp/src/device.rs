@@ -135,6 +135,7 @@ impl Device for NvmeTcpDevice {
             Operation::Flush => io.flush().await,
             Operation::Discard => requests.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             Operation::Checksum(checks) => io.checksum(extents.one(), checks).await,

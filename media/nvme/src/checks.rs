@@ -39,20 +39,13 @@ impl NamespaceProfile {
     pub fn write_checks(&self, extent: Extent, data: &Sealed) -> ProtectionInfo {
         match self.pi_mode {
             PiMode::None => ProtectionInfo::NONE,
-            PiMode::Target(format) => {
-                let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
-                ProtectionInfo { pract: true, prchk: Prchk::GUARD, ..ProtectionInfo::NONE }.with_tags(
-                    format,
-                    0,
-                    initial_ref_tag,
-                )
-            }
+            PiMode::Target(_) => ProtectionInfo { prchk: Prchk::GUARD, ..self.new_tags(extent) },
             PiMode::Host(format) => offer_tags(format, extent, data),
         }
     }
 
-    /// The fields of Write Zeroes: the controller generates the tags.
-    pub fn zeroes(&self, extent: Extent) -> ProtectionInfo {
+    /// The fields of Write Zeroes, and of other writes whose tags the controller generates.
+    pub fn new_tags(&self, extent: Extent) -> ProtectionInfo {
         let Some(format) = self.pi_mode.kept() else { return ProtectionInfo::NONE };
         let initial_ref_tag = if format.protection().increments_ref_tag() { extent.start().get() } else { 0 };
         ProtectionInfo { pract: true, ..ProtectionInfo::NONE }.with_tags(format, 0, initial_ref_tag)

@@ -11,6 +11,7 @@
 
 mod bad_block_search;
 mod checks;
+mod copy;
 mod pages;
 mod profile;
 pub mod requests;
@@ -19,13 +20,15 @@ mod status;
 pub use bad_block_search::{BadBlockSearch, Probe, logged_block};
 pub use checks::bad_blocks;
 pub use pages::{Admin, IdentifyPages, NamespaceError, identify_controller, namespace_pages};
-pub use profile::{Metadata, MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, shares_crcs};
+pub use profile::{
+    CopyPlan, Metadata, MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, shares_crcs,
+};
 pub use status::{CommandContext, bad_block_cause, failure, is_not_supported, may_be_sent_again};
 
 use sealblock_block::{BadBlock, Coverage, Error, Outcome, RequestKind};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_protocols_nvme::logs::ErrorEntry;
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Status};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
@@ -38,7 +41,7 @@ pub trait CompletedCommand {
 
 /// Executes single commands on one namespace. Each returns its final completion, whatever the status; an error says that there is none.
 ///
-/// Commands are idempotent, so an implementation may send one again.
+/// Commands are idempotent, so an implementation may send one again; a Copy is, as long as nobody changes its source meanwhile.
 pub trait Namespace {
     /// A command with its final completion, and what the implementation needs to find it in logs.
     type Completed: CompletedCommand;
@@ -73,11 +76,12 @@ pub trait Namespace {
     /// Executes a command without data.
     fn execute_once(&self, command: IoCommand) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// Executes one Dataset Management with this list of ranges.
-    fn deallocate_once(
+    /// Executes one command that changes these blocks and whose data are a list of ranges: Dataset Management or Copy.
+    fn execute_with_ranges(
         &self,
-        command: DatasetManagement,
+        command: IoCommand,
         ranges: Slice,
+        changed: &[Extent],
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
     /// Executes an admin command that reads `length_bytes`, on the controller that executed `completed`. It is a hint: `None` if it

@@ -3,12 +3,12 @@
 //! Pure, so that tests cover every inconsistent target. Every field is checked before use.
 
 use sealblock_block::{Abilities, Ability, Geometry, Limits};
-use sealblock_integrity::{GuardKind, PiFormat, PiPosition};
+use sealblock_integrity::{GuardKind, PiFormat, PiPosition, ProtectionType};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea};
 use sealblock_protocols_nvme::identify::{
     Ctratt, Dlfeat, NamespaceFormat, NamespaceId, Nmic, Oacs, Oncs, Vwc, limit_bytes,
 };
-use sealblock_protocols_nvme::nvm::{DatasetManagement, MAX_BLOCKS};
+use sealblock_protocols_nvme::nvm::{CopyDescriptorFormat, DatasetManagement, MAX_BLOCKS};
 use sealblock_units::{BlockCount, BlockSize};
 
 use crate::pages::{IdentifyPages, NamespaceError};
@@ -124,6 +124,8 @@ pub struct NamespaceProfile {
     pub discard_ranges: usize,
     /// Blocks of one Dataset Management command.
     pub discard_blocks: u64,
+    /// How it is copied within, if tags stay as they are.
+    pub copy: Option<CopyPlan>,
     /// Entries of the error log.
     pub error_entries: u16,
     /// MDTS in bytes; `None` for no limit.
@@ -134,6 +136,48 @@ pub struct NamespaceProfile {
     pub max_write_zeroes_bytes: Option<u64>,
     /// What it is recognised by.
     pub identity: NamespaceIdentity,
+}
+
+/// How a namespace is copied within: the form of source ranges, and how many of which length one command takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopyPlan {
+    /// The descriptor format, which the guard decides.
+    pub format: CopyDescriptorFormat,
+    /// Maximum blocks of one source range.
+    pub range_blocks: BlockCount,
+    /// Maximum blocks of one command. One that ends at a multiple of it has no more ranges than a command takes.
+    pub command_blocks: BlockCount,
+}
+
+impl CopyPlan {
+    /// Maximum blocks of one command, whatever the controller takes: nobody writes to the blocks while it is executed.
+    const MOST_BLOCKS: u32 = 1 << 16;
+
+    /// The plan by MSSRL, MCL, MSRC and CDFS; `None` where one of these has no value, and where tags would not stay as they are: see
+    /// `copy.rs`.
+    fn of(pages: &IdentifyPages, format: &NamespaceFormat, pi_mode: PiMode) -> Option<CopyPlan> {
+        let stays = match pi_mode {
+            PiMode::None | PiMode::Target(_) => true,
+            PiMode::Host(tuple) => tuple.protection() == ProtectionType::Type3,
+        };
+        // PRACT is about tuples, and nobody here knows what other metadata says.
+        if !stays || !has_only_tuples(format) {
+            return None;
+        }
+        let form = CopyDescriptorFormat::of(pi_mode.kept());
+        if pages.controller.cdfs & 1 << form.code() == 0 {
+            return None;
+        }
+        let namespace = &pages.namespace;
+        let (range, ranges) = (u32::from(namespace.mssrl), u32::from(namespace.msrc.get()));
+        let most = namespace.mcl.min(range.saturating_mul(ranges)).min(CopyPlan::MOST_BLOCKS);
+        let most = if most > range && range > 0 { most / range * range } else { most };
+        Some(CopyPlan {
+            format: form,
+            range_blocks: BlockCount::new(range.min(most))?,
+            command_blocks: BlockCount::new(most)?,
+        })
+    }
 }
 
 impl NamespaceProfile {
@@ -160,10 +204,11 @@ impl NamespaceProfile {
         // Tags that the controller makes count too: a Compare brings them.
         let limits = limits(pages, options, size, if format.extended { format.metadata_bytes } else { 0 });
         let (ranges, range_blocks) = nvm.map_or((0, 0), |nvm| (nvm.dmrl, nvm.dmsl));
+        let copy = CopyPlan::of(pages, &format, pi_mode);
         Ok(NamespaceProfile {
             nsid,
             geometry: Geometry { block_size: size, capacity_blocks, protection: pi_mode.shown(), limits },
-            abilities: abilities(pages, pi_mode, has_only_tuples(&format)),
+            abilities: abilities(pages, pi_mode, has_only_tuples(&format), copy.is_some()),
             pi_mode,
             metadata: Metadata::of(&format, pi_mode),
             storage_tag_mask: format.storage_tag_mask,
@@ -172,6 +217,7 @@ impl NamespaceProfile {
             shared: namespace.nmic.contains(Nmic::SHARED),
             discard_ranges: if ranges == 0 { DatasetManagement::MAX_RANGES } else { usize::from(ranges) },
             discard_blocks: if range_blocks == 0 { u64::MAX } else { range_blocks },
+            copy,
             error_entries: pages.controller.elpe.get(),
             max_transfer_bytes: pages.controller.max_transfer_bytes(page_bytes),
             max_verify_bytes,
@@ -332,7 +378,7 @@ fn count(blocks: u64) -> BlockCount {
     BlockCount::new(blocks.clamp(1, u64::from(MAX_BLOCKS)) as u32).expect("at least 1")
 }
 
-fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool) -> Abilities {
+fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keeps_tags: bool) -> Abilities {
     let oncs = pages.controller.oncs;
     let when = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
     let has = |bit| if pages.extensions.contains(bit) { Ability::Native } else { Ability::Absent };
@@ -347,6 +393,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool) -> A
         compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },
         discard: when(Oncs::DATASET_MANAGEMENT),
         write_zeroes: when(Oncs::WRITE_ZEROES),
+        copy: if keeps_tags { when(Oncs::COPY) } else { Ability::Absent },
         write_uncorrectable: Ability::Absent,
         unmap_zeroes: oncs.contains(Oncs::WRITE_ZEROES)
             && dlfeat.reads_zeroes()

@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 
 use crate::bad_block_search::{BadBlockSearch, Probe, logged_block};
 use crate::checks;
-use crate::status::bad_block_cause;
+use crate::status::{bad_block_cause, is_copy_refused};
 use crate::{CompletedCommand, Namespace};
 
 /// The block requests of a namespace.
@@ -112,7 +112,7 @@ impl<N: Namespace> Requests<'_, N> {
     pub async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
         let force_unit_access = durability == Durability::ForceUnitAccess;
         let blocks = BlockCommand {
-            protection: self.0.profile().zeroes(extent),
+            protection: self.0.profile().new_tags(extent),
             force_unit_access,
             ..BlockCommand::new(extent)
         };
@@ -149,11 +149,45 @@ impl<N: Namespace> Requests<'_, N> {
         let dsm = DatasetManagement::deallocate(extents.len()).map_err(too_many)?;
         let ranges: Vec<DsmRange> = extents.iter().map(|extent| DsmRange::new(*extent)).collect();
         let list = Slice::copy_from(ranges.as_slice().as_bytes());
-        let completed = self.0.deallocate_once(dsm, list).await?;
+        let completed = self.0.execute_with_ranges(IoCommand::DatasetManagement(dsm), list, extents).await?;
         match completed.status().is_success() {
             true => Ok(()),
             false => Err(self.0.failed(RequestKind::Discard, extents.first().copied(), &completed)),
         }
+    }
+
+    /// Copies blocks within the namespace, with as many source ranges in a command as it takes. Ends at the first command that fails, of
+    /// which nothing is copied.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Absent`] if no command says what is asked, or if the controller refuses it in this form.
+    pub async fn copy(&self, source: Extent, destination: Extent, checks: Checks, durability: Durability) -> Outcome {
+        let profile = self.0.profile();
+        let absent = || Error::from(ErrorKind::Absent(RequestKind::Copy));
+        let plan = profile.copy.ok_or_else(absent)?;
+        for part in source.split_aligned(plan.command_blocks) {
+            let onward = part.start().get() - source.start().get();
+            let to = Extent::from_raw(destination.start().get() + onward, part.len()).map_err(|_| absent())?;
+            let checks = profile.pi_mode.shown().map_or(checks, |format| checks.advance(onward, format));
+            let (command, ranges) = profile.copy_command(&plan, part, to, &checks, durability).ok_or_else(absent)?;
+            let list = command.encode_ranges(&ranges).map_err(|_| absent())?;
+            let list = Slice::copy_from(&list);
+            let completed = self.0.execute_with_ranges(IoCommand::Copy(command), list, &[to]).await?;
+            if completed.status().is_success() {
+                self.note_write(&completed, durability);
+                continue;
+            }
+            if is_copy_refused(completed.status()) {
+                tracing::warn!(status = %completed.status(), %part, "Copy is refused; blocks are read and written instead");
+                return Err(absent());
+            }
+            if bad_block_cause(completed.status()).is_some() {
+                let search = BadBlockSearch::new(self.0, checks, self.probe());
+                BadBlocks::fail_if_any(search.of(part, &completed).await?)?;
+            }
+            return Err(self.0.failed(RequestKind::Copy, Some(part), &completed));
+        }
+        Ok(Response::Done)
     }
 
     /// Verifies blocks where they are.

@@ -28,6 +28,12 @@ pub fn is_not_supported(status: Status) -> bool {
     matches!(status.code(), StatusCode::INVALID_OPCODE | StatusCode::INVALID_FIELD)
 }
 
+/// True if the status of a Copy says that the controller does not execute it in this form, so that it has copied nothing.
+pub fn is_copy_refused(status: Status) -> bool {
+    let code = status.code();
+    is_not_supported(status) || matches!(code, StatusCode::INVALID_FORMAT | StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED)
+}
+
 /// The command that failed, for the error's text.
 #[derive(Clone, Copy, Debug)]
 pub struct CommandContext {

@@ -276,6 +276,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             compare: Ability::Absent,
             discard: Ability::Native,
             write_zeroes: Ability::Native,
+            copy: Ability::Absent,
             write_uncorrectable: Ability::Native,
             checksum: Ability::Native,
             repair: Ability::Absent,
@@ -315,7 +316,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 written.map(|()| Response::Done)
             }
             Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
-            Operation::Compare(_) | Operation::Repair(_) => Err(ErrorKind::Absent(kind).into()),
+            Operation::Copy { .. } | Operation::Compare(_) | Operation::Repair(_) => {
+                Err(ErrorKind::Absent(kind).into())
+            }
         }
     }
 }

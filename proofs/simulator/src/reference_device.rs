@@ -204,6 +204,7 @@ impl Device for ReferenceDevice {
                 Ok(Response::Done)
             }
             Operation::Verify(_)
+            | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(_)

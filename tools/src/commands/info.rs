@@ -40,7 +40,7 @@ const WAYS: [(Ability, &str); 3] =
     [(Ability::Native, "native"), (Ability::Emulated, "emulated"), (Ability::Absent, "absent")];
 
 /// The operations of a device. (The reserved area has two, of which it can do both or none.)
-const OPERATIONS: [(RequestKind, &str); 12] = [
+const OPERATIONS: [(RequestKind, &str); 13] = [
     (RequestKind::Read, "read"),
     (RequestKind::Write, "write"),
     (RequestKind::Flush, "flush"),
@@ -49,6 +49,7 @@ const OPERATIONS: [(RequestKind, &str); 12] = [
     (RequestKind::Checksum, "checksum"),
     (RequestKind::WriteZeroes, "write_zeroes"),
     (RequestKind::Discard, "discard"),
+    (RequestKind::Copy, "copy"),
     (RequestKind::WriteUncorrectable, "write_uncorrectable"),
     (RequestKind::Repair, "repair"),
     (RequestKind::BlockStatus, "block_status"),

@@ -146,6 +146,11 @@ impl FakeDevice {
                 Ok(Response::BlockStatus(vec![run]))
             }
             Operation::ReadReserved(_) => Ok(Response::Reserved(Slice::copy_from(b"label"))),
+            Operation::Copy { source, checks } => {
+                let data = self.load(source, &checks)?;
+                self.store(extents.one().start().get(), &data);
+                Ok(Response::Done)
+            }
             Operation::Flush | Operation::Discard | Operation::WriteReserved(..) | Operation::WriteUncorrectable => {
                 Ok(Response::Done)
             }

@@ -1,20 +1,21 @@
-//! Copy: source ranges to one destination within a namespace, as reads and writes of bounded size.
+//! Copy: source ranges to one destination within a namespace: by the device, where it copies and tags stay as they are, and else as
+//! reads and writes of bounded size.
 //!
 //! Reads are checked as PRINFOR says, and completely on a plain namespace. Unless PRACT of PRINFOW makes new tags, a
 //! block keeps its guard and its application and storage tags; only the reference tag becomes that of the destination.
 //! No guard is computed from data that was read, so damage in an unchecked block stays detectable.
 
-use sealblock_block::{BadBlock, BadBlocks, Device, Durability, Request, RequestKind, Response};
+use sealblock_block::{Ability, BadBlock, BadBlocks, Device, Durability, ErrorKind, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::command::queue_context::NamespaceHandle;
-use crate::command::queue_context::execute;
+use crate::command::queue_context::{NamespaceHandle, execute, record, record_checked};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
+use crate::model::damage_list::RequestSummary;
 
 /// The maximum data of one Copy, in bytes.
 const COPY_BYTES: u64 = 64 << 20;
@@ -71,6 +72,9 @@ async fn copy_range(
     let piece_blocks = BlockCount::new((PIECE_BYTES >> geometry.block_size.shift()) as u32).unwrap_or(BlockCount::ONE);
     let source = range.extent;
     let checks = namespace.checks_of(&range.protection, source.start());
+    if stays_as_it_is(namespace, args, &checks) && by_device(namespace, source, to, checks, durability).await? {
+        return Ok(());
+    }
     for piece in source.split_aligned(piece_blocks) {
         let first = piece.start().get() - source.start().get();
         let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
@@ -82,6 +86,51 @@ async fn copy_range(
         execute(namespace, Request::write(at, data, durability)).await?;
     }
     Ok(())
+}
+
+/// True if the device copies, the tags of a copy are those of its source, and what PRINFOW demands of them is among these checks of
+/// the source. No device copies where reference tags follow the address.
+fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, checks: &Checks) -> bool {
+    if namespace.device.abilities().copy != Ability::Native {
+        return false;
+    }
+    match (namespace.device.geometry().protection, namespace.format()) {
+        (None, _) => true,
+        (Some(stored), _) if stored.protection().increments_ref_tag() => false,
+        (Some(_), None) => true,
+        (Some(_), Some(format)) => {
+            !args.write.pract && {
+                let demanded = args.write.checks(format, format.storage_tag_mask());
+                (checks.guard || !demanded.guard)
+                    && (demanded.app_tag.is_none() || demanded.app_tag == checks.app_tag)
+                    && (demanded.storage_tag.is_none() || demanded.storage_tag == checks.storage_tag)
+            }
+        }
+    }
+}
+
+/// Has the device copy one source range; false if it does not do so in this form, and everything is as it was or copied in part.
+async fn by_device(
+    namespace: &NamespaceHandle,
+    source: Extent,
+    to: u64,
+    checks: Checks,
+    durability: Durability,
+) -> Result<bool, CommandError> {
+    let to = Extent::from_raw(to, source.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
+    match namespace.device.execute(Request::copy(source, to, checks, durability)).await {
+        Err(error) if *error.kind() == ErrorKind::Absent(RequestKind::Copy) => Ok(false),
+        // What it says of blocks, it says of the source.
+        Err(error) if error.bad_blocks().is_some() => {
+            let read = RequestSummary::of(&Request::read(source, checks), namespace.device.geometry());
+            record_checked(namespace, &read, Err(error)).await.map(|_| true)
+        }
+        outcome => {
+            let written =
+                RequestSummary::of(&Request::copy(source, to, checks, durability), namespace.device.geometry());
+            record(namespace, &written, outcome).map(|_| true)
+        }
+    }
 }
 
 /// Returns the blocks that were read as they are written, `offset` blocks after the start of the destination.

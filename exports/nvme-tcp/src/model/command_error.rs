@@ -81,6 +81,7 @@ const fn of_medium(kind: RequestKind) -> StatusCode {
         | RequestKind::ReadReserved
         | RequestKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
         RequestKind::Write
+        | RequestKind::Copy
         | RequestKind::Flush
         | RequestKind::Discard
         | RequestKind::WriteZeroes

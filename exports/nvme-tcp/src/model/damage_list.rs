@@ -153,7 +153,8 @@ impl DamageList {
                 }
                 false
             }
-            Err(error) => match (error.bad_blocks(), summary.extent) {
+            // The bad blocks of a Copy are not those of its extent.
+            Err(error) => match (error.bad_blocks(), summary.extent.filter(|_| summary.kind != RequestKind::Copy)) {
                 (Some(bad_blocks), Some(extent)) => {
                     let is_new = self.record_check(extent, summary, bad_blocks.as_slice());
                     if bad_blocks.coverage().is_complete() {
@@ -223,7 +224,9 @@ impl DamageList {
     /// Removes the blocks that a successful request repaired or found good.
     fn remove_good(&self, extent: Extent, summary: &RequestSummary) {
         match summary.kind {
-            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard => self.clear(extent),
+            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Copy | RequestKind::Discard => {
+                self.clear(extent);
+            }
             RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => {
                 self.change(|set| set.remove_if(extent, &|_, info| covers(summary, info)));
             }

@@ -11,7 +11,7 @@ use sealblock_media_nvme::{
 };
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify};
 use sealblock_protocols_nvme::logs::{CommandEffects, EffectsLog, ErrorEntry, LogPage};
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, IoCommand, ProtectionInfo};
+use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Invalid, IoOpcode, Status};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Transfer, pool, sleep};
@@ -107,17 +107,21 @@ impl Passthrough {
 }
 
 impl Passthrough {
-    /// True if the Commands Supported and Effects log has this command. A drive that does not give the page has not.
-    pub(crate) async fn has_command(&self, opcode: IoOpcode) -> Result<bool, OpenError> {
+    /// The Commands Supported and Effects log; `None` from a drive that does not give the page.
+    pub(crate) async fn effects(&self) -> Result<Option<EffectsLog>, OpenError> {
         let request = GetLogPage {
             retain_event: true,
             ..GetLogPage::new(LogPage::CommandEffects.code(), EffectsLog::BYTES as u64)
         };
         let what = "Get Log Page, Commands Supported and Effects";
         let page = self.read(what, &request.encode(), EffectsLog::BYTES).await?;
-        let log = page.ok().and_then(|page| EffectsLog::decode(&page).ok());
-        Ok(log.is_some_and(|log| log.io(opcode.code()).contains(CommandEffects::SUPPORTED)))
+        Ok(page.ok().and_then(|page| EffectsLog::decode(&page).ok()))
     }
+}
+
+/// True if the log has this command.
+pub(crate) fn has_command(log: &EffectsLog, opcode: IoOpcode) -> bool {
+    log.io(opcode.code()).contains(CommandEffects::SUPPORTED)
 }
 
 impl Admin for Passthrough {
@@ -245,13 +249,16 @@ impl Namespace for Drive {
         completed
     }
 
-    async fn deallocate_once(&self, command: DatasetManagement, ranges: Slice) -> Result<Completed, Error> {
-        let changed: Vec<Extent> =
-            command.parse(&ranges).into_iter().flatten().flat_map(|range| range.extent()).flatten().collect();
-        let command = self.encode(IoCommand::DatasetManagement(command))?;
+    async fn execute_with_ranges(
+        &self,
+        command: IoCommand,
+        ranges: Slice,
+        changed: &[Extent],
+    ) -> Result<Completed, Error> {
+        let doing = if matches!(command, IoCommand::Copy(_)) { "a Copy" } else { "a Dataset Management" };
         let memory = (Transfer::Out(ranges), Transfer::None);
-        let completed = self.passthrough.execute("a Dataset Management", &command, memory, true).await;
-        changed.into_iter().for_each(|extent| self.forget_cached(extent));
+        let completed = self.passthrough.execute(doing, &self.encode(command)?, memory, true).await;
+        changed.iter().for_each(|extent| self.forget_cached(*extent));
         completed
     }
 

@@ -90,7 +90,7 @@ impl<D: Device> Device for NvmeDevice<D> {
         if let Some(ordinary) = &self.0.ordinary {
             let is_native = drive.profile.abilities.of(kind) == Ability::Native;
             match kind {
-                RequestKind::Verify | RequestKind::Compare => {}
+                RequestKind::Verify | RequestKind::Compare | RequestKind::Copy => {}
                 RequestKind::WriteZeroes if is_native => {}
                 _ => return ordinary.execute(request).await,
             }
@@ -103,6 +103,7 @@ impl<D: Device> Device for NvmeDevice<D> {
             Operation::Flush => self.flush().await,
             Operation::Discard => requests.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
+            Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             Operation::WriteUncorrectable

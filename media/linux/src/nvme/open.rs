@@ -11,6 +11,7 @@ use sealblock_media_nvme::{
     namespace_pages,
 };
 use sealblock_protocols_nvme::identify::Lpa;
+use sealblock_protocols_nvme::logs::EffectsLog;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme::registers::{Capabilities, Version};
 use sealblock_protocols_nvme::{IoOpcode, Status};
@@ -18,7 +19,7 @@ use sealblock_runtime_reactor::{File, NvmeQueue, Transfer, pool};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use super::block_codec::BlockCodec;
-use super::commands::{Drive, Passthrough};
+use super::commands::{Drive, Passthrough, has_command};
 use super::error::OpenError;
 use crate::node::{KernelLimits, NodeKind, block_node};
 
@@ -109,14 +110,12 @@ impl NvmeNamespace {
         let profile =
             ProfileOptions { source: options.source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         let mut profile = NamespaceProfile::of(nsid, &pages, &profile)?;
-        // Some drives have Verify and leave its bit in ONCS out.
-        let is_unsaid = profile.abilities.verify == Ability::Absent
-            && pages.controller.lpa.contains(Lpa::COMMANDS_SUPPORTED_AND_EFFECTS)
-            && passthrough.has_command(IoOpcode::Verify).await?;
-        if is_unsaid {
-            profile.abilities.verify = Ability::Native;
-        }
-        let mut refused = cut(&mut profile, &kernel);
+        let effects = match pages.controller.lpa.contains(Lpa::COMMANDS_SUPPORTED_AND_EFFECTS) {
+            true => passthrough.effects().await?,
+            false => None,
+        };
+        let mut refused = effects.map_or_else(Vec::new, |log| believe(&mut profile, &log));
+        refused.extend(cut(&mut profile, &kernel));
         profile.abilities.writable &= options.write;
         let codec = BlockCodec::new(&profile);
         let mut drive = Drive { passthrough, profile, codec, is_cached };
@@ -152,6 +151,25 @@ impl NvmeNamespace {
     pub fn info(&self) -> &NvmeInfo {
         &self.info
     }
+}
+
+/// Corrects a profile by the log of the commands that the drive has; returns what ONCS has and the log has not.
+fn believe(profile: &mut NamespaceProfile, log: &EffectsLog) -> Vec<String> {
+    let mut refused = Vec::new();
+    // Some drives have Verify and leave its bit in ONCS out. The other way round a Verify is tried.
+    if has_command(log, IoOpcode::Verify) {
+        profile.abilities.verify = Ability::Native;
+    }
+    // A Copy cannot be tried on blocks that somebody needs, so both have to have it, or the log alone.
+    match (has_command(log, IoOpcode::Copy), profile.copy.is_some(), profile.abilities.copy) {
+        (true, true, _) => profile.abilities.copy = Ability::Native,
+        (false, _, Ability::Native) => {
+            profile.abilities.copy = Ability::Absent;
+            refused.push("copy: ONCS has it, and the Commands Supported and Effects log has not".to_owned());
+        }
+        _ => {}
+    }
+    refused
 }
 
 /// Cuts a profile to what the kernel can do; returns what the drive says that it has and the kernel does not use.

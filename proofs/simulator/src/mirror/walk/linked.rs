@@ -105,6 +105,7 @@ impl Device for LinkedReplica {
                 request.kind(),
                 RequestKind::Write
                     | RequestKind::WriteZeroes
+                    | RequestKind::Copy
                     | RequestKind::WriteUncorrectable
                     | RequestKind::WriteReserved
             );

@@ -212,7 +212,7 @@ impl Image {
                 extents.one().iter().for_each(|lba| self.change(lba, Stored::Unreadable));
             }
             Operation::Flush => self.flush(),
-            Operation::Discard | Operation::Compare(_) | Operation::Repair(_) => {
+            Operation::Discard | Operation::Copy { .. } | Operation::Compare(_) | Operation::Repair(_) => {
                 return Err(ErrorKind::Absent(request.kind()).into());
             }
         }
