@@ -350,6 +350,48 @@ fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
     assert!(matches!(failure(run(gate.execute(past))), ErrorKind::Range { .. }));
 }
 
+#[test]
+fn a_copy_is_passed_on_whole_and_not_emulated() {
+    let copy = |source, destination| Request::copy(source, destination, Checks::NONE, Durability::ForceUnitAccess);
+    let request = || copy(extent(40, 20), extent(4, 20));
+    let gate = FakeDevice::limited(None, 8).gate();
+    assert_eq!(gate.abilities().copy, Ability::Absent);
+    assert_eq!(failure(run(gate.execute(request()))), ErrorKind::Absent(RequestKind::Copy));
+    let mut device = FakeDevice::limited(None, 8);
+    device.abilities.copy = Ability::Native;
+    device.abilities.writable = false;
+    assert_eq!(failure(run(device.gate().execute(request()))), ErrorKind::ReadOnly);
+    let mut device = FakeDevice::limited(None, 8);
+    device.abilities.copy = Ability::Native;
+    let gate = device.gate();
+    for lba in 40..60 {
+        done(run(gate.execute(write(lba, 1, None))));
+    }
+    gate.device().take_seen();
+    done(run(gate.execute(request())));
+    assert_eq!(gate.device().take_seen(), [(RequestKind::Copy, 4, 20, None)]);
+    for lba in 0..20 {
+        assert_eq!(
+            data(run(gate.execute(Request::read(extent(4 + lba, 1), Checks::NONE)))).joined_data()[..],
+            numbered(40 + lba, 1, None).joined_data()[..]
+        );
+    }
+    gate.device().take_seen();
+    // Side by side is right on both sides; one block in both is not.
+    done(run(gate.execute(copy(extent(8, 4), extent(4, 4)))));
+    done(run(gate.execute(copy(extent(8, 4), extent(12, 4)))));
+    for (source, destination) in [(8, 8), (8, 11), (8, 5)] {
+        let refused = failure(run(gate.execute(copy(extent(source, 4), extent(destination, 4)))));
+        assert!(matches!(refused, ErrorKind::Limit { .. }), "{source} to {destination}: {refused}");
+    }
+    assert!(matches!(failure(run(gate.execute(copy(extent(8, 4), extent(20, 5))))), ErrorKind::Limit { .. }));
+    for (source, destination) in [(CAPACITY - 3, 0), (0, CAPACITY - 3)] {
+        let refused = failure(run(gate.execute(copy(extent(source, 4), extent(destination, 4)))));
+        assert!(matches!(refused, ErrorKind::Range { .. }), "{source} to {destination}: {refused}");
+    }
+    assert_eq!(gate.device().take_seen().len(), 2, "what is refused does not reach the device");
+}
+
 /// A device that executes in place, takes four blocks at a time, and has no Compare and no WriteZeroes.
 fn instant() -> Gate<FakeDevice> {
     let mut device = FakeDevice::limited(Some(TYPE1), 4);

@@ -5,7 +5,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_block::{Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, Response};
+use sealblock_block::{
+    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
+};
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
@@ -309,5 +311,67 @@ fn requests_fail_when_the_owner_core_stops() {
         is_started.recv_timeout(TIMEOUT).unwrap();
         homes.shutdown(Duration::from_millis(1));
         receive.recv_timeout(TIMEOUT).expect("no caller waits forever");
+    });
+}
+
+/// A device whose Copies wait until they are released, and that records which requests were started.
+struct SlowCopies {
+    inner: MemoryDevice,
+    started: RefCell<Vec<(RequestKind, u64)>>,
+    is_released: Cell<bool>,
+}
+
+impl Device for SlowCopies {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copy: Ability::Native, ..self.inner.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.started.borrow_mut().push((request.kind(), request.extents.one().start().get()));
+        let Some(_source) = request.source() else { return self.inner.execute(request).await };
+        while !self.is_released.get() {
+            yield_now().await;
+        }
+        Ok(Response::Done)
+    }
+}
+
+#[test]
+fn a_copy_excludes_writers_from_its_source_and_its_destination() {
+    on_each_backend(|cores| {
+        on(&cores.handle(0).unwrap(), || async {
+            let device = SlowCopies { inner: memory(), started: RefCell::default(), is_released: Cell::new(false) };
+            let device = Rc::new(device);
+            let attached = publish(Rc::clone(&device)).attach();
+            let execute = |request: Request| {
+                let attached = attached.clone();
+                spawn(async move { attached.execute(request).await.map(drop) })
+            };
+            let checks = Checks::NONE;
+            let copy = execute(Request::copy(extent(10, 4), extent(30, 4), checks, Durability::Volatile));
+            while device.started.borrow().is_empty() {
+                yield_now().await;
+            }
+            let held = [execute(write(13, 1)), execute(write(30, 1))];
+            let others = [execute(write(14, 1)), execute(write(20, 1)), execute(read(11)), execute(read(31))];
+            for other in others {
+                other.await.unwrap().unwrap();
+            }
+            let writes = |blocks: &[u64]| {
+                let started = device.started.borrow();
+                blocks.iter().filter(|block| started.contains(&(RequestKind::Write, **block))).count()
+            };
+            assert_eq!((writes(&[14, 20]), writes(&[13, 30])), (2, 0));
+            device.is_released.set(true);
+            copy.await.unwrap().unwrap();
+            for write in held {
+                write.await.unwrap().unwrap();
+            }
+            assert_eq!(writes(&[13, 30]), 2);
+        });
     });
 }

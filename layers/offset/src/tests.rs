@@ -1,9 +1,13 @@
 //! Twin tests of a run on a device in RAM.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use futures_util::FutureExt;
-use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
+use sealblock_block::{
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, ErrorKind, Gate, Geometry, Outcome,
+    Request, Response,
+};
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
@@ -179,4 +183,36 @@ fn blocks_made_unreadable_are_those_of_the_run() {
     };
     assert_eq!(lbas(&|| read(&gate, extent(0, 10))), [3, 4]);
     assert_eq!(lbas(&|| read(&inner, extent(0, 200))), [FIRST + 3, FIRST + 4]);
+}
+
+/// A device that copies, and keeps the source and destination of the last Copy.
+struct Copies(MemoryDevice, Cell<Option<(Extent, Extent)>>);
+
+impl Device for Copies {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copy: Ability::Native, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.1.set(request.source().zip(request.extent()));
+        Err(BadBlocks::new(vec![BadBlock::media(request.source().unwrap().last())]).unwrap().into())
+    }
+}
+
+#[test]
+fn source_and_destination_of_a_copy_are_shifted_and_its_bad_blocks_back() {
+    let below = Rc::new(Gate::new("below", Copies(MemoryDevice::new(BlockSize::B512, 200, None), Cell::default())));
+    let gate = Gate::new("run", OffsetLayer::new(Rc::clone(&below), Lba::new(FIRST), BLOCKS).unwrap());
+    assert_eq!(gate.abilities().copy, Ability::Native);
+    let copy = |source, to| Request::copy(source, to, Checks::NONE, Durability::Volatile);
+    let error = run(&gate, copy(extent(3, 5), extent(20, 5))).unwrap_err();
+    assert_eq!(below.device().1.take(), Some((extent(FIRST + 3, 5), extent(FIRST + 20, 5))));
+    assert_eq!(error.bad_blocks().unwrap().first().lba, Lba::new(7));
+    let past = run(&gate, copy(extent(BLOCKS - 4, 5), extent(0, 5))).unwrap_err();
+    assert!(matches!(past.kind(), ErrorKind::Range { .. }), "blocks of the device below are none of the run: {past}");
+    assert_eq!(below.device().1.take(), None);
 }

@@ -267,6 +267,7 @@ fn a_stripe_has_the_abilities_that_all_members_have() {
     let requested = Rc::default();
     let of = |change: fn(&mut Abilities)| {
         let mut members = vec![Scripted::with(&requested, 0, None), Scripted::with(&requested, 0, None)];
+        members[0].abilities.copy = Ability::Native;
         change(&mut members[1].abilities);
         StripeLayer::new(members, ByteCount::new(4096)).unwrap().abilities()
     };
@@ -282,6 +283,8 @@ fn a_stripe_has_the_abilities_that_all_members_have() {
         (Ability::Emulated, Ability::Absent, Ability::Native)
     );
     assert!(!without.writable && !without.unmap_zeroes);
+    // Source and destination may lie on different members.
+    assert_eq!(of(|member| member.copy = Ability::Native).copy, Ability::Absent);
 }
 
 /// A change of a response.

@@ -181,7 +181,9 @@ impl<N: Namespace> Requests<'_, N> {
                 tracing::warn!(status = %completed.status(), %part, "Copy is refused; blocks are read and written instead");
                 return Err(absent());
             }
-            if bad_block_cause(completed.status()).is_some() {
+            // QEMU's drives answer so where a check of the source has failed.
+            let is_unsaid = completed.status().code() == StatusCode::INTERNAL_ERROR;
+            if is_unsaid || bad_block_cause(completed.status()).is_some() {
                 let search = BadBlockSearch::new(self.0, checks, self.probe());
                 BadBlocks::fail_if_any(search.of(part, &completed).await?)?;
             }

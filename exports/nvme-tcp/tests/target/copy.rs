@@ -2,7 +2,7 @@
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::DynDevice;
+use sealblock_block::{Abilities, Ability, Device, DynDevice, ErrorKind, Geometry, Outcome, Request, Response};
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
@@ -14,7 +14,10 @@ use sealblock_protocols_nvme::nvm::{
     BlockCommand, CopyCommand, CopyDescriptorFormat, CopyRange, IoCommand, Prchk, ProtectionInfo,
 };
 use sealblock_units::{BlockSize, Lba};
+use std::cell::Cell;
 use std::rc::Rc;
+
+const TYPE3: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type3);
 
 /// A Copy of these source ranges and its list; `protection` is that of both sides.
 fn copy(to: u64, from: &[(u64, u64)], protection: ProtectionInfo) -> (IoCommand, Data) {
@@ -185,5 +188,122 @@ fn a_copy_of_damage_or_beyond_its_limits_is_refused() {
         ask.format = CopyDescriptorFormat::Format1;
         let list = ask.encode_ranges(&[range]).unwrap();
         assert_eq!(io.io(PROTECTED, IoCommand::Copy(ask), Data::Write(list)).await.status(), 0x00B);
+    });
+}
+
+/// A device that copies by itself, or refuses to, and counts its Copies.
+struct Copies {
+    memory: Rc<MemoryDevice>,
+    refuses: Cell<bool>,
+    copies: Cell<u32>,
+}
+
+impl Device for Copies {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copy: Ability::Native, ..self.memory.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let Some(source) = request.source() else { return self.memory.execute(request).await };
+        if self.refuses.get() {
+            return Err(ErrorKind::Absent(request.kind()).into());
+        }
+        self.copies.set(self.copies.get() + 1);
+        let Response::Data(data) = self.memory.execute(Request::read(source, request.checks())).await? else {
+            panic!("a Read is answered with data");
+        };
+        self.memory.execute(Request::write(request.extents.one(), data, request.durability)).await
+    }
+}
+
+fn serve_copies(format: Option<PiFormat>, shows: PiVisibility) -> (Rc<Copies>, Served) {
+    let memory = Rc::new(MemoryDevice::new(BlockSize::B4096, 64, format));
+    let device = Rc::new(Copies { memory, refuses: Cell::new(false), copies: Cell::new(0) });
+    let stack = DynDevice::new("copies", Rc::clone(&device));
+    let served = serve_with(short(), |_| {
+        let namespace = Namespace::new(SharedDevice::publish(stack), [7; 16]).with_visibility(shows).unwrap();
+        Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(1, namespace).unwrap()
+    });
+    (device, served)
+}
+
+#[test]
+fn a_device_that_copies_does_so_and_one_that_refuses_is_read_and_written() {
+    run(|| async {
+        for format in [None, Some(TYPE3)] {
+            let (device, served) = serve_copies(format, PiVisibility::Plain);
+            let (mut admin, mut io) = Queue::pair(served.address, false).await;
+            let data = pattern(8 * 4096, 3);
+            io.io(1, IoCommand::Write(blocks(0, 8)), Data::Write(data.clone())).await.ok();
+            for (refuses, to) in [(false, 30), (true, 40)] {
+                device.refuses.set(refuses);
+                let (command, list) = copy(to, &[(0, 4), (4, 4)], ProtectionInfo::NONE);
+                io.io(1, command, list).await.ok();
+                let copied = io.io(1, IoCommand::Read(blocks(to, 8)), Data::Read(8 * 4096)).await.ok().data;
+                assert!(copied == data && device.copies.get() == 2);
+            }
+            device.refuses.set(false);
+            if format.is_none() {
+                continue;
+            }
+            // The second range is damaged: it is named, listed, and its destination stays; a copy over it mends it.
+            assert!(device.memory.damage(Lba::new(5), Corruption::Data { at: 3, mask: 4 }));
+            let (command, list) = copy(50, &[(0, 4), (4, 4)], ProtectionInfo::NONE);
+            let done = io.io(1, command, list).await;
+            assert_eq!((done.status(), done.completion.dword0()), (0x282, 1));
+            assert_eq!(admin.newest_error().await.lba, 5);
+            let listed: Vec<u64> =
+                damage_log(&mut admin, 1).await.entries.iter().map(|entry| entry.lba.get()).collect();
+            assert_eq!(listed, [5]);
+            let (command, list) = copy(5, &[(31, 1)], ProtectionInfo::NONE);
+            io.io(1, command, list).await.ok();
+            assert!(damage_log(&mut admin, 1).await.entries.is_empty());
+            io.io(1, IoCommand::Verify(blocks(0, 8)), Data::None).await.ok();
+        }
+    });
+}
+
+/// What a host demands of the tags that are written is checked here, unless the device's check of the source says as much.
+#[test]
+fn a_device_copies_for_hosts_that_see_tags_if_nothing_that_they_demand_is_lost() {
+    run(|| async {
+        let (device, served) = serve_copies(Some(TYPE3), PiVisibility::Protected);
+        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let guard = ProtectionInfo { prchk: Prchk::GUARD, ..ProtectionInfo::NONE };
+        let tag = |lbat| ProtectionInfo { prchk: Prchk::GUARD | Prchk::APPLICATION_TAG, lbat, lbatm: 0xFFFF, ..guard };
+        let made = ProtectionInfo { pract: true, ..tag(7) };
+        let write = IoCommand::Write(BlockCommand { protection: made, ..blocks(0, 8) });
+        io.io(1, write, Data::Write(pattern(8 * 4096, 3))).await.ok();
+        let none = ProtectionInfo::NONE;
+        // PRINFOR, PRINFOW, whether the device copies, and the status.
+        for (read, write, by_device, status) in [
+            (none, none, true, 0),
+            (guard, none, true, 0),
+            (guard, guard, true, 0),
+            (tag(7), tag(7), true, 0),
+            (tag(8), none, true, 0x283),
+            (none, guard, false, 0),
+            (guard, tag(7), false, 0),
+            (guard, tag(8), false, 0x283),
+            (guard, made, false, 0),
+        ] {
+            let before = device.copies.get();
+            let range = CopyRange { extent: extent(0, 4), protection: read };
+            let command = CopyCommand {
+                destination: Lba::new(40),
+                ranges: Count8::new(1).unwrap(),
+                format: CopyDescriptorFormat::Format0,
+                read,
+                write,
+                force_unit_access: false,
+                limited_retry: false,
+            };
+            assert_eq!(send(&mut io, (command, range)).await.status(), status, "{read:?} {write:?}");
+            assert_eq!(device.copies.get() > before, by_device, "{read:?} {write:?}");
+        }
     });
 }

@@ -261,12 +261,12 @@ mod tests {
             storage_tag_mask: 0,
         };
         let (mut namespace, mut nvm) =
-            (NamespacePage { nsze: 1000, ..NamespacePage::default() }, NvmNamespace::default());
+            (NamespacePage { nsze: 1000, mssrl: 128, mcl: 128, ..NamespacePage::default() }, NvmNamespace::default());
         wire.describe(&mut namespace, &mut nvm);
         let oncs = Oncs::VERIFY | Oncs::COMPARE | Oncs::WRITE_ZEROES | Oncs::DATASET_MANAGEMENT;
         let pages = IdentifyPages {
             capabilities: Capabilities::from_bits(0),
-            controller: Controller { mdts: 7, oncs, ..Controller::default() },
+            controller: Controller { mdts: 7, oncs, cdfs: 1, ..Controller::default() },
             nvm_controller: None,
             namespace,
             nvm_namespace: Some(nvm),
@@ -301,6 +301,23 @@ mod tests {
         assert_eq!(cut(&mut profile, &kept).len(), 2);
         assert_eq!((profile.abilities.write_zeroes, profile.abilities.discard), (Ability::Absent, Ability::Absent));
         assert_eq!((profile.abilities.verify, profile.abilities.compare), (Ability::Native, Ability::Native));
+    }
+
+    #[test]
+    fn the_log_of_commands_corrects_what_oncs_says() {
+        let answer = |oncs: Oncs, log: EffectsLog| {
+            let mut profile = profile(8, false, PiSource::Target).unwrap();
+            let bit = |bit| if oncs.contains(bit) { Ability::Native } else { Ability::Absent };
+            (profile.abilities.verify, profile.abilities.copy) = (bit(Oncs::VERIFY), bit(Oncs::COPY));
+            let refused = believe(&mut profile, &log).len();
+            (profile.abilities.verify, profile.abilities.copy, refused)
+        };
+        let both = EffectsLog::none().with_io(IoOpcode::Verify).with_io(IoOpcode::Copy);
+        let (none, all) = (Oncs::NONE, Oncs::VERIFY | Oncs::COPY);
+        assert_eq!(answer(none, EffectsLog::none()), (Ability::Absent, Ability::Absent, 0));
+        assert_eq!(answer(none, both.clone()), (Ability::Native, Ability::Native, 0));
+        assert_eq!(answer(all, both), (Ability::Native, Ability::Native, 0));
+        assert_eq!(answer(all, EffectsLog::none()), (Ability::Native, Ability::Absent, 1), "a Verify is tried");
     }
 
     #[test]

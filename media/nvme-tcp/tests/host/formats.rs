@@ -1,12 +1,14 @@
 //! Every format, every way of making tags, with and without digests.
 
 use crate::common::*;
-use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Request, Response, VerifyStats};
+use sealblock_block::{
+    Ability, BadBlockCause, Device, Durability, ErrorKind, Gate, Request, RequestKind, Response, VerifyStats,
+};
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed};
 use sealblock_media_memory::Corruption;
-use sealblock_media_nvme_tcp::{Options, PiSource};
-use sealblock_units::{BlockSize, Lba};
+use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
+use sealblock_units::{BlockSize, Extent, Lba};
 
 const NVME_GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
 
@@ -173,5 +175,63 @@ fn a_read_names_every_damaged_block() {
             assert!(read(&device, extent(112, 51)).await.is_ok());
             served.target.stop();
         }
+    });
+}
+
+/// A copy moves nothing between host and target, and keeps every tag but where they follow the address.
+#[test]
+fn a_copy_is_made_by_the_target_where_tags_stay_as_they_are() {
+    let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type3);
+    run(|| async {
+        let devices = [
+            (memory(BlockSize::B512, None), PiVisibility::Plain),
+            (memory(BlockSize::B4096, Some(crc16())), PiVisibility::Plain),
+            (memory(BlockSize::B4096, Some(crc16())), PiVisibility::Protected),
+            (memory(BlockSize::B4096, Some(type3)), PiVisibility::Protected),
+        ];
+        let served = serve(&devices);
+        let copy = |device: &Gate<NvmeTcpDevice>, from: Extent, to: u64| {
+            let (checks, to) = (full(device, from), extent(to, from.len()));
+            let request = Request::copy(from, to, checks, Durability::Volatile);
+            let device = device.device().clone();
+            async move { device.execute(request).await }
+        };
+        for (nsid, protection, is_native) in [
+            (1, PiSource::Auto, true),
+            (2, PiSource::Auto, true),
+            (3, PiSource::Host, false),
+            (3, PiSource::Target, true),
+            (4, PiSource::Host, true),
+        ] {
+            let device = open(&served, nsid, Options { protection, ..options() }).await;
+            let way = if is_native { Ability::Native } else { Ability::Absent };
+            assert_eq!(device.abilities().copy, way, "namespace {nsid} {protection:?}");
+            write(&device, extent(3, 500), nsid as u8).await.unwrap();
+            write(&device, extent(2000, 500), 99).await.unwrap();
+            if !is_native {
+                let refused = copy(&device, extent(3, 500), 2000).await.unwrap_err();
+                assert_eq!(*refused.kind(), ErrorKind::Absent(RequestKind::Copy));
+                continue;
+            }
+            let before = device.device().counters();
+            copy(&device, extent(3, 500), 2000).await.unwrap();
+            let after = device.device().counters();
+            assert_eq!(after.received_bytes, before.received_bytes, "nothing is read");
+            let (source, copied) =
+                (read(&device, extent(3, 500)).await.unwrap(), read(&device, extent(2000, 500)).await.unwrap());
+            assert_eq!(source.first_difference(&copied, true), None);
+            // A damaged block is named, and not copied.
+            let memory = &devices[nsid as usize - 1].0;
+            if memory.geometry().protection.is_some() {
+                assert!(memory.damage(Lba::new(77), Corruption::Data { at: 1, mask: 0x10 }));
+                let error = copy(&device, extent(70, 10), 3000).await.unwrap_err();
+                let named: Vec<_> = error.bad_blocks().unwrap().as_slice().iter().map(|bad| bad.lba.get()).collect();
+                assert_eq!(named, [77], "{error}");
+                let read = read(&device, extent(3007, 1)).await;
+                assert!(read.is_err() || read.unwrap().joined_data().iter().all(|byte| *byte == 0), "not written");
+                assert!(memory.damage(Lba::new(77), Corruption::Data { at: 1, mask: 0x10 }));
+            }
+        }
+        served.target.stop();
     });
 }

@@ -55,6 +55,64 @@ pub(crate) fn profile_of(block_size: BlockSize, format: PiFormat, source: PiSour
     NamespaceProfile::of(1, &pages, &ProfileOptions { source, ..OVER_TCP }).unwrap()
 }
 
+/// The profile of a namespace within which 100 blocks are copied with one command, in up to three ranges of 40.
+pub(crate) fn copying(
+    format: Option<PiFormat>,
+    source: PiSource,
+    change: impl FnOnce(&mut IdentifyPages),
+) -> NamespaceProfile {
+    let mut pages = pages();
+    let wire = NamespaceFormat {
+        block_size: BlockSize::B4096,
+        metadata_bytes: format.map_or(0, PiFormat::tuple_bytes),
+        extended: true,
+        protection: format.map(|format| (format, PiPosition::Last)),
+        storage_tag_mask: u64::MAX,
+    };
+    let mut nvm = NvmNamespace::default();
+    wire.describe(&mut pages.namespace, &mut nvm);
+    pages.nvm_namespace = Some(nvm);
+    pages.controller.oncs |= Oncs::COPY;
+    pages.controller.cdfs = 0b11;
+    (pages.namespace.mssrl, pages.namespace.mcl, pages.namespace.msrc) = (40, 100, Count8::new(3).unwrap());
+    change(&mut pages);
+    NamespaceProfile::of(1, &pages, &ProfileOptions { source, ..OVER_TCP }).unwrap()
+}
+
+#[test]
+fn copies_are_made_where_tags_stay_as_they_are_and_limits_are_known() {
+    let tuple = |guard, kind| Some(PiFormat::with_default_storage_tag(guard, kind));
+    let [type1, type2, type3] = ProtectionType::ALL.map(|kind| tuple(GuardKind::Crc16, kind));
+    let wide = tuple(GuardKind::Crc64, ProtectionType::Type3);
+    let of = |format, source, change: fn(&mut IdentifyPages)| {
+        let profile = copying(format, source, change);
+        assert_eq!(profile.abilities.copy == Ability::Native, profile.copy.is_some(), "ONCS has it");
+        profile.copy.map(|plan| (plan.format.code(), plan.range_blocks.get(), plan.command_blocks.get()))
+    };
+    for (format, source, form) in [
+        (None, PiSource::Auto, Some(0)),
+        (type1, PiSource::Host, None),
+        (type2, PiSource::Host, None),
+        (type3, PiSource::Host, Some(0)),
+        (wide, PiSource::Host, Some(1)),
+        (type1, PiSource::Target, Some(0)),
+        (type2, PiSource::Target, Some(0)),
+    ] {
+        let plan = of(format, source, |_| ());
+        // 80 blocks: two whole ranges, so that no part has a fourth.
+        assert_eq!(plan, form.map(|form| (form, 40, 80)), "{format:?} {source:?}");
+    }
+    let plain = |change| of(None, PiSource::Auto, change);
+    assert_eq!(plain(|pages| pages.namespace.mcl = 30), Some((0, 30, 30)));
+    assert_eq!(plain(|pages| pages.namespace.mcl = u32::MAX), Some((0, 40, 120)));
+    assert_eq!(plain(|pages| pages.namespace.mcl = 0), None);
+    assert_eq!(plain(|pages| pages.namespace.mssrl = 0), None);
+    assert_eq!(plain(|pages| pages.controller.cdfs = 0b10), None);
+    assert_eq!(of(wide, PiSource::Host, |pages| pages.controller.cdfs = 0b01), None);
+    let unsaid = copying(None, PiSource::Auto, |pages| pages.controller.oncs = Oncs::VERIFY);
+    assert_eq!((unsaid.abilities.copy, unsaid.copy.is_some()), (Ability::Absent, true));
+}
+
 #[test]
 fn limits_are_those_of_the_pages() {
     let profile = profile(|_| ()).unwrap();

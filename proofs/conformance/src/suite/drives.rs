@@ -1,7 +1,7 @@
 //! NVMe drives of the machine that sealblock runs on: the program is in a guest with emulated drives, whose backing files are damaged
 //! from outside.
 //!
-//! QEMU's drives make and check tags, and have Verify and Compare. Their backing file has all blocks first and all metadata behind
+//! QEMU's drives make and check tags, and have Verify, Compare and Copy. Their backing file has all blocks first and all metadata behind
 //! them.
 
 use std::fs::{self, OpenOptions};
@@ -105,6 +105,23 @@ read_by() {
   "$@" >/tmp/said 2>/tmp/complaint || status=$?
   echo $(($(awk '{print $3}' "/sys/block/${DEV##*/}/stat") - before))
 }
+# serve_drive TARGET: serves it to this machine itself; DISK is its block device there.
+serve_drive() {
+  name=${DEV#/dev/}
+  sealblock serve "$1" --listen 127.0.0.1:4420 >/tmp/serve 2>&1 &
+  server=$!
+  for try in $(seq 100); do
+    nvme connect --transport tcp --traddr 127.0.0.1 --trsvcid 4420 --nqn $NQN:$name >/tmp/connect 2>&1 && break
+    sleep 0.1
+  done
+  DISK=/dev/$(attached $name)
+}
+# end_serving: ends that.
+end_serving() {
+  detach $name
+  kill $server
+  wait $server || fail "the server ended with $?: $(cat /tmp/serve)"
+}
 "#;
 
 fn sh(guest: &mut Guest, name: &str, script: &str) -> Result<String> {
@@ -155,6 +172,7 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     if format.metadata_bytes <= 8 {
         compared(guest, format)?;
     }
+    copied(guest, format, folder)?;
     zeroed(guest, format)
 }
 
@@ -239,29 +257,131 @@ fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
 fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
     let script = format!(
         r#"
-        name=${{DEV#/dev/}}
-        sealblock serve $DEV --listen 127.0.0.1:4420 >/tmp/serve 2>&1 &
-        server=$!
-        for try in $(seq 100); do
-          nvme connect --transport tcp --traddr 127.0.0.1 --trsvcid 4420 --nqn $NQN:$name >/tmp/connect 2>&1 && break
-          sleep 0.1
-        done
-        disk=/dev/$(attached $name)
+        serve_drive $DEV
         bytes=$((8 * {block}))
         dd if=/tmp/data of=/tmp/part bs={block} skip=8 count=8 status=none
-        compare() {{ nvme compare $disk --namespace-id=1 --start-block=8 --block-count=7 --data-size=$bytes --data=/tmp/part; }}
+        compare() {{ nvme compare $DISK --namespace-id=1 --start-block=8 --block-count=7 --data-size=$bytes --data=/tmp/part; }}
         compare
         # Never what is there: a byte is replaced by its complement.
         byte=$(tail -c 1 /tmp/part | od -A n -t u1)
         printf "\\$(printf %03o $((255 - byte)))" | dd of=/tmp/part bs=1 seek=$((bytes - 1)) conv=notrunc status=none
         refused "Compar" compare
-        detach $name
-        kill $server
-        wait $server || fail "the server ended with $?: $(cat /tmp/serve)"
+        end_serving
         "#,
         block = format.block_bytes,
     );
     sh(guest, format.name, &script).map(drop)
+}
+
+/// A drive copies where tags can stay as they are: with those that it makes itself, with those of Type 3, and without any. Elsewhere the
+/// server reads and writes, which one format shows.
+fn copied(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
+    let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
+    for query in ["", "?pract=1"] {
+        let drive_makes_tags = !query.is_empty();
+        if drive_makes_tags && (format.kind == 0 || format.metadata_bytes != tuple_bytes) {
+            continue;
+        }
+        let stays = drive_makes_tags || matches!(format.kind, 0 | 3);
+        let info = sh(guest, format.name, &format!("sealblock info \"$DEV{query}\" --json"))?;
+        let info: Value = serde_json::from_str(&info).context("reading info")?;
+        let way = if stays { "native" } else { "absent" };
+        expect("copy", &info["abilities"]["copy"].as_str(), &Some(way))?;
+        if stays || format.name == "t1-512" {
+            copied_by(guest, format, query, stays).with_context(|| format!("copying{query}"))?;
+            if format.kind > 0 {
+                not_copied(guest, format, query, folder).with_context(|| format!("copying damage{query}"))?;
+            }
+        }
+    }
+    if format.kind == 3 {
+        let file = fs::File::open(folder.join(format.name)).context("opening a drive")?;
+        for (from, to) in COPIED.into_iter().flat_map(|(from, blocks, to)| (0..blocks).map(move |i| (from + i, to + i)))
+        {
+            let mut tuples = [[0; 8]; 2];
+            file.read_exact_at(&mut tuples[0], format.tuple(from))?;
+            file.read_exact_at(&mut tuples[1], format.tuple(to))?;
+            expect(&format!("the tuple of block {to}, which is a copy of {from}"), &tuples[1], &tuples[0])?;
+        }
+    }
+    Ok(())
+}
+
+/// Source, blocks and destination of what is copied with one command: more than QEMU's drives take in one.
+const COPIED: [(u64, u64, u64); 3] = [(16, 300, 1024), (700, 10, 1324), (5, 1, 1334)];
+
+/// A host's Copy of a drive that is served is the drive's: the server neither reads nor writes, and all blocks are what they should be.
+fn copied_by(guest: &mut Guest, format: &Format, query: &str, by_drive: bool) -> Result<()> {
+    let list = |of: fn(&(u64, u64, u64)) -> u64| {
+        COPIED.iter().map(|range| of(range).to_string()).collect::<Vec<String>>().join(",")
+    };
+    let wanted: String = COPIED.iter().map(|(from, blocks, to)| format!("move {from} {blocks} {to}\n")).collect();
+    let script = format!(
+        r#"
+        serve_drive "$DEV{query}"
+        cp /tmp/data /tmp/before
+        move() {{ dd if=/tmp/before of=/tmp/data bs={block} skip=$1 count=$2 seek=$3 conv=notrunc status=none; }}
+        sectors() {{ awk '{{print $3 + $7}}' "/sys/block/${{DEV##*/}}/stat"; }}
+        before=$(sectors)
+        nvme copy $DISK --namespace-id=1 --sdlba={to} --slbs={from} --blocks={blocks} >&2
+        moved=$(($(sectors) - before))
+        {wanted}
+        rm /tmp/before
+        sealblock status --json >/tmp/json
+        end_serving
+        sealblock compare "$DEV{query}" /tmp/data >&2
+        sealblock verify "$DEV{query}" --quiet
+        sealblock verify $DEV --mode emulate --quiet
+        echo $moved
+        cat /tmp/json
+        "#,
+        block = format.block_bytes,
+        to = COPIED[0].2,
+        from = list(|(from, ..)| *from),
+        blocks = list(|(_, blocks, _)| blocks - 1),
+    );
+    let said = sh(guest, format.name, &script)?;
+    let (moved, status) = said.split_once('\n').context("no sectors")?;
+    let status: Value = serde_json::from_str(status).with_context(|| format!("reading the status: {said}"))?;
+    let io = &status["servers"][0]["devices"][0]["io"];
+    let bytes = |operation: &str| io[operation]["bytes"].as_u64();
+    let all = COPIED.iter().map(|(_, blocks, _)| blocks).sum::<u64>() * format.block_bytes;
+    expect("bytes copied by the drive", &bytes("copy"), &Some(if by_drive { all } else { 0 }))?;
+    expect("bytes written", &bytes("write"), &Some(if by_drive { 0 } else { all }))?;
+    // Linux reads what may be a table of partitions.
+    let read = bytes("read").context("no reads in the status")?;
+    expect("fewer bytes read than copied", &(read < all), &by_drive)?;
+    let moved: u64 = moved.parse()?;
+    expect(&format!("{moved} sectors moved by the kernel are few"), &(moved < 64), &true)
+}
+
+/// A source with a damaged block is refused, the block is named, and the destination stays as it was.
+fn not_copied(guest: &mut Guest, format: &Format, query: &str, folder: &Path) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
+    let flip = |lba: u64| -> Result<()> {
+        let (mut byte, at) = ([0], lba * format.block_bytes + 17);
+        file.read_exact_at(&mut byte, at)?;
+        Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+    };
+    let script = format!(
+        r#"
+        serve_drive "$DEV{query}"
+        refused "Guard Check Error" nvme copy $DISK --namespace-id=1 --sdlba=1500 --slbs=96 --blocks=7
+        sealblock status --json >/tmp/json || true
+        dd if=$DISK bs={block} skip=1500 count=8 iflag=direct status=none >/tmp/back
+        dd if=/tmp/data bs={block} skip=1500 count=8 status=none | cmp - /tmp/back
+        end_serving
+        cat /tmp/json
+        "#,
+        block = format.block_bytes
+    );
+    flip(100)?;
+    let said = sh(guest, format.name, &script)?;
+    flip(100)?;
+    let status: Value = serde_json::from_str(&said).with_context(|| format!("reading the status: {said}"))?;
+    let damage = &status["servers"][0]["devices"][0]["damage"];
+    let named = (damage["runs"][0]["first"].as_u64(), damage["blocks"].as_u64());
+    expect("the damage that the server knows", &named, &(Some(100), Some(1)))
 }
 
 /// Zeroed blocks read as zeroes, the others are as they were, and all verify.
