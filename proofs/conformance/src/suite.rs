@@ -9,6 +9,7 @@ mod io;
 mod maps;
 mod namespaces;
 mod nbd;
+mod passthrough;
 mod protection;
 mod read_only;
 mod reload;
@@ -109,6 +110,12 @@ pub const CASES: &[Case] = &[
         "NVMe drives of the host itself: verified by the drive, exact bad blocks, tags of every format",
         ANY,
         drives::run,
+    ),
+    case(
+        "passthrough",
+        "namespaces that are served, as drives of the host itself: verified and zeroed there, and errors that are clear",
+        ANY,
+        passthrough::run,
     ),
     case(
         "scsi",

@@ -57,7 +57,7 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
 }
 
 /// Waits until the volume's file is smaller by most of 8 MiB. A volume gives space back behind a flush, in its own time.
-fn gives_back(context: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
+pub(super) fn gives_back(context: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         let after = context.sealblock.allocated_bytes("v")?;

@@ -1,0 +1,185 @@
+//! Namespaces of a `sealblock serve`, used by a `sealblock` in the guest as drives of its machine: by passthrough through the kernel's
+//! NVMe/TCP host. The target has what QEMU's drives lack: Get LBA Status, and Write Zeroes that deallocates. It can also vanish, and
+//! be slower than the kernel waits.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use super::zeroes::gives_back;
+use crate::context::{TestContext, expect, quiet, succeed};
+use crate::harness::{Extras, Guest};
+use crate::served::Server;
+
+const BLOCKS: u64 = 16_384;
+/// Requests over these blocks wait longer than the kernel does for a command: 30 s.
+const SLOW: &str = "fault:[delay=100s@10000..10010],v";
+
+pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+    context.sealblock.create("v", "64MiB", &[])?;
+    let programs = vec![("sealblock", context.sealblock.program.clone())];
+    let extras = Extras { programs, ..Extras::default() };
+    let folder = context.sealblock.folder.join("guest");
+    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder, &extras)?;
+    whole(context, &mut guest).context("a volume that is whole")?;
+    damaged(context, &mut guest).context("a damaged volume")?;
+    unreadable(context, &mut guest).context("a target with blocks that cannot be read")?;
+    vanishes(context, &mut guest).context("a target that vanishes during a verify")?;
+    slow(context, &mut guest).context("a target that is slower than the kernel waits")?;
+    quiet(&mut guest)
+}
+
+fn sh(guest: &mut Guest, server: &Server, script: &str) -> Result<String> {
+    succeed(guest, &format!("PORT={}\nset -e\n{script}", server.port))
+}
+
+/// What a verify by the target ended with, said and complained.
+struct Verified {
+    status: i64,
+    said: Value,
+    complaint: String,
+}
+
+const VERIFY: &str = r#"
+verify() {
+  status=0
+  sealblock verify /dev/$(attached v) --mode offload --json >/tmp/json 2>/tmp/complaint || status=$?
+  echo $status >/tmp/status
+}
+"#;
+
+/// Reads what the function `verify` left.
+fn verified(guest: &mut Guest, server: &Server) -> Result<Verified> {
+    let said = sh(guest, server, "cat /tmp/status /tmp/json; echo; echo ====; cat /tmp/complaint")?;
+    let (status, rest) = said.split_once('\n').context("no status")?;
+    let (json, complaint) = rest.split_once("====").context("no complaint")?;
+    let json = json.trim();
+    let said = match json.is_empty() {
+        true => Value::Null,
+        false => serde_json::from_str(json).with_context(|| format!("reading what verify said: {json}"))?,
+    };
+    Ok(Verified { status: status.parse()?, said, complaint: complaint.trim().to_owned() })
+}
+
+/// Verifies, which has to name exactly these blocks, with nothing moved.
+fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<()> {
+    sh(guest, server, &format!("{VERIFY}\nverify"))?;
+    let Verified { status, said, complaint } = verified(guest, server)?;
+    expect(&format!("exit status ({complaint})"), &status, &i64::from(!wanted.is_empty()))?;
+    expect("offloaded", &said["offloaded"].as_bool(), &Some(true))?;
+    expect("bytes transferred", &said["bytes_transferred"].as_u64(), &Some(0))?;
+    expect("blocks verified", &said["blocks_verified"].as_u64(), &Some(BLOCKS))?;
+    let errors = said["errors"].as_array().context("verify lists no errors")?;
+    let named: Vec<(u64, &str)> =
+        errors.iter().filter_map(|error| Some((error["lba"].as_u64()?, error["field"].as_str()?))).collect();
+    expect("blocks that verify names", &named.as_slice(), &wanted)
+}
+
+/// Written, verified by the target, zeroed with the space given back, and copied within.
+fn whole(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    let script = r#"
+        dev=/dev/$(attach v)
+        sealblock info $dev --json >/tmp/json
+        for wanted in '"passthrough": *true' '"get_lba_status": *true' '"unmap_zeroes": *true' '"verify": *"native"' \
+          '"copy": *"native"' '"write_zeroes": *"native"'; do
+          grep -q "$wanted" /tmp/json || { cat /tmp/json; fail "info does not say $wanted"; }
+        done
+        head -c 67108864 /dev/urandom >/tmp/data
+        sealblock copy /tmp/data $dev
+        sealblock compare $dev /tmp/data
+        flush ${dev#/dev/}
+        "#;
+    sh(guest, &server, script)?;
+    names(guest, &server, &[])?;
+    let before = context.sealblock.allocated_bytes("v")?;
+    let script = r#"
+        dev=/dev/$(attached v)
+        sealblock zero $dev --range 4096..6143
+        dd if=/dev/zero of=/tmp/data bs=4096 seek=4096 count=2048 conv=notrunc status=none
+        sealblock compare $dev /tmp/data
+        flush ${dev#/dev/}
+        "#;
+    sh(guest, &server, script)?;
+    gives_back(context, "sealblock zero", before)?;
+    names(guest, &server, &[])?;
+    sh(guest, &server, "detach v")?;
+    server.stop()
+}
+
+/// Exactly the damaged blocks are named: found by search, and again when the target lists them by Get LBA Status.
+fn damaged(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let wanted: Vec<(u64, &str)> = [0, 66, 67, 9000, BLOCKS - 1].into_iter().map(|lba| (lba, "guard")).collect();
+    for (lba, _) in &wanted {
+        context.sealblock.succeed(&["corrupt", "v", "--lba", &lba.to_string(), "--kind", "data"])?;
+    }
+    let mut server = context.sealblock.serve(&["v"], &[])?;
+    sh(guest, &server, "attach v")?;
+    for _ in 0..2 {
+        names(guest, &server, &wanted)?;
+    }
+    // Writing them anew mends them; the first and the last by dd, because opening for writing looks for superblocks there.
+    let script = r#"
+        dev=/dev/$(attached v)
+        for lba in 0 16383; do
+          dd if=/tmp/data of=$dev bs=4096 skip=$lba seek=$lba count=1 oflag=direct conv=notrunc status=none
+        done
+        sealblock copy /tmp/data $dev --force
+        sealblock compare $dev /tmp/data
+        "#;
+    sh(guest, &server, script)?;
+    names(guest, &server, &[])?;
+    sh(guest, &server, "detach v")?;
+    server.stop()
+}
+
+/// A Verify that the target's device fails.
+fn unreadable(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let mut server = context.sealblock.serve(&["fault:[read-error@500..502],v"], &[])?;
+    sh(guest, &server, "attach v")?;
+    names(guest, &server, &[(500, "media"), (501, "media"), (502, "media")])?;
+    sh(guest, &server, "detach v")?;
+    server.stop()
+}
+
+/// Ends with status 3 and says that the device cannot be reached.
+fn fails(guest: &mut Guest, server: &Server) -> Result<()> {
+    let Verified { status, said, complaint } = verified(guest, server)?;
+    expect(&format!("exit status ({complaint}; {said})"), &status, &3)?;
+    if said != Value::Null || !complaint.contains("cannot be reached") {
+        bail!("a verify that failed said {said} and complained: {complaint}");
+    }
+    Ok(())
+}
+
+/// The server dies while it verifies.
+fn vanishes(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let mut server = context.sealblock.serve(&[SLOW], &[])?;
+    sh(guest, &server, &format!("attach v --reconnect-delay=1 --ctrl-loss-tmo=5\n{VERIFY}\nrm /tmp/status\nverify &"))?;
+    thread::sleep(Duration::from_secs(5));
+    server.kill()?;
+    sh(guest, &server, "for try in $(seq 600); do [ -s /tmp/status ] && exit 0; sleep 0.1; done; fail 'it hangs'")?;
+    fails(guest, &server)?;
+    // The host gives up, and the device goes.
+    sh(guest, &server, "for try in $(seq 300); do subsystem v >/dev/null || exit 0; sleep 0.1; done; fail 'it stays'")
+        .map(drop)
+}
+
+/// The kernel gives a command up after 30 s.
+fn slow(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let mut server = context.sealblock.serve(&[SLOW], &[])?;
+    sh(guest, &server, "attach v")?;
+    let begun = Instant::now();
+    sh(guest, &server, &format!("{VERIFY}\nverify"))?;
+    fails(guest, &server)?;
+    let took = begun.elapsed();
+    expect(
+        &format!("{took:?} are the kernel's patience, and less than the target's"),
+        &(took < Duration::from_secs(95)),
+        &true,
+    )?;
+    server.kill()?;
+    sh(guest, &server, "detach v").map(drop)
+}
