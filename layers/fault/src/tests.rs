@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Operation, Outcome, Request, Response,
+    Abilities, Ability, BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Geometry, Operation, Outcome,
+    Request, RequestKind, Response,
 };
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -262,4 +263,32 @@ fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
     assert_done(write(&inner, extent(0, 8), 1));
     assert!(matches!(spoil(&device).unwrap_err().into_kind(), ErrorKind::Media { .. }));
     assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
+}
+
+/// A device that copies.
+struct Copies(MemoryDevice);
+
+impl Device for Copies {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { copy: Ability::Native, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.0.execute(request).await
+    }
+}
+
+#[test]
+fn no_copy_goes_past_the_faults() {
+    let inner = || Gate::new("copies", Copies(MemoryDevice::new(BlockSize::B512, BLOCKS, None)));
+    assert_eq!(inner().abilities().copy, Ability::Native);
+    for rules in ["read-error@3", "lost-write", "delay=1ms"] {
+        let faulty = Gate::new("fault", FaultLayer::new(inner(), rules.parse().unwrap(), Slept::default()));
+        let copy = Request::copy(extent(0, 8), extent(20, 8), Checks::NONE, Durability::Volatile);
+        assert_eq!(*run(&faulty, copy).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Copy), "{rules}");
+    }
 }

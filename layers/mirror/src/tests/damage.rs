@@ -180,6 +180,12 @@ fn a_reader_answers_from_the_good_replica_and_changes_nothing() {
     damage(&a, [1].into_iter());
     let reader = try_open(&[&a, &b], true).unwrap();
     assert_eq!(reader.abilities().of(sealblock_block::RequestKind::Repair), Ability::Absent);
+    let copies = Abilities { copy: Ability::Native, ..reader.abilities() };
+    assert_eq!(
+        crate::mirror::abilities(&[copies; 2], false).copy,
+        Ability::Absent,
+        "each replica would have its own source"
+    );
     for _ in 0..4 {
         assert_reads(&reader, extent(0, 64), 1);
     }
