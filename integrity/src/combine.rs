@@ -126,7 +126,12 @@ impl<C: Crc> Combiner<C> {
 
     /// The CRC of parts one after the other; 0, the CRC of nothing, if there are none.
     pub fn join_all(&self, parts: impl IntoIterator<Item = C::Value>) -> C::Value {
-        parts.into_iter().fold(C::Value::default(), |first, part| self.join(first, part))
+        self.join_more(C::Value::default(), parts)
+    }
+
+    /// The CRC of a message with CRC `first`, followed by parts one after the other.
+    pub fn join_more(&self, first: C::Value, parts: impl IntoIterator<Item = C::Value>) -> C::Value {
+        parts.into_iter().fold(first, |first, part| self.join(first, part))
     }
 
     /// A CRC times x^(8 `bytes`), without tables.

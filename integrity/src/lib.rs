@@ -14,6 +14,7 @@ pub mod combine;
 pub mod guard;
 
 mod checks;
+mod checksum;
 mod format;
 mod rebase;
 mod seal;
@@ -21,6 +22,7 @@ mod sealed;
 mod tuple;
 
 pub use checks::{Checks, Field, Masked, Mismatch};
+pub use checksum::ChecksumKind;
 pub use format::{FormatError, GuardKind, PiFormat, ProtectionType};
 pub use rebase::{Keep, RebaseTags, rebase};
 pub use seal::{Interleave, PiPosition, seal, seal_interleaved, verify, verify_interleaved};

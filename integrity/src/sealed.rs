@@ -24,7 +24,7 @@ use sealblock_units::BlockSize;
 
 use crate::checks::CompiledChecks;
 use crate::tuple::{self, Crc32c, GuardFormat};
-use crate::{Checks, GuardKind, Mismatch, PiFormat, Tags, Tuple, guard, seal, verify};
+use crate::{Checks, ChecksumKind, GuardKind, Mismatch, PiFormat, Tags, Tuple, guard, seal, verify};
 
 /// Blocks whose tags match their data, as far as the checks went. Blocks without a protection format always match.
 #[derive(Clone, Debug)]
@@ -219,6 +219,21 @@ impl Sealed {
         }
         let mut pairs = iter::zip(self.iter(), other.iter());
         pairs.position(|(one, another)| one.0 != another.0 || with_tags && one.1 != another.1)
+    }
+
+    /// The checksum of bytes whose checksum is `before`, followed by the data. Where the guards are the same CRC and are known to
+    /// match the data, the data are not read again.
+    pub fn checksum_append(&self, kind: ChecksumKind, before: u64) -> u64 {
+        let format = self.format.filter(|_| self.has_verified_guards);
+        self.segments().iter().fold(before, |before, segment| {
+            let of_guards = format.and_then(|format| kind.append_guards(before, format, self.size, &segment.tags));
+            of_guards.unwrap_or_else(|| kind.append(before, &segment.data))
+        })
+    }
+
+    /// The checksum of the data.
+    pub fn checksum(&self, kind: ChecksumKind) -> u64 {
+        self.checksum_append(kind, 0)
     }
 
     /// The CRC-64/NVME of bytes whose CRC is `crc64`, followed by the data.
