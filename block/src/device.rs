@@ -2,10 +2,10 @@
 
 use std::rc::Rc;
 
-use sealblock_integrity::PiFormat;
+use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::{Error, ErrorKind, Outcome, Request, RequestKind};
+use crate::{Error, ErrorKind, Operation, Outcome, Request, RequestKind};
 
 /// Something that stores blocks.
 ///
@@ -139,8 +139,10 @@ pub struct Abilities {
     pub copy: Ability,
     /// Make blocks unreadable. A gate cannot emulate it.
     pub write_uncorrectable: Ability,
-    /// Check stored data and return its CRC.
+    /// Check stored data and return its CRC-64/NVME.
     pub checksum: Ability,
+    /// Check stored data and return its CRC-32C.
+    pub checksum_crc32c: Ability,
     /// Rewrite bad blocks from another copy. Only a device with copies can.
     pub repair: Ability,
     /// Return which blocks take space.
@@ -170,6 +172,7 @@ impl Abilities {
         copy: Ability::Absent,
         write_uncorrectable: Ability::Absent,
         checksum: Ability::Absent,
+        checksum_crc32c: Ability::Absent,
         repair: Ability::Absent,
         block_status: Ability::Absent,
         reserved: Ability::Absent,
@@ -190,6 +193,7 @@ impl Abilities {
         copy: Ability::Absent,
         write_uncorrectable: Ability::Native,
         checksum: Ability::Native,
+        checksum_crc32c: Ability::Native,
         repair: Ability::Absent,
         block_status: Ability::Absent,
         reserved: Ability::Absent,
@@ -200,7 +204,23 @@ impl Abilities {
         copies: false,
     };
 
-    /// How requests of this kind are executed.
+    /// How this request is executed: as [`Abilities::of`] says, and a Checksum as its own kind is computed.
+    pub fn of_request(&self, request: &Request) -> Ability {
+        match request.operation {
+            Operation::Checksum(kind, _) => self.of_checksum(kind),
+            _ => self.of(request.kind()),
+        }
+    }
+
+    /// How checksums of this kind are computed.
+    pub fn of_checksum(&self, kind: ChecksumKind) -> Ability {
+        match kind {
+            ChecksumKind::Crc64Nvme => self.checksum,
+            ChecksumKind::Crc32c => self.checksum_crc32c,
+        }
+    }
+
+    /// How requests of this kind are executed; those of a Checksum, for the default kind ([`Abilities::of_request`]).
     pub fn of(&self, kind: RequestKind) -> Ability {
         let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
         match kind {
@@ -237,6 +257,7 @@ impl Abilities {
             copy: both(self.copy, other.copy),
             write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
             checksum: both(self.checksum, other.checksum),
+            checksum_crc32c: both(self.checksum_crc32c, other.checksum_crc32c),
             repair: both(self.repair, other.repair),
             block_status: both(self.block_status, other.block_status),
             reserved: both(self.reserved, other.reserved),
@@ -255,6 +276,7 @@ impl Abilities {
         self.compare = emulated(self.compare);
         self.write_zeroes = emulated(self.write_zeroes);
         self.checksum = emulated(self.checksum);
+        self.checksum_crc32c = emulated(self.checksum_crc32c);
         self.block_status = emulated(self.block_status);
         self
     }

@@ -10,7 +10,7 @@
 use std::cell::Cell;
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::{Checks, Sealed, Tags, combine, guard};
+use sealblock_integrity::{Checks, ChecksumKind, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
@@ -84,13 +84,13 @@ impl<D: Device> Gate<D> {
     /// Executes the request on the device, or emulates it.
     async fn route(&self, request: Request) -> Outcome {
         let (kind, abilities) = (request.kind(), self.device.abilities());
-        if abilities.of(kind) == Ability::Native {
+        if abilities.of_request(&request) == Ability::Native {
             return self.native(request).await;
         }
         let Request { operation, extents, durability } = request;
         match operation {
             Operation::Verify(checks) => self.verify_by_read(extents.one(), checks).await,
-            Operation::Checksum(checks) => self.checksum_by_read(extents.one(), checks).await,
+            Operation::Checksum(kind, checks) => self.checksum_by_read(extents.one(), kind, checks).await,
             Operation::BlockStatus => Ok(all_allocated(extents.one())),
             Operation::Compare(data) => self.compare_by_read(extents.one(), data).await,
             Operation::WriteZeroes { .. } if abilities.writable => {
@@ -136,7 +136,7 @@ impl<D: Device> Device for Gate<D> {
     /// Executes only requests that need no splitting and no emulation.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         let (kind, geometry) = (request.kind(), self.device.geometry());
-        let is_native = matches!(self.device.abilities().of(kind), Ability::Native);
+        let is_native = matches!(self.device.abilities().of_request(request), Ability::Native);
         if !is_native || piece_limit(&geometry.limits, request).is_some() || self.check(request).is_err() {
             return None;
         }
@@ -204,11 +204,11 @@ impl<D: Device> Gate<D> {
     }
 
     /// Emulates Checksum by Read.
-    async fn checksum_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let mut crc64 = guard::crc64(&[]);
+    async fn checksum_by_read(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
+        let mut value = 0;
         let (bytes_transferred, coverage) =
-            self.read_all(extent, checks, |part| crc64 = part.crc64_append(crc64)).await?;
-        Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }))
+            self.read_all(extent, checks, |part| value = part.checksum_append(kind, value)).await?;
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }))
     }
 
     /// Reads blocks piece by piece, in order; returns the bytes transferred and the coverage. Reads every piece even if an earlier
@@ -310,17 +310,17 @@ fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
 impl<D: Device> Gate<D> {
     /// Executes a request in pieces of at most `max_blocks` blocks.
     async fn in_pieces(&self, request: Request, max_blocks: BlockCount) -> Outcome {
-        let (kind, extents) = (request.kind(), request.extents.clone());
+        let extents = request.extents.clone();
         let geometry = self.device.geometry();
         let pieces = extents.iter().flat_map(|whole| whole.split_aligned(max_blocks).map(|piece| (*whole, piece)));
         let pieces = pieces.map(|(whole, piece)| request.part(whole, piece, geometry.protection));
         let outcomes: Vec<Outcome> =
             stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
-        match kind {
-            RequestKind::Checksum => {
-                join_checksums(extents.one().split_aligned(max_blocks), outcomes, geometry.block_size)
+        match request.operation {
+            Operation::Checksum(kind, _) => {
+                join_checksums(kind, extents.one().split_aligned(max_blocks), outcomes, geometry.block_size)
             }
-            kind => join(outcomes, kind == RequestKind::Read),
+            operation => join(outcomes, matches!(operation, Operation::Read(_))),
         }
     }
 }
@@ -362,15 +362,23 @@ fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
     }
 }
 
-/// Joins the checksums of the pieces, which have these extents.
-fn join_checksums(extents: impl Iterator<Item = Extent>, outcomes: Vec<Outcome>, size: BlockSize) -> Outcome {
+/// Joins the checksums of the pieces, which have these extents. One of another kind than was asked for is no part of the answer.
+fn join_checksums(
+    kind: ChecksumKind,
+    extents: impl Iterator<Item = Extent>,
+    outcomes: Vec<Outcome>,
+    size: BlockSize,
+) -> Outcome {
     if outcomes.iter().any(Result::is_err) {
         return join(outcomes, false);
     }
-    let mut whole = Checksum::default();
+    let mut whole = Checksum { kind, ..Checksum::default() };
     for (extent, outcome) in extents.zip(outcomes) {
         let Ok(Response::Checksum(part)) = outcome else { return Err(unexpected_response()) };
-        whole.crc64 = combine::crc64(whole.crc64, part.crc64, extent.bytes(size));
+        if part.kind != kind {
+            return Err(unexpected_response());
+        }
+        whole.value = kind.combine(whole.value, part.value, extent.bytes(size));
         whole.bytes_transferred += part.bytes_transferred;
         whole.coverage.merge(part.coverage);
     }

@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, RangeInclusive};
 
-use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
@@ -60,8 +60,8 @@ pub enum Operation {
     WriteUncorrectable,
     /// Read and check blocks where they are stored, as Read does, without returning data.
     Verify(Checks),
-    /// Verify, and return the CRC-64/NVME of the data, so that two devices can be compared without moving their data.
-    Checksum(Checks),
+    /// Verify, and return a checksum of this kind of the data, so that data can be compared without moving them.
+    Checksum(ChecksumKind, Checks),
     /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error say which of them were repaired.
     Repair(Checks),
     /// Return which blocks take space.
@@ -146,7 +146,7 @@ pub enum RequestKind {
     Compare,
     /// Make blocks unreadable.
     WriteUncorrectable,
-    /// Check blocks in place and return the CRC of their data.
+    /// Check blocks in place and return a checksum of their data.
     Checksum,
     /// Check blocks in place and repair them.
     Repair,
@@ -273,8 +273,8 @@ impl Request {
     }
 
     /// See [`Operation::Checksum`].
-    pub fn checksum(extent: Extent, checks: Checks) -> Request {
-        Request::on(Operation::Checksum(checks), extent)
+    pub fn checksum(extent: Extent, kind: ChecksumKind, checks: Checks) -> Request {
+        Request::on(Operation::Checksum(kind, checks), extent)
     }
 
     /// See [`Operation::Repair`].
@@ -315,7 +315,7 @@ impl Request {
             Operation::Verify(_) => RequestKind::Verify,
             Operation::Compare(_) => RequestKind::Compare,
             Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
-            Operation::Checksum(_) => RequestKind::Checksum,
+            Operation::Checksum(..) => RequestKind::Checksum,
             Operation::Repair(_) => RequestKind::Repair,
             Operation::BlockStatus => RequestKind::BlockStatus,
             Operation::ReadReserved(_) => RequestKind::ReadReserved,
@@ -340,7 +340,7 @@ impl Request {
             Operation::Read(checks)
             | Operation::Copy { checks, .. }
             | Operation::Verify(checks)
-            | Operation::Checksum(checks)
+            | Operation::Checksum(_, checks)
             | Operation::Repair(checks) => checks,
             _ => Checks::NONE,
         }
@@ -352,7 +352,7 @@ impl Request {
         if let Operation::Read(checks)
         | Operation::Copy { checks, .. }
         | Operation::Verify(checks)
-        | Operation::Checksum(checks)
+        | Operation::Checksum(_, checks)
         | Operation::Repair(checks) = &mut self.operation
         {
             *checks = change(*checks);
@@ -503,6 +503,12 @@ impl ReservedArea {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Requests are moved at every level of the stack.
+    #[test]
+    fn a_request_is_no_larger_than_its_largest_operation_needs() {
+        assert!(size_of::<Request>() <= 120, "{} bytes", size_of::<Request>());
+    }
 
     #[test]
     fn a_part_of_a_copy_has_its_part_of_the_source_and_both_are_moved() {

@@ -1,6 +1,6 @@
 //! Responses of a device.
 
-use sealblock_integrity::Sealed;
+use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockCount;
 
@@ -18,8 +18,10 @@ pub struct VerifyStats {
 /// The result of a Checksum request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Checksum {
-    /// The CRC-64/NVME of the blocks' data, in order.
-    pub crc64: u64,
+    /// Which checksum it is: the kind that was asked for.
+    pub kind: ChecksumKind,
+    /// The checksum of the blocks' data, in order.
+    pub value: u64,
     /// Bytes of payload that crossed from the device to this host to compute it.
     pub bytes_transferred: u64,
     /// What was not checked.

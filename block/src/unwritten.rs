@@ -1,6 +1,6 @@
 //! Whether a device was ever written: a mirror may treat two devices as identical without a copy if neither was.
 
-use sealblock_integrity::{Checks, Sealed, guard};
+use sealblock_integrity::{Checks, ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::{Abilities, Ability, BlockState, Device, Error, ErrorKind, Request, RequestKind, Response};
@@ -60,12 +60,9 @@ async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bo
 
 async fn matches_crc_of_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let size = device.geometry().block_size;
-    match device.execute(Request::checksum(extent, Checks::NONE)).await? {
-        Response::Checksum(checksum) => {
-            let block = vec![0; size.bytes()];
-            let zeroes = (0..extent.len()).fold(guard::crc64(&[]), |crc, _| guard::crc64_append(crc, &block));
-            Ok(checksum.crc64 == zeroes)
-        }
+    let kind = ChecksumKind::Crc64Nvme;
+    match device.execute(Request::checksum(extent, kind, Checks::NONE)).await? {
+        Response::Checksum(checksum) => Ok(checksum.value == kind.of_zeroes(extent.bytes(size))),
         _ => Err(unexpected_response()),
     }
 }

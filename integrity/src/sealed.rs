@@ -236,16 +236,6 @@ impl Sealed {
         self.checksum_append(kind, 0)
     }
 
-    /// The CRC-64/NVME of bytes whose CRC is `crc64`, followed by the data.
-    pub fn crc64_append(&self, crc64: u64) -> u64 {
-        self.segments().iter().fold(crc64, |crc64, segment| guard::crc64_append(crc64, &segment.data))
-    }
-
-    /// The CRC-64/NVME of the data.
-    pub fn crc64(&self) -> u64 {
-        self.crc64_append(guard::crc64(&[]))
-    }
-
     /// Each block's data followed by its tuple, as an extended logical block has them, sharing the bytes.
     pub fn interleaved(&self) -> impl Iterator<Item = Slice> {
         let (size, tuple) = (self.size.bytes(), self.tuple_bytes());

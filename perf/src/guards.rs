@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use crc_fast::CrcAlgorithm;
-use sealblock_integrity::combine::{Combiner, Crc32c, InterleavedCrc};
+use sealblock_integrity::combine::{Combiner, Crc32c, Crc64, InterleavedCrc};
 use sealblock_integrity::{
     Checks, GuardKind, Interleave, PiFormat, ProtectionType, RebaseTags, Tags, guard, rebase, seal, verify,
     verify_interleaved,
@@ -255,12 +255,19 @@ fn measure_combine(report: &mut Report) {
     let combiner = Combiner::<Crc32c>::new(size.bytes() as u64);
     let digest = InterleavedCrc::new(size, GuardKind::Crc32c.tuple_bytes());
     let tuple = [0x5A; GuardKind::Crc32c.tuple_bytes()];
-    let mut contenders: [Pass<'_>; 2] = [
+    let wide: Vec<u64> = (0..u64::from(JOINS)).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15)).collect();
+    let crc64 = Combiner::<Crc64>::new(size.bytes() as u64);
+    let mut contenders: [Pass<'_>; 3] = [
         Box::new(|| u64::from(combiner.join_all(black_box(&crcs).iter().copied()))),
         Box::new(|| u64::from(black_box(&crcs).iter().fold(0, |crc, part| digest.join(crc, *part, black_box(&tuple))))),
+        Box::new(|| crc64.join_all(black_box(&wide).iter().copied())),
     ];
     let speeds = race(JOINS as usize, &mut contenders);
-    let names = ["join the CRC-32C of 4096 bytes", "join the CRC-32C of 4096 bytes and a 16-byte tuple"];
+    let names = [
+        "join the CRC-32C of 4096 bytes",
+        "join the CRC-32C of 4096 bytes and a 16-byte tuple",
+        "join the CRC-64 of 4096 bytes",
+    ];
     report.nanoseconds.extend(names.into_iter().zip(speeds.iter().map(|billions| 1.0 / billions)));
 }
 

@@ -232,6 +232,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             abilities.verify = Ability::Absent;
             abilities.compare = Ability::Absent;
             abilities.checksum = Ability::Absent;
+            abilities.checksum_crc32c = Ability::Absent;
             // Without protection information a flipped bit is not detected.
             abilities.seals &= self.geometry.protection.is_some();
         }
@@ -250,7 +251,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             Operation::Discard
             | Operation::Copy { .. }
             | Operation::Verify(_)
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::BlockStatus
             | Operation::ReadReserved(_)

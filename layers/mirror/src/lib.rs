@@ -131,7 +131,7 @@ impl<C: Clock> Device for Mirror<C> {
             }
             Operation::Discard => self.discard(extents).await,
             Operation::Verify(checks) => self.verify(extents.one(), checks).await,
-            Operation::Checksum(checks) => self.checksum(extents.one(), checks).await,
+            Operation::Checksum(kind, checks) => self.checksum(extents.one(), kind, checks).await,
             Operation::Repair(checks) => self.repair(extents.one(), checks).await,
             Operation::Compare(data) => self.compare(extents.one(), data).await,
             Operation::ReadReserved(area) => self.read_reserved(area).await,

@@ -460,6 +460,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         copy: Ability::Absent,
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
         checksum: Ability::Native,
+        checksum_crc32c: Ability::Native,
         repair: Ability::Native,
         block_status: Ability::Absent,
         reserved: when(all(&|of| of.reserved == Ability::Native)),

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{BadBlock, BadBlockCause, Clock, Error};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::{Checks, ChecksumKind, Sealed};
 use sealblock_units::Extent;
 
 use crate::label::ReplicaState;
@@ -222,8 +222,9 @@ impl<C: Clock> Mirror<C> {
         if replicas.len() < 2 {
             return Ok(true);
         }
-        let crcs = self.execute_each(replicas, |replica| replica.checksum(piece, checks)).await?;
-        let same_data = crcs.is_some_and(|crcs| crcs.windows(2).all(|pair| pair[0].crc64 == pair[1].crc64));
+        let crcs =
+            self.execute_each(replicas, |replica| replica.checksum(piece, ChecksumKind::Crc64Nvme, checks)).await?;
+        let same_data = crcs.is_some_and(|crcs| crcs.windows(2).all(|pair| pair[0].value == pair[1].value));
         if !same_data || self.geometry.protection.is_none() {
             return Ok(same_data);
         }

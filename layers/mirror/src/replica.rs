@@ -15,7 +15,7 @@ use sealblock_block::{
     BadBlock, BadBlockCause, BlockState, Checksum, Coverage, Device, Durability, DynDevice, Error, ErrorKind,
     MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked, VerifyStats,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
@@ -307,10 +307,10 @@ impl Replica {
         }
     }
 
-    /// CRC-64 of the data of blocks, and the bytes that were transferred for it.
-    pub async fn checksum(&self, extent: Extent, checks: Checks) -> Result<Checksum, Error> {
-        match self.execute(Request::checksum(extent, checks)).await? {
-            Response::Checksum(checksum) => Ok(checksum),
+    /// Checksum of the data of blocks, and the bytes that were transferred for it.
+    pub async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Result<Checksum, Error> {
+        match self.execute(Request::checksum(extent, kind, checks)).await? {
+            Response::Checksum(checksum) if checksum.kind == kind => Ok(checksum),
             _ => Err(unexpected_response()),
         }
     }

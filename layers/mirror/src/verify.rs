@@ -1,7 +1,8 @@
 //! Verify, checksum and repair: every replica checks its own blocks, all at once, and a comparison of CRCs finds
 //! copies that differ.
 //!
-//! The replicas find bad blocks. Two good copies that differ are a conflict: one replica lost a write, and nothing on
+//! Replicas are compared by their CRC-64, or in a Checksum by the kind that its client asked for, so that they read their blocks
+//! once. The replicas find bad blocks. Two good copies that differ are a conflict: one replica lost a write, and nothing on
 //! it tells. A copy that was not checked, or that may be out of sync, is reported as unchecked, so that the mirror
 //! does not pass for verified.
 
@@ -12,7 +13,7 @@ use sealblock_block::{
     BadBlock, BadBlockCause, Checksum, Clock, Error, Outcome, Request, Response, Tally, Unchecked, VerifyStats,
     WhyUnchecked,
 };
-use sealblock_integrity::Checks;
+use sealblock_integrity::{Checks, ChecksumKind};
 use sealblock_units::{Extent, Lba};
 
 use crate::label::ReplicaState;
@@ -21,15 +22,15 @@ use crate::replica::{Replica, runs_between, unexpected_response};
 
 /// Result of checking and comparing all replicas.
 struct Inspection {
-    /// CRC-64 of the data, if all replicas have the same and no block is bad.
-    crc64: Option<u64>,
+    /// Checksum of the data, if all replicas have the same and no block is bad; means nothing if none was asked for.
+    checksum: Option<u64>,
     bytes_transferred: u64,
     /// Bad blocks, and copies that were not checked.
     tally: Tally,
 }
 
 impl Inspection {
-    /// Adds the result of one replica. Returns the CRC of its data if all of it is good, and its bad blocks.
+    /// Adds the result of one replica. Returns the checksum of its data if all of it is good, and its bad blocks.
     ///
     /// # Errors
     /// When the replica failed without naming blocks.
@@ -42,7 +43,7 @@ impl Inspection {
             Ok(checksum) => {
                 self.bytes_transferred += checksum.bytes_transferred;
                 self.tally.coverage.merge(replica.coverage(checksum.coverage));
-                Ok((Some(checksum.crc64), BTreeSet::new()))
+                Ok((Some(checksum.value), BTreeSet::new()))
             }
             Err(Ok((bad_blocks, coverage))) => {
                 self.tally.bad_blocks.extend(bad_blocks.iter().map(|bad| replica.bad_block(bad)));
@@ -56,31 +57,37 @@ impl Inspection {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
-        let found = self.inspect(extent, checks, None).await?;
+        let found = self.inspect(extent, None, checks, None).await?;
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
-        let found = self.inspect(extent, checks, None).await?;
+    pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
+        let found = self.inspect(extent, Some(kind), checks, None).await?;
         // Replicas may differ in nosync regions without damage. The data of the first replica count there.
-        let crc64 = match (found.crc64, found.tally.bad_blocks.is_empty(), self.in_sync().first()) {
-            (None, true, Some(replica)) => self.checksum_of_one(replica, extent, checks).await?,
-            (crc64, ..) => crc64.unwrap_or_default(),
+        let value = match (found.checksum, found.tally.bad_blocks.is_empty(), self.in_sync().first()) {
+            (None, true, Some(replica)) => self.checksum_of_one(replica, extent, kind, checks).await?,
+            (checksum, ..) => checksum.unwrap_or_default(),
         };
         let bytes_transferred = found.bytes_transferred;
-        Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage: found.tally.finish()? }))
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage: found.tally.finish()? }))
     }
 
-    /// CRC of the data of one replica, when others have other data in nosync regions.
-    async fn checksum_of_one(&self, replica: &Replica, extent: Extent, checks: Checks) -> Result<u64, Error> {
-        match replica.checksum(extent, checks).await {
-            Ok(checksum) => Ok(checksum.crc64),
+    /// Checksum of the data of one replica, when others have other data in nosync regions.
+    async fn checksum_of_one(
+        &self,
+        replica: &Replica,
+        extent: Extent,
+        kind: ChecksumKind,
+        checks: Checks,
+    ) -> Result<u64, Error> {
+        match replica.checksum(extent, kind, checks).await {
+            Ok(checksum) => Ok(checksum.value),
             Err(error) => {
                 self.fail_if_unreachable(replica, &error);
                 let replicas = self.in_sync();
                 let Some(other) = replicas.iter().find(|other| other.id != replica.id) else { return Err(error) };
-                other.checksum(extent, checks).await.map(|checksum| checksum.crc64)
+                other.checksum(extent, kind, checks).await.map(|checksum| checksum.value)
             }
         }
     }
@@ -89,7 +96,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn repair(&self, extent: Extent, checks: Checks) -> Outcome {
         self.reconcile_for_read(extent).await?;
         let settled = self.write_intent.nosync_count.get();
-        let mut found = self.inspect(extent, checks, Some(settled)).await?;
+        let mut found = self.inspect(extent, None, checks, Some(settled)).await?;
         self.repair_all(&mut found.tally.bad_blocks, extent, checks).await;
         if self.has_rewritten()
             && let Err(error) = self.flush_internally().await
@@ -118,16 +125,22 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Has every replica check the blocks and compute CRCs. `settled` is the nosync count when the caller reconciled
-    /// them, if it did.
-    async fn inspect(&self, extent: Extent, checks: Checks, settled: Option<u64>) -> Result<Inspection, Error> {
+    /// Has every replica check the blocks and compute checksums, of `kind` if the caller needs one. `settled` is the nosync count
+    /// when the caller reconciled them, if it did.
+    async fn inspect(
+        &self,
+        extent: Extent,
+        kind: Option<ChecksumKind>,
+        checks: Checks,
+        settled: Option<u64>,
+    ) -> Result<Inspection, Error> {
         let replicas = self.in_sync();
-        let mut found = Inspection { crc64: None, bytes_transferred: 0, tally: Tally::default() };
+        let mut found = Inspection { checksum: None, bytes_transferred: 0, tally: Tally::default() };
         let mut bad: Vec<BTreeSet<Lba>> = Vec::with_capacity(replicas.len());
         let (mut crcs, mut asked) = (Vec::with_capacity(replicas.len()), Replicas::new());
         let mut unsettled = self.nosync_parts(extent);
         let mut failure = None;
-        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, extent, checks).await) {
+        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, extent, kind, checks).await) {
             match found.merge(replica, outcome) {
                 Ok((crc, bad_lbas)) => {
                     crcs.extend(crc);
@@ -146,7 +159,7 @@ impl<C: Clock> Mirror<C> {
         }
         let is_same = crcs.windows(2).all(|pair| pair[0] == pair[1]);
         match crcs.first() {
-            Some(crc) if is_same && found.tally.bad_blocks.is_empty() => found.crc64 = Some(*crc),
+            Some(crc) if is_same && found.tally.bad_blocks.is_empty() => found.checksum = Some(*crc),
             _ if asked.len() > 1 => {
                 self.compare_extents(&asked, &bad, extent, checks, &mut found.tally.bad_blocks).await?
             }
@@ -180,16 +193,22 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Has every replica check and compute the CRC of the blocks, all at once. A single replica only verifies: there
-    /// is nothing to compare with.
-    async fn checksum_all(&self, replicas: &Replicas, extent: Extent, checks: Checks) -> Vec<Result<Checksum, Error>> {
+    /// Has every replica check and compute a checksum of the blocks, all at once. A single replica only verifies if the caller
+    /// needs no checksum of some kind: there is nothing to compare with.
+    async fn checksum_all(
+        &self,
+        replicas: &Replicas,
+        extent: Extent,
+        kind: Option<ChecksumKind>,
+        checks: Checks,
+    ) -> Vec<Result<Checksum, Error>> {
         let checksums = replicas.iter().map(|replica| async move {
-            if replicas.len() > 1 {
-                return replica.checksum(extent, checks).await;
+            if replicas.len() > 1 || kind.is_some() {
+                return replica.checksum(extent, kind.unwrap_or_default(), checks).await;
             }
             match replica.execute(Request::verify(extent, checks)).await? {
                 Response::Verified(VerifyStats { bytes_transferred, coverage }) => {
-                    Ok(Checksum { crc64: 0, bytes_transferred, coverage })
+                    Ok(Checksum { bytes_transferred, coverage, ..Checksum::default() })
                 }
                 _ => Err(unexpected_response()),
             }
@@ -259,9 +278,9 @@ impl<C: Clock> Mirror<C> {
         let mut crcs = Vec::with_capacity(replicas.len());
         // A replica that failed may be back, and out of sync.
         let replicas: Replicas = replicas.iter().filter(|replica| replica.is_readable()).cloned().collect();
-        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, run, checks).await) {
+        for (replica, outcome) in replicas.iter().zip(self.checksum_all(&replicas, run, None, checks).await) {
             match outcome.map_err(Error::into_bad_blocks) {
-                Ok(checksum) => crcs.push(checksum.crc64),
+                Ok(checksum) => crcs.push(checksum.value),
                 Err(Ok(found)) => bad_blocks.extend(found.iter().map(|bad| replica.bad_block(bad))),
                 // It failed: that is no conflict, and its copy is reported as unchecked.
                 Err(Err(error)) => self.fail_if_unreachable(replica, &error),

@@ -26,7 +26,7 @@ use sealblock_block::{
     Abilities, Ability, Device, Durability, Error, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
     RequestKind, ReservedArea, Response,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
@@ -248,10 +248,10 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// Computes a checksum chunk by chunk, since a CRC covers bytes in order.
-    async fn checksum(&self, whole: Extent, checks: Checks) -> Outcome {
+    async fn checksum(&self, whole: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
             let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
-            (run, Request::checksum(run.below, checks))
+            (run, Request::checksum(run.below, kind, checks))
         });
         let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(requests)
             .map(|(run, request)| async move { (run, self.members[run.member].execute(request).await) })
@@ -261,13 +261,13 @@ impl<D: Device> StripeLayer<D> {
         let (mut checksums, mut errors) = (Vec::with_capacity(outcomes.len()), Vec::new());
         for (run, outcome) in outcomes {
             match outcome {
-                Ok(Response::Checksum(checksum)) => checksums.push((run, checksum)),
+                Ok(Response::Checksum(checksum)) if checksum.kind == kind => checksums.push((run, checksum)),
                 Ok(_) => return Err(unexpected_response()),
                 Err(error) => errors.push((run.member, error)),
             }
         }
         self.merger.merge_errors(errors.into_iter())?;
-        Ok(Response::Checksum(self.merger.checksums(checksums)))
+        Ok(Response::Checksum(self.merger.checksums(kind, checksums)))
     }
 
     async fn discard(&self, extents: &[Extent]) -> Outcome {
@@ -334,7 +334,7 @@ impl<D: Device> Device for StripeLayer<D> {
         match request.operation {
             Operation::Flush => self.flush().await,
             Operation::Discard => self.discard(&request.extents).await,
-            Operation::Checksum(checks) => self.checksum(request.extents.one(), checks).await,
+            Operation::Checksum(kind, checks) => self.checksum(request.extents.one(), kind, checks).await,
             Operation::ReadReserved(ReservedArea::GroupLabel)
             | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
             Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,

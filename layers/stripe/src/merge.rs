@@ -7,7 +7,7 @@ use sealblock_block::{
     BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, Outcome, Response, StatusRun,
     Unchecked, VerifyStats,
 };
-use sealblock_integrity::{Field, PiFormat, Sealed, combine};
+use sealblock_integrity::{ChecksumKind, Field, PiFormat, Sealed};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 use smallvec::SmallVec;
 
@@ -183,9 +183,10 @@ impl Merger {
     }
 
     /// Combines the checksums of the runs, in order, to one.
-    pub(crate) fn checksums(&self, checksums: Vec<(ChunkRun, Checksum)>) -> Checksum {
-        checksums.into_iter().fold(Checksum::default(), |mut whole, (run, one)| {
-            whole.crc64 = combine::crc64(whole.crc64, one.crc64, run.below.bytes(self.size));
+    pub(crate) fn checksums(&self, kind: ChecksumKind, checksums: Vec<(ChunkRun, Checksum)>) -> Checksum {
+        let empty = Checksum { kind, ..Checksum::default() };
+        checksums.into_iter().fold(empty, |mut whole, (run, one)| {
+            whole.value = kind.combine(whole.value, one.value, run.below.bytes(self.size));
             whole.bytes_transferred += one.bytes_transferred;
             whole.coverage.merge(self.coverage_up(run.member, one.coverage));
             whole

@@ -12,7 +12,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Gate, Geometry,
     Limits, MemberPath, Outcome, Request, Response,
 };
-use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
@@ -373,7 +373,8 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     for at in [extent(0, 32), extent(4, 4)] {
         let checks = Checks::full(TYPE1, at.start());
         assert_eq!(told(Request::verify(at, checks)).unchecked(), [due], "{at}");
-        assert_eq!(told(Request::checksum(at, checks)).unchecked(), [due], "{at}");
+        let kind = ChecksumKind::default();
+        assert_eq!(told(Request::checksum(at, kind, checks)).unchecked(), [due], "{at}");
     }
     let within = extent(0, 4);
     let checks = Checks::full(TYPE1, within.start());

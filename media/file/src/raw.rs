@@ -182,7 +182,7 @@ impl<M: Medium> Device for RawDevice<M> {
             | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::WriteUncorrectable
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => return Err(ErrorKind::Absent(kind).into()),

@@ -7,7 +7,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
     Limits, Operation, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats,
 };
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified, guard, verify};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -222,13 +222,33 @@ impl MemoryDevice {
     /// Checks blocks where they lie. Memory that is not there holds nothing that could be damaged.
     fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
         let mut faults = self.unreadable(extent);
-        if let Some(format) = self.geometry.protection {
-            self.verify_tags(format, extent, checks, &mut faults);
+        self.verify_parts(extent, checks, &mut faults, |_, _, _| ());
+        let coverage = self.checked(faults, checks)?;
+        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
+    }
+
+    /// Checks blocks and sums them where they lie, each part while it is in the core's cache.
+    fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: &Checks) -> Outcome {
+        let (mut faults, mut value, size) = (self.unreadable(extent), 0, self.geometry.block_size);
+        self.verify_parts(extent, checks, &mut faults, |part, data, guards| {
+            let of_guards = guards.and_then(|(format, tags)| kind.append_guards(value, format, size, tags));
+            value = match (of_guards, data) {
+                (Some(of_guards), _) => of_guards,
+                (None, Some(data)) => kind.append(value, data),
+                (None, None) => kind.combine(value, kind.of_zeroes(part.bytes(size)), part.bytes(size)),
+            };
+        });
+        let coverage = self.checked(faults, checks)?;
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage }))
+    }
+
+    /// How far such checks went, if no block is bad.
+    fn checked(&self, faults: Vec<BadBlock>, checks: &Checks) -> Result<Coverage, Error> {
+        let coverage = self.reach(checks);
+        match BadBlocks::new(faults) {
+            Some(bad_blocks) => Err(bad_blocks.with_coverage(coverage).into()),
+            None => Ok(coverage),
         }
-        if !faults.is_empty() {
-            return Err(BadBlocks::new(faults).expect("there are some").with_coverage(self.reach(checks)).into());
-        }
-        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: self.reach(checks) }))
     }
 
     /// How far such checks go.
@@ -236,34 +256,33 @@ impl MemoryDevice {
         Coverage::of(self.geometry.protection.is_some() && checks.guard)
     }
 
-    fn verify_tags(&self, format: PiFormat, extent: Extent, checks: &Checks, faults: &mut Vec<BadBlock>) {
+    /// Checks blocks part by part. `each` gets a part, its data (none: they are zeroes), and its tags with their format if all
+    /// guards in them were compared with the data and match.
+    fn verify_parts(
+        &self,
+        extent: Extent,
+        checks: &Checks,
+        faults: &mut Vec<BadBlock>,
+        mut each: impl FnMut(Extent, Option<&[u8]>, Option<(PiFormat, &[u8])>),
+    ) {
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         for part in self.by_chunk(extent) {
             let start = part.start().get();
             let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
             let tags = stored.tags.peek(start * self.tuple_bytes(), (part.len() * self.tuple_bytes()) as usize);
             // Without tags they are all ones, which are not checked; data is zeroes where it alone is not there.
-            let Some(tags) = tags else { continue };
+            let Some((format, tags)) = self.geometry.protection.zip(tags) else {
+                each(part, data, None);
+                continue;
+            };
             let checks = checks.advance(start - extent.start().get(), format);
             let mut note = |mismatch| faults.push(BadBlock::of_mismatch(part.start(), &mismatch));
-            match data {
+            let bad = match data {
                 Some(data) => verify(format, size, data, tags, &checks, &mut note),
                 None => verify(format, size, &vec![0; part.bytes(size) as usize], tags, &checks, &mut note),
             };
+            each(part, data, (checks.guard && bad == 0).then_some((format, tags)));
         }
-    }
-
-    /// Checks blocks and sums them where they lie.
-    fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
-        self.verify(extent, checks)?;
-        let (size, stored) = (self.geometry.block_size, self.stored.borrow());
-        let zeroes = vec![0; CHUNK_BYTES];
-        let crc64 = self.by_chunk(extent).fold(guard::crc64(&[]), |crc64, part| {
-            let bytes = part.bytes(size) as usize;
-            let data = stored.data.peek(part.start().get() << size.shift(), bytes);
-            guard::crc64_append(crc64, data.unwrap_or(&zeroes[..bytes]))
-        });
-        Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage: self.reach(checks) }))
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
@@ -305,7 +324,7 @@ impl MemoryDevice {
         match operation {
             Operation::Read(checks) => return self.read(extents.one(), checks),
             Operation::Verify(checks) => return self.verify(extents.one(), checks),
-            Operation::Checksum(checks) => return self.digest(extents.one(), checks),
+            Operation::Checksum(kind, checks) => return self.checksum(extents.one(), *kind, checks),
             Operation::Compare(data) => return self.compare(extents.one(), data),
             Operation::ReadReserved(area) => {
                 let held = self.stored.borrow().reserved.get(area).cloned();

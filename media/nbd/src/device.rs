@@ -79,7 +79,7 @@ impl Device for NbdDevice {
             Operation::BlockStatus => io.block_status(extents.one()).await,
             Operation::Verify(_)
             | Operation::Copy { .. }
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::Compare(_)
             | Operation::ReadReserved(_)

@@ -66,7 +66,7 @@ impl NullDevice {
             }
             Operation::WriteUncorrectable
             | Operation::Copy { .. }
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => Err(ErrorKind::Absent(request.kind()).into()),
@@ -103,6 +103,7 @@ impl Device for NullDevice {
         Abilities {
             write_uncorrectable: Ability::Absent,
             checksum: Ability::Absent,
+            checksum_crc32c: Ability::Absent,
             block_status: Ability::Native,
             ..Abilities::COMPLETE
         }

@@ -138,7 +138,7 @@ impl Device for NvmeTcpDevice {
             Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
-            Operation::Checksum(checks) => io.checksum(extents.one(), checks).await,
+            Operation::Checksum(kind, checks) => io.checksum(extents.one(), kind, checks).await,
             Operation::ReadReserved(area) => io.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
             Operation::WriteUncorrectable | Operation::Repair(_) | Operation::BlockStatus => {

@@ -4,13 +4,13 @@
 //! be another vendor's, where the same opcode may mean anything.
 
 use sealblock_block::{BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response};
-use sealblock_integrity::{Checks, guard};
+use sealblock_integrity::{Checks, ChecksumKind, Sealed};
 use sealblock_media_nvme::requests::Requests;
 use sealblock_media_nvme::{BadBlockSearch, CompletedCommand as _, Namespace, bad_block_cause};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea as ReservedFrame};
-use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme::nvm::{self, BlockCommand, IoCommand};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
@@ -20,27 +20,37 @@ use crate::session::Session;
 
 impl Io {
     /// Executes one Checksum; returns its completion, whatever the status.
-    async fn checksum_once(&self, extent: Extent, checks: &Checks) -> Result<CompletedCommand, Error> {
+    async fn checksum_once(
+        &self,
+        extent: Extent,
+        kind: ChecksumKind,
+        checks: &Checks,
+    ) -> Result<CompletedCommand, Error> {
         let (protection, _) = self.session.profile.read_checks(extent, checks, true);
-        let command = self.encode(IoCommand::Checksum(BlockCommand { protection, ..BlockCommand::new(extent) }))?;
+        let blocks = BlockCommand { protection, ..BlockCommand::new(extent) };
+        let command = self.encode(IoCommand::Checksum(nvm::Checksum { blocks, kind }))?;
+        let extension = match kind {
+            ChecksumKind::Crc64Nvme => Extensions::CHECKSUM,
+            ChecksumKind::Crc32c => Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C,
+        };
         let build = |session: &Session| {
-            offered(session, Extensions::CHECKSUM, RequestKind::Checksum)?;
+            offered(session, extension, RequestKind::Checksum)?;
             Ok((command, HostData::None))
         };
         self.execute(build).await
     }
 
-    pub(crate) async fn checksum(&self, extent: Extent, checks: Checks) -> Outcome {
+    pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
         let (_, says_all) = self.session.profile.read_checks(extent, &checks, true);
         if !says_all {
-            let mut crc64 = guard::crc64(&[]);
-            let each = |part: &sealblock_integrity::Sealed| crc64 = part.crc64_append(crc64);
+            let mut value = 0;
+            let each = |part: &Sealed| value = part.checksum_append(kind, value);
             let (bytes_transferred, coverage) = Requests(self).read_all(extent, &checks, each).await?;
-            return Ok(Response::Checksum(Checksum { crc64, bytes_transferred, coverage }));
+            return Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }));
         }
-        let completed = self.checksum_once(extent, &checks).await?;
+        let completed = self.checksum_once(extent, kind, &checks).await?;
         if completed.status().is_success() {
-            return self.checksum_response(extent, checks, &completed).await;
+            return self.checksum_response(extent, kind, checks, &completed).await;
         }
         if bad_block_cause(completed.status()).is_none() {
             return Err(self.failed(RequestKind::Checksum, Some(extent), &completed));
@@ -55,19 +65,29 @@ impl Io {
             return Err(bad_blocks.with_coverage(coverage).into());
         }
         // The search re-read every block, so the failure was transient: retry once.
-        let again = self.checksum_once(extent, &checks).await?;
+        let again = self.checksum_once(extent, kind, &checks).await?;
         match again.status().is_success() {
-            true => self.checksum_response(extent, checks, &again).await,
+            true => self.checksum_response(extent, kind, checks, &again).await,
             false => Err(self.failed(RequestKind::Checksum, Some(extent), &again)),
         }
     }
 
-    /// The response to a Checksum that succeeded. Its completion has room for the CRC-64 only, so a Verify reports which
+    /// The response to a Checksum that succeeded. Its completion has room for the checksum only, so a Verify reports which
     /// copies were not checked, if there are several.
-    async fn checksum_response(&self, extent: Extent, checks: Checks, completed: &CompletedCommand) -> Outcome {
+    async fn checksum_response(
+        &self,
+        extent: Extent,
+        kind: ChecksumKind,
+        checks: Checks,
+        completed: &CompletedCommand,
+    ) -> Outcome {
+        let asked = nvm::Checksum { blocks: BlockCommand::new(extent), kind };
+        let value = asked.checksum(completed.result.completion.result.get()).ok_or_else(|| {
+            let reason = format!("the target lists checksums of kind {kind} and returned one of another kind");
+            ErrorKind::Media { reason }
+        })?;
         let coverage = self.checksum_coverage(extent, checks, completed).await?;
-        let crc64 = completed.result.completion.result.get();
-        Ok(Response::Checksum(Checksum { crc64, bytes_transferred: 0, coverage }))
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage }))
     }
 
     /// Coverage of a Checksum.

@@ -400,6 +400,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
             && dlfeat.contains(Dlfeat::WRITE_ZEROES_DEALLOCATE),
         offloads: true,
         checksum: has(Extensions::CHECKSUM),
+        checksum_crc32c: has(Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C),
         repair: Ability::Absent,
         block_status: Ability::Absent,
         reserved: if fits { has(Extensions::RESERVED) } else { Ability::Absent },

@@ -7,7 +7,7 @@ use sealblock_block::{
     BadBlock, BadBlocks, BlockState, Checksum, Clock, Coverage, Error, Medium, Outcome, Response, StatusRuns, Tally,
     Unchecked, VerifyStats, WhyUnchecked,
 };
-use sealblock_integrity::{Checks, Sealed, Unverified, combine, guard};
+use sealblock_integrity::{Checks, ChecksumKind, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
 
@@ -39,14 +39,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Checks blocks and sums their data. A bad block does not hide another.
-    pub(crate) async fn digest(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let crc64 = |bytes, read: Option<Sealed>| read.map_or_else(|| crc64_of_zeroes(bytes), |read| read.crc64());
-        let mut outcomes = pin!(self.check_pieces(extent, checks, crc64));
-        let (mut whole, mut tally) = (Checksum::default(), self.tally(extent, checks));
+    pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: &Checks) -> Outcome {
+        let sum = |bytes, read: Option<Sealed>| read.map_or_else(|| kind.of_zeroes(bytes), |read| read.checksum(kind));
+        let mut outcomes = pin!(self.check_pieces(extent, checks, sum));
+        let (mut whole, mut tally) = (Checksum { kind, ..Checksum::default() }, self.tally(extent, checks));
         while let Some((piece_bytes, bytes, outcome)) = outcomes.next().await {
             match outcome {
                 Ok(part) => {
-                    whole.crc64 = combine::crc64(whole.crc64, part, piece_bytes);
+                    whole.value = kind.combine(whole.value, part, piece_bytes);
                     whole.bytes_transferred += bytes;
                 }
                 Err(error) => tally.take(error)?,
@@ -62,7 +62,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         &self,
         extent: Extent,
         checks: &Checks,
-        see: fn(u64, Option<Sealed>) -> T,
+        see: impl Fn(u64, Option<Sealed>) -> T + Copy,
     ) -> impl Stream<Item = (u64, u64, Result<T, Error>)> {
         let pieces = self.verify_pieces(extent, checks).map(move |(piece, checks)| async move {
             let piece_bytes = piece.bytes(self.geometry.block_size);
@@ -185,34 +185,5 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
         }
         Ok(Response::BlockStatus(runs.into_vec()))
-    }
-}
-
-/// The CRC-64/NVME of so many zero bytes, in a time that grows with the logarithm of their number.
-fn crc64_of_zeroes(bytes: u64) -> u64 {
-    let (mut whole, mut part, mut part_bytes) = (guard::crc64(&[]), guard::crc64(&[0]), 1);
-    let mut left = bytes;
-    while left > 0 {
-        if left & 1 == 1 {
-            whole = combine::crc64(whole, part, part_bytes);
-        }
-        left >>= 1;
-        if left > 0 {
-            part = combine::crc64(part, part, part_bytes);
-            part_bytes <<= 1;
-        }
-    }
-    whole
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zeroes_are_summed_without_being_there() {
-        for bytes in [0, 1, 2, 3, 511, 512, 4096, 262_144, 1_000_003] {
-            assert_eq!(crc64_of_zeroes(bytes), guard::crc64(&vec![0; bytes as usize]), "{bytes}");
-        }
     }
 }

@@ -279,6 +279,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             copy: Ability::Absent,
             write_uncorrectable: Ability::Native,
             checksum: Ability::Native,
+            checksum_crc32c: Ability::Native,
             repair: Ability::Absent,
             block_status: Ability::Native,
             reserved: Ability::Native,
@@ -306,7 +307,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 Box::pin(self.write_zeroes(extents.one(), may_unmap, durability)).await
             }
             Operation::WriteUncorrectable => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
-            Operation::Checksum(checks) => Box::pin(self.digest(extents.one(), &checks)).await,
+            Operation::Checksum(kind, checks) => Box::pin(self.checksum(extents.one(), kind, &checks)).await,
             Operation::ReadReserved(area) => {
                 Ok(Response::Reserved(Box::pin(self.reserved.read(&self.medium, area)).await?))
             }

@@ -18,7 +18,7 @@ use sealblock_protocols_nvme::logs::{
     LbaStatusLog, lists_log_page, parse_changed_namespaces,
 };
 use sealblock_protocols_nvme::nqn::{FIELD_BYTES, Nqn, PaddedText};
-use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, GetLbaStatus, IoCommand, LbaStatusList};
+use sealblock_protocols_nvme::nvm::{Checksum, CopyCommand, CopyLimits, GetLbaStatus, IoCommand, LbaStatusList};
 use sealblock_protocols_nvme::registers::{Capabilities, Configuration, ControllerStatus, Property};
 use sealblock_protocols_nvme::{Command, Completion, Count8, StatusCode};
 
@@ -106,7 +106,7 @@ fn validate(io: &IoCommand, pieces: &mut Pieces) {
         | IoCommand::Write(blocks)
         | IoCommand::Compare(blocks)
         | IoCommand::Verify(blocks)
-        | IoCommand::Checksum(blocks) => {
+        | IoCommand::Checksum(Checksum { blocks, .. }) => {
             assert!(blocks.extent.fits(capacity));
             if let Some(format) = format {
                 let checks = blocks.protection.checks(format, u64::MAX);

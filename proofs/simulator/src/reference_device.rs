@@ -207,7 +207,7 @@ impl Device for ReferenceDevice {
             | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::WriteUncorrectable
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::BlockStatus
             | Operation::ReadReserved(_)

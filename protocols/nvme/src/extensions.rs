@@ -23,6 +23,8 @@ flags! {
         SEALS = 3,
         /// The namespace has several copies; a Checksum does not report which of them it did not check.
         COPIES = 4,
+        /// Checksum of the kind CRC-32C too; means nothing without CHECKSUM.
+        CHECKSUM_CRC32C = 5,
     }
 }
 
@@ -68,6 +70,8 @@ impl ExtensionsLog {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
         let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
+        let has_checksum = log.extensions.contains(Extensions::CHECKSUM);
+        let checks = if has_checksum { checks | Extensions::CHECKSUM_CRC32C } else { checks };
         let usable = if has_reserved { checks | Extensions::RESERVED } else { checks };
         Extensions::from_bits_retain(log.extensions.bits() & usable.bits())
     }
@@ -284,8 +288,10 @@ mod tests {
             page[at] ^= 1;
             assert_eq!(ExtensionsLog::bitmap_pages(&page, 3), 0, "pages of another size, byte {at}");
         }
-        let all = Extensions::from_bits_retain(0x1F);
+        let all = Extensions::from_bits_retain(0x3F);
         assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
+        assert_eq!(changed(16, 0x20), Extensions::NONE, "a kind of a command that is not there");
+        assert_eq!(changed(16, 0x21), Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C);
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod drive;
 use std::collections::BTreeMap;
 
 use sealblock_block::{Abilities, Ability, Device, Limits, RequestKind};
+use sealblock_integrity::ChecksumKind;
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
@@ -40,13 +41,12 @@ const WAYS: [(Ability, &str); 3] =
     [(Ability::Native, "native"), (Ability::Emulated, "emulated"), (Ability::Absent, "absent")];
 
 /// The operations of a device. (The reserved area has two, of which it can do both or none.)
-const OPERATIONS: [(RequestKind, &str); 13] = [
+const OPERATIONS: [(RequestKind, &str); 12] = [
     (RequestKind::Read, "read"),
     (RequestKind::Write, "write"),
     (RequestKind::Flush, "flush"),
     (RequestKind::Verify, "verify"),
     (RequestKind::Compare, "compare"),
-    (RequestKind::Checksum, "checksum"),
     (RequestKind::WriteZeroes, "write_zeroes"),
     (RequestKind::Discard, "discard"),
     (RequestKind::Copy, "copy"),
@@ -56,10 +56,19 @@ const OPERATIONS: [(RequestKind, &str); 13] = [
     (RequestKind::ReadReserved, "reserved_area"),
 ];
 
-/// What the device does with each operation, also with those that change blocks: it is open for reading here.
+/// What the device does with each operation, also with those that change blocks: it is open for reading here. Checksums of each kind
+/// are listed apart.
 fn abilities(of: &Abilities) -> impl Iterator<Item = (&'static str, Ability)> {
     let of = Abilities { writable: true, ..*of };
-    OPERATIONS.into_iter().map(move |(kind, name)| (name, of.of(kind)))
+    let checksums = ChecksumKind::ALL.into_iter().map(move |kind| (checksum_name(kind), of.of_checksum(kind)));
+    OPERATIONS.into_iter().map(move |(kind, name)| (name, of.of(kind))).chain(checksums)
+}
+
+const fn checksum_name(kind: ChecksumKind) -> &'static str {
+    match kind {
+        ChecksumKind::Crc64Nvme => "checksum",
+        ChecksumKind::Crc32c => "checksum_crc32c",
+    }
 }
 
 fn way_text(ability: Ability) -> &'static str {

@@ -29,7 +29,7 @@ fn info_says_the_same_in_text_and_json_on_both_runtimes() {
         assert_eq!(json["file"]["bytes"], place.len("v"));
         assert_eq!(json["unmap_zeroes"], true);
         assert!(json["runtime"].as_str().unwrap().contains(name), "{json}");
-        for what in ["verify", "compare", "discard", "write_zeroes"] {
+        for what in ["verify", "compare", "checksum", "checksum_crc32c", "discard", "write_zeroes"] {
             assert!(matches!(json["abilities"][what].as_str(), Some("native" | "emulated" | "absent")), "{json}");
         }
     }

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified};
+use sealblock_integrity::{Checks, ChecksumKind, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
@@ -29,6 +29,8 @@ pub struct FakeDevice {
     pub lost_from: Option<u64>,
     /// The error of every Write, if any.
     pub write_error: Option<ErrorKind>,
+    /// The kind of checksum that it returns, whichever was asked for.
+    pub checksum_kind: Option<ChecksumKind>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,
     /// True if the device executes requests in place.
@@ -53,6 +55,7 @@ impl FakeDevice {
             broken: Vec::new(),
             lost_from: None,
             write_error: None,
+            checksum_kind: None,
             seen: RefCell::default(),
             durable: Cell::new(0),
             instant: false,
@@ -138,9 +141,11 @@ impl FakeDevice {
             Operation::Verify(checks) => {
                 self.load(extents.one(), &checks).map(|_| Response::Verified(VerifyStats::default()))
             }
-            Operation::Checksum(checks) => self
-                .load(extents.one(), &checks)
-                .map(|data| Response::Checksum(Checksum { crc64: data.crc64(), ..Checksum::default() })),
+            Operation::Checksum(kind, checks) => {
+                let kind = self.checksum_kind.unwrap_or(kind);
+                let loaded = self.load(extents.one(), &checks)?;
+                Ok(Response::Checksum(Checksum { kind, value: loaded.checksum(kind), ..Checksum::default() }))
+            }
             Operation::BlockStatus => {
                 let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
                 Ok(Response::BlockStatus(vec![run]))

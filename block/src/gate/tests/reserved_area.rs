@@ -1,8 +1,8 @@
 //! Checksums, block status, repair and the reserved area.
 
-use sealblock_integrity::Checks;
+use sealblock_integrity::{Checks, ChecksumKind};
 use sealblock_runtime_memory::Slice;
-use sealblock_units::{BlockCount, Lba};
+use sealblock_units::Lba;
 
 use super::fake_device::{CAPACITY, FakeDevice, TYPE1, extent, full, numbered, run, write};
 use crate::{
@@ -10,47 +10,68 @@ use crate::{
     RequestKind, ReservedArea, Response,
 };
 
-fn checksum(start: u64, blocks: u64) -> Request {
-    Request::checksum(extent(start, blocks), full(start))
-}
-
-fn checksum_of(gate: &Gate<FakeDevice>, start: u64, blocks: u64) -> Result<Checksum, Error> {
-    match run(gate.execute(checksum(start, blocks)))? {
+fn checksum_of(gate: &Gate<FakeDevice>, kind: ChecksumKind, start: u64, blocks: u64) -> Result<Checksum, Error> {
+    match run(gate.execute(Request::checksum(extent(start, blocks), kind, full(start))))? {
         Response::Checksum(checksum) => Ok(checksum),
         other => panic!("no checksum but {other:?}"),
     }
 }
 
-/// A gate in front of a device with or without a native Checksum, which takes `max_blocks` blocks at once.
-fn gate(native: bool, max_blocks: u32) -> Gate<FakeDevice> {
-    let mut device = FakeDevice::new(Some(TYPE1));
-    device.abilities.checksum = if native { Ability::Native } else { Ability::Absent };
-    let max_blocks = BlockCount::new(max_blocks).unwrap();
-    (device.geometry.limits.max_transfer_blocks, device.geometry.limits.max_verify_blocks) = (max_blocks, max_blocks);
-    device.gate()
+/// A device with or without native checksums of each kind, which takes `max_blocks` blocks at once.
+fn device(native: [bool; 2], max_blocks: u32) -> FakeDevice {
+    let mut device = FakeDevice::limited(Some(TYPE1), max_blocks);
+    let [crc64, crc32c] = native.map(|native| if native { Ability::Native } else { Ability::Absent });
+    (device.abilities.checksum, device.abilities.checksum_crc32c) = (crc64, crc32c);
+    device
 }
+
+const WAYS: [[bool; 2]; 4] = [[true, true], [true, false], [false, true], [false, false]];
 
 #[test]
 fn a_checksum_is_the_crc_of_the_data_native_or_emulated_whole_or_in_pieces() {
-    for (native, max_blocks) in [(true, 64), (true, 5), (false, 64), (false, 5)] {
-        let gate = gate(native, max_blocks);
+    for (ways, max_blocks) in WAYS.into_iter().flat_map(|ways| [(ways, 64), (ways, 5)]) {
+        let gate = device(ways, max_blocks).gate();
         run(gate.execute(write(3, 20, Some(TYPE1)))).unwrap();
-        let found = checksum_of(&gate, 3, 20).unwrap();
-        assert_eq!(found.crc64, numbered(3, 20, None).crc64(), "native {native}, {max_blocks} blocks at once");
-        assert_eq!(found.bytes_transferred, if native { 0 } else { 20 * 512 });
-        assert_ne!(checksum_of(&gate, 4, 19).unwrap().crc64, found.crc64);
+        for (kind, native) in ChecksumKind::ALL.into_iter().zip(ways) {
+            let found = checksum_of(&gate, kind, 3, 20).unwrap();
+            let wanted = kind.compute(&numbered(3, 20, None).joined_data());
+            assert_eq!((found.kind, found.value), (kind, wanted), "native {native}, {max_blocks} blocks at once");
+            assert_eq!(found.bytes_transferred, if native { 0 } else { 20 * 512 });
+            assert_ne!(checksum_of(&gate, kind, 4, 19).unwrap().value, found.value);
+            let how = if native { Ability::Native } else { Ability::Emulated };
+            assert_eq!(gate.abilities().of_checksum(kind), how, "and it is said");
+        }
+    }
+}
+
+#[test]
+fn pieces_of_another_kind_are_not_joined() {
+    for (answered, fits) in [(None, true), (Some(ChecksumKind::Crc32c), true), (Some(ChecksumKind::Crc64Nvme), false)] {
+        let mut device = device([true, true], 5);
+        device.checksum_kind = answered;
+        let outcome = checksum_of(&device.gate(), ChecksumKind::Crc32c, 3, 20);
+        assert_eq!(outcome.is_ok(), fits, "{outcome:?}");
+    }
+}
+
+#[test]
+fn a_group_has_natively_what_all_of_its_members_have() {
+    let of = |ways| device(ways, 5).gate().abilities();
+    for (a, b) in WAYS.into_iter().flat_map(|a| WAYS.map(|b| (a, b))) {
+        let both = of(a).intersect(&of(b));
+        for (at, kind) in ChecksumKind::ALL.into_iter().enumerate() {
+            let how = if a[at] && b[at] { Ability::Native } else { Ability::Emulated };
+            assert_eq!(both.of_checksum(kind), how, "{a:?} and {b:?}");
+        }
     }
 }
 
 #[test]
 fn every_bad_block_fails_a_checksum() {
-    for native in [true, false] {
-        let mut device = FakeDevice::new(Some(TYPE1));
-        device.abilities.checksum = if native { Ability::Native } else { Ability::Absent };
-        device.geometry.limits.max_verify_blocks = BlockCount::new(4).unwrap();
-        device.geometry.limits.max_transfer_blocks = device.geometry.limits.max_verify_blocks;
+    for (kind, native) in ChecksumKind::ALL.into_iter().flat_map(|kind| [(kind, true), (kind, false)]) {
+        let mut device = device([native, native], 4);
         device.broken = vec![5, 17];
-        let error = checksum_of(&device.gate(), 0, 20).unwrap_err();
+        let error = checksum_of(&device.gate(), kind, 0, 20).unwrap_err();
         let bad_blocks: Vec<u64> =
             error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| bad_block.lba.get()).collect();
         assert_eq!(bad_blocks, [5, 17], "native {native}");

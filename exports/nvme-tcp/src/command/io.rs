@@ -6,7 +6,7 @@ use std::rc::Rc;
 use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, RequestKind, Response};
 use sealblock_integrity::Sealed;
 use sealblock_layers_cross_core::Locked;
-use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmAttributes, IoCommand};
+use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 use sealblock_runtime_memory::Buffer;
@@ -184,7 +184,9 @@ impl IoRequest {
                 self.durability(zeroes.blocks.force_unit_access),
             ),
             IoCommand::Verify(blocks) => Request::verify(blocks.extent, namespace.checks(&blocks)),
-            IoCommand::Checksum(blocks) => Request::checksum(blocks.extent, namespace.checks(&blocks)),
+            IoCommand::Checksum(Checksum { blocks, kind }) => {
+                Request::checksum(blocks.extent, kind, namespace.checks(&blocks))
+            }
             IoCommand::WriteUncorrectable(extent) => Request::write_uncorrectable(extent, self.durability(false)),
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
                 return Ok(RemainingWork::All(data));
@@ -196,7 +198,9 @@ impl IoRequest {
     fn reply(&self, namespace: &NamespaceHandle, response: Response) -> Result<Reply, CommandError> {
         match (&self.io, response) {
             (IoCommand::Read(blocks), Response::Data(read)) => Ok(Reply::Data(namespace.payload(blocks, read), 0)),
-            (IoCommand::Checksum(_), Response::Checksum(checksum)) => Ok(Reply::Done(checksum.crc64)),
+            (IoCommand::Checksum(asked), Response::Checksum(found)) if found.kind == asked.kind => {
+                Ok(Reply::Done(asked.result(found.value)))
+            }
             // Foreign hosts ignore dword 0 of a Verify.
             (IoCommand::Verify(_), Response::Verified(verified)) => Ok(Reply::Done(verified.coverage.bits().into())),
             (IoCommand::Read(_) | IoCommand::Checksum(_), _) => Err(StatusCode::INTERNAL_ERROR.into()),
@@ -269,7 +273,7 @@ fn extent(io: &IoCommand) -> Option<Extent> {
         | IoCommand::Read(blocks)
         | IoCommand::Compare(blocks)
         | IoCommand::Verify(blocks)
-        | IoCommand::Checksum(blocks) => Some(blocks.extent),
+        | IoCommand::Checksum(Checksum { blocks, .. }) => Some(blocks.extent),
         IoCommand::WriteZeroes(zeroes) => Some(zeroes.blocks.extent),
         IoCommand::WriteUncorrectable(extent) => Some(*extent),
         IoCommand::Flush | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => None,
@@ -369,12 +373,16 @@ pub(crate) fn check(
 
 /// Fails commands that the device does not support.
 fn has_operation(namespace: &Namespace, io: &IoCommand, command: &Command) -> Result<(), CommandError> {
-    let ability = match io {
-        IoCommand::WriteUncorrectable(_) => namespace.device.abilities().write_uncorrectable,
-        IoCommand::Checksum(_) => namespace.device.abilities().checksum,
-        _ => return Ok(()),
-    };
-    if ability == Ability::Absent { Err(Invalid::Opcode(command.opcode).into()) } else { Ok(()) }
+    let abilities = namespace.device.abilities();
+    let is_absent = |ability| ability == Ability::Absent;
+    match io {
+        IoCommand::WriteUncorrectable(_) if is_absent(abilities.write_uncorrectable) => {
+            Err(Invalid::Opcode(command.opcode).into())
+        }
+        IoCommand::Checksum(_) if is_absent(abilities.checksum) => Err(Invalid::Opcode(command.opcode).into()),
+        IoCommand::Checksum(asked) if is_absent(abilities.of_checksum(asked.kind)) => Err(Checksum::UNKNOWN.into()),
+        _ => Ok(()),
+    }
 }
 
 fn same(needed_bytes: u64, got_bytes: u64) -> Result<(), CommandError> {

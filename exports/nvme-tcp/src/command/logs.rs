@@ -84,6 +84,7 @@ fn extensions(namespace: &Namespace) -> Extensions {
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
     let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
     when(abilities.checksum, Extensions::CHECKSUM)
+        | when(abilities.checksum_crc32c, Extensions::CHECKSUM_CRC32C)
         | when(abilities.reserved, Extensions::RESERVED)
         | Extensions::COVERAGE
         | if_so(abilities.seals, Extensions::SEALS)

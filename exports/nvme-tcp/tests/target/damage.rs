@@ -77,7 +77,7 @@ fn only_a_failure_of_the_devices_own_check_is_damage() {
         let (mut admin, mut io) = Queue::pair(served.address, false).await;
         write(&mut io, PROTECTED, 0, 8, 1).await;
         io.io(PROTECTED, IoCommand::Read(expecting(0, 0)), Data::Read(8 * 4096)).await.ok();
-        for make in [IoCommand::Verify, IoCommand::Checksum, IoCommand::Read] {
+        for make in [IoCommand::Verify, checksum, IoCommand::Read] {
             let data =
                 || if matches!(make(blocks(0, 8)), IoCommand::Read(_)) { Data::Read(8 * 4096) } else { Data::None };
             assert_eq!(io.io(PROTECTED, make(expecting(7, 0)), data()).await.status(), 0x283);

@@ -5,7 +5,7 @@ use crate::common::requests::*;
 use crate::common::*;
 use sealblock_block::{Ability, Device, DynDevice};
 use sealblock_exports_nvme_tcp::Namespace;
-use sealblock_integrity::{Field, guard};
+use sealblock_integrity::{ChecksumKind, Field, guard};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::Corruption;
 use sealblock_media_null::NullDevice;
@@ -14,7 +14,7 @@ use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, GetLogPage, Se
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea};
 use sealblock_protocols_nvme::features::FeatureCapabilities;
 use sealblock_protocols_nvme::logs::{EffectsLog, lists_log_page};
-use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, IoCommand};
 use sealblock_units::{BlockSize, Lba};
 
 /// A namespace whose device has no reserved area, and computes checksums by reading.
@@ -39,7 +39,7 @@ fn serve_all() -> Served {
 }
 
 async fn digest(io: &mut Queue, nsid: u32, blocks: BlockCommand) -> Done {
-    io.io(nsid, IoCommand::Checksum(blocks), Data::None).await
+    io.io(nsid, checksum(blocks), Data::None).await
 }
 
 fn get(slot: ReservedArea, nsid: u32, select: FeatureSelect) -> Command {
@@ -68,12 +68,48 @@ fn a_checksum_is_the_crc_of_the_data_on_every_kind_of_namespace() {
                 let done = digest(&mut io, nsid, range).await.ok();
                 assert_eq!(done.completion.result.get(), guard::crc64(&data), "namespace {nsid}");
                 assert!(done.data.is_empty());
+                let asked = Checksum { blocks: range, kind: ChecksumKind::Crc32c };
+                let done = io.io(nsid, IoCommand::Checksum(asked), Data::None).await.ok();
+                let crc32c = u64::from(guard::crc32c(&data));
+                assert_eq!(done.completion.result.get(), 1 << 32 | crc32c, "namespace {nsid}");
             }
             // The gate emulates it for a device without it.
             let total = digest(&mut io, SMALL, blocks(0, 64)).await.ok().completion.result.get();
             assert_eq!(total, guard::crc64(&vec![0; 64 << 12]));
+            let asked = Checksum { blocks: blocks(0, 64), kind: ChecksumKind::Crc32c };
+            let total = io.io(SMALL, IoCommand::Checksum(asked), Data::None).await.ok().completion.result.get();
+            assert_eq!(asked.checksum(total), Some(ChecksumKind::Crc32c.of_zeroes(64 << 12)));
         });
     }
+}
+
+#[test]
+fn unknown_kinds_of_checksums_are_invalid_fields_and_name_theirs() {
+    run(|| async {
+        let served = serve_all();
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        for nsid in [PLAIN, PROTECTED, BARE, SMALL, FIXED] {
+            for (kind, status) in [
+                (0, 0),
+                (1, 0),
+                (2, 2),
+                (3, 2),
+                (0x10, 2),
+                (0x80, 2),
+                (0x100, 2),
+                (0x0101, 2),
+                (1 << 31, 2),
+                (u32::MAX, 2),
+            ] {
+                let mut command = checksum(blocks(0, 1)).encode(nsid).unwrap();
+                command.cdw13.set(kind);
+                assert_eq!(io.call(command, Data::None).await.status(), status, "namespace {nsid}, kind {kind:#x}");
+                if status != 0 {
+                    assert_eq!(admin.newest_error().await.parameter_error_location & 0xFF, 52);
+                }
+            }
+        }
+    });
 }
 
 #[test]
@@ -93,7 +129,7 @@ fn a_checksum_of_bad_blocks_fails_as_a_verify_does() {
             ];
             for (damage, status, field) in harm {
                 assert!(device.damage(Lba::new(5), damage));
-                for make in [IoCommand::Verify, IoCommand::Checksum] {
+                for make in [IoCommand::Verify, checksum] {
                     let done = io.io(nsid, make(range(0, 8)), Data::None).await;
                     assert_eq!((done.status(), done.completion.result.get()), (status, 0));
                     let entry = admin.newest_error().await;
@@ -112,7 +148,7 @@ fn a_checksum_of_bad_blocks_fails_as_a_verify_does() {
         assert_eq!(digest(&mut io, PLAIN, blocks(BLOCKS - 1, 2)).await.status(), 0x080);
         assert_eq!(digest(&mut io, 3, blocks(0, 1)).await.status(), 0x00B);
         // A data length that has no effect, as with Verify.
-        io.io(PLAIN, IoCommand::Checksum(blocks(0, 1)), Data::Read(4096)).await.ok();
+        io.io(PLAIN, checksum(blocks(0, 1)), Data::Read(4096)).await.ok();
     });
 }
 
@@ -121,8 +157,8 @@ fn the_extensions_page_describes_each_namespace_and_the_effects_list_the_command
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
-        let bare = Extensions::CHECKSUM | Extensions::RESERVED | Extensions::COVERAGE;
-        let small = Extensions::CHECKSUM | Extensions::COVERAGE;
+        let small = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C | Extensions::COVERAGE;
+        let bare = small | Extensions::RESERVED;
         let sealed = bare | Extensions::SEALS;
         for (nsid, has) in [(PLAIN, sealed), (PROTECTED, sealed), (BARE, bare), (SMALL, small), (FIXED, bare)] {
             let ask = GetLogPage { nsid, ..GetLogPage::new(0xC1, 64) };

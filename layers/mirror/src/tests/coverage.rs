@@ -2,6 +2,7 @@
 
 use futures_util::FutureExt;
 use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
+use sealblock_integrity::{Checks, ChecksumKind};
 use sealblock_units::Lba;
 
 use super::*;
@@ -9,10 +10,7 @@ use crate::MirrorState;
 use crate::label::ReplicaState;
 
 /// Coverage of a check of all blocks, whatever it finds.
-fn coverage_of(
-    device: &impl Device,
-    request: fn(sealblock_units::Extent, sealblock_integrity::Checks) -> Request,
-) -> Coverage {
+fn coverage_of(device: &impl Device, request: fn(sealblock_units::Extent, Checks) -> Request) -> Coverage {
     let at = extent(0, device.geometry().capacity_blocks);
     match run(device, request(at, checks(device, at))).map_err(Error::into_damage) {
         Ok(Response::Verified(verified)) => verified.coverage,
@@ -25,8 +23,12 @@ fn coverage_of(
 
 fn verified(device: &impl Device) -> Coverage {
     let coverage = coverage_of(device, Request::verify);
-    let checksum = coverage_of(device, Request::checksum);
-    assert_eq!(coverage, checksum, "a checksum goes as far as a verify");
+    for checksum in [
+        |at, checks| Request::checksum(at, ChecksumKind::Crc64Nvme, checks),
+        |at, checks| Request::checksum(at, ChecksumKind::Crc32c, checks),
+    ] {
+        assert_eq!(coverage, coverage_of(device, checksum), "a checksum goes as far as a verify");
+    }
     coverage
 }
 

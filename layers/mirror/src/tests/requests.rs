@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use sealblock_block::{Device, Durability, ErrorKind, Operation, Request, ReservedArea, Response};
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, guard};
+use sealblock_integrity::{Checks, ChecksumKind, GuardKind, PiFormat, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
@@ -38,12 +38,30 @@ fn compares_and_checksums_cover_all_replicas() {
     let Operation::Write(data) = write_of(&mirror, at, 1).operation else { unreachable!("a write") };
     let compare = || run(&mirror, Request::compare(at, data.clone()));
     assert!(matches!(compare(), Ok(Response::Done)));
-    let checksum = || run(&mirror, Request::checksum(at, checks(&mirror, at)));
-    let Ok(Response::Checksum(crc)) = checksum() else { panic!("a checksum") };
-    assert_eq!(crc.crc64, guard::crc64(&content(at, 1)));
+    let checksum = |kind| run(&mirror, Request::checksum(at, kind, checks(&mirror, at)));
+    for kind in ChecksumKind::ALL {
+        let Ok(Response::Checksum(found)) = checksum(kind) else { panic!("a checksum") };
+        assert_eq!((found.kind, found.value), (kind, kind.compute(&content(at, 1))));
+    }
     write(&*b.memory, extent(9, 2), 2).unwrap();
     assert_eq!(compare().unwrap_err().into_kind(), ErrorKind::Miscompare { lba: Lba::new(9) });
-    assert_eq!(checksum().unwrap_err().bad_blocks().unwrap().as_slice().len(), 2);
+    for kind in ChecksumKind::ALL {
+        assert_eq!(checksum(kind).unwrap_err().bad_blocks().unwrap().as_slice().len(), 2);
+    }
+}
+
+/// There is nothing to compare with then, but the client asked for the checksum of the data all the same.
+#[test]
+fn a_mirror_with_one_replica_left_returns_the_checksum_of_its_data() {
+    let (_, b, mirror) = pair(Some(TYPE1));
+    let at = extent(0, 64);
+    b.is_offline.set(true);
+    write(&mirror, at, 1).unwrap();
+    for kind in ChecksumKind::ALL {
+        let found = run(&mirror, Request::checksum(at, kind, checks(&mirror, at)));
+        let Ok(Response::Checksum(found)) = found else { panic!("{found:?}") };
+        assert_eq!((found.kind, found.value), (kind, kind.compute(&content(at, 1))));
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ enum Step {
     Write { at: u64, blocks: u64, seed: u8, initial_ref_tag: u64 },
     Read { at: u64, blocks: u64, initial_ref_tag: u64 },
     Verify { at: u64, blocks: u64 },
-    Checksum { at: u64, blocks: u64 },
+    Checksum { at: u64, blocks: u64, kind: ChecksumKind },
     Compare { at: u64, blocks: u64, seed: u8, poisoned: Option<u64> },
     Zero { at: u64, blocks: u64, may_unmap: bool },
     Discard { at: [(u64, u64); 3] },
@@ -30,7 +30,8 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(at, blocks, seed, initial_ref_tag)| Step::Write { at, blocks, seed, initial_ref_tag }),
         4 => (at, blocks.clone(), tag).prop_map(|(at, blocks, initial_ref_tag)| Step::Read { at, blocks, initial_ref_tag }),
         2 => (at, blocks.clone()).prop_map(|(at, blocks)| Step::Verify { at, blocks }),
-        1 => (at, blocks.clone()).prop_map(|(at, blocks)| Step::Checksum { at, blocks }),
+        1 => (at, blocks.clone(), proptest::sample::select(&ChecksumKind::ALL[..]))
+            .prop_map(|(at, blocks, kind)| Step::Checksum { at, blocks, kind }),
         2 => (at, blocks.clone(), seed, proptest::option::of(any::<u64>()))
             .prop_map(|(at, blocks, seed, poisoned)| Step::Compare { at, blocks, seed, poisoned }),
         1 => (at, blocks.clone(), any::<bool>()).prop_map(|(at, blocks, may_unmap)| Step::Zero { at, blocks, may_unmap }),
@@ -93,9 +94,9 @@ impl Pair {
                 let extent = self.extent(at, blocks);
                 Request::verify(extent, full(&self.flat, extent))
             }
-            Step::Checksum { at, blocks } => {
+            Step::Checksum { at, blocks, kind } => {
                 let extent = self.extent(at, blocks);
-                Request::checksum(extent, full(&self.flat, extent))
+                Request::checksum(extent, kind, full(&self.flat, extent))
             }
             Step::Compare { at, blocks, seed, poisoned } => self.compare(self.extent(at, blocks), seed, poisoned),
             Step::Zero { at, blocks, may_unmap } => self.zero(self.extent(at, blocks), may_unmap),
@@ -154,7 +155,9 @@ impl Pair {
                 assert!(a.joined_data()[..] == b.joined_data()[..], "data of {requested}");
                 assert!(a.joined_tags()[..] == b.joined_tags()[..], "tags of {requested}");
             }
-            (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => assert_eq!(a.crc64, b.crc64, "{requested}"),
+            (Ok(Response::Checksum(a)), Ok(Response::Checksum(b))) => {
+                assert_eq!((a.kind, a.value), (b.kind, b.value), "{requested}");
+            }
             (Ok(Response::BlockStatus(a)), Ok(Response::BlockStatus(b))) => {
                 let blocks = |runs: &[sealblock_block::StatusRun]| {
                     runs.iter().map(|run| u64::from(run.blocks.get())).sum::<u64>()

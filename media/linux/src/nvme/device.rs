@@ -107,7 +107,7 @@ impl<D: Device> Device for NvmeDevice<D> {
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             Operation::WriteUncorrectable
-            | Operation::Checksum(_)
+            | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::BlockStatus
             | Operation::ReadReserved(_)

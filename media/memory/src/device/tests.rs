@@ -2,7 +2,7 @@
 
 use futures_util::FutureExt;
 use sealblock_block::{BadBlockCause, BlockState, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
-use sealblock_integrity::{Checks, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -127,6 +127,37 @@ fn damage_is_found_by_read_and_verify_wherever_it_is() {
             assert!(read(&gate, extent(4, 395)).is_ok(), "the blocks between are good");
             let checks = Checks { guard: false, ..full(&gate, at) };
             assert!(run(&gate, Request::read(at, checks)).is_ok(), "only what is asked is checked");
+        }
+    }
+}
+
+#[test]
+fn checksums_are_those_of_the_data_whatever_the_guard_and_fail_where_it_is_damaged() {
+    for (size, format) in SIZES.into_iter().flat_map(|size| formats().map(Some).chain([None]).map(move |f| (size, f))) {
+        let gate = gate(size, format);
+        write(&gate, extent(7, 300), 9);
+        write(&gate, extent(100, 30), 8);
+        // Blocks without tags beside some with them, and memory that is not there.
+        zero(&gate, extent(50, 3), true);
+        for (kind, at) in
+            ChecksumKind::ALL.into_iter().flat_map(|kind| [(kind, extent(0, 4096)), (kind, extent(8, 40))])
+        {
+            let checksum = |checks| run(&gate, Request::checksum(at, kind, checks));
+            let Ok(Response::Data(data)) = read(&gate, at) else { panic!("reads") };
+            let wanted = kind.compute(&data.joined_data());
+            for checks in [full(&gate, at), Checks::NONE] {
+                let Ok(Response::Checksum(found)) = checksum(checks) else { panic!("a checksum") };
+                assert_eq!((found.kind, found.value), (kind, wanted), "{format:?}, {at}");
+            }
+            // A guard stands for its data only after it was compared with them.
+            let damage = Corruption::Data { at: 100, mask: 1 };
+            assert!(gate.device().damage(Lba::new(9), damage));
+            let Ok(Response::Checksum(found)) = checksum(Checks::NONE) else { panic!("nothing was to be checked") };
+            assert_ne!(found.value, wanted, "the data are summed as they are");
+            if format.is_some() {
+                assert_eq!(faults(checksum(full(&gate, at))), [(9, BadBlockCause::Tag(Field::Guard))]);
+            }
+            assert!(gate.device().damage(Lba::new(9), damage));
         }
     }
 }

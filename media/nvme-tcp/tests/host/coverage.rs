@@ -9,6 +9,7 @@ use sealblock_block::{
     VerifyStats, WhyUnchecked,
 };
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem, Target};
+use sealblock_integrity::ChecksumKind;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
@@ -64,7 +65,8 @@ impl Device for Copies {
 async fn reach(device: &impl Device, extent: Extent) -> Coverage {
     let mut coverages = Vec::new();
     let checks = full(device, extent);
-    for operation in [Request::verify(extent, checks), Request::checksum(extent, checks)] {
+    let checksum = Request::checksum(extent, ChecksumKind::Crc32c, checks);
+    for operation in [Request::verify(extent, checks), checksum] {
         coverages.push(match device.execute(operation).await.map_err(Error::into_damage) {
             Ok(Response::Verified(of)) => of.coverage,
             Ok(Response::Checksum(of)) => of.coverage,

@@ -1,7 +1,7 @@
 //! Checksums and the reserved area: over sealblock's target, over targets without them, and over targets whose pages are
 //! invalid.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::common::fake::{self, Asked, Fake, Reply, good};
 use crate::common::*;
 use sealblock_block::{Ability, Device, Error, ErrorKind, Gate, Request, ReservedArea, Response};
 use sealblock_exports_nvme_tcp::PiVisibility;
-use sealblock_integrity::guard;
+use sealblock_integrity::{ChecksumKind, guard};
 use sealblock_media_memory::Corruption;
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, PiSource};
 use sealblock_protocols_nvme::StatusCode;
@@ -25,9 +25,16 @@ use sealblock_units::{BlockSize, Extent, Lba};
 const BOTH: Extensions = Extensions::CHECKSUM.union(Extensions::RESERVED);
 
 async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Error> {
+    digest_of(device, ChecksumKind::Crc64Nvme, extent).await
+}
+
+async fn digest_of(device: &impl Device, kind: ChecksumKind, extent: Extent) -> Result<(u64, u64), Error> {
     let checks = full(device, extent);
-    match device.execute(Request::checksum(extent, checks)).await? {
-        Response::Checksum(digested) => Ok((digested.crc64, digested.bytes_transferred)),
+    match device.execute(Request::checksum(extent, kind, checks)).await? {
+        Response::Checksum(digested) => {
+            assert_eq!(digested.kind, kind);
+            Ok((digested.value, digested.bytes_transferred))
+        }
         other => panic!("a digest is answered with one, not {other:?}"),
     }
 }
@@ -75,22 +82,26 @@ fn a_digest_is_that_of_the_data_and_moves_none() {
             (BlockSize::B4096, None, PiVisibility::Plain),
             (BlockSize::B512, Some(crc16()), PiVisibility::Plain),
             (BlockSize::B4096, Some(crc16()), PiVisibility::Protected),
+            (BlockSize::B4096, Some(crc32c()), PiVisibility::Protected),
         ];
         let devices = devices.map(|(size, format, shows)| (memory(size, format), shows));
         let served = serve(&devices);
-        for (nsid, protection) in [(1, PiSource::Auto), (2, PiSource::Auto), (3, PiSource::Auto), (3, PiSource::Target)]
-        {
+        let all = [(1, PiSource::Auto), (2, PiSource::Auto), (3, PiSource::Auto), (4, PiSource::Auto)];
+        for (nsid, protection) in all.into_iter().chain([(3, PiSource::Target)]) {
             for data_digest in [false, true] {
                 let device = open(&served, nsid, Options { data_digest, protection, ..options() }).await;
-                assert_eq!(device.device().abilities().checksum, Ability::Native);
                 write(&device, extent(3, 500), nsid as u8).await.unwrap();
-                let before = device.device().counters().received_bytes;
-                let sum = digest(&device, extent(3, 500)).await.unwrap();
-                assert_eq!(device.device().counters().received_bytes, before, "nothing moves");
-                assert_eq!(sum, (read(&device, extent(3, 500)).await.unwrap().crc64(), 0));
-                // All of it is one command, or several: it makes no difference.
                 let small = open(&served, nsid, Options { protection, ..options() }).await;
-                assert_eq!(digest(&small, extent(3, 500)).await.unwrap(), sum);
+                let data = read(&device, extent(3, 500)).await.unwrap().joined_data();
+                for kind in ChecksumKind::ALL {
+                    assert_eq!(device.device().abilities().of_checksum(kind), Ability::Native);
+                    let before = device.device().counters().received_bytes;
+                    let sum = digest_of(&device, kind, extent(3, 500)).await.unwrap();
+                    assert_eq!(device.device().counters().received_bytes, before, "nothing moves");
+                    assert_eq!(sum, (kind.compute(&data), 0));
+                    // All of it is one command, or several: it makes no difference.
+                    assert_eq!(digest_of(&small, kind, extent(3, 500)).await.unwrap(), sum);
+                }
             }
         }
         served.target.stop();
@@ -118,7 +129,7 @@ fn every_damaged_block_is_named_by_a_digest() {
                     .all(|bad_block| bad_block.expected.is_some() && bad_block.expected != bad_block.actual)
             );
             let between = digest(&device, extent(9, 990)).await.unwrap();
-            assert_eq!(between.0, read(&device, extent(9, 990)).await.unwrap().crc64());
+            assert_eq!(between.0, guard::crc64(&read(&device, extent(9, 990)).await.unwrap().joined_data()));
             bad.iter().for_each(|lba| assert!(memory.damage(Lba::new(*lba), Corruption::Data { at: 1, mask: 0x10 })));
             assert_eq!(digest(&device, extent(0, 2000)).await.unwrap(), good);
         }
@@ -199,6 +210,48 @@ fn targets_that_do_not_say_that_they_have_them_are_not_asked() {
             (Ability::Native, Ability::Absent),
             "a reserved area of 2 GB"
         );
+    });
+}
+
+/// A server from before the kind has a CRC-64, and a CRC-32C is computed of blocks that are read.
+#[test]
+fn a_target_without_the_kind_is_not_asked_for_it_and_its_blocks_are_read() {
+    run(|| async {
+        let asked = Rc::new(RefCell::new(Vec::new()));
+        let seen = Rc::clone(&asked);
+        let fake = serve_page(page(Extensions::CHECKSUM), move |command| match command {
+            Asked::Io(IoCommand::Checksum(asked)) => {
+                seen.borrow_mut().push(asked.kind);
+                Some(Reply::Done(guard::crc64(&[0; 16384])))
+            }
+            _ => None,
+        });
+        let device = connect(&fake).await;
+        let how = ChecksumKind::ALL.map(|kind| device.abilities().of_checksum(kind));
+        assert_eq!(how, [Ability::Native, Ability::Emulated]);
+        for kind in ChecksumKind::ALL {
+            let moved = if kind == ChecksumKind::Crc64Nvme { 0 } else { 16384 };
+            let found = digest_of(&device, kind, extent(0, 4)).await.unwrap();
+            assert_eq!(found, (kind.compute(&[0; 16384]), moved), "{kind}");
+        }
+        assert_eq!(*asked.borrow(), [ChecksumKind::Crc64Nvme]);
+    });
+}
+
+#[test]
+fn an_answer_of_another_kind_is_no_checksum() {
+    run(|| async {
+        let offered = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C;
+        for (answer, fits) in [(0x1_E306_9283, true), (0xE306_9283, false), (0xAE8B_1486_0A79_9888, false)] {
+            let fake = serve_page(page(offered), move |command| match command {
+                Asked::Io(IoCommand::Checksum(_)) => Some(Reply::Done(answer)),
+                _ => None,
+            });
+            match digest_of(&connect(&fake).await, ChecksumKind::Crc32c, extent(0, 4)).await {
+                Ok(found) => assert!(fits && found == (0xE306_9283, 0), "{found:?}"),
+                Err(error) => assert!(!fits && error.to_string().contains("of another kind"), "{error}"),
+            }
+        }
     });
 }
 

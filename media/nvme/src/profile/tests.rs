@@ -1,5 +1,5 @@
 use super::*;
-use sealblock_integrity::ProtectionType;
+use sealblock_integrity::{ChecksumKind, ProtectionType};
 use sealblock_protocols_nvme::identify::{Controller, IndependentNamespace, Namespace, NvmController, NvmNamespace};
 use sealblock_protocols_nvme::identify::{Dps, Flbas};
 use sealblock_protocols_nvme::{Count8, registers};
@@ -255,6 +255,16 @@ fn digests_and_an_annex_are_there_when_the_target_says_so() {
     assert_eq!(abilities(Extensions::NONE, 5), (Ability::Absent, Ability::Absent));
     assert_eq!(abilities(Extensions::CHECKSUM, 5), (Ability::Native, Ability::Absent));
     assert_eq!(abilities(Extensions::RESERVED, 5), (Ability::Absent, Ability::Native));
+    let (crc64, both_kinds) = (Extensions::CHECKSUM, Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C);
+    for (extensions, how) in [
+        (Extensions::NONE, [Ability::Absent; 2]),
+        (Extensions::CHECKSUM_CRC32C, [Ability::Absent; 2]),
+        (crc64, [Ability::Native, Ability::Absent]),
+        (both_kinds, [Ability::Native; 2]),
+    ] {
+        let abilities = profile(|pages| pages.extensions = extensions).unwrap().abilities;
+        assert_eq!(ChecksumKind::ALL.map(|kind| abilities.of_checksum(kind)), how, "{extensions:?}");
+    }
     // A slot is one transfer: 16 KiB are too few for the larger one.
     for (mdts, reserved) in [(0, Ability::Native), (3, Ability::Native), (2, Ability::Absent)] {
         assert_eq!(abilities(both, mdts), (Ability::Native, reserved), "MDTS {mdts}");

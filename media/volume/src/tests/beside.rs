@@ -1,7 +1,7 @@
 //! Digests and the reserved area.
 
 use sealblock_block::{BadBlockCause, Checksum, Device, Error, Request, ReservedArea, Response};
-use sealblock_integrity::{Field, GuardKind, ProtectionType, guard};
+use sealblock_integrity::{ChecksumKind, Field, GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -9,9 +9,9 @@ use super::setup::{Rig, TestMedium, created, pattern, protection};
 use crate::CorruptionKind;
 use crate::format::{Layout, RESERVED_HEAD_BYTES};
 
-fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Checksum, Error> {
+fn digest(rig: &Rig, kind: ChecksumKind, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    match rig.run(rig.gate.execute(Request::checksum(extent, rig.checks(extent))))? {
+    match rig.run(rig.gate.execute(Request::checksum(extent, kind, rig.checks(extent))))? {
         Response::Checksum(digested) => Ok(digested),
         other => panic!("no digest but {other:?}"),
     }
@@ -19,31 +19,42 @@ fn digest(rig: &Rig, start: u64, blocks: u64) -> Result<Checksum, Error> {
 
 #[test]
 fn a_digest_sums_what_is_read_holes_included() {
-    for format in [protection(GuardKind::Crc16, ProtectionType::Type1), None] {
+    let guards = GuardKind::ALL.map(|guard| protection(guard, ProtectionType::Type1));
+    for format in guards.into_iter().chain([None]) {
         let rig = Rig::new(BlockSize::B4096, 700, format);
         rig.write(100, &pattern(1, 33 * 4096)).unwrap();
         rig.write(400, &pattern(2, 4096)).unwrap();
         for (start, blocks) in [(0, 700), (0, 64), (90, 20), (100, 33), (399, 3), (512, 188)] {
-            let found = digest(&rig, start, blocks).unwrap();
-            assert_eq!(found.crc64, guard::crc64(&rig.read(start, blocks).unwrap()), "{blocks} from {start}");
+            let data = rig.read(start, blocks).unwrap();
+            for kind in ChecksumKind::ALL {
+                let found = digest(&rig, kind, start, blocks).unwrap();
+                assert_eq!((found.kind, found.value), (kind, kind.compute(&data)), "{blocks} from {start}");
+            }
         }
-        assert_eq!(digest(&rig, 448, 128).unwrap().bytes_transferred, 0, "nothing is stored there");
+        let empty = digest(&rig, ChecksumKind::Crc32c, 448, 128).unwrap();
+        assert_eq!(empty.bytes_transferred, 0, "nothing is stored there");
     }
 }
 
 #[test]
 fn damage_fails_a_digest_at_its_block() {
-    let rig = Rig::new(BlockSize::B512, 700, protection(GuardKind::Crc64, ProtectionType::Type1));
-    rig.write(0, &pattern(1, 700 * 512)).unwrap();
-    rig.flush().unwrap();
-    for lba in [3, 650] {
-        rig.run(rig.gate.device().damage(Lba::new(lba), CorruptionKind::Data)).unwrap();
+    // Also where the stored guards would give the checksum that the data no longer have.
+    for (guard, kind) in [GuardKind::Crc64, GuardKind::Crc32c].into_iter().zip(ChecksumKind::ALL) {
+        let rig = Rig::new(BlockSize::B512, 700, protection(guard, ProtectionType::Type1));
+        rig.write(0, &pattern(1, 700 * 512)).unwrap();
+        rig.flush().unwrap();
+        for lba in [3, 650] {
+            rig.run(rig.gate.device().damage(Lba::new(lba), CorruptionKind::Data)).unwrap();
+        }
+        for asked in ChecksumKind::ALL {
+            let error = digest(&rig, asked, 0, 700).unwrap_err();
+            let bad_blocks = error.bad_blocks().unwrap().as_slice().iter().map(|bad| (bad.lba.get(), bad.cause));
+            let guard = BadBlockCause::Tag(Field::Guard);
+            assert_eq!(bad_blocks.collect::<Vec<_>>(), [(3, guard), (650, guard)]);
+        }
+        let found = digest(&rig, kind, 4, 646).unwrap();
+        assert_eq!(found.value, kind.compute(&rig.read(4, 646).unwrap()));
     }
-    let error = digest(&rig, 0, 700).unwrap_err();
-    let bad_blocks: Vec<_> =
-        error.bad_blocks().unwrap().as_slice().iter().map(|bad_block| (bad_block.lba.get(), bad_block.cause)).collect();
-    assert_eq!(bad_blocks, [(3, BadBlockCause::Tag(Field::Guard)), (650, BadBlockCause::Tag(Field::Guard))]);
-    assert!(digest(&rig, 4, 646).is_ok());
 }
 
 fn note(rig: &Rig, area: ReservedArea, text: &[u8]) -> Result<(), Error> {

@@ -1,7 +1,7 @@
 //! Commands for one range of blocks, with or without protection information: Read, Write, Compare, Verify, Checksum, Write
 //! Zeroes (NVM, "I/O Commands").
 
-use sealblock_integrity::PiFormat;
+use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_units::{BlockCount, Extent, Lba};
 use zerocopy::little_endian::U32;
 
@@ -36,6 +36,15 @@ pub struct WriteZeroes {
     pub deallocate: bool,
     /// NSZ: all blocks of the namespace are meant. The extent means nothing, and decodes as block 0.
     pub whole_namespace: bool,
+}
+
+/// A Checksum command, see [`crate::extensions`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Checksum {
+    /// The blocks and the checks, as in Verify.
+    pub blocks: BlockCommand,
+    /// CSK: the checksum that is computed.
+    pub kind: ChecksumKind,
 }
 
 impl BlockCommand {
@@ -95,6 +104,49 @@ impl WriteZeroes {
         let flag = |set, bits| if set { bits } else { 0 };
         command.cdw12 |= U32::new(flag(self.deallocate, Self::DEAC) | flag(self.whole_namespace, Self::NSZ));
         Ok(command)
+    }
+}
+
+impl Checksum {
+    /// CSK of a kind, in command dword 13.
+    const fn code(kind: ChecksumKind) -> u32 {
+        match kind {
+            ChecksumKind::Crc64Nvme => 0,
+            ChecksumKind::Crc32c => 1,
+        }
+    }
+
+    pub(super) fn decode(command: &Command) -> Result<Checksum, Invalid> {
+        let code = command.cdw13.get();
+        let kind = ChecksumKind::ALL.into_iter().find(|kind| Checksum::code(*kind) == code).ok_or(Checksum::UNKNOWN)?;
+        Ok(Checksum { blocks: BlockCommand::decode(command)?, kind })
+    }
+
+    pub(super) fn encode(&self, nsid: u32) -> Result<Command, Invalid> {
+        let mut command = self.blocks.encode(IoOpcode::Checksum, nsid)?;
+        command.cdw13 = U32::new(Checksum::code(self.kind));
+        Ok(command)
+    }
+
+    /// Why a kind that is unknown, or that a namespace does not have, is refused.
+    pub const UNKNOWN: Invalid = Invalid::field("CSK", 13, 0);
+
+    /// Dwords 0 and 1 of the completion for this checksum of the data.
+    pub const fn result(&self, checksum: u64) -> u64 {
+        match self.kind {
+            ChecksumKind::Crc64Nvme => checksum,
+            ChecksumKind::Crc32c => checksum & 0xFFFF_FFFF | (Checksum::code(self.kind) as u64) << 32,
+        }
+    }
+
+    /// The checksum in dwords 0 and 1 of a completion with success; `None` if it is of another kind, as a target that does not know
+    /// the kind returns it.
+    pub fn checksum(&self, result: u64) -> Option<u64> {
+        let checksum = match self.kind {
+            ChecksumKind::Crc64Nvme => result,
+            ChecksumKind::Crc32c => result & 0xFFFF_FFFF,
+        };
+        (self.result(checksum) == result).then_some(checksum)
     }
 }
 

@@ -11,7 +11,7 @@ mod dsm;
 mod lba_status;
 mod protection;
 
-pub use blocks::{BlockCommand, MAX_BLOCKS, WriteZeroes};
+pub use blocks::{BlockCommand, Checksum, MAX_BLOCKS, WriteZeroes};
 pub use copy::{CopyCommand, CopyDescriptorFormat, CopyLimits, CopyRange};
 pub use dsm::{DatasetManagement, DsmAttributes, DsmRange};
 pub use lba_status::{GetLbaStatus, LbaStatusAction, LbaStatusDescriptor, LbaStatusFlags, LbaStatusList};
@@ -46,8 +46,8 @@ pub enum IoCommand {
     Verify(BlockCommand),
     /// Copy: a list of source ranges from the host.
     Copy(CopyCommand),
-    /// Checksum: as Verify, and the completion has the CRC-64/NVME of the blocks' data. See [`crate::extensions`].
-    Checksum(BlockCommand),
+    /// Checksum: as Verify, and the completion has a checksum of the blocks' data. See [`crate::extensions`].
+    Checksum(Checksum),
 }
 
 impl IoCommand {
@@ -63,7 +63,7 @@ impl IoCommand {
             IoOpcode::DatasetManagement => Ok(IoCommand::DatasetManagement(DatasetManagement::decode(command))),
             IoOpcode::Verify => BlockCommand::decode(command).map(IoCommand::Verify),
             IoOpcode::Copy => CopyCommand::decode(command).map(IoCommand::Copy),
-            IoOpcode::Checksum => BlockCommand::decode(command).map(IoCommand::Checksum),
+            IoOpcode::Checksum => Checksum::decode(command).map(IoCommand::Checksum),
         }
     }
 
@@ -82,7 +82,7 @@ impl IoCommand {
             IoCommand::DatasetManagement(dsm) => dsm.encode(nsid),
             IoCommand::Verify(blocks) => blocks.encode(IoOpcode::Verify, nsid),
             IoCommand::Copy(copy) => copy.encode(nsid),
-            IoCommand::Checksum(blocks) => blocks.encode(IoOpcode::Checksum, nsid),
+            IoCommand::Checksum(checksum) => checksum.encode(nsid),
         }
     }
 
@@ -96,7 +96,7 @@ impl IoCommand {
             | IoCommand::Write(blocks)
             | IoCommand::Compare(blocks)
             | IoCommand::Verify(blocks)
-            | IoCommand::Checksum(blocks) => blocks.validate(capacity_blocks, format),
+            | IoCommand::Checksum(Checksum { blocks, .. }) => blocks.validate(capacity_blocks, format),
             IoCommand::WriteZeroes(zeroes) if zeroes.whole_namespace => Ok(()),
             IoCommand::WriteZeroes(zeroes) => zeroes.blocks.validate(capacity_blocks, format),
             IoCommand::WriteUncorrectable(extent) => fits(*extent, capacity_blocks),

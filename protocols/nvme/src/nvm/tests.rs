@@ -1,7 +1,7 @@
 //! Byte vectors and round trips of the I/O commands.
 
 use proptest::prelude::*;
-use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_integrity::{ChecksumKind, GuardKind, ProtectionType};
 use sealblock_units::Lba;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U32;
@@ -72,10 +72,39 @@ fn a_digest_has_the_fields_of_a_verify() {
         0,
         0x0304_0506,
     );
-    let (digest, verify) = (IoCommand::Checksum(range).encode(3).unwrap(), IoCommand::Verify(range).encode(3).unwrap());
-    assert_eq!(digest.opcode, 0xC0);
-    assert_eq!(digest.as_bytes()[1..], verify.as_bytes()[1..]);
-    assert_eq!(IoCommand::decode(&digest), Ok(IoCommand::Checksum(range)));
+    let verify = IoCommand::Verify(range).encode(3).unwrap();
+    for (kind, code) in [(ChecksumKind::Crc64Nvme, 0), (ChecksumKind::Crc32c, 1)] {
+        let asked = IoCommand::Checksum(Checksum { blocks: range, kind });
+        let mut checksum = asked.encode(3).unwrap();
+        assert_eq!((checksum.opcode, checksum.cdw13.get()), (0xC0, code));
+        assert_eq!(IoCommand::decode(&checksum), Ok(asked));
+        checksum.cdw13 = U32::new(0);
+        assert_eq!(checksum.as_bytes()[1..], verify.as_bytes()[1..]);
+        // An unknown kind would be answered with another checksum than the host takes it for.
+        for code in [2, 3, 0x80, 0x100, 0x101, 1 << 31, u32::MAX] {
+            checksum.cdw13 = U32::new(code);
+            let refused = IoCommand::decode(&checksum).unwrap_err();
+            assert_eq!((refused, refused.status_code()), (Invalid::field("CSK", 13, 0), StatusCode::INVALID_FIELD));
+        }
+    }
+}
+
+#[test]
+fn a_checksum_is_in_the_completion_with_its_kind() {
+    let of = |kind| Checksum { blocks: blocks(0, 1), kind };
+    let (crc64, crc32c) = (of(ChecksumKind::Crc64Nvme), of(ChecksumKind::Crc32c));
+    assert_eq!(crc64.result(0xAE8B_1486_0A79_9888), 0xAE8B_1486_0A79_9888);
+    assert_eq!(crc64.checksum(0xAE8B_1486_0A79_9888), Some(0xAE8B_1486_0A79_9888));
+    assert_eq!(crc32c.result(0xE306_9283), 0x1_E306_9283);
+    assert_eq!(crc32c.checksum(0x1_E306_9283), Some(0xE306_9283));
+    for other in [0, 0xE306_9283, 0xAE8B_1486_0A79_9888, 0x2_E306_9283, 0x8000_0001_E306_9283] {
+        assert_eq!(crc32c.checksum(other), None, "{other:#x} of a target that does not know the kind");
+    }
+}
+
+/// A Checksum of these blocks, of the kind that every target has.
+fn checksum(blocks: BlockCommand) -> IoCommand {
+    IoCommand::Checksum(Checksum { blocks, kind: ChecksumKind::Crc64Nvme })
 }
 
 #[test]
@@ -106,7 +135,7 @@ fn the_range_of_a_whole_namespace_is_not_looked_at() {
 
 #[test]
 fn ranges_end_with_the_namespace() {
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Checksum] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, checksum] {
         assert_eq!(make(blocks(90, 10)).validate(100, None), Ok(()));
         let error = make(blocks(91, 10)).validate(100, None).unwrap_err();
         assert_eq!(error.status_code(), StatusCode::LBA_OUT_OF_RANGE);
@@ -121,7 +150,7 @@ fn pract_goes_with_every_command_that_moves_or_checks_blocks() {
     let format = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let mut with_pract = blocks(0, 1);
     with_pract.protection.pract = true;
-    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, IoCommand::Checksum] {
+    for make in [IoCommand::Read, IoCommand::Write, IoCommand::Compare, IoCommand::Verify, checksum] {
         assert_eq!(make(with_pract).validate(1, format), Ok(()));
         assert_eq!(make(with_pract).validate(1, None), Ok(()), "without PI the bit means nothing, and fio sets it");
         assert!(make(with_pract).validate(0, format).is_err());

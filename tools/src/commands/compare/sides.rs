@@ -8,7 +8,7 @@ use std::cell::Cell;
 
 use futures_util::future::join;
 use sealblock_block::{Ability, Device, Request, Response};
-use sealblock_integrity::guard;
+use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::range::{Run, join_run};
 use sealblock_stack::{Cause, OpenTarget, StackError, Whole, damage, of_block};
@@ -20,8 +20,6 @@ use super::report::{Unreadable, What};
 pub(super) const REGION_BYTES: u64 = 4 << 20;
 /// A region of at most so many bytes is read if both of its halves differ.
 const READ_BYTES: u64 = 1 << 20;
-/// Zeroes that are summed at once.
-static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// Bytes read from each side at once.
 pub(super) const CHUNK_BYTES: u64 = 1 << 20;
@@ -179,7 +177,7 @@ impl Sides<'_> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
-                None => Ok(Some(sum_of_zeroes(length))),
+                None => Ok(Some(SUMMED.of_zeroes(length))),
             }
         };
         let (a, b) = join(digest(&self.a.opened, offset, length), other).await;
@@ -208,34 +206,19 @@ enum Checksums {
     Unknown,
 }
 
-/// The CRC-64/NVME of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
+/// What sides are compared by: of both kinds the one that is least often the same for other data.
+const SUMMED: ChecksumKind = ChecksumKind::Crc64Nvme;
+
+/// The checksum of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
 async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, StackError> {
     let shift = opened.device.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
     let checks = opened.checks(extent);
-    match opened.device.execute(Request::checksum(extent, checks)).await {
-        Ok(Response::Checksum(digested)) => Ok(Some(digested.crc64)),
+    match opened.device.execute(Request::checksum(extent, SUMMED, checks)).await {
+        Ok(Response::Checksum(digested)) => Ok(Some(digested.value)),
         Ok(_) => unreachable!("a digest is answered with one"),
         Err(error) if damage(&error).is_some() => Ok(None),
         Err(error) => Err(of_block("comparing", &error)),
-    }
-}
-
-fn sum_of_zeroes(length: u64) -> u64 {
-    let (whole, rest) = (length / ZEROES.len() as u64, length % ZEROES.len() as u64);
-    let sum = (0..whole).fold(guard::crc64(&[]), |sum, _| guard::crc64_append(sum, &ZEROES));
-    guard::crc64_append(sum, &ZEROES[..rest as usize])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn zeroes_have_the_sum_of_zeroes() {
-        for length in [512, 4096, 65_536, 70_144, 4 << 20] {
-            assert_eq!(sum_of_zeroes(length), guard::crc64(&vec![0; length as usize]));
-        }
     }
 }

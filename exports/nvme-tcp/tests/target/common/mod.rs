@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use sealblock_block::DynDevice;
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_integrity::{ChecksumKind, GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_protocols_nvme::admin::{AdminCommand, GetLogPage, Identify};
@@ -19,7 +19,7 @@ use sealblock_protocols_nvme::fabrics::{
 };
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog};
 use sealblock_protocols_nvme::nqn::Nqn;
-use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
+use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, IoCommand};
 use sealblock_protocols_nvme::{Command, Completion};
 use sealblock_protocols_nvme_tcp::host::Event;
 use sealblock_protocols_nvme_tcp::host::HostData;
@@ -298,6 +298,11 @@ pub fn capsule(command: &Command) -> Vec<u8> {
 
 pub fn blocks(start: u64, count: u64) -> BlockCommand {
     BlockCommand::new(Extent::from_raw(start, count).unwrap())
+}
+
+/// A Checksum of these blocks, of the kind CRC-64/NVME.
+pub fn checksum(blocks: BlockCommand) -> IoCommand {
+    IoCommand::Checksum(Checksum { blocks, kind: ChecksumKind::Crc64Nvme })
 }
 
 /// Bytes that differ from block to block.

@@ -84,6 +84,10 @@ pub fn memory(size: BlockSize, format: Option<PiFormat>) -> Rc<MemoryDevice> {
     Rc::new(MemoryDevice::new(size, BLOCKS, format))
 }
 
+pub fn crc32c() -> PiFormat {
+    PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)
+}
+
 pub fn crc16() -> PiFormat {
     PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1)
 }

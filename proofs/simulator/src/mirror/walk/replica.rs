@@ -189,9 +189,9 @@ impl Image {
             Operation::Verify(checks) => {
                 return self.read(extents.one(), checks, format).map(|_| Response::Verified(VerifyStats::default()));
             }
-            Operation::Checksum(checks) => {
-                let crc64 = self.read(extents.one(), checks, format)?.crc64();
-                return Ok(Response::Checksum(Checksum { crc64, ..Checksum::default() }));
+            Operation::Checksum(kind, checks) => {
+                let value = self.read(extents.one(), checks, format)?.checksum(*kind);
+                return Ok(Response::Checksum(Checksum { kind: *kind, value, ..Checksum::default() }));
             }
             Operation::ReadReserved(area) => {
                 let found = self.reserved.iter().find(|(other, _)| other == area);
