@@ -1,10 +1,11 @@
-//! What Linux tells only by `ioctl` about where bytes lie.
+//! What Linux tells only by `ioctl` about where bytes lie, and what block devices carry beside them.
 //!
 //! Invariants: every call reads and changes nothing; what the kernel returns is parsed as if it came from anywhere: every offset and
 //! number in it is checked against the bytes that are there. Structures are those of the kernel's user-space headers, named at each.
 
 #![allow(unsafe_code)]
 
+pub mod block_metadata;
 pub mod btrfs;
 pub mod device_mapper;
 pub mod fiemap;

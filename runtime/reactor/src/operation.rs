@@ -1,5 +1,5 @@
-//! Operations, independent of the backend: one trait, [`IoOp`], implemented in `file_ops.rs`, `socket_ops.rs` and
-//! `device_ops.rs`.
+//! Operations, independent of the backend: one trait, [`IoOp`], implemented in `file_ops.rs`, `tagged_ops.rs`,
+//! `socket_ops.rs` and `device_ops.rs`.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -4,7 +4,9 @@ mod common;
 
 use common::everywhere;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Options, ScsiCommand, Transfer, pool, spawn};
+use sealblock_runtime_reactor::{
+    DeviceChecks, File, NvmeCommand, NvmeQueue, Options, ScsiCommand, Transfer, pool, spawn,
+};
 
 const RW: Options =
     Options { read: true, write: true, create: true, create_new: false, truncate: false, direct: false };
@@ -12,6 +14,8 @@ const RW: Options =
 const NO_SUCH_CALL: i32 = 25;
 /// `EINVAL`
 const INVALID: i32 = 22;
+/// `EOPNOTSUPP`
+const UNSUPPORTED: i32 = 95;
 
 fn command(opcode: u8) -> NvmeCommand {
     NvmeCommand { opcode, nsid: 1, timeout_ms: 1000, ..NvmeCommand::default() }
@@ -86,6 +90,36 @@ fn commands_whose_futures_are_dropped_end_before_the_file_is_drained() {
                 assert!(futures_util::poll!(dropped.as_mut()).is_pending());
             }
             file.drain().await;
+        });
+        assert_eq!(reactor.pool().counters().in_use_bytes, 0);
+    });
+}
+
+#[test]
+fn tags_of_a_file_are_refused_or_the_kernel_is_known_to_ignore_them() {
+    everywhere(|reactor| {
+        let folder = tempfile::tempdir().expect("makes a folder");
+        reactor.block_on(async {
+            let file = opened(&folder).await;
+            let knows = file.refuses_unknown_attributes(pool().take(512), pool().take(8)).await;
+            let (read, data, tags) =
+                file.read_tagged_at(pool().take(512), pool().take(8), 0, 0, DeviceChecks::NONE).await;
+            assert_eq!((data.len(), tags.len()), (512, 8));
+            let data = data.freeze();
+            let (written, tags) = file.write_tagged_at(data, tags, 0, 0, DeviceChecks::NONE).await;
+            assert_eq!(tags.len(), 8);
+            for result in [read, written] {
+                match (&knows, result) {
+                    (Ok(false), Ok(512)) => {}
+                    (Ok(true) | Err(_), Err(error)) => {
+                        assert!(matches!(error.raw_os_error(), Some(INVALID | UNSUPPORTED)), "{error}");
+                    }
+                    (knows, result) => panic!("{result:?} of a kernel of which is known: {knows:?}"),
+                }
+            }
+            let (result, ..) =
+                file.read_tagged_at(pool().take(512), pool().take(8), u64::MAX, 0, DeviceChecks::NONE).await;
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(INVALID), "it fits no offset");
         });
         assert_eq!(reactor.pool().counters().in_use_bytes, 0);
     });
