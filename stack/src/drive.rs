@@ -12,6 +12,7 @@ use crate::files::{medium_of, raw, raw_block_size};
 use crate::held::Access;
 use crate::info::{DriveInfo, TargetInfo};
 use crate::opened::OpenTarget;
+use crate::ordinary::{OrdinaryBlocks, open_ordinary};
 use crate::target::TargetName;
 
 /// Opens a drive that another device lies on, by its block device's node, for Verify: whatever lies on it is not looked at.
@@ -32,18 +33,17 @@ pub(crate) async fn open_scsi(target: &TargetName, block: &Path, medium: FileMed
         let why = "the kernel does not let its page cache be bypassed".to_owned();
         return raw(target, block, medium).map(|opened| as_ordinary(opened, why));
     }
-    let (file, description, size) = (medium.file().clone(), medium.describe().ok(), raw_block_size(&medium));
-    let ordinary = RawDevice::new(medium, size)
-        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(block.display()))?;
+    let (file, description) = (medium.file().clone(), medium.describe().ok());
+    let (ordinary, tags) = OrdinaryBlocks::open(block, medium).await?;
     match ScsiDevice::open(file, block, ordinary).await {
         Ok(device) => {
             let drive = Some(DriveInfo::Scsi(Box::new(device.info().clone())));
-            let info = TargetInfo { file: description, drive, ..TargetInfo::plain("SCSI drive") };
+            let info = TargetInfo { file: description, drive, tags, ..TargetInfo::plain("SCSI drive") };
             Ok(OpenTarget::new(target, device, info, Vec::new()))
         }
         Err((error, ordinary)) => {
             tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
-            let info = TargetInfo { file: description, ..TargetInfo::plain("raw block device") };
+            let info = TargetInfo { file: description, tags, ..TargetInfo::plain(ordinary.kind()) };
             Ok(as_ordinary(OpenTarget::new(target, ordinary, info, Vec::new()), error.to_string()))
         }
     }
@@ -68,7 +68,7 @@ pub(crate) async fn open_blocks(
         }
         Err(error) if error.is_only_the_way() && medium_has_blocks(&medium) => {
             tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
-            let opened = raw(target, block, medium)?;
+            let opened = open_ordinary(target, block, medium).await?;
             Ok(as_ordinary(opened, error.to_string()))
         }
         Err(error) => Err(of_drive(&error, block)),

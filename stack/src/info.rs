@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::FileInfo as FileDescription;
-use sealblock_media_linux::{NvmeInfo, ScsiInfo};
+use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
@@ -36,6 +36,18 @@ pub enum DriveInfo {
     },
 }
 
+/// Whether the tags of a block device travel with ordinary reads and writes, if its kernel knows of any.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OrdinaryTags {
+    /// They do.
+    Travel(TagProfile),
+    /// They do not, and why.
+    Stay {
+        /// What the device or the kernel lacks.
+        why: String,
+    },
+}
+
 /// What a target is made of.
 #[derive(Clone, Debug)]
 pub struct TargetInfo {
@@ -47,6 +59,8 @@ pub struct TargetInfo {
     pub file: Option<FileDescription>,
     /// How it is reached, if it is a drive of this machine.
     pub drive: Option<DriveInfo>,
+    /// Its tags, if it is a block device that has some and is read and written the kernel's ordinary way.
+    pub tags: Option<OrdinaryTags>,
     /// The namespace and its controller, if it is remote.
     pub remote: Option<NvmeConnectionInfo>,
     /// The export, where it is one over NBD.
@@ -63,7 +77,8 @@ impl TargetInfo {
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
-        TargetInfo { kind, volume: None, file: None, drive, remote: None, export: None, paths, mirror, inner }
+        let (volume, file, tags, remote, export) = (None, None, None, None, None);
+        TargetInfo { kind, volume, file, drive, tags, remote, export, paths, mirror, inner }
     }
 
     /// A layer.

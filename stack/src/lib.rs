@@ -29,6 +29,7 @@ mod membership;
 pub mod mounts;
 mod open;
 mod opened;
+mod ordinary;
 pub mod owners;
 mod program;
 pub mod quantity;
@@ -47,7 +48,7 @@ pub use files::{
 pub use groups::replicas::{CHANGING, OpenMirror};
 pub use held::{Access, FileVolume, Usage};
 pub use holder::process_text;
-pub use info::{DriveInfo, TargetInfo, protection_text};
+pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};

@@ -12,15 +12,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use sealblock_block::{Device, DynDevice};
-use sealblock_media_file::{FileMedium, RawDevice};
+use sealblock_media_file::FileMedium;
 
 use crate::below::{DeviceNode, NodeKind, node};
 use crate::device_number::DeviceNumber;
 use crate::drive::{as_ordinary, open_drive};
-use crate::error::{Cause, StackError};
-use crate::files::{raw, raw_block_size};
+use crate::error::StackError;
+use crate::files::raw_block_size;
 use crate::info::{DriveInfo, TargetInfo};
 use crate::opened::OpenTarget;
+use crate::ordinary::{OrdinaryBlocks, open_ordinary};
 use crate::target::TargetName;
 use device::MappedDevice;
 use plan::Plan;
@@ -31,12 +32,12 @@ pub(crate) async fn raw_or_mapped(
     path: &Path,
     medium: FileMedium,
 ) -> Result<OpenTarget, StackError> {
-    let Some(node) = mapped_node(path, &medium) else { return raw(target, path, medium) };
+    let Some(node) = mapped_node(path, &medium) else { return open_ordinary(target, path, medium).await };
     match drives_of(node, &medium).await {
-        Ok((plan, drives)) => mapped(target, path, medium, plan, drives),
+        Ok((plan, drives)) => mapped(target, path, medium, plan, drives).await,
         Err(why) => {
             tracing::info!(path = %path.display(), why, "blocks are read to be verified");
-            raw(target, path, medium).map(|opened| as_ordinary(opened, why))
+            open_ordinary(target, path, medium).await.map(|opened| as_ordinary(opened, why))
         }
     }
 }
@@ -112,19 +113,18 @@ fn why_not(info: &TargetInfo) -> String {
     }
 }
 
-fn mapped(
+async fn mapped(
     target: &TargetName,
     path: &Path,
     medium: FileMedium,
     plan: Plan,
     drives: Vec<MemberDrive>,
 ) -> Result<OpenTarget, StackError> {
-    let (file, size, number) = (medium.describe().ok(), raw_block_size(&medium), plan.node().number);
-    let ordinary = RawDevice::new(medium, size)
-        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
+    let (file, number) = (medium.describe().ok(), plan.node().number);
+    let (ordinary, tags) = OrdinaryBlocks::open(path, medium).await?;
     let names = drives.iter().map(|drive| drive.path.display().to_string()).collect();
     let drive = Some(DriveInfo::Mapped { drives: names });
-    let info = TargetInfo { file, drive, ..TargetInfo::plain("raw block device") };
+    let info = TargetInfo { file, drive, tags, ..TargetInfo::plain(ordinary.kind()) };
     let drives = drives.into_iter().map(|drive| drive.device).collect();
     let device = MappedDevice::new(ordinary, plan, drives, Box::new(move || node(number)));
     Ok(OpenTarget::new(target, device, info, Vec::new()))

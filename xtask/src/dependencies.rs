@@ -32,6 +32,18 @@ const NETWORK: &[&str] =
 /// What sends NVM commands.
 const NVME: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport", "media/nvme"];
+/// What is a drive of this machine: it sends NVM and SCSI commands, and asks the kernel what block devices carry.
+const LINUX: &[&str] = &[
+    "units",
+    "integrity",
+    "block",
+    "runtime/memory",
+    "runtime/reactor",
+    "runtime/ioctl",
+    "protocols/*",
+    "transport",
+    "media/nvme",
+];
 /// What serves devices over a network, on several cores.
 const EXPORT: &[&str] = &[
     "units",
@@ -108,7 +120,7 @@ const RULES: &[Rule] = &[
     rule("media/file", SYSTEM),
     // The NVM command set as a block device, whatever carries its commands.
     rule("media/nvme", &["units", "integrity", "block", "runtime/memory", "protocols/nvme"]),
-    rule("media/linux", NVME),
+    rule("media/linux", LINUX),
     rule("media/nvme-tcp", NVME),
     rule("media/nbd", NETWORK),
     rule("media/iscsi", NETWORK),

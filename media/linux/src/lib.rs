@@ -2,20 +2,22 @@
 //!
 //! [`NvmeNamespace`] is a namespace of an NVMe drive behind the kernel's passthrough; [`NvmeDevice`] is the block device, which
 //! lets the kernel's ordinary path read and write where that can carry everything, and sends Verify, Compare and Write Zeroes to
-//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify and Compare.
+//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify and Compare. [`TaggedDevice`] is any block device whose
+//! tags travel with the kernel's ordinary reads and writes.
 //!
 //! Invariants:
 //! - Nothing is written through a node that was opened for reading, whatever the process may do.
 //! - What the drive, sysfs or the kernel says is checked before use, and an error says what was asked and of whom.
 //! - A device that says that it verifies natively has answered a Verify on this very opening.
+//! - A device whose tags travel with ordinary reads has shown on this very opening that the kernel fills them in.
 //! - Blocks are checked against their tags where they arrive, whatever the drive checked before.
 //! - After a change through passthrough the kernel's page cache has no older copy of the blocks.
 
+mod block_codec;
 mod node;
 mod nvme {
     //! NVMe drives through `NVME_IOCTL_IO64_CMD`, `NVME_IOCTL_ADMIN64_CMD` and `NVME_IOCTL_ID`.
 
-    mod block_codec;
     mod commands;
     mod device;
     mod error;
@@ -43,6 +45,18 @@ mod scsi {
     pub use transport::{Answer, OpenError, SgIo, Transport};
 }
 
+mod tagged {
+    //! Block devices whose kernel integrity profile has tags, by reads and writes that carry these.
+
+    mod device;
+    mod profile;
+    #[cfg(test)]
+    mod tests;
+
+    pub use device::{TaggedDevice, TaggedIo};
+    pub use profile::{TagProfile, WhyNoTags};
+}
+
 pub use node::{NodeKind, block_node, linked_drive};
 pub use nvme::{NvmeDevice, NvmeInfo, NvmeNamespace, OpenError, Options};
 /// Why a SCSI drive does no integrity work.
@@ -50,3 +64,4 @@ pub use scsi::OpenError as ScsiOpenError;
 pub use scsi::{Answer, ScsiDevice, ScsiInfo, SgIo, TagMaker, Transport};
 /// Who makes the tags of blocks.
 pub use sealblock_media_nvme::PiSource;
+pub use tagged::{TagProfile, TaggedDevice, TaggedIo, WhyNoTags};

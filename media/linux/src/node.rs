@@ -106,7 +106,7 @@ impl KernelLimits {
     }
 
     /// Those of a queue's folder in sysfs.
-    fn read(queue: &Path) -> KernelLimits {
+    pub(crate) fn read(queue: &Path) -> KernelLimits {
         /// Bytes of a page: a segment has at least one, but the first and the last.
         const PAGE_BYTES: u64 = 4096;
         let number = |name: &str| fs::read_to_string(queue.join(name)).ok()?.trim().parse::<u64>().ok();

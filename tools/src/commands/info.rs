@@ -132,6 +132,7 @@ fn info_json(info: &TargetInfo) -> Value {
             "lies_on": below::as_json(&file.path),
         })),
         "drive": info.drive.as_ref().map(drive::drive_json),
+        "ordinary_tags": info.tags.as_ref().map(drive::tags_json),
         "remote": info.remote.as_ref().map(remote_json),
         "export": info.export.as_ref().map(export_json),
         "paths": info.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
@@ -369,6 +370,9 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
     }
     if let Some(drive) = &info.drive {
         drive::drive_text(lines, drive);
+    }
+    if let Some(tags) = &info.tags {
+        drive::tags_text(lines, tags);
     }
     if let Some(remote) = &info.remote {
         remote_text(lines, remote);

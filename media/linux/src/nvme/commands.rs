@@ -17,8 +17,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{File, NvmeCommand, NvmeQueue, Transfer, pool, sleep};
 use sealblock_units::Extent;
 
-use super::block_codec::{BlockCodec, Memory};
 use super::error::OpenError;
+use crate::block_codec::{BlockCodec, Memory};
 use crate::node::of_call;
 
 /// Times that a command is sent again after a status that allows it, and the pause before.

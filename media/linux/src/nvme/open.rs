@@ -18,9 +18,9 @@ use sealblock_protocols_nvme::{IoOpcode, Status};
 use sealblock_runtime_reactor::{File, NvmeQueue, Transfer, pool};
 use sealblock_units::{BlockCount, Extent, Lba};
 
-use super::block_codec::BlockCodec;
 use super::commands::{Drive, Passthrough, has_command};
 use super::error::OpenError;
+use crate::block_codec::BlockCodec;
 use crate::node::{KernelLimits, NodeKind, block_node};
 
 /// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.

@@ -2,7 +2,8 @@
 //!
 //! Shape: everything that the kernel's block layer can do goes that way: it makes and checks tags where the host adapter lets it, knows
 //! drives whose commands do harm, zeroes and unmaps as the drive's pages allow, and keeps its page cache right. Only what it
-//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block.
+//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block. The ordinary way may carry tags of this
+//! host ([`crate::TaggedDevice`]); a Verify whose checks the command does not have reads them then.
 
 use std::path::Path;
 use std::rc::Rc;
@@ -100,6 +101,27 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
     }
 
+    /// Verifies by reads with these checks: VERIFY checks no application tag that it is not told, and is told none.
+    async fn verify_by_reading(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let geometry = self.0.ordinary.geometry();
+        let (mut bad_blocks, mut bytes_transferred) = (Vec::new(), 0);
+        for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
+            let done = piece.start().get() - extent.start().get();
+            let checks = geometry.protection.map_or(Checks::NONE, |format| checks.advance(done, format));
+            match self.0.ordinary.execute(Request::read(piece, checks)).await {
+                Ok(_) => {}
+                Err(error) => match error.bad_blocks() {
+                    Some(found) => bad_blocks.extend_from_slice(found.as_slice()),
+                    None => return Err(error),
+                },
+            }
+            bytes_transferred += piece.bytes(geometry.block_size);
+        }
+        BadBlocks::fail_if_any(bad_blocks)?;
+        let coverage = Coverage::of(geometry.protection.is_some());
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
+    }
+
     /// Compares blocks with this data: with its first block only, where all are equal and the drive can.
     async fn compare(&self, form: VerifyForm, extent: Extent, wanted: &Sealed) -> Outcome {
         let data = wanted.joined_data();
@@ -149,6 +171,9 @@ impl<D: Device, T: Transport> Device for ScsiDevice<D, T> {
 
     async fn execute(&self, request: Request) -> Outcome {
         match (&request.operation, self.0.drive.form) {
+            (Operation::Verify(checks), Some(_)) if checks.app_tag.is_some() || checks.storage_tag.is_some() => {
+                self.verify_by_reading(request.extents.one(), checks).await
+            }
             (Operation::Verify(_), Some(form)) => self.verify(form, request.extents.one()).await,
             (Operation::Compare(data), form) if self.0.drive.compares.blocks => {
                 self.compare(VerifyForm::comparing(form), request.extents.one(), data).await

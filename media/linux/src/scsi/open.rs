@@ -19,6 +19,8 @@ const VERIFY_BYTES: u64 = 64 << 20;
 /// Who makes the tags of what is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TagMaker {
+    /// This program, with ordinary reads and writes that carry them through the kernel to the drive (DIX).
+    Host,
     /// The kernel, and they travel with the data to the drive (DIX).
     Kernel,
     /// The host adapter (DIF).
@@ -120,7 +122,12 @@ impl<T: Transport> Opened<T> {
         let geometry = geometry(ordinary.geometry(), &pages, form, kernel);
         let abilities = abilities(ordinary.abilities(), &pages, (form, compares), profile, kernel);
         let max_verify = form.map(|_| geometry.limits.max_verify_blocks.bytes(geometry.block_size));
-        let info = info(pages, profile, (form, compares), max_verify, kernel, refused);
+        let maker = match ordinary.geometry().protection {
+            Some(_) => TagMaker::Host,
+            None => kernel.tag_maker(),
+        };
+        let maker = profile.map(|_| maker);
+        let info = info(pages, (profile, maker), (form, compares), max_verify, refused);
         Ok(Opened { unit, geometry, abilities, form, compares, info })
     }
 }
@@ -188,6 +195,7 @@ fn abilities(
     let is_asked = kernel.tag_maker() != TagMaker::Drive;
     let reads_check =
         profile.is_some() && pages.extended.checks_guard && (is_asked || !pages.control.no_check_without_protect);
+    let reads_check = reads_check || ordinary.seals;
     Abilities {
         verify: native(form.is_some()),
         compare: native(compares.blocks),
@@ -199,10 +207,9 @@ fn abilities(
 
 fn info(
     pages: Pages,
-    profile: Option<PiProfile>,
+    (profile, tags_made_by): (Option<PiProfile>, Option<TagMaker>),
     (form, compares): (Option<VerifyForm>, Compares),
     max_verify_bytes: Option<u64>,
-    kernel: &KernelView,
     refused: Vec<String>,
 ) -> ScsiInfo {
     let Inquiry { vendor, product, revision, .. } = pages.inquiry;
@@ -214,7 +221,7 @@ fn info(
         serial: pages.serial,
         name: pages.name,
         protection: profile.map(|profile| (profile.format(), profile.interval_exponent)),
-        tags_made_by: profile.map(|_| kernel.tag_maker()),
+        tags_made_by,
         checks: (extended.checks_guard, extended.checks_app_tag, extended.checks_ref_tag),
         verify: form.map(VerifyForm::name),
         max_verify_bytes,

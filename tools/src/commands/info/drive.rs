@@ -1,9 +1,9 @@
-//! How a drive of this machine is reached, and what it says of itself.
+//! How a drive of this machine is reached, what it says of itself, and whether tags travel with its ordinary reads and writes.
 
 use sealblock_integrity::PiPosition;
-use sealblock_media_linux::{NvmeInfo, PiSource, ScsiInfo, TagMaker};
-use sealblock_stack::DriveInfo;
+use sealblock_media_linux::{NvmeInfo, PiSource, ScsiInfo, TagMaker, TagProfile};
 use sealblock_stack::quantity::count;
+use sealblock_stack::{DriveInfo, OrdinaryTags};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 
@@ -146,8 +146,39 @@ fn scsi_text(lines: &mut Lines, scsi: &ScsiInfo) {
     }
 }
 
+/// Whether tags of this host travel with ordinary reads and writes.
+pub(super) fn tags_json(tags: &OrdinaryTags) -> Value {
+    match tags {
+        OrdinaryTags::Stay { why } => json!({ "travel": false, "why": why }),
+        OrdinaryTags::Travel(TagProfile { name, format: _, metadata_bytes, tuple_at, keeps_app_tags }) => json!({
+            "travel": true,
+            "profile": name,
+            "metadata_bytes": metadata_bytes,
+            "tuple_at": tuple_at,
+            "keeps_app_tags": keeps_app_tags,
+        }),
+    }
+}
+
+pub(super) fn tags_text(lines: &mut Lines, tags: &OrdinaryTags) {
+    match tags {
+        OrdinaryTags::Stay { why } => lines.put("tags", format!("none of this host: {why}")),
+        OrdinaryTags::Travel(profile) => {
+            lines.put("tags", format!("of this host with ordinary reads and writes ({})", profile.name));
+            let (bytes, tuple_at) = (profile.metadata_bytes, profile.tuple_at);
+            if bytes > profile.format.tuple_bytes() {
+                lines.put("metadata", format!("{}, tags at byte {tuple_at}", count(bytes as u64, "byte")));
+            }
+            if !profile.keeps_app_tags {
+                lines.put("application tags", "the device may change them");
+            }
+        }
+    }
+}
+
 const fn scsi_tag_maker(maker: TagMaker) -> &'static str {
     match maker {
+        TagMaker::Host => "host",
         TagMaker::Kernel => "kernel",
         TagMaker::Adapter => "host adapter",
         TagMaker::Drive => "drive",

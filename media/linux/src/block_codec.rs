@@ -1,4 +1,4 @@
-//! Converts blocks between memory, where data and tuples are apart, and what passthrough commands move: metadata behind each block or
+//! Converts blocks between memory, where data and tuples are apart, and what commands and transfers move: metadata behind each block or
 //! in a buffer of its own, of which a tuple is all, the first bytes or the last ones.
 //!
 //! The guard of a tuple that is last covers the metadata in front of it too (NVM, "Guard Field"). In memory guards cover data only, so
@@ -30,6 +30,12 @@ impl BlockCodec {
     pub(crate) fn new(profile: &NamespaceProfile) -> BlockCodec {
         let (size, metadata) = (profile.geometry.block_size, profile.metadata);
         BlockCodec { size, shown: profile.pi_mode.shown(), metadata }
+    }
+
+    /// Of blocks whose metadata have a buffer of their own, of so many bytes for each block, with a tuple at this place.
+    pub(crate) fn apart(size: BlockSize, format: PiFormat, bytes: usize, tuple_at: usize) -> BlockCodec {
+        let metadata = Metadata { bytes, is_interleaved: false, tuple_at };
+        BlockCodec { size, shown: Some(format), metadata }
     }
 
     /// Bytes from one block to the next.

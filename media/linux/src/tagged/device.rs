@@ -1,0 +1,370 @@
+//! A block device whose tags travel with the kernel's ordinary reads and writes.
+//!
+//! Invariants: the memory for tags has a pattern in it before each read that matches no data, so that what the kernel leaves out is no good
+//! tag; every block that is given out has been checked here as the request asks, whatever the device checks.
+//!
+//! Shape: Read and Write carry tags, and Verify, Compare and Write Zeroes are made of them by the gate: zeroes are written with seals, because
+//! drives differ in what tags their own zeroes have. A Discard goes the kernel's way, and what it leaves is read: blocks whose tags do not
+//! match afterwards get zeroes with seals.
+
+use std::cell::RefCell;
+use std::io;
+
+use sealblock_block::{
+    Abilities, BadBlock, BadBlockCause, BadBlocks, BlockProbe, Device, Durability, Error, ErrorKind, Geometry, Limits,
+    Operation, Outcome, Request, Response, find_bad_blocks,
+};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::{DeviceChecks, File, pool};
+use sealblock_units::{Extent, Lba};
+
+use super::profile::{TagProfile, WhyNoTags};
+use crate::block_codec::{BlockCodec, Memory};
+use crate::node::{KernelLimits, of_call};
+
+/// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
+const TRANSFER_BYTES: usize = 1 << 20;
+/// Bytes of one extent of a Discard, whose blocks are read afterwards.
+const DISCARD_BYTES: u64 = 64 << 20;
+/// What is in the memory for tags before a read.
+const PATTERN: u8 = 0xA5;
+/// Times that the first block is read to see whether the kernel fills in tags: others may write it meanwhile.
+const TRIES: u32 = 4;
+
+/// A way to read and write blocks with tags, which tests replace.
+pub trait TaggedIo {
+    /// Reads data and metadata from a place on, whose first block has this reference tag; returns the bytes of data.
+    fn read(
+        &self,
+        data: Buffer,
+        metadata: Buffer,
+        offset_bytes: u64,
+        seed: u64,
+    ) -> impl Future<Output = (io::Result<usize>, Buffer, Buffer)>;
+
+    /// Writes data and metadata; the device is to check the fields that it can. Returns the bytes of data.
+    fn write(
+        &self,
+        data: Slice,
+        metadata: Buffer,
+        offset_bytes: u64,
+        seed: u64,
+        checks: DeviceChecks,
+    ) -> impl Future<Output = io::Result<usize>>;
+
+    /// True if the kernel knows tags of reads and writes: then it refuses what has no meaning in them.
+    fn knows_tags(&self, data: Buffer, metadata: Buffer) -> impl Future<Output = io::Result<bool>>;
+}
+
+impl TaggedIo for File {
+    async fn read(
+        &self,
+        data: Buffer,
+        metadata: Buffer,
+        offset_bytes: u64,
+        seed: u64,
+    ) -> (io::Result<usize>, Buffer, Buffer) {
+        // Blocks are checked here, where it can be said what is wrong with which; NVMe drives give out what does not match if they are
+        // not asked to check.
+        self.read_tagged_at(data, metadata, offset_bytes, seed, DeviceChecks::NONE).await
+    }
+
+    async fn write(
+        &self,
+        data: Slice,
+        metadata: Buffer,
+        offset_bytes: u64,
+        seed: u64,
+        checks: DeviceChecks,
+    ) -> io::Result<usize> {
+        self.write_tagged_at(data, metadata, offset_bytes, seed, checks).await.0
+    }
+
+    async fn knows_tags(&self, data: Buffer, metadata: Buffer) -> io::Result<bool> {
+        self.refuses_unknown_attributes(data, metadata).await
+    }
+}
+
+/// A block device whose tags travel. `D` are the same blocks by the kernel's ordinary way without tags, for what is no Read and no Write.
+pub struct TaggedDevice<D, T = File> {
+    io: T,
+    ordinary: D,
+    profile: TagProfile,
+    codec: BlockCodec,
+    geometry: Geometry,
+}
+
+impl<D: Device> TaggedDevice<D> {
+    /// Opens the block device that `file` is open on, for direct I/O if `is_direct` says so. It needs no privilege but the open file.
+    ///
+    /// # Errors
+    /// Why its tags do not travel, with the ordinary way unchanged.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub async fn open(file: File, is_direct: bool, ordinary: D) -> Result<TaggedDevice<D>, (WhyNoTags, D)> {
+        match TagProfile::of_device(&file, is_direct, ordinary.geometry().block_size) {
+            Ok((profile, kernel)) => TaggedDevice::with(file, profile, &kernel, ordinary).await,
+            Err(why) => Err((why, ordinary)),
+        }
+    }
+}
+
+impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
+    pub(super) async fn with(
+        io: T,
+        profile: TagProfile,
+        kernel: &KernelLimits,
+        ordinary: D,
+    ) -> Result<TaggedDevice<D, T>, (WhyNoTags, D)> {
+        let plain = ordinary.geometry();
+        let (size, shift) = (plain.block_size, plain.block_size.shift());
+        let mut most = TRANSFER_BYTES;
+        if let Some(bytes) = kernel.transfer_bytes {
+            // Metadata are a transfer of their own, with the same limit.
+            let by_metadata = (bytes / profile.metadata_bytes as u64).saturating_mul(size.bytes() as u64);
+            most = most.min(usize::try_from(bytes.min(by_metadata)).unwrap_or(usize::MAX));
+        }
+        let limits = Limits::new(size, most, (DISCARD_BYTES >> shift) as u32);
+        let geometry = Geometry { protection: Some(profile.format), limits, ..plain.clone() };
+        let codec = BlockCodec::apart(size, profile.format, profile.metadata_bytes, profile.tuple_at);
+        let device = TaggedDevice { io, ordinary, profile, codec, geometry };
+        match device.probe().await {
+            Ok(()) => Ok(device),
+            Err(why) => Err((why, device.ordinary)),
+        }
+    }
+
+    /// The tags.
+    pub fn profile(&self) -> &TagProfile {
+        &self.profile
+    }
+
+    /// Finds out whether the kernel carries tags. A block that cannot be read is an answer too.
+    async fn probe(&self) -> Result<(), WhyNoTags> {
+        if self.geometry.capacity_blocks == 0 {
+            return Err(WhyNoTags::Contradiction("the device has no blocks".to_owned()));
+        }
+        let (data, metadata) = self.room(Extent::one(Lba::ZERO), PATTERN);
+        match self.io.knows_tags(data, metadata).await {
+            Ok(true) => {}
+            Ok(false) => return Err(WhyNoTags::KernelIgnores),
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return Err(WhyNoTags::NoUring),
+            Err(error) => return Err(WhyNoTags::Probe(error)),
+        }
+        for _ in 0..TRIES {
+            let (Some(one), Some(other)) = (self.probe_with(PATTERN).await?, self.probe_with(!PATTERN).await?) else {
+                return Ok(());
+            };
+            if one[..] == other[..] {
+                return Ok(());
+            }
+        }
+        Err(WhyNoTags::NotFilledIn)
+    }
+
+    /// The metadata of the first block, read over this pattern; `None` if the block cannot be read.
+    async fn probe_with(&self, pattern: u8) -> Result<Option<Buffer>, WhyNoTags> {
+        let (data, metadata) = self.room(Extent::one(Lba::ZERO), pattern);
+        let length_bytes = data.len();
+        match self.io.read(data, metadata, 0, 0).await {
+            (Ok(count), _, metadata) if count == length_bytes => Ok(Some(metadata)),
+            (Ok(_), ..) => Err(WhyNoTags::Probe(io::ErrorKind::UnexpectedEof.into())),
+            (Err(error), ..) if is_about_blocks(&error) => Ok(None),
+            (Err(error), ..) => Err(WhyNoTags::Probe(error)),
+        }
+    }
+
+    /// Memory for a read, with a pattern where metadata are to be.
+    fn room(&self, extent: Extent, pattern: u8) -> (Buffer, Buffer) {
+        let Memory { data, metadata } = self.codec.room(extent, &pool());
+        let mut metadata = metadata.unwrap_or_else(|| Buffer::zeroed(0));
+        metadata.fill(pattern);
+        (data, metadata)
+    }
+
+    fn offset_bytes(&self, lba: Lba) -> u64 {
+        lba.get() << self.geometry.block_size.shift()
+    }
+
+    /// Reads once. The inner error is one that blocks can be the reason of.
+    async fn try_read(&self, extent: Extent) -> Result<Result<Memory<Buffer>, io::Error>, Error> {
+        let (data, metadata) = self.room(extent, PATTERN);
+        let length_bytes = data.len();
+        let start = extent.start();
+        match self.io.read(data, metadata, self.offset_bytes(start), start.get()).await {
+            (Ok(count), data, metadata) if count == length_bytes => Ok(Ok(Memory { data, metadata: Some(metadata) })),
+            (Ok(count), ..) => Err(cut_off("read", extent, count, length_bytes)),
+            (Err(error), ..) if is_about_blocks(&error) => Ok(Err(error)),
+            (Err(error), ..) => Err(of_call("a read with tags", &error)),
+        }
+    }
+
+    async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
+        let failed = match self.try_read(extent).await? {
+            Ok(memory) => return self.codec.check_read(extent, memory, checks, &pool()),
+            Err(failed) => failed,
+        };
+        let search = Search { device: self, extent, checks, mismatches: RefCell::default() };
+        let mut bad_blocks = find_bad_blocks(&search, extent, &failed).await?;
+        bad_blocks.extend(search.mismatches.take());
+        if let Some(bad_blocks) = BadBlocks::new(bad_blocks) {
+            return Err(bad_blocks.into());
+        }
+        // The search read every block, so the failure was transient.
+        match self.try_read(extent).await? {
+            Ok(memory) => self.codec.check_read(extent, memory, checks, &pool()),
+            Err(failed) => Err(of_call("a read with tags", &failed)),
+        }
+    }
+
+    async fn write(&self, extent: Extent, blocks: &Sealed) -> Result<(), Error> {
+        let Memory { mut data, metadata } = self.codec.memory_of(blocks, &pool());
+        if !data.as_ptr().addr().is_multiple_of(self.geometry.block_size.bytes()) {
+            let mut aligned = pool().take(data.len());
+            aligned.copy_from_slice(&data);
+            data = aligned.freeze();
+        }
+        let tags = metadata.unwrap_or_else(Slice::empty);
+        // The kernel may change them, so they are nobody else's.
+        let mut metadata = pool().take(tags.len());
+        metadata.copy_from_slice(&tags);
+        let is_counted = self.profile.format.protection().increments_ref_tag();
+        let checks = DeviceChecks { guard: true, ref_tag: is_counted };
+        let (start, length_bytes) = (extent.start(), data.len());
+        match self.io.write(data, metadata, self.offset_bytes(start), start.get(), checks).await {
+            Ok(count) if count == length_bytes => Ok(()),
+            Ok(count) => Err(cut_off("write", extent, count, length_bytes)),
+            Err(error) if error.raw_os_error() == Some(libc::EILSEQ) => {
+                let reason = format!("on the way to the device {extent} no longer matched its tags: {error}");
+                Err(ErrorKind::Media { reason }.into())
+            }
+            Err(error) => {
+                let reason = format!("writing {extent} with tags: {error}");
+                Err(ErrorKind::Media { reason }.into())
+            }
+        }
+    }
+
+    /// Waits for the medium where the request asks for it.
+    async fn settle(&self, durability: Durability) -> Outcome {
+        match durability {
+            Durability::Volatile => Ok(Response::Done),
+            Durability::ForceUnitAccess => self.ordinary.execute(Request::flush()).await,
+        }
+    }
+
+    /// Discards, and has what is left match its tags.
+    async fn discard(&self, extents: Vec<Extent>) -> Outcome {
+        self.ordinary.execute(Request::discard(extents.iter().copied())).await?;
+        let most = self.geometry.limits.max_transfer_blocks;
+        for piece in extents.into_iter().flat_map(|extent| extent.split_aligned(most)) {
+            let left = self.read(piece, &Checks::full(self.profile.format, piece.start())).await;
+            let Err(error) = left else { continue };
+            let Some(bad_blocks) = error.bad_blocks() else { return Err(error) };
+            for bad_block in bad_blocks.as_slice() {
+                let zeroes = Buffer::zeroed(self.geometry.block_size.bytes()).freeze();
+                let tags = Tags { initial_ref_tag: bad_block.lba.get(), ..Tags::default() };
+                let zeroes = Sealed::seal(zeroes, self.geometry.block_size, Some(self.profile.format), &tags);
+                self.write(Extent::one(bad_block.lba), &zeroes).await?;
+            }
+        }
+        Ok(Response::Done)
+    }
+}
+
+impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        let ordinary = self.ordinary.abilities();
+        Abilities {
+            writable: ordinary.writable,
+            discard: ordinary.discard,
+            block_status: ordinary.block_status,
+            seals: true,
+            ..Abilities::BASIC
+        }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let kind = request.kind();
+        let Request { operation, extents, durability } = request;
+        match operation {
+            Operation::Read(checks) => self.read(extents.one(), &checks).await,
+            Operation::Write(data) => {
+                self.write(extents.one(), &data).await?;
+                self.settle(durability).await
+            }
+            Operation::Discard => self.discard(extents.to_vec()).await,
+            Operation::Flush => self.ordinary.execute(Request::flush()).await,
+            Operation::BlockStatus => self.ordinary.execute(Request::block_status(extents.one())).await,
+            Operation::Verify(_)
+            | Operation::Compare(_)
+            | Operation::WriteZeroes { .. }
+            | Operation::WriteUncorrectable
+            | Operation::Copy { .. }
+            | Operation::Checksum(..)
+            | Operation::Repair(_)
+            | Operation::ReadReserved(_)
+            | Operation::WriteReserved(..) => Err(ErrorKind::Absent(kind).into()),
+        }
+    }
+}
+
+/// Reads runs, and keeps what does not match its tags in those that can be read.
+struct Search<'a, D, T> {
+    device: &'a TaggedDevice<D, T>,
+    extent: Extent,
+    checks: &'a Checks,
+    mismatches: RefCell<Vec<BadBlock>>,
+}
+
+impl<D: Device, T: TaggedIo> BlockProbe for Search<'_, D, T> {
+    type Failed = io::Error;
+
+    async fn probe(&self, run: Extent) -> Result<Option<io::Error>, Error> {
+        let memory = match self.device.try_read(run).await? {
+            Ok(memory) => memory,
+            Err(failed) => return Ok(Some(failed)),
+        };
+        let format = self.device.profile.format;
+        let checks = self.checks.advance(run.start().get() - self.extent.start().get(), format);
+        if let Err(error) = self.device.codec.check_read(run, memory, &checks, &pool()) {
+            let bad_blocks = error.bad_blocks().map(|bad_blocks| bad_blocks.as_slice().to_vec());
+            self.mismatches.borrow_mut().extend(bad_blocks.unwrap_or_default());
+        }
+        Ok(None)
+    }
+
+    /// Of a device that does not give out what does not match its tags it is not known which field that is.
+    fn cause(&self, _: &io::Error) -> BadBlockCause {
+        BadBlockCause::Media
+    }
+
+    async fn hints(&self, _: Extent, _: &io::Error) -> Vec<Lba> {
+        Vec::new()
+    }
+
+    async fn named(&self, _: Extent, _: &io::Error) -> Option<Lba> {
+        None
+    }
+
+    fn describe(&self, failed: &io::Error) -> String {
+        failed.to_string()
+    }
+}
+
+/// True for what the kernel says of blocks that cannot be read: tags that the device has found not to match, errors of the medium, and
+/// others.
+fn is_about_blocks(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EILSEQ | libc::ENODATA | libc::EIO))
+}
+
+fn cut_off(doing: &str, extent: Extent, count: usize, length_bytes: usize) -> Error {
+    let reason = format!("the {doing} of {extent} with tags ended after {count} of {length_bytes} bytes");
+    ErrorKind::Media { reason }.into()
+}
