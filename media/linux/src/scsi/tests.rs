@@ -9,7 +9,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, ErrorKind, Geometry, Limits, Operation, Outcome,
     Request, Response,
 };
-use sealblock_integrity::{Checks, Field, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{Checks, Field, Masked, ProtectionType, Sealed, Tags};
 use sealblock_protocols_scsi::{
     AdditionalSense, BlockCommand, BlockLimits, ByteCheck, CachingPage, Cdb, Command, ControlPage, Designator,
     ExtendedInquiry, Inquiry, ModeSense, Page, Provisioning, ReadCapacity16, Sense, SenseKey, Status,
@@ -19,7 +19,7 @@ use sealblock_runtime_reactor::{Config, Reactor, Transfer};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::device::ScsiDevice;
-use super::open::KernelView;
+use super::open::{KernelView, TagMaker};
 use super::transport::{Answer, OpenError, Transport};
 use crate::node::KernelLimits;
 
@@ -336,6 +336,25 @@ fn exactly_the_bad_blocks_are_named_whatever_the_sense_data_say() {
             }
         });
     }
+}
+
+#[test]
+fn a_verify_whose_checks_no_command_has_reads_the_blocks() {
+    with(&[], Some(ProtectionType::Type1), |device| async move {
+        let device = device.unwrap();
+        assert_eq!(device.info().tags_made_by, Some(TagMaker::Drive), "the way to it carries none");
+        let (sent, reads) = (device.transport().0.sent.borrow().len(), device.transport().0.reads.get());
+        let app_tag = Some(Masked { expected: 7, mask: 0xFF });
+        let request = Request::verify(extent(0, BLOCKS), Checks { app_tag, ..Checks::NONE });
+        let Ok(Response::Verified(stats)) = device.execute(request.clone()).await else { panic!("all blocks are good") };
+        assert_eq!(stats.bytes_transferred, BLOCKS * SIZE.bytes() as u64);
+        assert!(!stats.coverage.is_sealed(), "the way to it carries no tags, so none was checked");
+        assert_eq!(device.transport().0.sent.borrow().len(), sent, "no command goes to the drive");
+        assert!(device.transport().0.reads.get() > reads);
+        harm(&device, &[(3, MEDIA.0), (999, GUARD.0)]);
+        let bad = device.execute(request).await.unwrap_err().into_bad_blocks().expect("bad blocks");
+        assert_eq!(bad.into_iter().map(|bad| bad.lba.get()).collect::<Vec<_>>(), [3, 999]);
+    });
 }
 
 #[test]

@@ -14,6 +14,8 @@ use serde_json::Value;
 use crate::context::{TestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Extras, Guest};
 
+/// The first kernels that say what tags a block device has, and carry them with reads and writes.
+const TAGS: (u32, u32) = (6, 17);
 /// Blocks of each drive.
 const BLOCKS: u64 = 2048;
 /// A format of namespaces.
@@ -90,6 +92,12 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
     for format in &FORMATS {
         checked(&mut guest, format, &folder).with_context(|| format!("drive {}", format.name))?;
+    }
+    if context.version >= TAGS {
+        for format in FORMATS.iter().filter(|format| format.kind > 0 && !format.properties.contains("mset=1")) {
+            by_reads(&mut guest, format, &folder)
+                .with_context(|| format!("drive {} by ordinary reads", format.name))?;
+        }
     }
     in_use(&mut guest)?;
     without_privilege(&mut guest, context.version)?;
@@ -401,6 +409,56 @@ fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
         last = first + blocks - 1,
     );
     sh(guest, format.name, &script).map(drop)
+}
+
+/// Tags with ordinary reads and writes, of a user without privileges. What is written so, the drive verifies, and what is damaged is found with its values.
+fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
+    let flip = |at: u64| -> Result<()> {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at)?;
+        Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+    };
+    let script = format!(
+        r#"
+        grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
+        as_nobody() {{ su -s /bin/sh -c "$*" nobody; }}
+        chmod 666 $DEV
+        as_nobody sealblock info file:$DEV --json >/tmp/json
+        grep -q '"travel": *true' /tmp/json || {{ cat /tmp/json; fail "tags do not travel"; }}
+        grep -q '"metadata_bytes": *{metadata}\>' /tmp/json || {{ cat /tmp/json; fail "other metadata"; }}
+        head -c {bytes} /dev/urandom >/tmp/data
+        as_nobody sealblock copy /tmp/data file:$DEV
+        as_nobody sealblock copy file:$DEV - | cmp - /tmp/data
+        sealblock verify $DEV --mode offload
+        as_nobody sealblock verify file:$DEV --json | grep -q '"checked": *"seals"' || fail "tags were not checked"
+        sealblock copy /tmp/data $DEV
+        as_nobody sealblock compare file:$DEV /tmp/data
+        as_nobody sealblock zero file:$DEV --range 8..99
+        as_nobody sealblock verify file:$DEV --quiet
+        as_nobody sealblock copy /tmp/data file:$DEV
+        rm /tmp/data
+        "#,
+        metadata = format.metadata_bytes,
+        bytes = BLOCKS * format.block_bytes,
+    );
+    sh(guest, format.name, &script)?;
+    // By this way a drive of Type 2 is one of Type 1: reference tags are addresses.
+    let harms = format.harms();
+    for (_, at, _) in &harms {
+        flip(*at)?;
+    }
+    let script = "status=0; sealblock verify file:$DEV --json >/tmp/json || status=$?; [ $status = 1 ] || fail $status; cat /tmp/json";
+    let said: Value = serde_json::from_str(&sh(guest, format.name, script)?).context("reading what verify said")?;
+    let list = said["errors"].as_array().context("verify lists no errors")?;
+    let named: Vec<(u64, &str)> =
+        list.iter().filter_map(|error| Some((error["lba"].as_u64()?, error["field"].as_str()?))).collect();
+    let wanted: Vec<(u64, &str)> = harms.iter().map(|(lba, _, field)| (*lba, *field)).collect();
+    expect("blocks that verify names", &named, &wanted)?;
+    for (_, at, _) in &harms {
+        flip(*at)?;
+    }
+    sh(guest, format.name, "sealblock verify file:$DEV --quiet").map(drop)
 }
 
 /// A mounted drive is verified and not written.
