@@ -346,7 +346,9 @@ fn a_verify_whose_checks_no_command_has_reads_the_blocks() {
         let (sent, reads) = (device.transport().0.sent.borrow().len(), device.transport().0.reads.get());
         let app_tag = Some(Masked { expected: 7, mask: 0xFF });
         let request = Request::verify(extent(0, BLOCKS), Checks { app_tag, ..Checks::NONE });
-        let Ok(Response::Verified(stats)) = device.execute(request.clone()).await else { panic!("all blocks are good") };
+        let Ok(Response::Verified(stats)) = device.execute(request.clone()).await else {
+            panic!("all blocks are good")
+        };
         assert_eq!(stats.bytes_transferred, BLOCKS * SIZE.bytes() as u64);
         assert!(!stats.coverage.is_sealed(), "the way to it carries no tags, so none was checked");
         assert_eq!(device.transport().0.sent.borrow().len(), sent, "no command goes to the drive");

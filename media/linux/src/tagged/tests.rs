@@ -93,8 +93,9 @@ impl TaggedIo for Shared {
         }
         let len = data.len();
         data.copy_from_slice(&disk.data.borrow()[at..at + len]);
-        let is_silent = disk.has(Habit::IgnoresTags) || disk.has(Habit::FillsNothing);
-        if !is_silent && !(disk.has(Habit::StopsFilling) && disk.reads.get() > 2) {
+        let has_stopped = disk.has(Habit::StopsFilling) && disk.reads.get() > 2;
+        let is_silent = disk.has(Habit::IgnoresTags) || disk.has(Habit::FillsNothing) || has_stopped;
+        if !is_silent {
             let len = metadata.len();
             metadata.copy_from_slice(&disk.metadata.borrow()[tags_at..tags_at + len]);
         }

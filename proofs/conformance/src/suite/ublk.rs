@@ -19,6 +19,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
             {
                 sh(&mut guest, &format!("guard={guard}\nprofile={profile}\n{PROTECTED}"))?;
                 sh(&mut guest, &format!("guard={guard}\n{TAMPERED}"))?;
+                sh(&mut guest, &format!("guard={guard}\nprofile={profile}\n{TAGGED}"))?;
             }
         }
         false => {
@@ -351,4 +352,62 @@ kill -TERM $server
 ends
 sealblock verify v --quiet
 sealblock copy v - | cmp - eight
+"#;
+
+/// Tags of another program on the block device: its own go to the server, which checks them, and come back to be checked there; as any user
+/// who may open the node.
+const TAGGED: &str = r#"
+grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
+for target in "crc32c 512" "crc16 4096" "none 4096"; do
+  set -- $target
+  sealblock create v --size 8MiB --block-size $2 --guard $1 --force
+  attach v --pi $guard
+  sealblock info $disk --json >json
+  grep -q '"travel": *true' json && grep -q "\"profile\": *\"$profile\"" json || { cat json; fail "tags do not travel"; }
+  sealblock info $disk | grep -q 'of this host with ordinary reads and writes' || fail "it does not say that tags travel"
+  sealblock copy eight $disk
+  sealblock verify $disk --json >json
+  grep -q '"checked": *"seals"' json && grep -q '"offloaded": *false' json || { cat json; fail "tags were not checked"; }
+  sealblock copy $disk - | cmp - eight
+  dd if=$disk bs=256k iflag=direct status=none | cmp - eight
+  chmod 666 $disk
+  su -s /bin/sh -c "sealblock verify $disk --json" nobody | grep -q '"checked": *"seals"' || fail "tags were not checked without a privilege"
+  sealblock zero $disk --range 8..99
+  /bin/busybox blkdiscard -o 131072 -l 131072 $disk
+  conformance guest fallocate $disk punch-hole 524288 131072
+  conformance guest fallocate $disk zero-range 1048576 131072
+  sealblock verify $disk --quiet
+  dd if=eight of=$disk bs=256k oflag=direct conv=fsync status=none
+  sealblock verify $disk --quiet
+  sealblock compare $disk eight
+  kill -TERM $server
+  ends
+  sealblock verify v --quiet
+  sealblock copy v - | cmp - eight
+done
+sealblock create v --size 8MiB --force
+sealblock copy eight v
+sealblock corrupt v --lba 7 --kind data
+sealblock corrupt v --lba 1999 --kind data
+attach v --pi $guard
+status=0
+sealblock verify $disk --json >json || status=$?
+[ $status = 1 ] && grep -q '"lba": *7\>' json && grep -q '"lba": *1999\>' json || { cat json; fail "verify ended with $status"; }
+! grep -q '"lba": *6\>\|"lba": *8\>' json || { cat json; fail "a good block is named"; }
+kill -TERM $server
+ends
+sealblock copy eight v
+serving conformance guest tamper v $guard reads
+status=0
+sealblock verify $disk --json >json || status=$?
+[ $status = 1 ] && grep -q '"field": *"guard"' json || { cat json; fail "a bit that flipped is not found: $status"; }
+kill -TERM $server
+ends
+serving conformance guest tamper v $guard writes
+refused "no longer matched" sealblock copy eight $disk
+kill -TERM $server
+ends
+sealblock verify v --quiet
+sealblock copy v - | cmp - eight
+rm json
 "#;
