@@ -36,9 +36,8 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     })
 }
 
-/// How operations are carried out, as JSON and text have it.
-const WAYS: [(Ability, &str); 3] =
-    [(Ability::Native, "native"), (Ability::Emulated, "emulated"), (Ability::Absent, "absent")];
+/// How operations are carried out, in the order of the text.
+const WAYS: [Ability; 3] = [Ability::Native, Ability::Emulated, Ability::Absent];
 
 /// The operations of a device. (The reserved area has two, of which it can do both or none.)
 const OPERATIONS: [(RequestKind, &str); 12] = [
@@ -71,8 +70,12 @@ const fn checksum_name(kind: ChecksumKind) -> &'static str {
     }
 }
 
-fn way_text(ability: Ability) -> &'static str {
-    WAYS.into_iter().find(|(way, _)| *way == ability).map_or("absent", |(_, text)| text)
+const fn way_text(ability: Ability) -> &'static str {
+    match ability {
+        Ability::Native => "native",
+        Ability::Emulated => "emulated",
+        Ability::Absent => "absent",
+    }
 }
 
 fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
@@ -246,11 +249,11 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
             .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
     }
     lines.put("protection", protection_text(geometry.protection));
-    for (way, text) in WAYS {
+    for way in WAYS {
         let names: Vec<String> =
             abilities(&of).filter(|(_, how)| *how == way).map(|(name, _)| name.replace('_', " ")).collect();
         if !names.is_empty() {
-            lines.put(text, names.join(", "));
+            lines.put(way_text(way), names.join(", "));
         }
     }
     if of.offloads {
