@@ -291,27 +291,34 @@ fn nothing_of_ours_goes_to_targets_that_do_not_list_the_page() {
 #[test]
 fn a_target_that_takes_the_place_of_another_is_not_sent_what_it_has_not_offered() {
     run(|| async {
-        let (asked, first) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
-        let (count, is_first) = (Rc::clone(&asked), Rc::clone(&first));
-        let mut pages = good();
-        pages.controller.lpa = Lpa::SUPPORTED_LOG_PAGES;
-        let fake = fake::serve(pages, move |command| match command {
-            Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0 => {
-                Some(Reply::Data(supported_log_pages(&[LogPage::Extensions]).to_vec()))
-            }
-            Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0xC1 => {
-                Some(Reply::Data(page(if is_first.replace(false) { BOTH } else { Extensions::NONE })))
-            }
-            Asked::Io(IoCommand::Checksum(_)) => {
-                count.set(count.get() + 1);
-                Some(Reply::Close)
-            }
-            _ => None,
-        });
-        let device = connect(&fake).await;
-        let error = digest(&device, extent(0, 1)).await.unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::Absent(_)), "{error}");
-        assert_eq!(asked.get(), 1, "the second target got none");
+        const KINDS: Extensions = Extensions::CHECKSUM.union(Extensions::CHECKSUM_CRC32C);
+        for (kind, offered, then) in [
+            (ChecksumKind::Crc64Nvme, BOTH, Extensions::NONE),
+            // It would answer with a CRC-64, since it does not look at the kind.
+            (ChecksumKind::Crc32c, KINDS, Extensions::CHECKSUM),
+        ] {
+            let (asked, first) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(true)));
+            let (count, is_first) = (Rc::clone(&asked), Rc::clone(&first));
+            let mut pages = good();
+            pages.controller.lpa = Lpa::SUPPORTED_LOG_PAGES;
+            let fake = fake::serve(pages, move |command| match command {
+                Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0 => {
+                    Some(Reply::Data(supported_log_pages(&[LogPage::Extensions]).to_vec()))
+                }
+                Asked::Admin(AdminCommand::GetLogPage(ask)) if ask.lid == 0xC1 => {
+                    Some(Reply::Data(page(if is_first.replace(false) { offered } else { then })))
+                }
+                Asked::Io(IoCommand::Checksum(_)) => {
+                    count.set(count.get() + 1);
+                    Some(Reply::Close)
+                }
+                _ => None,
+            });
+            let device = connect(&fake).await;
+            let error = digest_of(&device, kind, extent(0, 1)).await.unwrap_err();
+            assert!(matches!(error.kind(), ErrorKind::Absent(_)), "{error}");
+            assert_eq!(asked.get(), 1, "the second target got none");
+        }
     });
 }
 
