@@ -1,0 +1,170 @@
+//! The four checksums of nodes, superblocks and data, and the CRC from which hashes are made.
+//!
+//! A field for a checksum has 32 bytes in a node and in a superblock, of which the type uses the first ones; items of the checksum
+//! tree have only as many bytes as the type has.
+
+use blake2::digest::consts::U32 as Bytes32;
+use blake2::{Blake2b, Digest};
+use sealblock_integrity::guard;
+use sha2::Sha256;
+use twox_hash::XxHash64;
+
+/// Bytes of the field for a checksum in nodes and superblocks.
+pub const FIELD_BYTES: usize = 32;
+
+/// How checksums are computed, for a whole filesystem.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ChecksumType {
+    /// CRC-32C, 4 bytes.
+    Crc32c,
+    /// xxHash64 with seed 0, 8 bytes.
+    XxHash64,
+    /// SHA-256, 32 bytes.
+    Sha256,
+    /// BLAKE2b-256 without a key, 32 bytes.
+    Blake2b,
+}
+
+impl ChecksumType {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [ChecksumType; 4] =
+        [ChecksumType::Crc32c, ChecksumType::XxHash64, ChecksumType::Sha256, ChecksumType::Blake2b];
+
+    /// The type with this number.
+    pub fn from_number(number: u16) -> Option<ChecksumType> {
+        ChecksumType::ALL.get(usize::from(number)).copied()
+    }
+
+    /// The number that is stored.
+    pub fn number(self) -> u16 {
+        self as u16
+    }
+
+    /// Bytes of a checksum.
+    pub const fn bytes(self) -> usize {
+        match self {
+            ChecksumType::Crc32c => 4,
+            ChecksumType::XxHash64 => 8,
+            ChecksumType::Sha256 | ChecksumType::Blake2b => 32,
+        }
+    }
+
+    /// The checksum of `bytes`.
+    pub fn compute(self, bytes: &[u8]) -> Checksum {
+        let mut field = [0; FIELD_BYTES];
+        match self {
+            ChecksumType::Crc32c => field[..4].copy_from_slice(&guard::crc32c(bytes).to_le_bytes()),
+            ChecksumType::XxHash64 => field[..8].copy_from_slice(&XxHash64::oneshot(0, bytes).to_le_bytes()),
+            ChecksumType::Sha256 => field.copy_from_slice(&Sha256::digest(bytes)),
+            ChecksumType::Blake2b => field.copy_from_slice(&Blake2b::<Bytes32>::digest(bytes)),
+        }
+        Checksum { field, bytes: self.bytes() }
+    }
+
+    /// Checks a block that begins with the field for its checksum, which is over all that follows the field.
+    ///
+    /// # Errors
+    /// When the checksum is another one, or there is no whole field.
+    pub fn verify(self, block: &[u8]) -> Result<(), ChecksumMismatch> {
+        let none = ChecksumMismatch { expected: self.compute(&[]), found: self.compute(&[]) };
+        let (field, covered) = block.split_first_chunk::<FIELD_BYTES>().ok_or(none)?;
+        let (expected, found) = (self.compute(covered), Checksum { field: *field, bytes: self.bytes() });
+        if expected.as_bytes() == found.as_bytes() { Ok(()) } else { Err(ChecksumMismatch { expected, found }) }
+    }
+
+    /// Sets the checksum of such a block. Bytes of the field that the type does not use become zero. A block that is shorter than
+    /// the field stays as it is.
+    pub fn seal(self, block: &mut [u8]) {
+        if let Some((field, covered)) = block.split_first_chunk_mut::<FIELD_BYTES>() {
+            *field = self.compute(covered).field;
+        }
+    }
+}
+
+/// A checksum of any type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Checksum {
+    field: [u8; FIELD_BYTES],
+    bytes: usize,
+}
+
+impl Checksum {
+    /// Its bytes, as an item of the checksum tree has them.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.field[..self.bytes]
+    }
+
+    /// The bytes of a field, the rest zero.
+    pub fn to_field(self) -> [u8; FIELD_BYTES] {
+        self.field
+    }
+}
+
+impl std::fmt::Debug for Checksum {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.as_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// A checksum that is not that of the bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("checksum {found:?}, computed {expected:?}")]
+pub struct ChecksumMismatch {
+    /// The checksum of the bytes.
+    pub expected: Checksum,
+    /// The one that is stored.
+    pub found: Checksum,
+}
+
+/// Goes on with a CRC-32C from `seed` over `bytes`, without any inversion: what hashes of names and references are made of.
+pub fn raw_crc32c(seed: u32, bytes: &[u8]) -> u32 {
+    !guard::crc32c_append(!seed, bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(checksum: Checksum) -> String {
+        format!("{checksum:?}")
+    }
+
+    #[test]
+    fn published_vectors() {
+        // RFC 3720 for the check value of CRC-32C, FIPS 180-4 and RFC 7693 for "abc"; xxHash64 of nothing with seed 0.
+        assert_eq!(hex(ChecksumType::Crc32c.compute(b"123456789")), "839206e3");
+        assert_eq!(hex(ChecksumType::XxHash64.compute(b"")), "99e9d85137db46ef");
+        assert_eq!(
+            hex(ChecksumType::Sha256.compute(b"abc")),
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(
+            hex(ChecksumType::Blake2b.compute(b"abc")),
+            "bddd813c634239723171ef3fee98579b94964e3bb1cb3e427262c8c068d52319"
+        );
+    }
+
+    #[test]
+    fn a_sealed_block_verifies_and_no_changed_one_does() {
+        for kind in ChecksumType::ALL {
+            assert_eq!(ChecksumType::from_number(kind.number()), Some(kind));
+            let mut block = vec![7; 100];
+            kind.seal(&mut block);
+            kind.verify(&block).unwrap();
+            for at in (0..kind.bytes()).chain(FIELD_BYTES..100) {
+                let mut bad = block.clone();
+                bad[at] ^= 1;
+                assert!(kind.verify(&bad).is_err(), "{kind:?} {at}");
+            }
+            assert!(kind.verify(&block[..20]).is_err());
+        }
+        assert_eq!(ChecksumType::from_number(4), None);
+    }
+
+    #[test]
+    fn the_raw_crc_joins_and_starts_from_any_seed() {
+        assert_eq!(raw_crc32c(!0, b"123456789"), !0xe306_9283);
+        assert_eq!(raw_crc32c(raw_crc32c(5, b"1234"), b"56789"), raw_crc32c(5, b"123456789"));
+        assert_eq!(raw_crc32c(0, &[0; 9]), 0);
+    }
+}

@@ -1,0 +1,106 @@
+//! What is wrong with bytes that have the wrong shape, and how fixed parts are cut from a slice.
+//!
+//! Shape is all that decoding looks at: whether the parts that lengths announce are there. Whether values make sense is the
+//! business of the checker, so that what a checker refuses can still be decoded, printed and saved.
+
+use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
+
+/// Bytes that are not the structure they were taken for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The structure has one size, and this is another.
+    #[error("{what}: {found} bytes instead of {expected}")]
+    Size {
+        /// The structure.
+        what: &'static str,
+        /// Bytes that it has.
+        expected: usize,
+        /// Bytes that there are.
+        found: usize,
+    },
+    /// The structure goes on behind the end of the bytes.
+    #[error("{what} at byte {at}: {needed} bytes are needed, {left} are left")]
+    Short {
+        /// The structure.
+        what: &'static str,
+        /// Where it begins.
+        at: usize,
+        /// Bytes that it needs.
+        needed: usize,
+        /// Bytes that there are from there on.
+        left: usize,
+    },
+    /// A list of parts of one size whose last part is cut off, or that has none.
+    #[error("{what}: {found} bytes are not one or more parts of {unit}")]
+    Parts {
+        /// The structure.
+        what: &'static str,
+        /// Bytes of a part.
+        unit: usize,
+        /// Bytes that there are.
+        found: usize,
+    },
+    /// A field that says how the structure goes on has a value for which nothing is defined.
+    #[error("{what}: {field} is {value}, for which there is no layout")]
+    Layout {
+        /// The structure.
+        what: &'static str,
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: u64,
+    },
+}
+
+/// A list or a name is longer than the field for its length can say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{what} of {length} bytes: at most {most} can be stored")]
+pub struct TooLong {
+    /// What is too long.
+    pub what: &'static str,
+    /// Its length.
+    pub length: usize,
+    /// The most there is room for.
+    pub most: usize,
+}
+
+/// What a length field of 16 bits says.
+pub(crate) fn length_u16(what: &'static str, length: usize) -> Result<u16, TooLong> {
+    u16::try_from(length).map_err(|_| TooLong { what, length, most: usize::from(u16::MAX) })
+}
+
+/// All of `bytes` as one structure.
+pub(crate) fn whole<'a, T>(what: &'static str, bytes: &'a [u8]) -> Result<&'a T, DecodeError>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    T::ref_from_bytes(bytes).map_err(|_| DecodeError::Size { what, expected: size_of::<T>(), found: bytes.len() })
+}
+
+/// The structure at the head of `bytes`, which begin at byte `at` of an item, and what follows it.
+pub(crate) fn head<'a, T>(what: &'static str, bytes: &'a [u8], at: usize) -> Result<(&'a T, &'a [u8]), DecodeError>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    let short = DecodeError::Short { what, at, needed: size_of::<T>(), left: bytes.len() };
+    T::ref_from_prefix(bytes).map_err(|_| short)
+}
+
+/// The first `length` bytes, and what follows them.
+pub(crate) fn take<'a>(
+    what: &'static str,
+    bytes: &'a [u8],
+    at: usize,
+    length: usize,
+) -> Result<(&'a [u8], &'a [u8]), DecodeError> {
+    bytes.split_at_checked(length).ok_or(DecodeError::Short { what, at, needed: length, left: bytes.len() })
+}
+
+/// All of `bytes` as one or more structures of one size.
+pub(crate) fn parts<'a, T>(what: &'static str, bytes: &'a [u8]) -> Result<&'a [T], DecodeError>
+where
+    T: FromBytes + KnownLayout + Immutable + Unaligned,
+{
+    let error = DecodeError::Parts { what, unit: size_of::<T>(), found: bytes.len() };
+    <[T]>::ref_from_bytes(bytes).ok().filter(|parts| !parts.is_empty()).ok_or(error)
+}

@@ -1,0 +1,129 @@
+//! Lists of entries that follow each other without gaps until the item ends: names with the same hash, links of one inode in one
+//! directory, references of files.
+//!
+//! Decoding walks the whole list once, so iterating it afterwards finds every entry whole.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use crate::error::{DecodeError, TooLong};
+
+/// One entry of a list: a fixed part and, behind it, what its lengths announce.
+pub trait Entry<'a>: Sized {
+    /// What error messages call it.
+    const WHAT: &'static str;
+
+    /// Cuts the entry from the head of `bytes`, which begin at byte `at` of the item, and returns what follows it.
+    ///
+    /// # Errors
+    /// When the entry goes on behind the end.
+    fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError>;
+
+    /// Appends its bytes.
+    ///
+    /// # Errors
+    /// When a part is longer than can be said.
+    fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong>;
+}
+
+/// All entries of an item; at least one.
+pub struct Entries<'a, E> {
+    bytes: &'a [u8],
+    kind: PhantomData<fn() -> E>,
+}
+
+impl<'a, E: Entry<'a>> Entries<'a, E> {
+    /// Reads a list that fills `bytes`.
+    ///
+    /// # Errors
+    /// When there is no entry, or the last one is cut off.
+    pub fn decode(bytes: &'a [u8]) -> Result<Entries<'a, E>, DecodeError> {
+        let mut rest = bytes;
+        loop {
+            rest = E::split(rest, bytes.len() - rest.len())?.1;
+            if rest.is_empty() {
+                return Ok(Entries { bytes, kind: PhantomData });
+            }
+        }
+    }
+
+    /// The entries, in the order in which they are stored.
+    pub fn iter(&self) -> impl Iterator<Item = E> + use<'a, E> {
+        let mut rest = self.bytes;
+        std::iter::from_fn(move || {
+            let (entry, behind) = E::split(rest, 0).ok()?;
+            rest = behind;
+            Some(entry)
+        })
+    }
+
+    /// Appends the bytes of all entries.
+    ///
+    /// # Errors
+    /// When a part of one is longer than can be said.
+    pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        self.iter().try_for_each(|entry| entry.write(out))
+    }
+}
+
+impl<E> Clone for Entries<'_, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<E> Copy for Entries<'_, E> {}
+
+impl<E> PartialEq for Entries<'_, E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.bytes == other.bytes
+    }
+}
+
+impl<'a, E: Entry<'a> + fmt::Debug> fmt::Debug for Entries<'a, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.iter()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::take;
+
+    /// A length and as many bytes.
+    #[derive(Debug, PartialEq)]
+    struct Text<'a>(&'a [u8]);
+
+    impl<'a> Entry<'a> for Text<'a> {
+        const WHAT: &'static str = "text";
+
+        fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError> {
+            let (length, rest) = take(Self::WHAT, bytes, at, 1)?;
+            let (text, rest) = take(Self::WHAT, rest, at + 1, usize::from(length[0]))?;
+            Ok((Text(text), rest))
+        }
+
+        fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+            out.push(self.0.len() as u8);
+            out.extend_from_slice(self.0);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whole_lists_come_back_and_cut_ones_are_refused_where_they_are_cut() {
+        let bytes = b"\x03one\x00\x05three";
+        let list = Entries::<Text>::decode(bytes).unwrap();
+        assert_eq!(list.iter().collect::<Vec<_>>(), [Text(b"one"), Text(b""), Text(b"three")]);
+        let mut out = Vec::new();
+        list.write(&mut out).unwrap();
+        assert_eq!(out, bytes);
+        for length in 0..bytes.len() {
+            let is_whole = matches!(length, 4 | 5);
+            assert_eq!(Entries::<Text>::decode(&bytes[..length]).is_ok(), is_whole, "{length}");
+        }
+        let error = Entries::<Text>::decode(&bytes[..8]).unwrap_err();
+        assert_eq!(error, DecodeError::Short { what: "text", at: 6, needed: 5, left: 2 });
+    }
+}

@@ -1,0 +1,297 @@
+//! Extents, and who refers to them: the extent tree.
+//!
+//! The item of an extent counts its references and names as many of them as there is room for; the rest have items of their own.
+//! An extent is data, or a node of a tree.
+
+use bitflags::bitflags;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::entries::{Entries, Entry};
+use crate::error::{DecodeError, TooLong, head};
+use crate::extent_refs::{RefOrder, data_ref_hash};
+use crate::key::{DiskKey, ItemType};
+
+bitflags! {
+    /// What an extent is.
+    #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+    pub struct ExtentFlags: u64 {
+        /// Data.
+        const DATA = 1;
+        /// A node of a tree.
+        const TREE_BLOCK = 1 << 1;
+        /// A node whose children are referred to by its address, not by its tree.
+        const FULL_BACKREF = 1 << 8;
+    }
+}
+
+/// What every extent's item begins with, 24 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ExtentHead {
+    /// References, all counted, wherever they are written down.
+    pub refs: U64,
+    /// The transaction that allocated it.
+    pub generation: U64,
+    /// See [`ExtentFlags`].
+    pub flags: U64,
+}
+
+impl ExtentHead {
+    /// The flags, unknown ones too.
+    pub fn flags(&self) -> ExtentFlags {
+        ExtentFlags::from_bits_retain(self.flags.get())
+    }
+}
+
+/// The first key and the level of a node, 18 bytes, without SKINNY_METADATA.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TreeBlockInfo {
+    /// The first key of the node.
+    pub key: DiskKey,
+    /// Its level.
+    pub level: u8,
+}
+
+/// A file that refers to an extent, and how often, 28 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ExtentDataRef {
+    /// The tree of the file.
+    pub root: U64,
+    /// The file.
+    pub objectid: U64,
+    /// The offset of the file extent in the file, less its offset in the extent; wraps.
+    pub offset: U64,
+    /// File extents with this difference.
+    pub count: U32,
+}
+
+impl ExtentDataRef {
+    /// The hash under which it is sorted.
+    pub fn hash(&self) -> u64 {
+        data_ref_hash(self.root.get(), self.objectid.get(), self.offset.get())
+    }
+}
+
+impl<'a> Entry<'a> for &'a ExtentDataRef {
+    const WHAT: &'static str = "reference of a file";
+
+    fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError> {
+        head(Self::WHAT, bytes, at)
+    }
+
+    fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        out.extend_from_slice(self.as_bytes());
+        Ok(())
+    }
+}
+
+/// How often a leaf, which the key names, refers to an extent, 4 bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct SharedDataRef {
+    /// File extents in the leaf.
+    pub count: U32,
+}
+
+/// A reference that stands behind an extent's item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum InlineRef<'a> {
+    /// A node of the tree with this number.
+    TreeBlock(u64),
+    /// A node whose parent has this address.
+    SharedBlock(u64),
+    /// Data of a file.
+    Data(&'a ExtentDataRef),
+    /// Data to which the leaf with this address refers, so often.
+    SharedData(u64, &'a SharedDataRef),
+    /// Not a reference but the tree that made the extent, for simple quotas.
+    Owner(u64),
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct Numbered {
+    item_type: u8,
+    number: U64,
+}
+
+impl<'a> Entry<'a> for InlineRef<'a> {
+    const WHAT: &'static str = "inline reference";
+
+    fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError> {
+        let (item_type, rest) = head::<u8>(Self::WHAT, bytes, at)?;
+        if ItemType(*item_type) == ItemType::EXTENT_DATA_REF {
+            let (data, rest) = head(Self::WHAT, rest, at + 1)?;
+            return Ok((InlineRef::Data(data), rest));
+        }
+        let (fixed, rest) = head::<Numbered>(Self::WHAT, bytes, at)?;
+        let number = fixed.number.get();
+        let one = match ItemType(fixed.item_type) {
+            ItemType::TREE_BLOCK_REF => InlineRef::TreeBlock(number),
+            ItemType::SHARED_BLOCK_REF => InlineRef::SharedBlock(number),
+            ItemType::EXTENT_OWNER_REF => InlineRef::Owner(number),
+            ItemType::SHARED_DATA_REF => {
+                let (shared, rest) = head(Self::WHAT, rest, at + size_of::<Numbered>())?;
+                return Ok((InlineRef::SharedData(number, shared), rest));
+            }
+            ItemType(other) => {
+                return Err(DecodeError::Layout { what: Self::WHAT, field: "type", value: u64::from(other) });
+            }
+        };
+        Ok((one, rest))
+    }
+
+    fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        let item_type = self.item_type().0;
+        match *self {
+            InlineRef::TreeBlock(number) | InlineRef::SharedBlock(number) | InlineRef::Owner(number) => {
+                out.extend_from_slice(Numbered { item_type, number: number.into() }.as_bytes());
+            }
+            InlineRef::SharedData(number, shared) => {
+                out.extend_from_slice(Numbered { item_type, number: number.into() }.as_bytes());
+                out.extend_from_slice(shared.as_bytes());
+            }
+            InlineRef::Data(data) => {
+                out.push(item_type);
+                out.extend_from_slice(data.as_bytes());
+            }
+        }
+        Ok(())
+    }
+}
+
+impl InlineRef<'_> {
+    /// The type of the item that the same reference would have on its own.
+    pub fn item_type(&self) -> ItemType {
+        match self {
+            InlineRef::TreeBlock(_) => ItemType::TREE_BLOCK_REF,
+            InlineRef::SharedBlock(_) => ItemType::SHARED_BLOCK_REF,
+            InlineRef::Data(_) => ItemType::EXTENT_DATA_REF,
+            InlineRef::SharedData(..) => ItemType::SHARED_DATA_REF,
+            InlineRef::Owner(_) => ItemType::EXTENT_OWNER_REF,
+        }
+    }
+
+    /// How many references it is.
+    pub fn count(&self) -> u32 {
+        match self {
+            InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_) => 1,
+            InlineRef::Data(data) => data.count.get(),
+            InlineRef::SharedData(_, shared) => shared.count.get(),
+            InlineRef::Owner(_) => 0,
+        }
+    }
+
+    /// Its place among the others.
+    pub fn order(&self) -> RefOrder {
+        let sequence = match self {
+            InlineRef::TreeBlock(number) | InlineRef::SharedBlock(number) | InlineRef::Owner(number) => *number,
+            InlineRef::SharedData(number, _) => *number,
+            InlineRef::Data(data) => data.hash(),
+        };
+        RefOrder::new(self.item_type(), sequence)
+    }
+}
+
+/// An extent, with the references that stand behind it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct ExtentItem<'a> {
+    /// What it always has.
+    pub head: &'a ExtentHead,
+    /// Of a node without SKINNY_METADATA.
+    pub tree_block: Option<&'a TreeBlockInfo>,
+    /// References behind it, if there are any.
+    pub refs: Option<Entries<'a, InlineRef<'a>>>,
+}
+
+impl<'a> ExtentItem<'a> {
+    /// Reads the item whose key has this type: only under EXTENT_ITEM a node's first key and level are in it.
+    ///
+    /// # Errors
+    /// When a part is cut off, or a reference has an unknown type.
+    pub fn decode(item_type: ItemType, bytes: &'a [u8]) -> Result<ExtentItem<'a>, DecodeError> {
+        let (fixed, mut rest) = head::<ExtentHead>("extent item", bytes, 0)?;
+        let mut tree_block = None;
+        if item_type == ItemType::EXTENT_ITEM && fixed.flags().contains(ExtentFlags::TREE_BLOCK) {
+            let (info, behind) = head::<TreeBlockInfo>("key and level of a node", rest, size_of::<ExtentHead>())?;
+            (tree_block, rest) = (Some(info), behind);
+        }
+        let refs = if rest.is_empty() { None } else { Some(Entries::decode(rest)?) };
+        Ok(ExtentItem { head: fixed, tree_block, refs })
+    }
+
+    /// References behind it.
+    pub fn refs(&self) -> impl Iterator<Item = InlineRef<'a>> + use<'a> {
+        self.refs.into_iter().flat_map(|refs| refs.iter())
+    }
+
+    /// Appends its bytes.
+    ///
+    /// # Errors
+    /// Never for what was decoded.
+    pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
+        out.extend_from_slice(self.head.as_bytes());
+        out.extend_from_slice(self.tree_block.map_or(&[], |info| info.as_bytes()));
+        self.refs.map_or(Ok(()), |refs| refs.write(out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extent(flags: ExtentFlags, behind: &[&[u8]]) -> Vec<u8> {
+        let head = ExtentHead { refs: 2.into(), generation: 7.into(), flags: flags.bits().into() };
+        [head.as_bytes(), &behind.concat()].concat()
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_format() {
+        assert_eq!((size_of::<ExtentHead>(), size_of::<TreeBlockInfo>(), size_of::<ExtentDataRef>()), (24, 18, 28));
+        assert_eq!((size_of::<Numbered>(), size_of::<SharedDataRef>()), (9, 4));
+    }
+
+    #[test]
+    fn every_kind_of_reference_comes_back() {
+        let data = ExtentDataRef { root: 5.into(), objectid: 257.into(), offset: 0.into(), count: 1.into() };
+        let shared = SharedDataRef { count: 3.into() };
+        let refs = [
+            InlineRef::Owner(5),
+            InlineRef::TreeBlock(5),
+            InlineRef::Data(&data),
+            InlineRef::SharedBlock(65_536),
+            InlineRef::SharedData(65_536, &shared),
+        ];
+        let mut behind = Vec::new();
+        refs.iter().for_each(|one| one.write(&mut behind).unwrap());
+        assert_eq!(behind.len(), 9 + 9 + 29 + 9 + 13);
+        let bytes = extent(ExtentFlags::DATA, &[&behind]);
+        let item = ExtentItem::decode(ItemType::EXTENT_ITEM, &bytes).unwrap();
+        assert_eq!(item.refs().collect::<Vec<_>>(), refs);
+        assert_eq!(item.refs().map(|one| one.count()).sum::<u32>(), 6);
+        assert!(item.refs().map(|one| one.order()).is_sorted());
+        let mut again = Vec::new();
+        item.write(&mut again).unwrap();
+        assert_eq!(again, bytes);
+        for length in 0..bytes.len() {
+            let is_whole = matches!(length.checked_sub(24), Some(0 | 9 | 18 | 47 | 56));
+            assert_eq!(ExtentItem::decode(ItemType::EXTENT_ITEM, &bytes[..length]).is_ok(), is_whole, "{length}");
+        }
+    }
+
+    #[test]
+    fn a_node_has_its_key_and_level_only_under_the_older_type() {
+        let info = [1; 18];
+        let bytes = extent(ExtentFlags::TREE_BLOCK, &[&info]);
+        let item = ExtentItem::decode(ItemType::EXTENT_ITEM, &bytes).unwrap();
+        assert_eq!(item.tree_block.map(|info| info.level), Some(1));
+        let error = ExtentItem::decode(ItemType::METADATA_ITEM, &bytes).unwrap_err();
+        assert_eq!(error, DecodeError::Layout { what: "inline reference", field: "type", value: 1 });
+        let bytes = extent(ExtentFlags::TREE_BLOCK, &[]);
+        assert!(ExtentItem::decode(ItemType::EXTENT_ITEM, &bytes).is_err());
+        assert_eq!(ExtentItem::decode(ItemType::METADATA_ITEM, &bytes).unwrap().refs().count(), 0);
+    }
+}

@@ -1,0 +1,62 @@
+//! The structures of Btrfs: bytes to values, and values to the same bytes.
+//!
+//! Pure: no I/O, no clock, nothing that waits. `docs/formats/btrfs.md` draws what is here.
+//!
+//! From the bottom up:
+//! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: what everything else is made of.
+//! - [`items`]: the data of each type of item, borrowed from the leaf.
+//! - [`superblock`], [`node`]: the blocks that items and pointers are in.
+//! - [`compress`]: compressed extents, into buffers of a size that is known before.
+//!
+//! Invariants:
+//! - No bytes make anything here panic, loop, or allocate more than their own number, and for a compressed extent 128 KiB.
+//! - Decoding looks at shape only, and what was decoded encodes to the same bytes: reserved bytes and unknown flags are kept, and
+//!   nothing is refused because they are not zero.
+//!
+//! Names of structures and fields are those of the format, as Linux and btrfs-progs use them, and sizes carry their unit. Numbers in
+//! borrowed structures are little-endian types with `get`; lengths and counts that follow from content are not fields but are written
+//! from it.
+//!
+//! # Examples
+//!
+//! An item is read by its key and written again.
+//!
+//! ```
+//! use sealblock_btrfs_format::items::Item;
+//! use sealblock_btrfs_format::key::{ItemType, Key};
+//!
+//! let key = Key::new(257, ItemType::INODE_REF, 256);
+//! let bytes = [2, 0, 0, 0, 0, 0, 0, 0, 4, 0, b'n', b'a', b'm', b'e'];
+//! let item = Item::decode(key, &bytes)?;
+//! let Item::InodeRefs(names) = item else { panic!("the key says what it is") };
+//! assert_eq!(names.iter().map(|one| one.name).collect::<Vec<_>>(), [b"name"]);
+//! assert_eq!(item.encode()?, bytes);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A name leads to the key of its directory entry.
+//!
+//! ```
+//! use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+//! use sealblock_btrfs_format::names::name_hash;
+//!
+//! let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(b"default"));
+//! assert_eq!(key.to_string(), "(6 DIR_ITEM 2378154706)");
+//! ```
+
+pub mod checksum;
+pub mod compress;
+pub mod error;
+pub mod extent_refs;
+pub mod features;
+pub mod items;
+pub mod key;
+pub mod names;
+pub mod node;
+pub mod superblock;
+
+pub use error::{DecodeError, TooLong};
+pub use key::{ItemType, Key};
+
+#[cfg(test)]
+mod tests;
