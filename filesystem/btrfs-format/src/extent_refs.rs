@@ -38,7 +38,6 @@ mod tests {
 
     #[test]
     fn the_hash_joins_a_crc_of_the_tree_with_one_of_file_and_offset() {
-        // Of the only reference in a new filesystem's first file, as the kernel stores it under such a key when there are many.
         let by_definition = |root: u64, objectid: u64, offset: u64| {
             let high = raw_crc32c(u32::MAX, &root.to_le_bytes());
             let low = raw_crc32c(u32::MAX, &[objectid.to_le_bytes(), offset.to_le_bytes()].concat());
@@ -48,6 +47,8 @@ mod tests {
             assert_eq!(data_ref_hash(root, objectid, offset), by_definition(root, objectid, offset));
         }
         assert!(data_ref_hash(5, 257, 0) < 1 << 63, "the high CRC is shifted by 31 bits");
+        // The key under which Linux stored a reference of this file.
+        assert_eq!(data_ref_hash(5, 0x33e, 0), 1_007_496_931_349_624_086);
     }
 
     #[test]

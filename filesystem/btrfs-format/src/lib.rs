@@ -1,4 +1,4 @@
-//! The structures of Btrfs: bytes to values, and values to the same bytes.
+//! The structures of Btrfs: bytes to values, values to the same bytes, and the rules by which they are checked.
 //!
 //! Pure: no I/O, no clock, nothing that waits. `docs/formats/btrfs.md` draws what is here.
 //!
@@ -7,6 +7,7 @@
 //! - [`items`]: the data of each type of item, borrowed from the leaf.
 //! - [`superblock`], [`node`]: the blocks that items and pointers are in.
 //! - [`compress`]: compressed extents, into buffers of a size that is known before.
+//! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] says which one is broken, and where.
 //!
 //! Invariants:
 //! - No bytes make anything here panic, loop, or allocate more than their own number, and for a compressed extent 128 KiB.
@@ -44,6 +45,8 @@
 //! assert_eq!(key.to_string(), "(6 DIR_ITEM 2378154706)");
 //! ```
 
+pub mod checker;
+pub mod checker_items;
 pub mod checksum;
 pub mod compress;
 pub mod error;
@@ -53,10 +56,13 @@ pub mod items;
 pub mod key;
 pub mod names;
 pub mod node;
+pub mod refusal;
 pub mod superblock;
 
 pub use error::{DecodeError, TooLong};
 pub use key::{ItemType, Key};
 
+#[cfg(test)]
+mod captured;
 #[cfg(test)]
 mod tests;

@@ -57,8 +57,14 @@ mod tests {
 
     #[test]
     fn hashes_of_known_names() {
-        // The first is the key of the entry that every filesystem has for its default subvolume.
-        for (name, hash) in [(&b"default"[..], 2_378_154_706_u64), (b"", 0xffff_fffe)] {
+        // The first is the key of the entry that every filesystem has for its default subvolume; Linux stored the others.
+        for (name, hash) in [
+            (&b"default"[..], 2_378_154_706_u64),
+            (b"linked", 240_998_133),
+            (b"copy-130", 3_243_183),
+            (b"user.small", 95_888_091),
+            (b"", 0xffff_fffe),
+        ] {
             assert_eq!(name_hash(name), hash, "{}", name.escape_ascii());
         }
     }
@@ -68,6 +74,8 @@ mod tests {
         assert_eq!(extref_hash(256, b"a"), extref_hash(256 | 1 << 32, b"a"));
         assert_ne!(extref_hash(256, b"a"), extref_hash(257, b"a"));
         assert_eq!(extref_hash(0xffff_fffe, b"a"), name_hash(b"a"));
+        // As Linux stored it.
+        assert_eq!(extref_hash(256, format!("{:0>200}", 81).as_bytes()), 5_315_563);
     }
 
     #[test]

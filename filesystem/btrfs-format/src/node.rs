@@ -5,7 +5,7 @@
 //! inner   | header 101 | pointer 33 | pointer 33 | ...                                       |
 //! ```
 //!
-//! [`Node::decode`] checks no more than that counted parts are there. A [`CheckedNode`](crate::checker::CheckedNode) is one whose
+//! [`Node::decode`] checks no more than that counted parts are there; the checker makes nodes whose
 //! rules have been checked.
 
 use zerocopy::little_endian::{U32, U64};

@@ -38,9 +38,17 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
     /// # Errors
     /// When there is no entry, or the last one is cut off.
     pub fn decode(bytes: &'a [u8]) -> Result<Entries<'a, E>, DecodeError> {
+        Entries::decode_at(bytes, 0)
+    }
+
+    /// Reads a list that fills `bytes`, which begin at byte `at` of the item.
+    ///
+    /// # Errors
+    /// When there is no entry, or the last one is cut off.
+    pub fn decode_at(bytes: &'a [u8], at: usize) -> Result<Entries<'a, E>, DecodeError> {
         let mut rest = bytes;
         loop {
-            rest = E::split(rest, bytes.len() - rest.len())?.1;
+            rest = E::split(rest, at + (bytes.len() - rest.len()))?.1;
             if rest.is_empty() {
                 return Ok(Entries { bytes, kind: PhantomData });
             }

@@ -219,7 +219,7 @@ impl<'a> ExtentItem<'a> {
             let (info, behind) = head::<TreeBlockInfo>("key and level of a node", rest, size_of::<ExtentHead>())?;
             (tree_block, rest) = (Some(info), behind);
         }
-        let refs = if rest.is_empty() { None } else { Some(Entries::decode(rest)?) };
+        let refs = if rest.is_empty() { None } else { Some(Entries::decode_at(rest, bytes.len() - rest.len())?) };
         Ok(ExtentItem { head: fixed, tree_block, refs })
     }
 

@@ -1,0 +1,154 @@
+//! Filesystems as mkfs and the kernel make them: every node of every tree passes the checker, and encodes to the bytes it was decoded
+//! from, item by item and as a whole.
+//!
+//! Needs `mkfs.btrfs`; images of the kernel need root, loop devices and the filesystem. What is absent is said and left out.
+
+mod fill;
+mod walker;
+
+use std::path::Path;
+
+use sealblock_btrfs_format::key::ItemType;
+
+use fill::{Mount, fill_folder, fill_mount, mkfs, run};
+use walker::{Seen, walk};
+
+fn skip(why: &str) {
+    eprintln!("skipped: {why}");
+}
+
+fn has_mkfs() -> bool {
+    let version = run("mkfs.btrfs", ["--version"]);
+    version.as_ref().err().into_iter().for_each(|why| skip(why));
+    version.is_ok()
+}
+
+/// Options of mkfs that change what is written; a program that does not know some says so.
+const FORMATS: [&[&str]; 13] = [
+    &[],
+    &["--csum", "xxhash"],
+    &["--csum", "sha256"],
+    &["--csum", "blake2"],
+    &["-n", "4096"],
+    &["-n", "65536"],
+    &["--mixed"],
+    &["-m", "single", "-d", "single"],
+    &["-d", "dup"],
+    &["-O", "^no-holes,^skinny-metadata"],
+    &["-R", "^free-space-tree"],
+    &["-O", "block-group-tree"],
+    &["-R", "quota"],
+];
+
+fn check_all(seen: &Seen, wanted: &[ItemType]) {
+    let missing: Vec<_> = wanted.iter().filter(|item| !seen.items.contains_key(item)).collect();
+    assert!(missing.is_empty(), "items that no image had: {missing:?}, of {:?}", seen.items);
+}
+
+#[test]
+fn what_mkfs_makes_passes_and_comes_back() {
+    if !has_mkfs() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (root, image) = (folder.path().join("root"), folder.path().join("image"));
+    std::fs::create_dir(&root).unwrap();
+    fill_folder(&root);
+    let mut all = Seen::default();
+    for format in FORMATS {
+        let options = [format, &["--rootdir", root.to_str().unwrap()]].concat();
+        match mkfs(&image, 192, &options) {
+            Ok(()) => all.add(walk(&image)),
+            Err(why) => skip(&format!("{format:?}: {why}")),
+        }
+    }
+    println!("{all:?}");
+    let wanted = [
+        ItemType::INODE_ITEM,
+        ItemType::INODE_REF,
+        ItemType::DIR_ITEM,
+        ItemType::DIR_INDEX,
+        ItemType::EXTENT_DATA,
+        ItemType::EXTENT_CSUM,
+        ItemType::ROOT_ITEM,
+        ItemType::EXTENT_ITEM,
+        ItemType::METADATA_ITEM,
+        ItemType::BLOCK_GROUP_ITEM,
+        ItemType::DEV_ITEM,
+        ItemType::DEV_EXTENT,
+        ItemType::CHUNK_ITEM,
+    ];
+    check_all(&all, &wanted);
+}
+
+/// Size in mebibytes, options of mkfs, and of the mount.
+const MOUNTED: [(u64, &[&str], &str); 7] = [
+    (256, &[], "noatime"),
+    (256, &["--csum", "xxhash", "-n", "4096"], "noatime"),
+    (256, &["--csum", "sha256", "-O", "^no-holes"], "autodefrag"),
+    (2048, &["--csum", "blake2", "-R", "^free-space-tree"], "space_cache=v1"),
+    (256, &["-O", "^skinny-metadata", "-R", "quota"], "discard"),
+    (256, &["--mixed"], "flushoncommit"),
+    (256, &["-n", "65536", "-O", "block-group-tree"], "commit=1"),
+];
+
+/// What the kernel makes of a new filesystem: the image after it was unmounted, and a copy from before, with its log.
+fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Result<Seen, String> {
+    mkfs(image, mebibytes, format)?;
+    let mount = Mount::new(image, options)?;
+    let nameless = fill_mount(&mount);
+    let copy = image.with_extension("crashed");
+    run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    drop(nameless);
+    mount.unmount();
+    let mut seen = walk(image);
+    seen.add(walk(&copy));
+    Ok(seen)
+}
+
+#[test]
+fn what_the_kernel_makes_passes_and_comes_back() {
+    if !has_mkfs() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (mut all, mut images) = (Seen::default(), 0);
+    for (index, (mebibytes, format, options)) in MOUNTED.into_iter().enumerate() {
+        match of_kernel(&folder.path().join(format!("image-{index}")), mebibytes, format, options) {
+            Ok(seen) => {
+                all.add(seen);
+                images += 2;
+            }
+            Err(why) => skip(&format!("{format:?}: {why}")),
+        }
+    }
+    println!("{images} images: {all:?}");
+    if images == 0 {
+        return skip("no image could be mounted");
+    }
+    let wanted = [
+        ItemType::INODE_EXTREF,
+        ItemType::XATTR_ITEM,
+        ItemType::ORPHAN_ITEM,
+        ItemType::ROOT_REF,
+        ItemType::ROOT_BACKREF,
+        ItemType::EXTENT_DATA_REF,
+        ItemType::TREE_BLOCK_REF,
+        ItemType::SHARED_DATA_REF,
+        ItemType::FREE_SPACE_INFO,
+        ItemType::FREE_SPACE_EXTENT,
+        ItemType::FREE_SPACE_BITMAP,
+        ItemType::QGROUP_STATUS,
+        ItemType::QGROUP_INFO,
+        ItemType::QGROUP_LIMIT,
+        ItemType::UUID_SUBVOL,
+        ItemType::UUID_RECEIVED_SUBVOL,
+        ItemType::PERSISTENT_ITEM,
+        ItemType::DIR_LOG_INDEX,
+        ItemType::UNTYPED,
+    ];
+    check_all(&all, &wanted);
+    assert_eq!(all.most_entries, 2, "names of one hash");
+    assert_eq!(all.extent_kinds.len(), 3, "inline, regular and not written");
+    assert_eq!(all.decompressed.len(), 3, "zlib, LZO and Zstandard: {:?}", all.decompressed);
+}
