@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use sealblock_fuzz::{block_map, controller, image, labels, nvme, values, volume};
+use sealblock_fuzz::{block_map, btrfs, controller, image, labels, nvme, values, volume};
 use sealblock_protocols_nbd::fuzz as nbd;
 use sealblock_protocols_nvme_tcp::fuzz as nvme_tcp;
 
@@ -32,6 +32,10 @@ const fn target(name: &str) -> fn(&[u8]) {
         b"nvme" => nvme::try_structures,
         b"nqn" => nvme::try_name,
         b"scsi" => values::try_scsi,
+        b"btrfs-superblock" => btrfs::try_superblock,
+        b"btrfs-node" => btrfs::try_node,
+        b"btrfs-item" => btrfs::try_item,
+        b"btrfs-compressed" => btrfs::try_compressed,
         _ => panic!("a target has a function here"),
     }
 }

@@ -4,6 +4,7 @@
 //! The forging functions make the checksum right again, and what lies behind it is tested too.
 
 pub mod block_map;
+pub mod btrfs;
 pub mod controller;
 pub mod image;
 pub mod labels;
