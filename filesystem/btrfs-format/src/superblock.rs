@@ -99,7 +99,7 @@ pub struct Superblock {
     pub node_bytes: U32,
     /// The same as bytes of a node.
     pub leaf_bytes: U32,
-    /// As bytes of a sector.
+    /// As bytes of a sector, or 4096; unused.
     pub stripe_bytes: U32,
     /// Bytes of `sys_chunk_array` that count.
     pub sys_chunk_array_bytes: U32,
@@ -257,7 +257,7 @@ impl Superblock {
         require(is_size(node, sector), "node size", node, "a power of two from the sector size to 65536")?;
         require(self.leaf_bytes == node, "leaf size", self.leaf_bytes.get(), "the node size")?;
         let stripe = self.stripe_bytes.get();
-        require(stripe == sector, "stripe size", stripe, "the sector size")?;
+        require(stripe == sector || stripe == MIN_SECTOR_BYTES, "stripe size", stripe, "the sector size or 4096")?;
         let mixed = self.features().incompat.contains(Incompat::MIXED_GROUPS);
         require(!mixed || node == sector, "node size", node, "the sector size, where data and metadata are mixed")
     }

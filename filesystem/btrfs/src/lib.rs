@@ -50,7 +50,7 @@
 //! map.add(1 << 30, &Chunk::decode(&bytes)?)?;
 //!
 //! let located = map.locate((1 << 30) + 4096, 16_384)?;
-//! let place = |offset| Place { devid: 1, offset: offset + 4096 };
+//! let place = |offset: u64| Place { devid: 1, offset: offset + 4096 };
 //! assert_eq!(located.copies[..], [place(1 << 20), place(1 << 24)]);
 //! assert_eq!((located.bytes, located.row), (16_384, None));
 //! # Ok::<(), Box<dyn std::error::Error>>(())

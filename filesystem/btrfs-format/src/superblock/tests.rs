@@ -92,6 +92,14 @@ fn whatever_contradicts_itself_is_refused_by_the_name_of_its_field() {
 }
 
 #[test]
+fn a_larger_sector_may_come_with_the_usual_stripe() {
+    let mut superblock = good();
+    superblock.sector_bytes = (16 << 10).into();
+    superblock.seal();
+    assert_eq!(superblock.check(COPY_OFFSETS[0]).map(|geometry| geometry.sector_bytes), Ok(16 << 10));
+}
+
+#[test]
 fn identity_is_checked_before_anything_else() {
     let mut bad = good();
     bad.magic[7] = b'X';
