@@ -114,7 +114,7 @@ pub const CASES: &[Case] = &[
     case(
         "passthrough",
         "namespaces that are served, as drives of the host itself: verified and zeroed there, and errors that are clear",
-        ANY,
+        DRIVERS,
         passthrough::run,
     ),
     case(

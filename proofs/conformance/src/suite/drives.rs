@@ -15,7 +15,7 @@ use crate::context::{TestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Extras, Guest};
 
 /// The first kernels that say what tags a block device has, and carry them with reads and writes.
-const TAGS: (u32, u32) = (6, 17);
+pub(super) const TAGS: (u32, u32) = (6, 17);
 /// Blocks of each drive.
 const BLOCKS: u64 = 2048;
 /// A format of namespaces.
@@ -54,6 +54,9 @@ const FORMATS: [Format; 9] = [
     Format { guard_bytes: 8, ..format("g64", 4096, 16, 1, ",ms=16,mset=0,pi=1,pif=2") },
 ];
 
+/// Formats on older kernels, whose ways to a drive are fewer: with metadata apart, behind each block, and with none.
+const ON_OLDER: [&str; 5] = ["plain512", "plain4k", "t1-512", "t1-4k-ext", "t1-first-ext"];
+
 impl Format {
     fn file_bytes(&self) -> u64 {
         BLOCKS * (self.block_bytes + self.metadata_bytes)
@@ -82,7 +85,8 @@ impl Format {
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let folder = context.sealblock.folder.clone();
     let mut extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
-    for format in &FORMATS {
+    let formats = || FORMATS.iter().filter(|format| context.version >= TAGS || ON_OLDER.contains(&format.name));
+    for format in formats() {
         let file = folder.join(format.name);
         fs::File::create(&file)?.set_len(format.file_bytes()).context("making a backing file")?;
         let namespace =
@@ -90,11 +94,11 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
         extras.drives.push(Drive { file, serial: format.name.to_owned(), namespace });
     }
     let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
-    for format in &FORMATS {
+    for format in formats() {
         checked(&mut guest, format, &folder).with_context(|| format!("drive {}", format.name))?;
     }
     if context.version >= TAGS {
-        for format in FORMATS.iter().filter(|format| format.kind > 0 && !format.properties.contains("mset=1")) {
+        for format in formats().filter(|format| format.kind > 0 && !format.properties.contains("mset=1")) {
             by_reads(&mut guest, format, &folder)
                 .with_context(|| format!("drive {} by ordinary reads", format.name))?;
         }

@@ -6,6 +6,7 @@
 
 use anyhow::Result;
 
+use super::drives::TAGS;
 use crate::context::{TestContext, quiet, succeed};
 use crate::harness::{Extras, Guest};
 
@@ -13,7 +14,9 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let folder = context.sealblock.folder.clone();
     let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
     let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
-    for options in ["sector_size=512", "sector_size=4096", "dif=1 dix=1", "dif=2 dix=1", "dif=3 dix=1", "dif=1"] {
+    // All of them are alike to older kernels, but that some have tags.
+    let options = if context.version >= TAGS { &OPTIONS[..] } else { &OPTIONS[..2] };
+    for options in options {
         let has_tags = options.contains("dix=1");
         let tags = match (has_tags, context.version >= TAGS) {
             (true, true) => "travel",
@@ -32,8 +35,9 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     quiet(&mut guest)
 }
 
-/// The first kernels that say what tags a block device has, and carry them with reads and writes.
-const TAGS: (u32, u32) = (6, 17);
+/// Options of drives.
+const OPTIONS: [&str; 6] =
+    ["sector_size=512", "dif=1 dix=1", "sector_size=4096", "dif=2 dix=1", "dif=3 dix=1", "dif=1"];
 
 /// Functions of the scripts here.
 const FUNCTIONS: &str = r#"
