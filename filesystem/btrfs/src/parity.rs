@@ -75,7 +75,12 @@ fn inverse(a: u8) -> u8 {
 }
 
 fn add_to(sum: &mut [u8], piece: &[u8], factor: u8) {
-    sum.iter_mut().zip(piece).for_each(|(sum, byte)| *sum ^= multiply(*byte, factor));
+    let pairs = sum.iter_mut().zip(piece);
+    match factor {
+        // Most pieces are only added.
+        1 => pairs.for_each(|(sum, byte)| *sum ^= byte),
+        _ => pairs.for_each(|(sum, byte)| *sum ^= multiply(*byte, factor)),
+    }
 }
 
 /// P of all data pieces of a row, which have one length.
