@@ -84,6 +84,23 @@ const ITEMS: &[(u64, u64, ItemType, u64, &str)] = &[
     (9, 5344987111070648808, ItemType::UUID_RECEIVED_SUBVOL, 2172734958543376318, "2201 0*6"),
 ];
 
+/// A superblock, as Linux left it.
+const SUPERBLOCK: &str = "\
+    e2621102 0*28 b07b0a0ba8f34521bbcc1ef6b3eb8eba000001 0*5 01 0*7 5f42485266535f4d07 0*9 d301 0*5 405001 0*23 \
+    08 0*5 4002 0*5 06 0*7 01 0*8 1000000040000000400000001000008100000006 0*15 03 0*7 6103 0*11 01 0*10 08 0*6 \
+    8005 0*5 100000001000000010 0*32 \
+    df2b2db170e94106800668f42f3a3760b07b0a0ba8f34521bbcc1ef6b3eb8eba61206c6162656c 0*257 07 0*248 01 0*6 \
+    e400005001 0*6 80 0*5 02 0*9 01 0*5 22 0*9 010000000100001000000200010001 0*9 5001 0*4 \
+    df2b2db170e94106800668f42f3a376001 0*9 d001 0*4 df2b2db170e94106800668f42f3a376000000001 0*5 22 0*9 \
+    010000000100001000000200010001 0*9 5001 0*4 df2b2db170e94106800668f42f3a376001 0*9 d001 0*4 \
+    df2b2db170e94106800668f42f3a3760 0*1823 80d001 0*4 05 0*9 5001 0*4 05 0*9 d101 0*4 05 0*8 40d001 0*4 05 0*8 \
+    c0d001 0*4 05 0*8 40d101 0*4 05 0*10 08 0*5 4002 0*5 01 0*56 c0d201 0*4 06 0*8 405001 0*4 06 0*9 d001 0*4 06 \
+    0*8 40d001 0*4 05 0*8 40d201 0*4 06 0*8 40d101 0*4 05 0*10 08 0*5 4002 0*5 01 0*57 d301 0*4 07 0*8 405001 \
+    0*4 06 0*8 c0d001 0*4 07 0*8 80d101 0*4 07 0*8 40d301 0*4 07 0*8 40d101 0*4 05 0*10 08 0*5 4002 0*5 01 0*57 \
+    d001 0*4 04 0*8 4010 0*5 04 0*8 8051 0*5 04 0*8 4051 0*5 03 0*9 50 0*5 04 0*8 4011 0*5 01 0*10 08 0*5 c001 \
+    0*5 01 0*620 \
+";
+
 /// An item with the tree it is of.
 #[derive(Clone, Debug)]
 pub struct Captured {
@@ -108,6 +125,11 @@ pub fn all() -> Vec<Captured> {
 /// The only one of this type, or the one of this type and size.
 pub fn one(item_type: ItemType, size: usize) -> Captured {
     all().into_iter().find(|item| item.key.item_type == item_type && item.data.len() == size).unwrap()
+}
+
+/// The superblock.
+pub fn superblock() -> Vec<u8> {
+    bytes(SUPERBLOCK)
 }
 
 /// Pairs of digits; `0*9` is nine zero bytes.

@@ -1,6 +1,8 @@
 //! A superblock as mkfs makes it passes; each field that is wrong is refused for what it is.
 
 use super::*;
+use crate::captured;
+use crate::checker_items::check_chunk;
 use crate::key::objectid;
 
 /// A superblock of a new filesystem of one device, whose chunk tree lies once on it.
@@ -88,6 +90,30 @@ fn whatever_contradicts_itself_is_refused_by_the_name_of_its_field() {
         bad.seal();
         let error = bad.check(COPY_OFFSETS[0]).unwrap_err();
         assert!(matches!(error, SuperblockError::Field { field, .. } if field == name), "{name}: {error}");
+    }
+}
+
+#[test]
+fn one_that_the_kernel_wrote_passes_and_every_bit_of_it_counts() {
+    let bytes = captured::superblock();
+    let superblock = Superblock::decode(&bytes).unwrap();
+    let geometry = superblock.check(COPY_OFFSETS[0]).unwrap();
+    assert_eq!((superblock.label(), geometry.node_bytes, superblock.num_devices.get()), (&b"a label"[..], 16_384, 1));
+    assert_eq!((geometry.features.check_writing(), superblock.log_root.get()), (Ok(()), 0));
+    for chunk in superblock.sys_chunks() {
+        let (key, chunk) = chunk.unwrap();
+        check_chunk(&geometry, key, &chunk).unwrap();
+    }
+    let newest = &superblock.backup_roots[superblock.newest_backup()];
+    assert_eq!((newest.tree_root, newest.tree_root_generation), (superblock.root, superblock.generation));
+    let mut sealed = *superblock;
+    sealed.csum = [0; FIELD_BYTES];
+    sealed.seal();
+    assert_eq!(sealed.as_bytes(), bytes);
+    for bit in (0..SUPERBLOCK_BYTES * 8).step_by(97).filter(|bit| !(32..256).contains(bit)) {
+        let mut bad = bytes.clone();
+        bad[bit / 8] ^= 1 << (bit % 8);
+        assert!(Superblock::decode(&bad).unwrap().check(COPY_OFFSETS[0]).is_err(), "bit {bit}");
     }
 }
 
