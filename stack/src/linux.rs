@@ -48,14 +48,16 @@ impl LeftOver {
 }
 
 /// The content of a medium. A block device that cannot be read where a volume would be recognised, and shows no other trace of one, is read
-/// as blocks, of which those are bad; it is not written.
-async fn kind_of(medium: &FileMedium, access: Access) -> Result<FileKind, StackError> {
-    match inspect(medium).await {
-        Err(error) if medium.is_block_device() && !access.writes() => {
+/// as blocks, of which those are bad; it is written only if remains of a volume would be given up, too.
+pub(crate) async fn kind_of(medium: &FileMedium, access: Access, remains: LeftOver) -> Result<FileKind, StackError> {
+    let is_only_read = medium.is_block_device() && !access.writes();
+    match (inspect(medium).await, remains) {
+        (Err(error), _) if is_only_read || remains == LeftOver::Replaced => {
             tracing::warn!(path = %medium.path().display(), %error, "nothing shows whether it is a volume; it is taken for none");
             Ok(FileKind::Raw)
         }
-        kind => kind,
+        (Err(error), LeftOver::NotReplaced) => Err(error.advise(GIVE_UP)),
+        (kind, _) => kind,
     }
 }
 
@@ -67,7 +69,7 @@ pub(crate) async fn open_file(
     plain: Plain,
 ) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, access).await?;
-    match kind_of(&medium, access).await? {
+    match kind_of(&medium, access, LeftOver::Kept).await? {
         FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
         FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw_or_mapped(target, path, medium).await,
         FileKind::Raw => Err(plain_file(path)),
@@ -98,7 +100,7 @@ pub(crate) async fn open_linux(
     // A generic node has a block device beside it: opening that shows whether it is in use, and holds it.
     let node = block.as_deref().unwrap_or(path);
     let medium = medium_of(node, access).await?;
-    match kind_of(&medium, access).await? {
+    match kind_of(&medium, access, remains).await? {
         FileKind::Volume => return volume_as(target, Rc::new(medium), node, access).await,
         FileKind::Remains(parts) => remains.refuse(node, &parts)?,
         FileKind::Raw => {}

@@ -12,11 +12,11 @@ use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::error::{Cause, StackError};
-use crate::files::{FileKind, inspect, medium_of, of_remains, open_raw};
+use crate::files::{FileKind, medium_of, of_remains, open_raw};
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
-use crate::linux::{GIVE_UP, LeftOver, Plain, open_file, open_linux};
+use crate::linux::{GIVE_UP, LeftOver, Plain, kind_of, open_file, open_linux};
 use crate::mapped::raw_or_mapped;
 use crate::membership::guard;
 use crate::opened::OpenTarget;
@@ -158,17 +158,17 @@ pub enum Overwritten {
 /// # Errors
 /// If the path has remains of a volume, unless `force` is given.
 pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
+    let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
     let drive = match target {
         TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
         _ => linked_drive(path).map(|node| (node, None)),
     };
     if let Some((node, drive_makes_tags)) = drive {
-        let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
         let opened = guard(open_linux(target, &node, drive_makes_tags, Access::Write, remains).await?, usage).await?;
         return Ok(Overwritten::Device(Box::new(opened)));
     }
     let medium = medium_of(path, Access::Write).await?;
-    match inspect(&medium).await? {
+    match kind_of(&medium, Access::Write, remains).await? {
         FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
         FileKind::Volume => {
             drop(medium);
