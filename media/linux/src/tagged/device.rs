@@ -12,7 +12,7 @@ use std::io;
 
 use sealblock_block::{
     Abilities, BadBlock, BadBlockCause, BadBlocks, BlockProbe, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    Operation, Outcome, Request, Response, find_bad_blocks,
+    MediumError, Operation, Outcome, Request, Response, find_bad_blocks,
 };
 use sealblock_integrity::{Checks, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -233,17 +233,16 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         let is_counted = self.profile.format.protection().increments_ref_tag();
         let checks = DeviceChecks { guard: true, ref_tag: is_counted };
         let (start, length_bytes) = (extent.start(), data.len());
-        match self.io.write(data, metadata, self.offset_bytes(start), start.get(), checks).await {
+        let offset_bytes = self.offset_bytes(start);
+        match self.io.write(data, metadata, offset_bytes, start.get(), checks).await {
             Ok(count) if count == length_bytes => Ok(()),
             Ok(count) => Err(cut_off("write", extent, count, length_bytes)),
             Err(error) if error.raw_os_error() == Some(libc::EILSEQ) => {
                 let reason = format!("on the way to the device {extent} no longer matched its tags: {error}");
                 Err(ErrorKind::Media { reason }.into())
             }
-            Err(error) => {
-                let reason = format!("writing {extent} with tags: {error}");
-                Err(ErrorKind::Media { reason }.into())
-            }
+            // As a write without tags fails: a full device is not taken for a bad one.
+            Err(error) => Err(MediumError::from_io("write with tags", offset_bytes, &error).into()),
         }
     }
 

@@ -39,6 +39,8 @@ enum Habit {
     DiscardLeavesTags,
     /// Transfers end early.
     MovesHalf,
+    /// Writes fail with this error.
+    FailsWrites(i32),
 }
 
 struct Disk {
@@ -113,6 +115,9 @@ impl TaggedIo for Shared {
         let disk = &self.0;
         let (blocks, at, tags_at) = disk.places(offset_bytes, data.len());
         assert_eq!((seed, metadata.len()), (blocks.start, data.len() / 512 * disk.stride));
+        if let Some(Habit::FailsWrites(errno)) = disk.habits.first() {
+            return Err(io::Error::from_raw_os_error(*errno));
+        }
         assert!(data.as_ptr().addr().is_multiple_of(512), "direct I/O from an aligned address");
         disk.data.borrow_mut()[at..at + data.len()].copy_from_slice(&data);
         disk.metadata.borrow_mut()[tags_at..tags_at + metadata.len()].copy_from_slice(&metadata);
@@ -310,6 +315,27 @@ fn a_failure_that_passes_is_none_of_the_blocks() {
         disk.bad.borrow_mut().insert(4, libc::ENODEV);
         let gone = device.execute(Request::read(extent(3, 100), checks(&plain(), 3))).await.unwrap_err();
         assert!(matches!(gone.kind(), ErrorKind::Unreachable { .. }), "{gone}");
+    });
+}
+
+#[test]
+fn a_write_that_fails_says_why_and_writes_nothing() {
+    run(async || {
+        let failed = async |errno| {
+            let disk = disk(&plain(), &[Habit::FailsWrites(errno)]);
+            let (device, before) = (opened(plain(), &disk).await.unwrap(), disk.data.borrow().clone());
+            let tags = Tags { initial_ref_tag: 100, ..Tags::default() };
+            let blocks = Sealed::seal(Slice::copy_from(&[9; 512]), SIZE, Some(plain().format), &tags);
+            let error = device.execute(Request::write(extent(100, 1), blocks, Durability::Volatile)).await.unwrap_err();
+            assert_eq!(*disk.data.borrow(), before);
+            error
+        };
+        let torn = failed(libc::EILSEQ).await;
+        assert!(matches!(torn.kind(), ErrorKind::Media { .. }) && torn.to_string().contains("its tags"), "{torn}");
+        let full = failed(libc::ENOSPC).await;
+        assert!(matches!(full.kind(), ErrorKind::NoSpace { .. }), "{full}");
+        let broken = failed(libc::EIO).await;
+        assert!(matches!(broken.kind(), ErrorKind::Media { .. }) && broken.to_string().contains("write with tags"));
     });
 }
 
