@@ -33,17 +33,8 @@ const NETWORK: &[&str] =
 const NVME: &[&str] =
     &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "protocols/*", "transport", "media/nvme"];
 /// What is a drive of this machine: it sends NVM and SCSI commands, and asks the kernel what block devices carry.
-const LINUX: &[&str] = &[
-    "units",
-    "integrity",
-    "block",
-    "runtime/memory",
-    "runtime/reactor",
-    "runtime/ioctl",
-    "protocols/*",
-    "transport",
-    "media/nvme",
-];
+const LINUX: &[&str] =
+    &["units", "integrity", "block", "runtime/memory", "runtime/reactor", "runtime/ioctl", "protocols/*", "media/nvme"];
 /// What serves devices over a network, on several cores.
 const EXPORT: &[&str] = &[
     "units",

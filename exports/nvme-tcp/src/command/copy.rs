@@ -118,18 +118,16 @@ async fn by_device(
     durability: Durability,
 ) -> Result<bool, CommandError> {
     let to = Extent::from_raw(to, source.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
-    match namespace.device.execute(Request::copy(source, to, checks, durability)).await {
+    let copy = Request::copy(source, to, checks, durability);
+    let written = RequestSummary::of(&copy, namespace.device.geometry());
+    match namespace.device.execute(copy).await {
         Err(error) if *error.kind() == ErrorKind::Absent(RequestKind::Copy) => Ok(false),
         // What it says of blocks, it says of the source.
         Err(error) if error.bad_blocks().is_some() => {
             let read = RequestSummary::of(&Request::read(source, checks), namespace.device.geometry());
             record_checked(namespace, &read, Err(error)).await.map(|_| true)
         }
-        outcome => {
-            let written =
-                RequestSummary::of(&Request::copy(source, to, checks, durability), namespace.device.geometry());
-            record(namespace, &written, outcome).map(|_| true)
-        }
+        outcome => record(namespace, &written, outcome).map(|_| true),
     }
 }
 
