@@ -75,6 +75,17 @@ pub fn check_node<'a>(
     Ok(CheckedNode(node))
 }
 
+/// Checks that a node which passed before is the one that is expected now: a node that several trees share is read once.
+///
+/// # Errors
+/// With the rule that it breaks.
+pub fn check_identity(node: &Node, geometry: &Geometry, expected: &Expected) -> Result<(), Box<Refusal>> {
+    let refuse = |rule| {
+        Box::new(Refusal { bytenr: expected.bytenr, owner: expected.owner, slot: None, key: None, rule })
+    };
+    check_header(node, geometry, expected).map_err(refuse)
+}
+
 fn check_block(bytes: &[u8], geometry: &Geometry) -> Result<(), Rule> {
     same("bytes of a node", bytes.len() as u64, geometry.node_bytes)?;
     Ok(geometry.checksum.verify(bytes)?)

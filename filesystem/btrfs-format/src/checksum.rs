@@ -89,6 +89,14 @@ pub struct Checksum {
 }
 
 impl Checksum {
+    /// One that is stored somewhere; bytes behind the longest there is do not count.
+    pub fn stored(stored: &[u8]) -> Checksum {
+        let bytes = stored.len().min(FIELD_BYTES);
+        let mut field = [0; FIELD_BYTES];
+        field[..bytes].copy_from_slice(&stored[..bytes]);
+        Checksum { field, bytes }
+    }
+
     /// Its bytes, as an item of the checksum tree has them.
     pub fn as_bytes(&self) -> &[u8] {
         &self.field[..self.bytes]

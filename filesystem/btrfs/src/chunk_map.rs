@@ -34,6 +34,19 @@ pub struct Located {
     pub row: Option<Row>,
 }
 
+impl Located {
+    /// Where a part of the bytes is: `bytes` of them, which have to be there, from `offset` on.
+    pub(crate) fn part(&self, offset: u64, bytes: u64) -> Located {
+        debug_assert!(offset + bytes <= self.bytes);
+        let at = |place: &Place| Place { offset: place.offset + offset, ..*place };
+        let row = self.row.as_ref().map(|row| Row {
+            wanted: row.wanted,
+            pieces: row.pieces.iter().map(|(role, place)| (*role, at(place))).collect(),
+        });
+        Located { bytes, copies: self.copies.iter().map(at).collect(), row }
+    }
+}
+
 /// The pieces of a row with parity.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {

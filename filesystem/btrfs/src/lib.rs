@@ -57,7 +57,22 @@
 //! ```
 
 pub mod chunk_map;
+pub mod cursor;
+pub mod data;
+pub mod devices;
+pub mod directory;
+pub mod error;
+pub mod extents;
+pub mod filesystem;
+pub mod inode;
+pub mod nodes;
 pub mod parity;
+pub mod replicas;
+pub mod subvolumes;
 
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};
+pub use cursor::{Cursor, TreeRoot};
+pub use devices::Candidate;
+pub use error::{BadCopy, CopyFault, FsError, Lost};
+pub use filesystem::{Filesystem, OpenOptions};
 pub use parity::{ParityError, Role};

@@ -1,0 +1,219 @@
+//! Going through the items of a tree in the order of their keys, from any key on.
+//!
+//! Invariants:
+//! - Keys only ascend, also from one node to the next, so no tree, whatever it holds, makes a cursor go round in circles or see a
+//!   node twice.
+//! - A node that is lost ends nothing: [`Cursor::next`] reports it once and goes on behind it.
+
+use std::ops::RangeInclusive;
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_btrfs_format::Key;
+use sealblock_btrfs_format::checker::Expected;
+
+use crate::error::FsError;
+use crate::nodes::{LoadedNode, NodeCache};
+
+/// Leaves that are read at once while a cursor goes on.
+const READ_AHEAD: usize = 16;
+
+/// Where a tree begins.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TreeRoot {
+    /// The tree's number.
+    pub id: u64,
+    /// The logical address of its root node.
+    pub bytenr: u64,
+    /// The level of that.
+    pub level: u8,
+    /// The transaction that wrote it.
+    pub generation: u64,
+}
+
+impl TreeRoot {
+    /// What is expected of its root node.
+    pub fn expected(&self) -> Expected {
+        let TreeRoot { id, bytenr, level, generation } = *self;
+        Expected { bytenr, owner: id, level, generation, first_key: None }
+    }
+}
+
+/// A node on the way to a leaf, and where the cursor is in it.
+struct Step {
+    node: Rc<LoadedNode>,
+    slot: usize,
+    /// The first key of what follows the node in its tree.
+    before: Option<Key>,
+}
+
+/// A place in a tree.
+pub struct Cursor<'a> {
+    nodes: &'a NodeCache,
+    root: TreeRoot,
+    /// From the root node to the leaf; empty before the first step and behind the last one.
+    path: Vec<Step>,
+    range: RangeInclusive<Key>,
+    /// True if the cursor begins at the last item that is not behind the first key.
+    from_floor: bool,
+    state: State,
+    /// True once an item was returned: whoever goes on to another leaf is likely to go on further.
+    is_reading: bool,
+    is_sequential: bool,
+}
+
+#[derive(PartialEq, Eq)]
+enum State {
+    /// The path has to be found.
+    Unplaced,
+    /// The slot of the leaf is that of the next item.
+    Placed,
+    /// Nothing follows.
+    Ended,
+}
+
+impl<'a> Cursor<'a> {
+    /// The items of a tree whose keys lie in a range.
+    pub fn new(nodes: &'a NodeCache, root: TreeRoot, range: RangeInclusive<Key>) -> Cursor<'a> {
+        Cursor { nodes, root, path: Vec::new(), range, from_floor: false, state: State::Unplaced, is_reading: false, is_sequential: false }
+    }
+
+    /// The same, and before them the last item whose key is less than all of the range, if the first of the range is not there. What an item begins may
+    /// reach into the range.
+    pub fn from_floor(nodes: &'a NodeCache, root: TreeRoot, range: RangeInclusive<Key>) -> Cursor<'a> {
+        Cursor { from_floor: true, ..Cursor::new(nodes, root, range) }
+    }
+
+    /// All items of a tree.
+    pub fn all(nodes: &'a NodeCache, root: TreeRoot) -> Cursor<'a> {
+        Cursor::new(nodes, root, Key::MIN..=Key::MAX)
+    }
+
+    /// The next item.
+    ///
+    /// # Errors
+    /// When a node on the way is lost. The next call goes on behind it.
+    pub async fn next(&mut self) -> Result<Option<(Key, &[u8])>, FsError> {
+        if self.state == State::Unplaced {
+            self.state = State::Placed;
+            self.descend_to_first().await?;
+        }
+        loop {
+            let Some(step) = self.path.last() else {
+                self.state = State::Ended;
+                return Ok(None);
+            };
+            let view = step.node.view();
+            let is_leaf = view.header().level == 0;
+            let count = if is_leaf { view.items().len() } else { view.pointers().len() };
+            if step.slot >= count {
+                self.path.pop();
+                if let Some(parent) = self.path.last_mut() {
+                    parent.slot += 1;
+                    self.is_sequential = self.is_reading;
+                }
+                continue;
+            }
+            let key = if is_leaf { view.items()[step.slot].key() } else { view.pointers()[step.slot].key() };
+            if key > *self.range.end() {
+                self.path.clear();
+                continue;
+            }
+            if is_leaf {
+                break;
+            }
+            if self.is_sequential && view.header().level == 1 {
+                self.read_ahead().await;
+            }
+            self.descend().await?;
+        }
+        let step = self.path.last_mut().expect("the loop ends at a leaf");
+        let slot = step.slot;
+        step.slot += 1;
+        self.is_reading = true;
+        let view = self.path[self.path.len() - 1].node.view();
+        let item = &view.items()[slot];
+        let data = view.data(item).expect("the checker saw the data of every item");
+        Ok(Some((item.key(), data)))
+    }
+
+    /// Goes down to the first item of the range.
+    async fn descend_to_first(&mut self) -> Result<(), FsError> {
+        let root = self.nodes.load(&self.root.expected()).await?;
+        self.path.push(Step { node: root, slot: 0, before: None });
+        loop {
+            let step = self.path.last_mut().expect("the root is on the path");
+            let (view, first) = (step.node.view(), self.range.start());
+            if view.header().level == 0 {
+                step.slot = match self.from_floor {
+                    true => view.items().partition_point(|item| item.key() <= *first).saturating_sub(1),
+                    false => view.items().partition_point(|item| item.key() < *first),
+                };
+                return Ok(());
+            }
+            // The last child that begins at the key or before it, since the key may lie within.
+            step.slot = view.pointers().partition_point(|pointer| pointer.key() <= *first).saturating_sub(1);
+            self.descend().await?;
+        }
+    }
+
+    /// Puts the child of the last node on the path. A child that is lost is passed over.
+    async fn descend(&mut self) -> Result<(), FsError> {
+        let (expected, before) = self.child(0).expect("the slot is one of the node's");
+        let step = self.path.last_mut().expect("a node with a child");
+        let loaded = match self.nodes.load(&expected).await {
+            Ok(node) => in_order(&node, &expected, before).map(|()| node),
+            Err(error) => Err(error),
+        };
+        match loaded {
+            Ok(node) => {
+                self.path.push(Step { node, slot: 0, before });
+                Ok(())
+            }
+            Err(error) => {
+                step.slot += 1;
+                Err(error)
+            }
+        }
+    }
+
+    /// The child of the last node that is `ahead` slots from its own one, and the first key of what follows the child.
+    fn child(&self, ahead: usize) -> Option<(Expected, Option<Key>)> {
+        let step = self.path.last()?;
+        let view = step.node.view();
+        let pointers = view.pointers().get(step.slot + ahead..)?;
+        let pointer = pointers.first()?;
+        let expected = Expected {
+            bytenr: pointer.blockptr.get(),
+            owner: self.root.id,
+            level: view.header().level.checked_sub(1)?,
+            generation: pointer.generation.get(),
+            first_key: Some(pointer.key()),
+        };
+        Some((expected, pointers.get(1).map(|next| next.key()).or(step.before)))
+    }
+
+    /// Reads the leaves that follow, several at once.
+    async fn read_ahead(&self) {
+        let in_range = |one: &(Expected, _)| one.0.first_key.is_none_or(|first| first <= *self.range.end());
+        let children = (0..READ_AHEAD).map_while(|ahead| self.child(ahead)).take_while(in_range);
+        let absent: Vec<Expected> =
+            children.map(|(expected, _)| expected).take_while(|one| !self.nodes.has(one.bytenr)).collect();
+        if absent.len() > 1 {
+            // One that is lost is reported when the cursor comes to it.
+            join_all(absent.iter().map(|expected| self.nodes.load(expected))).await;
+        }
+    }
+}
+
+/// Checks that a node ends before what follows it begins.
+fn in_order(node: &LoadedNode, expected: &Expected, before: Option<Key>) -> Result<(), FsError> {
+    let view = node.view();
+    let last = view.items().last().map(|item| item.key()).or_else(|| view.pointers().last().map(|one| one.key()));
+    match (last, before) {
+        (Some(key), Some(before)) if key >= before => {
+            Err(FsError::KeyOrder { bytenr: expected.bytenr, key, before })
+        }
+        _ => Ok(()),
+    }
+}

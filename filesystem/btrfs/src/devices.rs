@@ -1,0 +1,218 @@
+//! The devices of a filesystem: which targets belong together, which superblock counts, what is missing and what is old.
+//!
+//! Invariants:
+//! - All devices of a set carry the same UUID, and each number once. A device that is given twice, or of which an older copy is given
+//!   beside it, is refused, since no rule could say which one is right.
+//! - The superblock of the set is the newest intact one. A device whose own one is older missed at least one transaction: what is read from it is
+//!   believed only where a checksum says so ([`Device::is_stale`]).
+
+use std::collections::BTreeMap;
+
+use sealblock_block::{Device as _, DynDevice, Request, Response};
+use sealblock_btrfs_format::items::device::DevItem;
+use sealblock_btrfs_format::superblock::{Geometry, SUPERBLOCK_BYTES, Superblock, copy_offsets, flags};
+use sealblock_integrity::Checks;
+use sealblock_runtime_memory::Slice;
+use sealblock_units::Extent;
+
+use crate::chunk_map::Place;
+use crate::error::{BadCopy, CopyFault, FsError};
+
+/// The most devices of one filesystem that are opened.
+pub const MAX_DEVICES: usize = 256;
+
+/// A target that may be a device of a filesystem.
+#[derive(Clone)]
+pub struct Candidate {
+    /// What errors call it.
+    pub name: String,
+    /// Its blocks.
+    pub device: DynDevice,
+}
+
+/// A device of a filesystem.
+pub struct Device {
+    /// What errors call it.
+    pub name: String,
+    /// Its blocks.
+    pub device: DynDevice,
+    /// What its own superblock says of it.
+    pub item: DevItem,
+    /// The transaction of its newest superblock.
+    pub generation: u64,
+    /// True if another device is of a later transaction.
+    pub is_stale: bool,
+}
+
+/// The devices of a filesystem.
+pub struct DeviceSet {
+    devices: BTreeMap<u64, Device>,
+    superblock: Box<Superblock>,
+    geometry: Geometry,
+    bad_superblocks: Vec<BadCopy>,
+}
+
+/// The newest intact superblock of a target, and what is wrong with the others.
+struct Found {
+    superblock: Box<Superblock>,
+    geometry: Geometry,
+    bad: Vec<(u64, usize, CopyFault)>,
+}
+
+impl DeviceSet {
+    /// Recognises targets as the devices of one filesystem.
+    ///
+    /// # Errors
+    /// When a target is none, when they do not belong together, or when the filesystem is one that cannot be read here.
+    pub async fn open(candidates: Vec<Candidate>) -> Result<DeviceSet, FsError> {
+        if candidates.is_empty() || candidates.len() > MAX_DEVICES {
+            let count = candidates.len();
+            return Err(FsError::Devices(format!("a filesystem of {count} devices: from 1 to {MAX_DEVICES} are opened")));
+        }
+        let mut devices: BTreeMap<u64, Device> = BTreeMap::new();
+        let mut newest: Option<(Box<Superblock>, Geometry, String)> = None;
+        let mut bad_superblocks = Vec::new();
+        for Candidate { name, device } in candidates {
+            let Found { superblock, geometry, bad } = find_superblock(&name, &device).await?;
+            if let Some((first, _, other)) = newest.as_ref().filter(|(first, ..)| first.node_uuid() != superblock.node_uuid()) {
+                let (this, first) = (uuid(&superblock.fsid), uuid(&first.fsid));
+                return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {first}")));
+            }
+            let item = superblock.dev_item;
+            let devid = item.devid.get();
+            if let Some(other) = devices.get(&devid) {
+                let other = &other.name;
+                return Err(FsError::Devices(format!("{other} and {name} are both device {devid} of the filesystem")));
+            }
+            let place = |offset| Place { devid, offset };
+            bad_superblocks.extend(bad.into_iter().map(|(offset, mirror, fault)| BadCopy {
+                logical: None,
+                place: place(offset),
+                mirror,
+                fault,
+            }));
+            let generation = geometry.generation;
+            devices.insert(devid, Device { name: name.clone(), device, item, generation, is_stale: false });
+            if newest.as_ref().is_none_or(|(_, newest, _)| newest.generation < generation) {
+                newest = Some((superblock, geometry, name));
+            }
+        }
+        let (superblock, geometry, _) = newest.expect("there is at least one candidate");
+        check_readable(&superblock, &geometry)?;
+        devices.values_mut().for_each(|device| device.is_stale = device.generation < geometry.generation);
+        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks })
+    }
+
+    /// The newest superblock.
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// What that says of how nodes are read.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    /// The device with this number, if it is there.
+    pub fn get(&self, devid: u64) -> Option<&Device> {
+        self.devices.get(&devid)
+    }
+
+    /// All devices that are there, by their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Device)> {
+        self.devices.iter().map(|(devid, device)| (*devid, device))
+    }
+
+    /// Copies of superblocks that are damaged, or of which a newer one is elsewhere on the device.
+    pub fn bad_superblocks(&self) -> &[BadCopy] {
+        &self.bad_superblocks
+    }
+
+    /// Reads bytes of a device, checked by whatever the device has to check.
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub async fn read(&self, place: Place, bytes: u64) -> Result<Slice, CopyFault> {
+        let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
+        read_bytes(&device.device, place.offset, bytes).await
+    }
+}
+
+/// Refuses filesystems that would be read wrongly.
+fn check_readable(superblock: &Superblock, geometry: &Geometry) -> Result<(), FsError> {
+    geometry.features.check_reading()?;
+    let set = superblock.flags.get();
+    if set & flags::METADUMP != 0 {
+        return Err(FsError::NotReadable("it is an image of metadata, whose data are not there"));
+    }
+    if set & flags::CHANGING_FSID != 0 {
+        return Err(FsError::NotReadable("a change of its UUID was interrupted; `btrfstune` ends it"));
+    }
+    Ok(())
+}
+
+/// The extent of some bytes of a device, where blocks begin and end there.
+pub(crate) fn extent_of(device: &DynDevice, offset: u64, bytes: u64) -> Option<Extent> {
+    let size = device.geometry().block_size;
+    let is_whole = (offset | bytes).is_multiple_of(size.bytes() as u64);
+    is_whole.then(|| Extent::from_raw(offset >> size.shift(), bytes >> size.shift()).ok()).flatten()
+}
+
+/// The checks of whatever tags the device has.
+pub(crate) fn checks_of(device: &DynDevice, extent: Extent) -> Checks {
+    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
+}
+
+async fn read_bytes(device: &DynDevice, offset: u64, bytes: u64) -> Result<Slice, CopyFault> {
+    let extent = extent_of(device, offset, bytes).ok_or(CopyFault::NoBlock)?;
+    match device.execute(Request::read(extent, checks_of(device, extent))).await {
+        Ok(Response::Data(sealed)) => Ok(sealed.joined_data()),
+        Ok(_) => unreachable!("gates answer reads with data"),
+        Err(error) => Err(CopyFault::Unreadable(error)),
+    }
+}
+
+async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superblock>, Geometry), CopyFault> {
+    let bytes = read_bytes(device, offset, SUPERBLOCK_BYTES as u64).await?;
+    let superblock = Superblock::decode(&bytes).map_err(|error| CopyFault::Superblock(error.into()))?;
+    let geometry = superblock.check(offset).map_err(CopyFault::Superblock)?;
+    Ok((Box::new(*superblock), geometry))
+}
+
+/// The newest intact superblock of a device. A copy of another filesystem, which the one that is there now did not overwrite, does not count.
+async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsError> {
+    let (mut intact, mut bad) = (Vec::new(), Vec::new());
+    for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
+        match superblock_at(device, offset).await {
+            Ok((superblock, geometry)) => intact.push((offset, index + 1, superblock, geometry)),
+            Err(fault) => bad.push((offset, index + 1, fault)),
+        }
+    }
+    let none = |bad: Vec<(u64, usize, CopyFault)>| FsError::NoSuperblock {
+        name: name.to_owned(),
+        why: bad.into_iter().next().map_or(CopyFault::NoBlock, |(_, _, fault)| fault),
+    };
+    // The first copy decides which filesystem it is, where it is intact.
+    let first = intact.iter().find(|(_, mirror, ..)| *mirror == 1).or_else(|| intact.iter().max_by_key(|one| one.3.generation));
+    let Some(fsid) = first.map(|(_, _, superblock, _)| superblock.fsid) else { return Err(none(bad)) };
+    intact.retain(|(_, _, superblock, _)| superblock.fsid == fsid);
+    let newest = intact.iter().map(|one| one.3.generation).max().unwrap_or_default();
+    let mut found = None;
+    for (offset, mirror, superblock, geometry) in intact {
+        if geometry.generation < newest {
+            bad.push((offset, mirror, CopyFault::Old { found: geometry.generation, newest }));
+        } else {
+            found.get_or_insert((superblock, geometry));
+        }
+    }
+    match found {
+        Some((superblock, geometry)) => Ok(Found { superblock, geometry, bad }),
+        None => Err(none(bad)),
+    }
+}
+
+/// A UUID as text.
+pub fn uuid(bytes: &[u8; 16]) -> String {
+    let hex = |range: std::ops::Range<usize>| bytes[range].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    format!("{}-{}-{}-{}-{}", hex(0..4), hex(4..6), hex(6..8), hex(8..10), hex(10..16))
+}

@@ -1,0 +1,164 @@
+//! Where the data of a file are: its extents from any byte on, and the checksums of what is stored.
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::file_extent::{Compression, ExtentLocation, FileExtent, FileExtentHead};
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+
+use crate::error::FsError;
+use crate::filesystem::Filesystem;
+use crate::inode::Inode;
+
+/// What a part of a file is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Content {
+    /// Nothing is stored, and zeroes are read.
+    Hole,
+    /// Space that was never written; zeroes are read.
+    Prealloc(Stored),
+    /// Bytes within the item, as stored.
+    Inline {
+        /// How they are compressed.
+        compression: Compression,
+        /// The bytes.
+        data: Vec<u8>,
+    },
+    /// An extent, or a part of one.
+    Stored(Stored),
+}
+
+/// A part of an extent outside of the item.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stored {
+    /// The logical address of the whole extent.
+    pub logical: u64,
+    /// Bytes of the whole extent, as stored.
+    pub stored_bytes: u64,
+    /// Bytes of the whole extent, uncompressed.
+    pub plain_bytes: u64,
+    /// The first byte of the part, in the uncompressed extent.
+    pub offset: u64,
+    /// How it is compressed.
+    pub compression: Compression,
+}
+
+/// A part of a file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The first byte of the file that it is about.
+    pub start: u64,
+    /// How many bytes from there on.
+    pub bytes: u64,
+    /// The transaction that was open when they were written.
+    pub generation: u64,
+    /// What they are.
+    pub content: Content,
+}
+
+impl Part {
+    /// The first byte of the file behind it. The checker saw that there is one.
+    pub fn end(&self) -> u64 {
+        self.start.saturating_add(self.bytes)
+    }
+}
+
+/// Checksums of a run of sectors, one after the other.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Sums {
+    /// The logical address of the first sector.
+    pub logical: u64,
+    /// The checksums.
+    pub bytes: Vec<u8>,
+}
+
+/// A part as an item of the file says it.
+fn part_of(start: u64, extent: &FileExtent) -> Result<Part, FsError> {
+    let head = extent.head();
+    // The checker refuses compressions that it does not know.
+    let compression = Compression::from_number(head.compression).unwrap_or(Compression::None);
+    let content = match extent {
+        FileExtent::Inline(_, data) => Content::Inline { compression, data: data.to_vec() },
+        FileExtent::Regular(_, location) if location.is_hole() => Content::Hole,
+        FileExtent::Regular(head, location) => Content::Stored(stored(head, location, compression)),
+        FileExtent::Prealloc(head, location) => Content::Prealloc(stored(head, location, compression)),
+    };
+    Ok(Part { start, bytes: extent.file_bytes(), generation: head.generation.get(), content })
+}
+
+fn stored(head: &FileExtentHead, location: &ExtentLocation, compression: Compression) -> Stored {
+    Stored {
+        logical: location.disk_bytenr.get(),
+        stored_bytes: location.disk_num_bytes.get(),
+        plain_bytes: head.ram_bytes.get(),
+        offset: location.offset.get(),
+        compression,
+    }
+}
+
+impl Filesystem {
+    /// The parts of a file that overlap the bytes from `from` up to `to`, in order. What lies between them is a hole.
+    ///
+    /// # Errors
+    /// When a leaf is lost, or parts overlap.
+    pub async fn parts(&self, inode: &Inode, from: u64, to: u64) -> Result<Vec<Part>, FsError> {
+        let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
+        let mut parts: Vec<Part> = Vec::new();
+        if from >= to {
+            return Ok(parts);
+        }
+        let mut cursor = crate::cursor::Cursor::from_floor(self.nodes(), inode.tree, key(from)..=key(to - 1));
+        while let Some((found, data)) = cursor.next().await? {
+            if (found.objectid, found.item_type) != (inode.ino, ItemType::EXTENT_DATA) {
+                continue;
+            }
+            let Ok(Item::FileExtent(extent)) = Item::decode(found, data) else { continue };
+            let part = part_of(found.offset, &extent)?;
+            if let Some(before) = parts.last().filter(|before| before.end() > part.start) {
+                let why = format!("its bytes {} and {} are in two extents", before.start, part.start);
+                return Err(FsError::Contradiction { what: self.name_of(inode), why });
+            }
+            if part.end() > from {
+                parts.push(part);
+            }
+        }
+        Ok(parts)
+    }
+
+    /// What errors call an inode.
+    pub(crate) fn name_of(&self, inode: &Inode) -> String {
+        format!("inode {} in subvolume {}", inode.ino, inode.tree.id)
+    }
+
+    /// The checksums of stored sectors, in runs without gaps. Sectors that have none are in no run.
+    ///
+    /// # Errors
+    /// When a leaf of the checksum tree is lost, or there is no such tree.
+    pub async fn sums(&self, logical: u64, bytes: u64) -> Result<Vec<Sums>, FsError> {
+        let tree = self.csum_tree().await?;
+        let key = |offset| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, offset);
+        let geometry = self.storage().geometry();
+        let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
+        let end = logical.saturating_add(bytes);
+        let (mut runs, mut expected) = (Vec::<Sums>::new(), logical);
+        let mut cursor =
+            crate::cursor::Cursor::from_floor(self.nodes(), tree, key(logical)..=key(end.saturating_sub(1)));
+        while let Some((found, data)) = cursor.next().await? {
+            if found.item_type != ItemType::EXTENT_CSUM {
+                continue;
+            }
+            // The checker saw that a run ends below the last address.
+            let found_end = found.offset + (data.len() / sum) as u64 * sector;
+            let (from, to) = (found.offset.max(expected), found_end.min(end));
+            if from >= to {
+                continue;
+            }
+            let index = |at: u64| ((at - found.offset) / sector) as usize * sum;
+            let bytes = &data[index(from)..index(to)];
+            match runs.last_mut().filter(|_| from == expected && from > logical) {
+                Some(run) => run.bytes.extend_from_slice(bytes),
+                None => runs.push(Sums { logical: from, bytes: bytes.to_vec() }),
+            }
+            expected = to;
+        }
+        Ok(runs)
+    }
+}

@@ -1,0 +1,167 @@
+//! Inodes: what stat(2) says of them, their attributes, their names, and the targets of symbolic links.
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem};
+use sealblock_btrfs_format::key::{ItemType, Key};
+
+use crate::cursor::TreeRoot;
+use crate::error::FsError;
+use crate::filesystem::Filesystem;
+
+/// The longest target of a symbolic link: what Linux can resolve.
+pub const MAX_LINK_BYTES: u64 = 4095;
+/// The bits of a mode that say what kind of file it is.
+const KIND_MASK: u32 = 0o170_000;
+
+/// What a file is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum FileKind {
+    /// A file with data.
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    CharDevice,
+    /// A block device.
+    BlockDevice,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+}
+
+impl FileKind {
+    /// What a mode says.
+    pub fn of_mode(mode: u32) -> Option<FileKind> {
+        Some(match mode & KIND_MASK {
+            0o100_000 => FileKind::Regular,
+            0o040_000 => FileKind::Directory,
+            0o120_000 => FileKind::Symlink,
+            0o020_000 => FileKind::CharDevice,
+            0o060_000 => FileKind::BlockDevice,
+            0o010_000 => FileKind::Fifo,
+            0o140_000 => FileKind::Socket,
+            _ => return None,
+        })
+    }
+}
+
+/// An inode of a subvolume.
+#[derive(Clone, Copy, Debug)]
+pub struct Inode {
+    /// The subvolume's tree.
+    pub tree: TreeRoot,
+    /// Its number, which is unique in the subvolume.
+    pub ino: u64,
+    /// What it is.
+    pub kind: FileKind,
+    /// What is stored of it.
+    pub item: InodeItem,
+}
+
+impl Inode {
+    /// Bytes of the file.
+    pub fn size(&self) -> u64 {
+        self.item.size.get()
+    }
+
+    /// True if its data have no checksums.
+    pub fn has_no_sums(&self) -> bool {
+        self.item.flags().contains(InodeFlags::NODATASUM)
+    }
+}
+
+/// A name of an inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Name {
+    /// The directory.
+    pub parent: u64,
+    /// The name in it.
+    pub name: Vec<u8>,
+}
+
+/// An extended attribute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Xattr {
+    /// Its name, with its namespace.
+    pub name: Vec<u8>,
+    /// Its value.
+    pub value: Vec<u8>,
+}
+
+/// The keys of all items of one type of an inode.
+pub(crate) fn items_of(ino: u64, item_type: ItemType) -> std::ops::RangeInclusive<Key> {
+    Key::new(ino, item_type, 0)..=Key::new(ino, item_type, u64::MAX)
+}
+
+impl Filesystem {
+    /// An inode of a subvolume.
+    ///
+    /// # Errors
+    /// When it is not there, or cannot be read.
+    pub async fn inode(&self, tree: TreeRoot, ino: u64) -> Result<Inode, FsError> {
+        let mut cursor = self.cursor(tree, items_of(ino, ItemType::INODE_ITEM));
+        if let Some((key, data)) = cursor.next().await?
+            && let Ok(Item::Inode(item)) = Item::decode(key, data)
+            && let Some(kind) = FileKind::of_mode(item.mode.get())
+        {
+            return Ok(Inode { tree, ino, kind, item: *item });
+        }
+        Err(FsError::Absent(format!("inode {ino} in subvolume {}", tree.id)))
+    }
+
+    /// The extended attributes of an inode, as they are stored.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub async fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>, FsError> {
+        let mut cursor = self.cursor(inode.tree, items_of(inode.ino, ItemType::XATTR_ITEM));
+        let mut all = Vec::new();
+        while let Some((key, data)) = cursor.next().await? {
+            if let Ok(Item::Xattrs(entries)) = Item::decode(key, data) {
+                let owned = |name: &[u8], value: &[u8]| Xattr { name: name.to_vec(), value: value.to_vec() };
+                all.extend(entries.iter().map(|entry| owned(entry.name, entry.data)));
+            }
+        }
+        Ok(all)
+    }
+
+    /// All names of an inode.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub async fn names(&self, tree: TreeRoot, ino: u64) -> Result<Vec<Name>, FsError> {
+        let range = Key::new(ino, ItemType::INODE_REF, 0)..=Key::new(ino, ItemType::INODE_EXTREF, u64::MAX);
+        let (mut cursor, mut all) = (self.cursor(tree, range), Vec::new());
+        while let Some((key, data)) = cursor.next().await? {
+            match Item::decode(key, data) {
+                Ok(Item::InodeRefs(refs)) => {
+                    all.extend(refs.iter().map(|one| Name { parent: key.offset, name: one.name.to_vec() }));
+                }
+                Ok(Item::InodeExtrefs(refs)) => {
+                    all.extend(refs.iter().map(|one| Name { parent: one.parent, name: one.name.to_vec() }));
+                }
+                _ => {}
+            }
+        }
+        Ok(all)
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// When it is no link, or cannot be read.
+    pub async fn read_link(&self, inode: &Inode) -> Result<Vec<u8>, FsError> {
+        if inode.kind != FileKind::Symlink {
+            return Err(FsError::Kind(format!("inode {} is no symbolic link", inode.ino)));
+        }
+        let size = inode.size();
+        if size > MAX_LINK_BYTES {
+            let why = format!("a target of {size} bytes: at most {MAX_LINK_BYTES} can be resolved");
+            return Err(FsError::Contradiction { what: format!("the symbolic link {}", inode.ino), why });
+        }
+        Ok(self.read(inode, 0, size as usize).await?.to_vec())
+    }
+}

@@ -1,0 +1,135 @@
+//! Nodes in memory: each is read and checked once, and kept while there is room.
+//!
+//! Invariants:
+//! - A node that is handed out passed the checker as the one that its parent, its root item or the superblock names.
+//! - What is kept is bounded ([`NodeCache::new`]); nodes in use live on beyond that, at most eight for each cursor.
+
+use std::cell::{Cell, RefCell};
+use std::num::NonZeroUsize;
+use std::rc::Rc;
+
+use lru::LruCache;
+use sealblock_btrfs_format::checker::{Expected, check_identity, check_node};
+use sealblock_btrfs_format::node::Node;
+use sealblock_runtime_memory::Slice;
+
+use crate::devices::DeviceSet;
+use crate::error::{BadCopy, CopyFault, FsError};
+use crate::replicas::Storage;
+
+/// Bytes of nodes that are kept by default.
+pub const DEFAULT_CACHE_BYTES: usize = 64 << 20;
+
+/// A node that passed the checker.
+pub struct LoadedNode {
+    bytes: Slice,
+}
+
+impl LoadedNode {
+    /// Its parts.
+    pub fn view(&self) -> Node<'_> {
+        Node::decode(&self.bytes).expect("it was decoded when it was checked")
+    }
+}
+
+/// Storage, and nodes that were read from it.
+pub struct NodeCache {
+    storage: Storage,
+    nodes: RefCell<LruCache<u64, Rc<LoadedNode>>>,
+    bad_copies: RefCell<Vec<BadCopy>>,
+    read_nodes: Cell<u64>,
+}
+
+/// Nodes that are kept at least.
+const MIN_NODES: usize = 64;
+/// Damaged copies of nodes that are remembered until somebody asks for them.
+const MAX_BAD_COPIES: usize = 10_000;
+
+impl NodeCache {
+    /// Keeps at most `cache_bytes` of nodes, and at least 64 nodes: more than a cursor reads at once.
+    pub fn new(storage: Storage, cache_bytes: usize) -> NodeCache {
+        let most = cache_bytes / storage.geometry().node_bytes as usize;
+        let most = NonZeroUsize::new(most.max(MIN_NODES)).expect("it is not 0");
+        NodeCache {
+            storage,
+            nodes: RefCell::new(LruCache::new(most)),
+            bad_copies: RefCell::default(),
+            read_nodes: Cell::new(0),
+        }
+    }
+
+    /// Where nodes are read from.
+    pub fn storage(&self) -> &Storage {
+        &self.storage
+    }
+
+    /// The devices again, without what is kept.
+    pub(crate) fn into_devices(self) -> DeviceSet {
+        self.storage.devices
+    }
+
+    /// How many nodes were read.
+    pub fn read_nodes(&self) -> u64 {
+        self.read_nodes.get()
+    }
+
+    /// True if a node is kept.
+    pub fn has(&self, bytenr: u64) -> bool {
+        self.nodes.borrow().contains(&bytenr)
+    }
+
+    /// Damaged copies that were met since the last call, though another copy was good. Some of them, if there are very many.
+    pub fn take_bad_copies(&self) -> Vec<BadCopy> {
+        std::mem::take(&mut self.bad_copies.borrow_mut())
+    }
+
+    /// The node that is expected.
+    ///
+    /// # Errors
+    /// When no copy of it passes the checker.
+    pub async fn load(&self, expected: &Expected) -> Result<Rc<LoadedNode>, FsError> {
+        let geometry = self.storage.geometry();
+        let kept = self.nodes.borrow_mut().get(&expected.bytenr).map(Rc::clone);
+        if let Some(node) = kept {
+            let wrong = match check_identity(&node.view(), geometry, expected) {
+                Ok(()) => return Ok(node),
+                Err(refusal) => CopyFault::Node(refusal),
+            };
+            // The copy that passed is not the node that is expected now; another copy may be.
+            tracing::debug!(bytenr = expected.bytenr, %wrong, "a node that is kept is not the one that is expected");
+        }
+        let check = |bytes: &[u8]| check_node(bytes, geometry, expected).map(drop).map_err(CopyFault::Node);
+        let read = self.storage.read_whole(expected.bytenr, u64::from(geometry.node_bytes), check).await?;
+        self.read_nodes.set(self.read_nodes.get() + 1);
+        self.remember(read.bad);
+        let node = Rc::new(LoadedNode { bytes: read.data });
+        self.nodes.borrow_mut().put(expected.bytenr, Rc::clone(&node));
+        Ok(node)
+    }
+
+    pub(crate) fn remember(&self, bad: Vec<BadCopy>) {
+        let mut all = self.bad_copies.borrow_mut();
+        let room = MAX_BAD_COPIES - all.len();
+        all.extend(bad.into_iter().take(room));
+    }
+
+    /// Reads every mirror of a node and says what is wrong with each.
+    ///
+    /// # Errors
+    /// When the node has no place.
+    pub async fn check_mirrors(&self, expected: &Expected) -> Result<Vec<BadCopy>, FsError> {
+        let geometry = self.storage.geometry();
+        let pieces = self.storage.pieces(expected.bytenr, u64::from(geometry.node_bytes))?;
+        let (_, first) = &pieces[0];
+        let mut bad = Vec::new();
+        // What is restored from parity is no copy of its own: parity that is wrong is found where it is read.
+        for mirror in 0..first.copies.len() {
+            let read = self.storage.read_pieces(&pieces, mirror).await;
+            let checked = read.and_then(|data| check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node));
+            if let Err(fault) = checked {
+                bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault));
+            }
+        }
+        Ok(bad)
+    }
+}

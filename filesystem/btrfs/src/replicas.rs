@@ -1,0 +1,300 @@
+//! Reading a logical range from whichever copy verifies.
+//!
+//! Each piece of a range has *mirrors*: its copies, and with parity the ways to restore it from the rest of its row. They are tried one after
+//! the other, those on devices that are of the newest transaction first, until one passes the check of whoever asks. What did not pass is
+//! returned beside the data, so that a report can name it.
+//!
+//! Invariants:
+//! - Data that are returned passed the check. Without a checksum ([`Check::None`]) that is whatever the device says, and copies on a stale
+//!   device do not count: they may be older than what was written.
+//! - A piece that is restored from parity is checked as any other, because a damaged piece that was taken for a good one makes other damage.
+
+use sealblock_btrfs_format::checksum::{Checksum, ChecksumMismatch, ChecksumType};
+use sealblock_btrfs_format::superblock::Geometry;
+use sealblock_runtime_memory::{Buffer, Slice};
+
+use crate::chunk_map::{ChunkMap, Located, Row};
+use crate::devices::DeviceSet;
+use crate::error::{BadCopy, CopyFault, FsError, Lost};
+use crate::parity::{self, Role};
+
+/// The most bytes that one request to a device asks for.
+pub const MAX_READ_BYTES: u64 = 1 << 20;
+
+/// Devices, and what lies where on them.
+pub struct Storage {
+    /// The devices.
+    pub devices: DeviceSet,
+    /// Where logical addresses are.
+    pub map: ChunkMap,
+}
+
+/// How data are checked.
+#[derive(Clone, Copy)]
+pub enum Check<'a> {
+    /// Each sector has a checksum, one after the other, of the filesystem's type.
+    Sums(&'a [u8]),
+    /// There is none.
+    None,
+}
+
+/// Data, and the copies that were tried before those that they are from.
+pub struct Verified {
+    /// The data.
+    pub data: Slice,
+    /// Copies that did not pass.
+    pub bad: Vec<BadCopy>,
+}
+
+impl Storage {
+    /// How nodes and data are read.
+    pub fn geometry(&self) -> &Geometry {
+        self.devices.geometry()
+    }
+
+    /// How many mirrors a piece has.
+    pub fn mirrors(located: &Located) -> usize {
+        match &located.row {
+            None => located.copies.len(),
+            // The piece itself, by P alone, by Q alone, and by both without one other piece each.
+            Some(row) => match parities(row) {
+                1 => 2,
+                _ => 3 + data_pieces(row) - 1,
+            },
+        }
+    }
+
+    /// Reads a piece from one of its mirrors, counted from 0, unchecked.
+    ///
+    /// # Errors
+    /// Why it is not there.
+    pub async fn read_mirror(&self, located: &Located, mirror: usize) -> Result<Slice, CopyFault> {
+        match (&located.row, mirror) {
+            (Some(row), 1..) => self.restore(row, located.bytes, mirror).await,
+            _ => self.devices.read(located.copies[mirror], located.bytes).await,
+        }
+    }
+
+    /// Restores the wanted piece of a row. Mirror 1 takes P, 2 takes Q, and each further one both, and does without another piece.
+    async fn restore(&self, row: &Row, bytes: u64, mirror: usize) -> Result<Slice, CopyFault> {
+        let other = |index: usize| if index < row.wanted { index } else { index + 1 };
+        let without = mirror.checked_sub(3).map(other);
+        let (mut data, mut p, mut q) = (vec![None; data_pieces(row)], None, None);
+        for (role, place) in &row.pieces {
+            let is_used = match role {
+                Role::Data(index) => *index != row.wanted && Some(*index) != without,
+                Role::P => mirror != 2,
+                Role::Q => mirror != 1,
+            };
+            // A piece that is not there may be one that is not needed; whether enough are there is seen at the end.
+            let piece = if is_used { self.devices.read(*place, bytes).await.ok() } else { None };
+            match role {
+                Role::Data(index) => data[*index] = piece,
+                Role::P => p = piece,
+                Role::Q => q = piece,
+            }
+        }
+        let data: Vec<Option<&[u8]>> = data.iter().map(Option::as_deref).collect();
+        let restored = parity::restore(row.wanted, &data, p.as_deref(), q.as_deref()).map_err(CopyFault::Parity)?;
+        Ok(Slice::copy_from(&restored))
+    }
+
+    /// The mirrors of a piece in the order in which they are tried: those on devices of the newest transaction first.
+    fn order(&self, located: &Located) -> impl Iterator<Item = usize> + use<'_> {
+        let is_stale = |mirror: &usize| {
+            let place = located.copies.get(*mirror);
+            place.and_then(|place| self.devices.get(place.devid)).is_some_and(|device| device.is_stale)
+        };
+        let (stale, fresh): (Vec<usize>, Vec<usize>) = (0..Storage::mirrors(located)).partition(is_stale);
+        fresh.into_iter().chain(stale)
+    }
+
+    /// True if a mirror needs a device that missed transactions.
+    fn is_stale(&self, located: &Located, mirror: usize) -> bool {
+        let stale = |devid: u64| self.devices.get(devid).is_some_and(|device| device.is_stale);
+        match (&located.row, mirror) {
+            (Some(row), 1..) => row.pieces.iter().any(|(_, place)| stale(place.devid)),
+            _ => located.copies.get(mirror).is_some_and(|place| stale(place.devid)),
+        }
+    }
+
+    pub(crate) fn bad_copy(&self, logical: u64, located: &Located, mirror: usize, fault: CopyFault) -> BadCopy {
+        let place = located.copies.get(mirror).or(located.copies.first()).copied();
+        let place = place.expect("a piece that was located has a place");
+        BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
+    }
+
+    /// Reads a node, or whatever else passes a check as a whole, from the first mirror that does. A range over several pieces takes the
+    /// same mirror of each.
+    ///
+    /// # Errors
+    /// When no mirror passes, or the range has no place.
+    pub async fn read_whole(
+        &self,
+        logical: u64,
+        bytes: u64,
+        check: impl Fn(&[u8]) -> Result<(), CopyFault>,
+    ) -> Result<Verified, FsError> {
+        let pieces = self.pieces(logical, bytes)?;
+        let (_, first) = &pieces[0];
+        let mut bad = Vec::new();
+        for mirror in self.order(first) {
+            match self.read_pieces(&pieces, mirror).await.and_then(|data| check(&data).map(|()| data)) {
+                Ok(data) => return Ok(Verified { data, bad }),
+                Err(fault) => bad.push(self.bad_copy(logical, first, mirror, fault)),
+            }
+        }
+        Err(FsError::Lost(Box::new(Lost { logical, bytes, copies: bad })))
+    }
+
+    /// The pieces of a range, none longer than a request.
+    pub(crate) fn pieces(&self, logical: u64, bytes: u64) -> Result<Vec<(u64, Located)>, FsError> {
+        let (mut pieces, mut at, mut left) = (Vec::new(), logical, bytes);
+        while left > 0 {
+            let located = self.map.locate(at, left.min(MAX_READ_BYTES))?;
+            let length = located.bytes;
+            pieces.push((at, located));
+            // A place that was found lies below the end of all addresses.
+            (at, left) = (at + length, left - length);
+        }
+        Ok(pieces)
+    }
+
+    pub(crate) async fn read_pieces(&self, pieces: &[(u64, Located)], mirror: usize) -> Result<Slice, CopyFault> {
+        if let [(_, piece)] = pieces {
+            return self.read_mirror(piece, mirror).await;
+        }
+        let mut data = Vec::new();
+        for (_, piece) in pieces {
+            data.extend_from_slice(&self.read_mirror(piece, mirror % Storage::mirrors(piece)).await?);
+        }
+        Ok(Slice::copy_from(&data))
+    }
+
+    /// Reads data that begin and end with sectors. Each sector is from a mirror in which it passes.
+    ///
+    /// # Errors
+    /// With the first sector that passes in no mirror, or when the range has no place.
+    pub async fn read_data(&self, logical: u64, bytes: u64, check: Check<'_>) -> Result<Verified, FsError> {
+        let pieces = self.pieces(logical, bytes)?;
+        let mut all = Verified { data: Slice::empty(), bad: Vec::new() };
+        let mut joined = if pieces.len() > 1 { Some(Buffer::zeroed(bytes as usize)) } else { None };
+        for (at, located) in &pieces {
+            let offset = (at - logical) as usize;
+            let check = check.part(offset, located.bytes as usize, self.geometry());
+            let read = self.read_piece(*at, located, check).await?;
+            all.bad.extend(read.bad);
+            match &mut joined {
+                Some(joined) => joined[offset..][..read.data.len()].copy_from_slice(&read.data),
+                None => all.data = read.data,
+            }
+        }
+        if let Some(joined) = joined {
+            all.data = joined.freeze();
+        }
+        Ok(all)
+    }
+
+    async fn read_piece(&self, logical: u64, located: &Located, check: Check<'_>) -> Result<Verified, FsError> {
+        let lost = |copies| FsError::Lost(Box::new(Lost { logical, bytes: located.bytes, copies }));
+        let mut bad = Vec::new();
+        for mirror in self.order(located) {
+            let fault = match self.read_checkable(located, mirror, check).await {
+                Ok(data) => match check.first_bad(&data, self.geometry()) {
+                    None => return Ok(Verified { data, bad }),
+                    Some(_) => return self.read_sectors(logical, located, check, bad).await,
+                },
+                // A device that cannot read the piece as a whole may read most of its sectors.
+                Err(CopyFault::Unreadable(_)) if located.bytes > u64::from(self.geometry().sector_bytes) => {
+                    return self.read_sectors(logical, located, check, bad).await;
+                }
+                Err(fault) => fault,
+            };
+            bad.push(self.bad_copy(logical, located, mirror, fault));
+        }
+        Err(lost(bad))
+    }
+
+    async fn read_checkable(&self, located: &Located, mirror: usize, check: Check<'_>) -> Result<Slice, CopyFault> {
+        if matches!(check, Check::None) && self.is_stale(located, mirror) {
+            return Err(CopyFault::Stale);
+        }
+        self.read_mirror(located, mirror).await
+    }
+
+    /// Reads a piece sector by sector, each from the first mirror in which it passes.
+    async fn read_sectors(
+        &self,
+        logical: u64,
+        located: &Located,
+        check: Check<'_>,
+        mut bad: Vec<BadCopy>,
+    ) -> Result<Verified, FsError> {
+        let sector = self.geometry().sector_bytes as usize;
+        let mut data = Buffer::zeroed(located.bytes as usize);
+        for (index, out) in data.chunks_mut(sector).enumerate() {
+            let at = index * sector;
+            let part = located.part(at as u64, out.len() as u64);
+            let check = check.part(at, out.len(), self.geometry());
+            let (logical, mut copies) = (logical + at as u64, Vec::new());
+            let mut is_good = false;
+            for mirror in self.order(&part) {
+                let fault = match self.read_checkable(&part, mirror, check).await {
+                    Ok(read) => match check.first_bad(&read, self.geometry()) {
+                        None => {
+                            out.copy_from_slice(&read);
+                            is_good = true;
+                            break;
+                        }
+                        Some(mismatch) => CopyFault::Checksum(mismatch),
+                    },
+                    Err(fault) => fault,
+                };
+                copies.push(self.bad_copy(logical, &part, mirror, fault));
+            }
+            if !is_good {
+                return Err(FsError::Lost(Box::new(Lost { logical, bytes: out.len() as u64, copies })));
+            }
+            bad.extend(copies);
+        }
+        Ok(Verified { data: data.freeze(), bad })
+    }
+}
+
+impl Check<'_> {
+    /// The check of a part of the data.
+    pub(crate) fn part(self, offset: usize, bytes: usize, geometry: &Geometry) -> Self {
+        match self {
+            Check::None => Check::None,
+            Check::Sums(sums) => {
+                let (sector, sum) = (geometry.sector_bytes as usize, geometry.checksum.bytes());
+                Check::Sums(&sums[offset / sector * sum..(offset + bytes).div_ceil(sector) * sum])
+            }
+        }
+    }
+
+    /// What is wrong with the first sector that does not pass.
+    pub(crate) fn first_bad(self, data: &[u8], geometry: &Geometry) -> Option<ChecksumMismatch> {
+        match self {
+            Check::None => None,
+            Check::Sums(sums) => {
+                let sectors = data.chunks(geometry.sector_bytes as usize);
+                sectors.zip(sums.chunks(geometry.checksum.bytes())).find_map(|(data, sum)| mismatch(geometry.checksum, data, sum))
+            }
+        }
+    }
+}
+
+/// The checksum that a sector should have, and the one that it has.
+pub(crate) fn mismatch(kind: ChecksumType, data: &[u8], stored: &[u8]) -> Option<ChecksumMismatch> {
+    let expected = kind.compute(data);
+    (expected.as_bytes() != stored).then(|| ChecksumMismatch { expected, found: Checksum::stored(stored) })
+}
+
+fn parities(row: &Row) -> usize {
+    row.pieces.len() - data_pieces(row)
+}
+
+fn data_pieces(row: &Row) -> usize {
+    row.pieces.iter().filter(|(role, _)| matches!(role, Role::Data(_))).count()
+}
