@@ -26,12 +26,25 @@ pub fn date(unix_s: u64) -> String {
     }
 }
 
-/// Year, month and day (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days).
+/// Year, month and day.
 pub fn day(unix_s: u64) -> String {
-    const DAYS_OF_400_YEARS: u64 = 146_097;
+    // Seconds of 64 bits are days of 48.
+    civil((unix_s / 86_400) as i64)
+}
+
+/// A moment to the second in UTC, which may be before 1970.
+pub fn moment(unix_s: i64) -> String {
+    let second = unix_s.rem_euclid(86_400);
+    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    format!("{} {hour:02}:{minute:02}:{second:02} UTC", civil(unix_s.div_euclid(86_400)))
+}
+
+/// The date of a day since 1970 (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms", civil_from_days).
+fn civil(day: i64) -> String {
+    const DAYS_OF_400_YEARS: i64 = 146_097;
     // Years that begin in March have their leap day at the end.
-    let days = unix_s / 86_400 + 719_468;
-    let (era, day) = (days / DAYS_OF_400_YEARS, days % DAYS_OF_400_YEARS);
+    let days = day + 719_468;
+    let (era, day) = (days.div_euclid(DAYS_OF_400_YEARS), days.rem_euclid(DAYS_OF_400_YEARS));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
     let month = (5 * day + 2) / 153;
@@ -65,6 +78,15 @@ mod tests {
             assert_eq!(utc(unix_s), expected);
         }
         assert!(utc(u64::MAX).ends_with(" UTC"));
+        for (unix_s, expected) in [
+            (0, "1970-01-01 00:00:00 UTC"),
+            (1_709_164_799, "2024-02-28 23:59:59 UTC"),
+            (-1, "1969-12-31 23:59:59 UTC"),
+            (-2_203_891_200, "1900-03-01 00:00:00 UTC"),
+        ] {
+            assert_eq!(moment(unix_s), expected);
+        }
+        assert!([i64::MIN, i64::MAX].iter().all(|unix_s| moment(*unix_s).ends_with(" UTC")));
     }
 
     #[test]

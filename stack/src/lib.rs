@@ -12,6 +12,7 @@ mod drive;
 mod error;
 mod failures;
 mod files;
+pub mod filesystem;
 /// Several targets as one device.
 mod groups {
     pub(crate) mod mirror;

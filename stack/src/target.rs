@@ -44,6 +44,7 @@ use sealblock_units::ByteCount;
 pub use address::{Address, Host, NBD_PORT, NVME_TCP_PORT, NbdAddress};
 pub use error::{MAX_DEPTH, MAX_MEMBERS, MAX_TEXT_BYTES, TargetError, TargetErrorKind};
 pub use options::RemoteOptions;
+pub(crate) use parse::has_kind;
 pub use piece::encode;
 
 use crate::quantity::exact;

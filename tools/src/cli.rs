@@ -4,6 +4,7 @@
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
 mod attach;
+mod fs;
 mod mirror;
 mod scrub;
 mod serve;
@@ -22,6 +23,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
+pub use fs::{Fs, FsCat, FsCommand, FsGet, FsInfo, FsLs, FsRescue, FsTree};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };
@@ -135,6 +137,8 @@ pub enum Command {
     Resize(Resize),
     /// Show the replicas of a mirror; add, remove or replace one.
     Mirror(Mirror),
+    /// Look into a Btrfs filesystem, wherever it lies, and take files out of it: no kernel mounts it, and nothing of it changes.
+    Fs(Fs),
     /// Damage one block of a volume on purpose, behind its seal's back.
     Corrupt(Corrupt),
     /// Show the main job: make a volume, fill it, verify it, damage it, find the damage.

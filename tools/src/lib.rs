@@ -20,6 +20,7 @@ pub mod commands {
     pub mod create;
     pub mod demo;
     pub mod discover;
+    pub mod fs;
     pub mod info;
     pub mod man;
     pub mod mirror;
@@ -56,6 +57,7 @@ pub mod commands {
             Command::Rescue(arguments) => rescue::run(arguments),
             Command::Resize(arguments) => resize::run(arguments),
             Command::Mirror(arguments) => mirror::run(arguments),
+            Command::Fs(arguments) => fs::run(arguments),
             Command::Corrupt(arguments) => corrupt::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
             Command::Completions(arguments) => man::completions(arguments),

@@ -64,6 +64,7 @@ const STACK: &[&str] = &[
     "layers/offset",
     "layers/fault",
     "layers/stripe",
+    "filesystem/btrfs",
 ];
 /// What serves stacks of devices: no program and no command line.
 const SERVER: &[&str] = &[

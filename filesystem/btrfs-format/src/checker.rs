@@ -80,9 +80,8 @@ pub fn check_node<'a>(
 /// # Errors
 /// With the rule that it breaks.
 pub fn check_identity(node: &Node, geometry: &Geometry, expected: &Expected) -> Result<(), Box<Refusal>> {
-    let refuse = |rule| {
-        Box::new(Refusal { bytenr: expected.bytenr, owner: expected.owner, slot: None, key: None, rule })
-    };
+    let refuse =
+        |rule| Box::new(Refusal { bytenr: expected.bytenr, owner: expected.owner, slot: None, key: None, rule });
     check_header(node, geometry, expected).map_err(refuse)
 }
 

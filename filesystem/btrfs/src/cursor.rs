@@ -75,7 +75,16 @@ enum State {
 impl<'a> Cursor<'a> {
     /// The items of a tree whose keys lie in a range.
     pub fn new(nodes: &'a NodeCache, root: TreeRoot, range: RangeInclusive<Key>) -> Cursor<'a> {
-        Cursor { nodes, root, path: Vec::new(), range, from_floor: false, state: State::Unplaced, is_reading: false, is_sequential: false }
+        Cursor {
+            nodes,
+            root,
+            path: Vec::new(),
+            range,
+            from_floor: false,
+            state: State::Unplaced,
+            is_reading: false,
+            is_sequential: false,
+        }
     }
 
     /// The same, and before them the last item whose key is less than all of the range, if the first of the range is not there. What an item begins may
@@ -180,17 +189,9 @@ impl<'a> Cursor<'a> {
     /// The child of the last node that is `ahead` slots from its own one, and the first key of what follows the child.
     fn child(&self, ahead: usize) -> Option<(Expected, Option<Key>)> {
         let step = self.path.last()?;
-        let view = step.node.view();
-        let pointers = view.pointers().get(step.slot + ahead..)?;
-        let pointer = pointers.first()?;
-        let expected = Expected {
-            bytenr: pointer.blockptr.get(),
-            owner: self.root.id,
-            level: view.header().level.checked_sub(1)?,
-            generation: pointer.generation.get(),
-            first_key: Some(pointer.key()),
-        };
-        Some((expected, pointers.get(1).map(|next| next.key()).or(step.before)))
+        let slot = step.slot + ahead;
+        let expected = step.node.child(slot, self.root.id)?;
+        Some((expected, step.node.view().pointers().get(slot + 1).map(|next| next.key()).or(step.before)))
     }
 
     /// Reads the leaves that follow, several at once.
@@ -211,9 +212,7 @@ fn in_order(node: &LoadedNode, expected: &Expected, before: Option<Key>) -> Resu
     let view = node.view();
     let last = view.items().last().map(|item| item.key()).or_else(|| view.pointers().last().map(|one| one.key()));
     match (last, before) {
-        (Some(key), Some(before)) if key >= before => {
-            Err(FsError::KeyOrder { bytenr: expected.bytenr, key, before })
-        }
+        (Some(key), Some(before)) if key >= before => Err(FsError::KeyOrder { bytenr: expected.bytenr, key, before }),
         _ => Ok(()),
     }
 }

@@ -154,7 +154,8 @@ impl Filesystem {
             return Ok(read.data);
         }
         let runs = self.sums(logical, bytes).await?;
-        let (sector, sum) = (u64::from(self.storage().geometry().sector_bytes), self.storage().geometry().checksum.bytes());
+        let (sector, sum) =
+            (u64::from(self.storage().geometry().sector_bytes), self.storage().geometry().checksum.bytes());
         match &runs[..] {
             [run] if run.logical == logical && (run.bytes.len() / sum) as u64 * sector == bytes => {
                 let read = self.storage().read_data(logical, bytes, Check::Sums(&run.bytes)).await?;

@@ -67,14 +67,18 @@ impl DeviceSet {
     pub async fn open(candidates: Vec<Candidate>) -> Result<DeviceSet, FsError> {
         if candidates.is_empty() || candidates.len() > MAX_DEVICES {
             let count = candidates.len();
-            return Err(FsError::Devices(format!("a filesystem of {count} devices: from 1 to {MAX_DEVICES} are opened")));
+            return Err(FsError::Devices(format!(
+                "a filesystem of {count} devices: from 1 to {MAX_DEVICES} are opened"
+            )));
         }
         let mut devices: BTreeMap<u64, Device> = BTreeMap::new();
         let mut newest: Option<(Box<Superblock>, Geometry, String)> = None;
         let mut bad_superblocks = Vec::new();
         for Candidate { name, device } in candidates {
             let Found { superblock, geometry, bad } = find_superblock(&name, &device).await?;
-            if let Some((first, _, other)) = newest.as_ref().filter(|(first, ..)| first.node_uuid() != superblock.node_uuid()) {
+            if let Some((first, _, other)) =
+                newest.as_ref().filter(|(first, ..)| first.node_uuid() != superblock.node_uuid())
+            {
                 let (this, first) = (uuid(&superblock.fsid), uuid(&first.fsid));
                 return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {first}")));
             }
@@ -193,7 +197,8 @@ async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsErro
         why: bad.into_iter().next().map_or(CopyFault::NoBlock, |(_, _, fault)| fault),
     };
     // The first copy decides which filesystem it is, where it is intact.
-    let first = intact.iter().find(|(_, mirror, ..)| *mirror == 1).or_else(|| intact.iter().max_by_key(|one| one.3.generation));
+    let first =
+        intact.iter().find(|(_, mirror, ..)| *mirror == 1).or_else(|| intact.iter().max_by_key(|one| one.3.generation));
     let Some(fsid) = first.map(|(_, _, superblock, _)| superblock.fsid) else { return Err(none(bad)) };
     intact.retain(|(_, _, superblock, _)| superblock.fsid == fsid);
     let newest = intact.iter().map(|one| one.3.generation).max().unwrap_or_default();

@@ -150,7 +150,11 @@ impl Filesystem {
     /// When a part is not there or is no directory, or cannot be read.
     pub async fn resolve(&self, top: Inode, path: &[u8], follow_last: bool) -> Result<Inode, FsError> {
         let split = |path: &[u8]| -> Vec<Vec<u8>> {
-            path.split(|byte| *byte == b'/').filter(|part| !part.is_empty() && *part != b".").map(<[u8]>::to_vec).rev().collect()
+            path.split(|byte| *byte == b'/')
+                .filter(|part| !part.is_empty() && *part != b".")
+                .map(<[u8]>::to_vec)
+                .rev()
+                .collect()
         };
         let (mut way, mut rest, mut links) = (vec![top], split(path), 0);
         while let Some(part) = rest.pop() {
@@ -167,11 +171,14 @@ impl Filesystem {
                 return Err(FsError::Kind(format!("{shown:?} cannot lie in what is no directory")));
             }
             let entry = self.entry(&directory, &part).await?;
-            let entry = entry.ok_or_else(|| FsError::Absent(format!("{shown:?} in the directory {}", directory.ino)))?;
+            let entry =
+                entry.ok_or_else(|| FsError::Absent(format!("{shown:?} in the directory {}", directory.ino)))?;
             let inode = match self.follow(&directory, &entry).await? {
                 Found::Inode(inode) => inode,
                 Found::EmptyDirectory => {
-                    return Err(FsError::Absent(format!("subvolume at {shown:?}: it lies elsewhere, and this is an empty directory")));
+                    return Err(FsError::Absent(format!(
+                        "subvolume at {shown:?}: it lies elsewhere, and this is an empty directory"
+                    )));
                 }
             };
             if inode.kind == FileKind::Symlink && (!rest.is_empty() || follow_last) {
@@ -218,12 +225,16 @@ impl Filesystem {
         while at != objectid::FIRST_FREE {
             let names = self.names(tree, at).await?;
             let name = names.into_iter().next();
-            let name = name.ok_or_else(|| FsError::Absent(format!("name of the directory {at} in subvolume {}", tree.id)))?;
+            let name =
+                name.ok_or_else(|| FsError::Absent(format!("name of the directory {at} in subvolume {}", tree.id)))?;
             at = name.parent;
             parts.push(name.name);
             if parts.len() > MAX_DEPTH {
                 let what = format!("the directory {ino} in subvolume {}", tree.id);
-                return Err(FsError::Contradiction { what, why: format!("it lies below more than {MAX_DEPTH} others") });
+                return Err(FsError::Contradiction {
+                    what,
+                    why: format!("it lies below more than {MAX_DEPTH} others"),
+                });
             }
         }
         Ok(parts.iter().rev().flat_map(|part| std::iter::once(b'/').chain(part.iter().copied())).collect())
@@ -247,7 +258,10 @@ impl Filesystem {
             (path, at, depth) = (longer, parent.id, depth + 1);
             if depth > MAX_DEPTH {
                 let what = format!("subvolume {id}");
-                return Err(FsError::Contradiction { what, why: format!("it lies below more than {MAX_DEPTH} others") });
+                return Err(FsError::Contradiction {
+                    what,
+                    why: format!("it lies below more than {MAX_DEPTH} others"),
+                });
             }
         }
         Ok(path)

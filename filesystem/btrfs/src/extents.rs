@@ -4,6 +4,7 @@ use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::file_extent::{Compression, ExtentLocation, FileExtent, FileExtentHead};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
+use crate::cursor::Cursor;
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::inode::Inode;
@@ -105,7 +106,7 @@ impl Filesystem {
         if from >= to {
             return Ok(parts);
         }
-        let mut cursor = crate::cursor::Cursor::from_floor(self.nodes(), inode.tree, key(from)..=key(to - 1));
+        let mut cursor = Cursor::from_floor(self.nodes(), inode.tree, key(from)..=key(to - 1));
         while let Some((found, data)) = cursor.next().await? {
             if (found.objectid, found.item_type) != (inode.ino, ItemType::EXTENT_DATA) {
                 continue;
@@ -121,6 +122,32 @@ impl Filesystem {
             }
         }
         Ok(parts)
+    }
+
+    /// The next run of bytes of a file from `from` on that are stored, as its first byte and the one behind it: what lies between runs are holes and space
+    /// that was never written. A run is cut at `most` bytes, and may end behind the file.
+    ///
+    /// # Errors
+    /// When a leaf is lost, or parts overlap.
+    pub async fn next_data(&self, inode: &Inode, from: u64, most: u64) -> Result<Option<(u64, u64)>, FsError> {
+        let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
+        let mut cursor = Cursor::from_floor(self.nodes(), inode.tree, key(from)..=key(u64::MAX));
+        let mut run: Option<(u64, u64)> = None;
+        while let Some((found, data)) = cursor.next().await? {
+            if (found.objectid, found.item_type) != (inode.ino, ItemType::EXTENT_DATA) {
+                continue;
+            }
+            let Ok(Item::FileExtent(extent)) = Item::decode(found, data) else { continue };
+            let part = part_of(found.offset, &extent)?;
+            let is_data = matches!(part.content, Content::Stored(_) | Content::Inline { .. });
+            match run {
+                Some((start, end)) if !is_data || part.start != end || end - start >= most => break,
+                Some((start, _)) => run = Some((start, part.end())),
+                None if is_data && part.end() > from => run = Some((part.start.max(from), part.end())),
+                None => {}
+            }
+        }
+        Ok(run.map(|(start, end)| (start, end.min(start.saturating_add(most)))))
     }
 
     /// What errors call an inode.
@@ -139,8 +166,7 @@ impl Filesystem {
         let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
         let end = logical.saturating_add(bytes);
         let (mut runs, mut expected) = (Vec::<Sums>::new(), logical);
-        let mut cursor =
-            crate::cursor::Cursor::from_floor(self.nodes(), tree, key(logical)..=key(end.saturating_sub(1)));
+        let mut cursor = Cursor::from_floor(self.nodes(), tree, key(logical)..=key(end.saturating_sub(1)));
         while let Some((found, data)) = cursor.next().await? {
             if found.item_type != ItemType::EXTENT_CSUM {
                 continue;

@@ -99,9 +99,13 @@ impl Filesystem {
                 )));
             }
         }
-        if let Some((devid, device)) = storage.devices.iter().find(|(devid, _)| !known.contains_key(devid) && lost_chunks.is_empty()) {
+        if let Some((devid, device)) =
+            storage.devices.iter().find(|(devid, _)| !known.contains_key(devid) && lost_chunks.is_empty())
+        {
             let name = &device.name;
-            return Err(FsError::Devices(format!("{name} says that it is device {devid}, which the filesystem has not (any more)")));
+            return Err(FsError::Devices(format!(
+                "{name} says that it is device {devid}, which the filesystem has not (any more)"
+            )));
         }
         let nodes = NodeCache::new(storage, options.cache_bytes);
         Ok(Filesystem {
@@ -250,12 +254,7 @@ fn roots(superblock: &Superblock, backup: Option<usize>) -> Result<(TreeRoot, Tr
 }
 
 /// Takes what is needed of the chunk tree.
-fn add_item(
-    key: Key,
-    data: &[u8],
-    map: &mut ChunkMap,
-    known: &mut BTreeMap<u64, KnownDevice>,
-) -> Result<(), FsError> {
+fn add_item(key: Key, data: &[u8], map: &mut ChunkMap, known: &mut BTreeMap<u64, KnownDevice>) -> Result<(), FsError> {
     // The checker decoded every item of the node.
     match Item::decode(key, data) {
         Ok(Item::Chunk(chunk)) => map.add(key.offset, &chunk)?,

@@ -68,7 +68,9 @@ pub mod inode;
 pub mod nodes;
 pub mod parity;
 pub mod replicas;
+pub mod space;
 pub mod subvolumes;
+pub mod walk;
 
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};
 pub use cursor::{Cursor, TreeRoot};

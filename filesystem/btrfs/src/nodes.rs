@@ -30,6 +30,19 @@ impl LoadedNode {
     pub fn view(&self) -> Node<'_> {
         Node::decode(&self.bytes).expect("it was decoded when it was checked")
     }
+
+    /// What is expected of the child behind a pointer, in the tree `owner`.
+    pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
+        let view = self.view();
+        let pointer = view.pointers().get(slot)?;
+        Some(Expected {
+            bytenr: pointer.blockptr.get(),
+            owner,
+            level: view.header().level.checked_sub(1)?,
+            generation: pointer.generation.get(),
+            first_key: Some(pointer.key()),
+        })
+    }
 }
 
 /// Storage, and nodes that were read from it.
@@ -125,7 +138,8 @@ impl NodeCache {
         // What is restored from parity is no copy of its own: parity that is wrong is found where it is read.
         for mirror in 0..first.copies.len() {
             let read = self.storage.read_pieces(&pieces, mirror).await;
-            let checked = read.and_then(|data| check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node));
+            let checked =
+                read.and_then(|data| check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node));
             if let Err(fault) = checked {
                 bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault));
             }

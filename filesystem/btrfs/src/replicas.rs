@@ -279,7 +279,9 @@ impl Check<'_> {
             Check::None => None,
             Check::Sums(sums) => {
                 let sectors = data.chunks(geometry.sector_bytes as usize);
-                sectors.zip(sums.chunks(geometry.checksum.bytes())).find_map(|(data, sum)| mismatch(geometry.checksum, data, sum))
+                sectors
+                    .zip(sums.chunks(geometry.checksum.bytes()))
+                    .find_map(|(data, sum)| mismatch(geometry.checksum, data, sum))
             }
         }
     }

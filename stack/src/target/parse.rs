@@ -42,6 +42,11 @@ impl FromStr for TargetName {
     }
 }
 
+/// True if a text begins with the word of a kind of target, and is no path whatever follows.
+pub(crate) fn has_kind(text: &str) -> bool {
+    KINDS.iter().any(|(prefix, _)| text.starts_with(prefix)) || text.starts_with("stripe-") && scheme(text).is_some()
+}
+
 /// Reads a whole text.
 fn parse(text: &str) -> Result<TargetName, TargetError> {
     let whole = Piece { text, at: 0 };

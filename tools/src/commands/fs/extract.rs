@@ -1,0 +1,405 @@
+//! Copying files out of a filesystem into a directory of this machine.
+//!
+//! Invariants:
+//! - Nothing that is there is written over, and no path leads through a link: every name is made anew, and what lies in a directory that was not made
+//!   here is left out. So names in a hostile filesystem reach nothing outside of the directory that was given.
+//! - A file that is there in the end has the data of the filesystem, sector by sector checked; what is lost of it is a hole, and named, or the file
+//!   is left out ([`Losses`]).
+
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use sealblock_btrfs::inode::{FileKind, Inode};
+use sealblock_btrfs::walk::{Met, Walk};
+use sealblock_btrfs::{Filesystem, FsError};
+use sealblock_stack::{Cause, StackError};
+
+use super::ls::device_numbers;
+use super::printable;
+use crate::interrupt;
+use crate::progress::Progress;
+
+/// Bytes of one read.
+const STEP_BYTES: u64 = 4 << 20;
+/// Bytes of a run of data that are looked for at once.
+const RUN_BYTES: u64 = 64 << 20;
+/// Losses that are listed; the others are counted.
+pub(super) const MAX_LISTED: usize = 10_000;
+
+/// What becomes of a file of which something is lost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Losses {
+    /// It is left out.
+    LeaveOut,
+    /// It is kept, with holes for what is lost.
+    Keep,
+}
+
+/// Something that was not copied, or not as it is.
+pub(super) struct Lost {
+    /// Where it lies, from the directory that was given on.
+    pub(super) path: Vec<u8>,
+    /// The bytes of the file that are lost, if it is a part of a file: the first one, and how many.
+    pub(super) range: Option<(u64, u64)>,
+    /// Why.
+    pub(super) why: String,
+}
+
+/// A copy into a directory.
+pub(super) struct Extraction<'a> {
+    filesystem: &'a Filesystem,
+    to: PathBuf,
+    losses: Losses,
+    progress: &'a Progress,
+    /// Where the first name of an inode with several is.
+    links: HashMap<(u64, u64), PathBuf>,
+    /// Directories whose modes and times are set when all that lies in them is there.
+    directories: Vec<(PathBuf, Inode)>,
+    /// Directories that could not be made.
+    unmade: HashSet<Vec<u8>>,
+    /// Every inode that a name led to.
+    pub(super) reached: HashSet<(u64, u64)>,
+    /// Files that are there.
+    pub(super) files: u64,
+    /// Bytes of data that were written.
+    pub(super) bytes: u64,
+    /// What is lost: as many as are listed.
+    pub(super) lost: Vec<Lost>,
+    /// How many losses there are.
+    pub(super) lost_count: u64,
+    /// Attributes, owners and device nodes that could not be set here.
+    pub(super) unset: u64,
+    is_privileged: bool,
+}
+
+impl<'a> Extraction<'a> {
+    pub(super) fn new(
+        filesystem: &'a Filesystem,
+        to: PathBuf,
+        losses: Losses,
+        progress: &'a Progress,
+    ) -> Extraction<'a> {
+        Extraction {
+            filesystem,
+            to,
+            losses,
+            progress,
+            links: HashMap::new(),
+            directories: Vec::new(),
+            unmade: HashSet::new(),
+            reached: HashSet::new(),
+            files: 0,
+            bytes: 0,
+            lost: Vec::new(),
+            lost_count: 0,
+            unset: 0,
+            is_privileged: rustix::process::geteuid().is_root(),
+        }
+    }
+
+    /// Copies an inode and all that lies below it to a path below the directory that was given; an empty one is that itself.
+    ///
+    /// # Errors
+    /// When nothing can be written there any more. What is lost is counted instead.
+    pub(super) async fn copy(&mut self, start: Inode, to: &[u8]) -> Result<(), StackError> {
+        let mut walk = Walk::new(self.filesystem, start, true);
+        while let Some(visit) = walk.next().await {
+            if interrupt::came() {
+                break;
+            }
+            let path = match (to.is_empty(), visit.path.is_empty()) {
+                (true, _) => visit.path,
+                (false, true) => to.to_vec(),
+                (false, false) => [to, b"/", &visit.path].concat(),
+            };
+            match visit.met {
+                // The directory that was given is there already.
+                Met::Inode(inode) if path.is_empty() => {
+                    self.reached.insert((inode.tree.id, inode.ino));
+                    let at = self.to.clone();
+                    self.made(&at, &inode).await;
+                }
+                Met::Inode(inode) => self.put(&path, &inode).await?,
+                Met::EmptyDirectory => {
+                    if let Err(error) = make_directory(&self.at(&path)) {
+                        self.not_made(&path, &error)?;
+                    }
+                }
+                Met::Lost(error) => self.lose(path, None, error.to_string()),
+                Met::BadName(error) => self.lose(path, None, error.to_string()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sets what directories have, from the innermost on: whatever is made in them changes their times.
+    pub(super) fn finish(&mut self) {
+        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
+            self.set_state(&path, &inode);
+        }
+    }
+
+    /// Makes directories that the filesystem does not have, one in the other, and returns their path.
+    ///
+    /// # Errors
+    /// When one cannot be made.
+    pub(super) fn folder(&mut self, names: &[String]) -> Result<Vec<u8>, StackError> {
+        let mut path = PathBuf::new();
+        for name in names {
+            path.push(name);
+            match make_directory(&self.to.join(&path)) {
+                // Of what the filesystem has there, only a directory will do, and no link to one.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&self.to.join(&path)) => {}
+                made => made.map_err(|error| StackError::io("making a directory", &error).on(path.display()))?,
+            }
+        }
+        Ok(path.into_os_string().into_encoded_bytes())
+    }
+
+    fn at(&self, path: &[u8]) -> PathBuf {
+        self.to.join(OsStr::from_bytes(path))
+    }
+
+    pub(super) fn lose(&mut self, path: Vec<u8>, range: Option<(u64, u64)>, why: String) {
+        self.lost_count += 1;
+        if self.lost.len() < MAX_LISTED {
+            self.lost.push(Lost { path, range, why });
+        }
+    }
+
+    /// Something could not be made here. A full or failing disk ends the copy; anything else is about this one name.
+    fn not_made(&mut self, path: &[u8], error: &io::Error) -> Result<(), StackError> {
+        use io::ErrorKind;
+        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
+            || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
+        {
+            return Err(StackError::io(format!("writing /{}", printable(path)), error).on(self.to.display()));
+        }
+        self.unmade.insert(path.to_vec());
+        let why = match error.kind() {
+            ErrorKind::AlreadyExists => "something of this name is there already".to_owned(),
+            _ => format!("it cannot be made here: {error}"),
+        };
+        self.lose(path.to_vec(), None, why);
+        Ok(())
+    }
+
+    async fn put(&mut self, path: &[u8], inode: &Inode) -> Result<(), StackError> {
+        self.reached.insert((inode.tree.id, inode.ino));
+        let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |slash| &path[..slash]);
+        if !path.is_empty() && self.unmade.contains(parent) {
+            self.unmade.insert(path.to_vec());
+            self.lose(path.to_vec(), None, "its directory could not be made".to_owned());
+            return Ok(());
+        }
+        let at = self.at(path);
+        let key = (inode.tree.id, inode.ino);
+        if inode.kind != FileKind::Directory
+            && let Some(first) = self.links.get(&key)
+        {
+            return fs::hard_link(first, &at).or_else(|error| self.not_made(path, &error));
+        }
+        let made = match inode.kind {
+            FileKind::Regular => return self.put_file(path, &at, inode).await,
+            FileKind::Directory => make_directory(&at),
+            FileKind::Symlink => match self.filesystem.read_link(inode).await {
+                Ok(link) => std::os::unix::fs::symlink(OsStr::from_bytes(&link), &at),
+                Err(error) => {
+                    self.lose(path.to_vec(), None, error.to_string());
+                    return Ok(());
+                }
+            },
+            _ => {
+                if !self.is_privileged && device_numbers(inode).is_some() {
+                    self.unset += 1;
+                    return Ok(());
+                }
+                make_node(&at, inode)
+            }
+        };
+        match made {
+            Err(error) => self.not_made(path, &error),
+            Ok(()) => {
+                self.made(&at, inode).await;
+                Ok(())
+            }
+        }
+    }
+
+    /// Sets what an inode that was made has.
+    async fn made(&mut self, at: &Path, inode: &Inode) {
+        if inode.item.nlink > 1 && inode.kind != FileKind::Directory {
+            self.links.insert((inode.tree.id, inode.ino), at.to_owned());
+        }
+        match self.filesystem.xattrs(inode).await {
+            Ok(xattrs) => {
+                for one in xattrs {
+                    let name = OsStr::from_bytes(&one.name);
+                    let set = rustix::fs::lsetxattr(at, name, &one.value, XattrFlags::empty());
+                    self.unset += u64::from(set.is_err());
+                }
+            }
+            Err(error) => {
+                let path = at.strip_prefix(&self.to).unwrap_or(at).as_os_str().as_bytes().to_vec();
+                self.lose(path, None, format!("its attributes: {error}"));
+            }
+        }
+        match inode.kind {
+            FileKind::Directory => self.directories.push((at.to_owned(), *inode)),
+            _ => {
+                self.files += 1;
+                self.set_state(at, inode);
+            }
+        }
+    }
+
+    /// Owner, mode and times, in this order: setting an owner clears bits of the mode.
+    fn set_state(&mut self, at: &Path, inode: &Inode) {
+        let item = &inode.item;
+        if self.is_privileged {
+            let owner = rustix::fs::Uid::from_raw(item.uid.get());
+            let group = rustix::fs::Gid::from_raw(item.gid.get());
+            let set = rustix::fs::chownat(CWD, at, Some(owner), Some(group), AtFlags::SYMLINK_NOFOLLOW);
+            self.unset += u64::from(set.is_err());
+        }
+        if inode.kind != FileKind::Symlink {
+            let set = fs::set_permissions(at, fs::Permissions::from_mode(item.mode.get() & 0o7777));
+            self.unset += u64::from(set.is_err());
+        }
+        let time = |time: sealblock_btrfs_format::items::inode::Timespec| Timespec {
+            tv_sec: time.seconds.get(),
+            tv_nsec: time.nanoseconds.get().into(),
+        };
+        let times = Timestamps { last_access: time(item.atime), last_modification: time(item.mtime) };
+        let set = rustix::fs::utimensat(CWD, at, &times, AtFlags::SYMLINK_NOFOLLOW);
+        self.unset += u64::from(set.is_err());
+    }
+
+    async fn put_file(&mut self, path: &[u8], at: &Path, inode: &Inode) -> Result<(), StackError> {
+        let mut options = OpenOptions::new();
+        let file = match options.write(true).create_new(true).mode(0o600).open(at) {
+            Ok(file) => file,
+            Err(error) => return self.not_made(path, &error),
+        };
+        let whole = self.put_data(path, &file, inode).await?;
+        if !whole && self.losses == Losses::LeaveOut {
+            fs::remove_file(at).map_err(|error| StackError::io("removing a damaged file", &error).on(at.display()))?;
+            return Ok(());
+        }
+        self.made(at, inode).await;
+        Ok(())
+    }
+
+    /// Writes the data of a file. True if nothing of them is lost.
+    async fn put_data(&mut self, path: &[u8], file: &File, inode: &Inode) -> Result<bool, StackError> {
+        let size = inode.size();
+        if let Err(error) = file.set_len(size) {
+            self.not_made(path, &error)?;
+            return Ok(false);
+        }
+        let (mut from, mut is_whole) = (0, true);
+        while from < size {
+            let run = match self.filesystem.next_data(inode, from, RUN_BYTES).await {
+                Ok(Some(run)) => run,
+                Ok(None) => break,
+                Err(error) => {
+                    // Where its extents are is lost from here on.
+                    self.lose(path.to_vec(), Some((from, size - from)), error.to_string());
+                    return Ok(false);
+                }
+            };
+            let (mut at, end) = (run.0, run.1.min(size));
+            while at < end {
+                let step = STEP_BYTES.min(end - at);
+                let lost = self.put_step(path, file, inode, (at, step)).await?;
+                is_whole &= !lost;
+                if lost && self.losses == Losses::LeaveOut {
+                    return Ok(false);
+                }
+                self.progress.advance(step);
+                at += step;
+            }
+            from = run.1;
+        }
+        Ok(is_whole)
+    }
+
+    /// Writes some bytes of a file; where they cannot be read, each half by itself, down to a sector. True if some are lost.
+    async fn put_step(
+        &mut self,
+        path: &[u8],
+        file: &File,
+        inode: &Inode,
+        range: (u64, u64),
+    ) -> Result<bool, StackError> {
+        let sector = u64::from(self.filesystem.storage().geometry().sector_bytes);
+        let (mut pending, mut is_lost) = (vec![range], false);
+        while let Some((at, bytes)) = pending.pop() {
+            match self.filesystem.read(inode, at, bytes as usize).await {
+                Ok(data) => {
+                    file.write_all_at(&data, at).map_err(|error| {
+                        StackError::io(format!("writing /{}", printable(path)), &error).on(self.to.display())
+                    })?;
+                    self.bytes += data.len() as u64;
+                }
+                Err(error) if bytes > sector && self.losses == Losses::Keep && is_of_data(&error) => {
+                    let half = (bytes / 2).next_multiple_of(sector);
+                    pending.extend([(at + half, bytes - half), (at, half)]);
+                }
+                Err(error) => {
+                    is_lost = true;
+                    self.lose(path.to_vec(), Some((at, bytes)), error.to_string());
+                }
+            }
+        }
+        Ok(is_lost)
+    }
+}
+
+/// True if other bytes of a file may be read though some cannot.
+fn is_of_data(error: &FsError) -> bool {
+    error.is_damage()
+}
+
+fn is_directory(at: &Path) -> bool {
+    fs::symlink_metadata(at).is_ok_and(|found| found.is_dir())
+}
+
+fn make_directory(at: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(at)
+}
+
+/// Makes a device node, a pipe or a socket.
+fn make_node(at: &Path, inode: &Inode) -> io::Result<()> {
+    let kind = match inode.kind {
+        FileKind::CharDevice => FileType::CharacterDevice,
+        FileKind::BlockDevice => FileType::BlockDevice,
+        FileKind::Socket => FileType::Socket,
+        _ => FileType::Fifo,
+    };
+    let (major, minor) = device_numbers(inode).unwrap_or_default();
+    // Major numbers have 12 bits and minor ones 20.
+    let device = rustix::fs::makedev(major as u32, minor as u32);
+    Ok(rustix::fs::mknodat(CWD, at, kind, Mode::from_raw_mode(0o600), device)?)
+}
+
+/// The directory that is copied into: it has to be empty, or is made.
+pub(super) fn empty_directory(to: &Path) -> Result<(), StackError> {
+    let refuse = |why: &str| StackError::new(Cause::Refused, "preparing the directory", why).on(to.display());
+    match fs::read_dir(to) {
+        Ok(mut entries) => match entries.next() {
+            None => Ok(()),
+            Some(_) => Err(refuse("it is not empty").advise("a directory that is not there yet")),
+        },
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            make_directory(to).map_err(|error| StackError::io("making the directory", &error).on(to.display()))
+        }
+        Err(error) => Err(StackError::io("preparing the directory", &error).on(to.display())),
+    }
+}

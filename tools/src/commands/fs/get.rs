@@ -1,0 +1,97 @@
+//! `sealblock fs get`: a file or a directory, out of a filesystem.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+
+use sealblock_btrfs::inode::FileKind;
+use sealblock_stack::{Cause, StackError};
+use serde::Serialize;
+
+use super::extract::{Extraction, Losses, empty_directory};
+use super::{printable, resolve, with_filesystem};
+use crate::cli::FsGet;
+use crate::exit::Exit;
+use crate::interrupt;
+use crate::progress::{Progress, Show};
+use crate::report::{note, print_json};
+
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    to: String,
+    files: u64,
+    bytes: u64,
+    lost: Vec<LostReport>,
+    lost_unlisted: u64,
+    not_set: u64,
+}
+
+/// Something that is lost.
+#[derive(Serialize)]
+pub(super) struct LostReport {
+    pub(super) path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) bytes: Option<u64>,
+    pub(super) why: String,
+}
+
+impl From<&super::extract::Lost> for LostReport {
+    fn from(lost: &super::extract::Lost) -> LostReport {
+        let (offset, bytes) = lost.range.unzip();
+        LostReport { path: printable(&lost.path), offset, bytes, why: lost.why.clone() }
+    }
+}
+
+/// Copies.
+pub fn run(arguments: &FsGet) -> Result<Exit, StackError> {
+    let place = &arguments.place;
+    interrupt::watch();
+    with_filesystem(place, async |open| {
+        let inode = resolve(open, place, false).await?;
+        let name =
+            place.path.split(|byte| *byte == b'/').rfind(|part| !part.is_empty() && !matches!(*part, b"." | b".."));
+        let to = match name {
+            Some(name) if arguments.to.is_dir() => arguments.to.join(OsStr::from_bytes(name)),
+            _ => arguments.to.clone(),
+        };
+        let progress = Progress::new("copying", None, if arguments.json { Show::Never } else { Show::OnTerminal });
+        let (folder, path) = match inode.kind {
+            FileKind::Directory => {
+                empty_directory(&to)?;
+                (to.clone(), Vec::new())
+            }
+            _ => {
+                let usage = |why: &str| StackError::new(Cause::Usage, "preparing the copy", why).on(to.display());
+                let name = to.file_name().ok_or_else(|| usage("it has no name of its own"))?;
+                (to.parent().unwrap_or(std::path::Path::new("")).to_owned(), name.as_bytes().to_vec())
+            }
+        };
+        let mut extraction = Extraction::new(&open.filesystem, folder, Losses::LeaveOut, &progress);
+        extraction.copy(inode, &path).await?;
+        extraction.finish();
+        if arguments.json {
+            let lost: Vec<LostReport> = extraction.lost.iter().map(LostReport::from).collect();
+            let lost_unlisted = extraction.lost_count - lost.len() as u64;
+            let (files, bytes, not_set) = (extraction.files, extraction.bytes, extraction.unset);
+            let to = to.display().to_string();
+            print_json(&Report { target: place.to_string(), to, files, bytes, lost, lost_unlisted, not_set })?;
+        } else {
+            for lost in &extraction.lost {
+                note(&format_args!("{}: left out: {}", printable(&lost.path), lost.why));
+            }
+            if extraction.unset > 0 {
+                note(&format_args!(
+                    "{} owners, attributes, times or device nodes could not be set here",
+                    extraction.unset
+                ));
+            }
+        }
+        Ok(match (interrupt::came(), extraction.lost_count) {
+            (true, _) => Exit::Interrupted,
+            (false, 0) => Exit::Clean,
+            (false, _) => Exit::DamageFound,
+        })
+    })
+}

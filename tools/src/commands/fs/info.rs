@@ -1,0 +1,223 @@
+//! `sealblock fs info`: what a filesystem is.
+
+use sealblock_btrfs::Filesystem;
+use sealblock_btrfs::devices::uuid;
+use sealblock_btrfs::space::{kind_name, profile_name};
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::features::{CompatRo, Incompat};
+use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
+use sealblock_server::dates::moment;
+use sealblock_stack::StackError;
+use sealblock_stack::filesystem::{FilesystemName, of_filesystem};
+use sealblock_units::ByteCount;
+use serde::Serialize;
+
+use super::{printable, with_filesystem};
+use crate::cli::FsInfo;
+use crate::exit::Exit;
+use crate::report::{Lines, note, print_report};
+
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    label: String,
+    uuid: String,
+    generation: u64,
+    checksum: &'static str,
+    sector_bytes: u32,
+    node_bytes: u32,
+    total_bytes: u64,
+    used_bytes: u64,
+    features: Vec<String>,
+    has_log: bool,
+    devices: Vec<DeviceReport>,
+    space: Vec<SpaceReport>,
+    default_subvolume: u64,
+    subvolumes: Vec<SubvolumeReport>,
+    /// What is damaged of what was read for this.
+    damage: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct DeviceReport {
+    id: u64,
+    uuid: String,
+    target: Option<String>,
+    total_bytes: u64,
+    used_bytes: u64,
+    missing: bool,
+    stale: bool,
+}
+
+#[derive(Serialize)]
+struct SpaceReport {
+    kind: &'static str,
+    profile: &'static str,
+    total_bytes: u64,
+    used_bytes: u64,
+    device_bytes: u64,
+}
+
+#[derive(Serialize)]
+struct SubvolumeReport {
+    id: u64,
+    path: Option<String>,
+    uuid: Option<String>,
+    snapshot_of: Option<String>,
+    received_from: Option<String>,
+    read_only: bool,
+    being_deleted: bool,
+    generation: u64,
+    created_s: Option<i64>,
+}
+
+/// Says it.
+pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
+    let name = &arguments.filesystem;
+    if name.has_place {
+        note(&"info is about the whole filesystem, not about a place in it");
+    }
+    let report = with_filesystem(name, async |open| report(name, &open.filesystem).await)?;
+    print_report(arguments.json, &report, || text(&report))?;
+    Ok(match (report.damage.is_empty(), report.devices.iter().any(|device| device.missing || device.stale)) {
+        (false, _) => Exit::DamageFound,
+        (true, true) => Exit::Incomplete,
+        (true, false) => Exit::Clean,
+    })
+}
+
+async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Result<Report, StackError> {
+    let (superblock, geometry) = (filesystem.superblock(), filesystem.storage().geometry());
+    let mut damage: Vec<String> = filesystem.lost_chunks().iter().map(ToString::to_string).collect();
+    damage.extend(filesystem.storage().devices.bad_superblocks().iter().map(|copy| format!("superblock: {copy}")));
+    let (subvolumes, lost) = filesystem.subvolumes().await;
+    damage.extend(lost.iter().map(ToString::to_string));
+    let space = filesystem.space().await.unwrap_or_else(|error| {
+        damage.push(error.to_string());
+        Default::default()
+    });
+    let fail = |error| of_filesystem("reading the default subvolume", &error).on(name);
+    let default_subvolume = filesystem.default_subvolume().await.map_err(fail)?;
+    let some = |bytes: &[u8; 16]| Some(uuid(bytes)).filter(|_| bytes != &[0; 16]);
+    let mut told = Vec::new();
+    for (id, one) in &subvolumes {
+        let path = match one.is_dead {
+            true => None,
+            false => filesystem.path_of_subvolume(*id).await.ok(),
+        };
+        told.push(SubvolumeReport {
+            id: *id,
+            path: path.map(|path| if path.is_empty() { "/".to_owned() } else { printable(&path) }),
+            uuid: some(&one.uuid),
+            snapshot_of: some(&one.parent_uuid),
+            received_from: some(&one.received_uuid),
+            read_only: one.is_read_only,
+            being_deleted: one.is_dead,
+            generation: one.root.generation,
+            created_s: one.created.map(|time| time.seconds.get()),
+        });
+    }
+    damage.extend(filesystem.take_bad_copies().iter().map(ToString::to_string));
+    Ok(Report {
+        target: name.devices(),
+        label: printable(superblock.label()),
+        uuid: uuid(&superblock.fsid),
+        generation: geometry.generation,
+        checksum: checksum_name(geometry.checksum),
+        sector_bytes: geometry.sector_bytes,
+        node_bytes: geometry.node_bytes,
+        total_bytes: superblock.total_bytes.get(),
+        used_bytes: superblock.bytes_used.get(),
+        features: features(geometry.features.incompat, geometry.features.compat_ro),
+        has_log: filesystem.has_log(),
+        devices: devices(filesystem),
+        space: space
+            .into_iter()
+            .map(|(bits, space)| {
+                let flags = BlockGroupFlags::from_bits_retain(bits);
+                SpaceReport {
+                    kind: kind_name(flags),
+                    profile: flags.profile().map_or("unknown", profile_name),
+                    total_bytes: space.total_bytes,
+                    used_bytes: space.used_bytes,
+                    device_bytes: space.device_bytes,
+                }
+            })
+            .collect(),
+        default_subvolume,
+        subvolumes: told,
+        damage,
+    })
+}
+
+fn checksum_name(kind: ChecksumType) -> &'static str {
+    match kind {
+        ChecksumType::Crc32c => "crc32c",
+        ChecksumType::XxHash64 => "xxhash64",
+        ChecksumType::Sha256 => "sha256",
+        ChecksumType::Blake2b => "blake2b",
+    }
+}
+
+fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
+    let names = incompat.iter_names().map(|(name, _)| name).chain(compat_ro.iter_names().map(|(name, _)| name));
+    names.map(str::to_lowercase).collect()
+}
+
+fn devices(filesystem: &Filesystem) -> Vec<DeviceReport> {
+    let known = filesystem.known_devices().iter();
+    known
+        .map(|(devid, known)| {
+            let here = filesystem.storage().devices.get(*devid);
+            DeviceReport {
+                id: *devid,
+                uuid: uuid(&known.item.uuid),
+                target: here.map(|device| device.name.clone()),
+                total_bytes: known.item.total_bytes.get(),
+                used_bytes: known.item.bytes_used.get(),
+                missing: known.is_missing,
+                stale: here.is_some_and(|device| device.is_stale),
+            }
+        })
+        .collect()
+}
+
+fn text(report: &Report) -> String {
+    let mut lines = Lines::new(16);
+    let bytes = |bytes: u64| ByteCount::new(bytes);
+    lines.put("filesystem", format_args!("Btrfs {:?}", report.label));
+    lines.put("uuid", &report.uuid);
+    lines.put("generation", report.generation);
+    lines.put("checksums", report.checksum);
+    lines.put("sectors, nodes", format_args!("{} and {} bytes", report.sector_bytes, report.node_bytes));
+    lines.put("size, used", format_args!("{}, {}", bytes(report.total_bytes), bytes(report.used_bytes)));
+    lines.put("features", report.features.join(" "));
+    if report.has_log {
+        lines.put("log", "not replayed");
+    }
+    for device in &report.devices {
+        let state = match (device.missing, device.stale) {
+            (true, _) => ", MISSING",
+            (_, true) => ", of an older transaction",
+            _ => "",
+        };
+        let target = device.target.as_deref().unwrap_or("-");
+        let (total, used) = (bytes(device.total_bytes), bytes(device.used_bytes));
+        lines.put(&format!("device {}", device.id), format_args!("{target}, {total}, {used} in block groups{state}"));
+    }
+    for space in &report.space {
+        let (total, used, on) = (bytes(space.total_bytes), bytes(space.used_bytes), bytes(space.device_bytes));
+        lines.put("space", format_args!("{} {}: {used} of {total} used, {on} on devices", space.kind, space.profile));
+    }
+    for one in &report.subvolumes {
+        let mut words = vec![one.path.clone().unwrap_or_else(|| "-".to_owned())];
+        words.extend((one.id == report.default_subvolume).then(|| "default".to_owned()));
+        words.extend(one.read_only.then(|| "read-only".to_owned()));
+        words.extend(one.being_deleted.then(|| "being deleted".to_owned()));
+        words.extend(one.snapshot_of.as_ref().map(|uuid| format!("snapshot of {uuid}")));
+        words.extend(one.created_s.map(|seconds| format!("made {}", moment(seconds))));
+        lines.put(&format!("subvolume {}", one.id), words.join(", "));
+    }
+    report.damage.iter().for_each(|damage| lines.put("damage", damage));
+    lines.into_text()
+}

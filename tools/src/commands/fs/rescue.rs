@@ -1,0 +1,163 @@
+//! `sealblock fs rescue`: what is good of a damaged filesystem, and a list of the rest.
+//!
+//! First all that directories lead to. Then subvolumes that nothing leads to any more, each in a directory of its own, and last inodes that no name
+//! leads to, by their numbers: their directory is lost, or the entry in it.
+
+use sealblock_btrfs::inode::FileKind;
+use sealblock_btrfs::{OpenOptions, TreeRoot};
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_stack::StackError;
+use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start};
+use serde::Serialize;
+
+use super::extract::{Extraction, Losses, empty_directory};
+use super::get::LostReport;
+use super::{printable, resolve, with_options};
+use crate::cli::FsRescue;
+use crate::exit::Exit;
+use crate::interrupt;
+use crate::progress::{Progress, Show};
+use crate::report::{note, print_json, say};
+
+/// Where inodes without a name go.
+const LOST_AND_FOUND: &str = "lost+found";
+
+#[derive(Serialize)]
+struct Report {
+    target: String,
+    to: String,
+    files: u64,
+    bytes: u64,
+    nameless: u64,
+    lost: Vec<LostReport>,
+    lost_unlisted: u64,
+    not_set: u64,
+}
+
+/// Copies what is good.
+pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
+    let place = &arguments.place;
+    empty_directory(&arguments.to)?;
+    interrupt::watch();
+    let options = OpenOptions { backup_root: arguments.backup_root.map(usize::from), ..OpenOptions::default() };
+    with_options(place, options, async |open| {
+        let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+        let progress = Progress::new("rescuing", None, show);
+        let mut extraction = Extraction::new(&open.filesystem, arguments.to.clone(), Losses::Keep, &progress);
+        for lost in open.filesystem.lost_chunks() {
+            extraction.lose(Vec::new(), None, lost.to_string());
+        }
+        let nameless = if place.has_place {
+            let start = resolve(open, place, false).await?;
+            extraction.copy(start, &name_in(place, start.kind)).await?;
+            0
+        } else {
+            all(open, &mut extraction).await?
+        };
+        extraction.finish();
+        if arguments.json {
+            let lost: Vec<LostReport> = extraction.lost.iter().map(LostReport::from).collect();
+            let lost_unlisted = extraction.lost_count - lost.len() as u64;
+            let (files, bytes, not_set) = (extraction.files, extraction.bytes, extraction.unset);
+            let (target, to) = (place.to_string(), arguments.to.display().to_string());
+            print_json(&Report { target, to, files, bytes, nameless, lost, lost_unlisted, not_set })?;
+        } else {
+            for lost in &extraction.lost {
+                let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));
+                say(&format!("/{}{range}: {}", printable(&lost.path), lost.why))?;
+            }
+            note(&format_args!(
+                "{} files, {nameless} of them without a name, {} lost parts",
+                extraction.files, extraction.lost_count
+            ));
+            if extraction.unset > 0 {
+                note(&format_args!(
+                    "{} owners, attributes, times or device nodes could not be set here",
+                    extraction.unset
+                ));
+            }
+        }
+        Ok(match (interrupt::came(), extraction.lost_count) {
+            (true, _) => Exit::Interrupted,
+            (false, 0) => Exit::Clean,
+            (false, _) => Exit::DamageFound,
+        })
+    })
+}
+
+/// What a single file is called; a directory is the one that is copied into.
+fn name_in(place: &FilesystemName, kind: FileKind) -> Vec<u8> {
+    let name = place.path.split(|byte| *byte == b'/').rfind(|part| !part.is_empty());
+    name.filter(|_| kind != FileKind::Directory).unwrap_or_default().to_vec()
+}
+
+/// Everything that can be reached in any way. Returns how many inodes had no name.
+async fn all(open: &OpenFilesystem, extraction: &mut Extraction<'_>) -> Result<u64, StackError> {
+    let filesystem = &open.filesystem;
+    let top = FilesystemName { targets: Vec::new(), start: Start::TopLevel, path: Vec::new(), has_place: true };
+    match resolve(open, &top, false).await {
+        Ok(start) => extraction.copy(start, b"").await?,
+        Err(error) => extraction.lose(Vec::new(), None, error.to_string()),
+    }
+    let (subvolumes, lost) = filesystem.subvolumes().await;
+    lost.iter().for_each(|lost| extraction.lose(Vec::new(), None, lost.to_string()));
+    let mut nameless = 0;
+    for (id, subvolume) in subvolumes.iter().filter(|(_, one)| !one.is_dead) {
+        if interrupt::came() {
+            break;
+        }
+        if *id != objectid::FS_TREE && !extraction.reached.contains(&(*id, subvolume.root_dirid)) {
+            let name = format!("subvolume-{id}").into_bytes();
+            match filesystem.top(subvolume).await {
+                Ok(start) => extraction.copy(start, &name).await?,
+                Err(error) => extraction.lose(name, None, error.to_string()),
+            }
+        }
+        nameless += copy_nameless(open, extraction, subvolume.root).await?;
+    }
+    Ok(nameless)
+}
+
+/// Copies inodes of a subvolume that no name led to.
+async fn copy_nameless(
+    open: &OpenFilesystem,
+    extraction: &mut Extraction<'_>,
+    tree: TreeRoot,
+) -> Result<u64, StackError> {
+    let filesystem = &open.filesystem;
+    let (first, last) =
+        (Key::new(objectid::FIRST_FREE, ItemType(0), 0), Key::new(objectid::LAST_FREE, ItemType(u8::MAX), u64::MAX));
+    let (mut cursor, mut inos) = (filesystem.cursor(tree, first..=last), Vec::new());
+    loop {
+        match cursor.next().await {
+            Ok(None) => break,
+            Ok(Some((key, data))) => {
+                // An inode without links is one that was deleted while it was open.
+                if let Ok(Item::Inode(item)) = Item::decode(key, data)
+                    && item.nlink > 0
+                    && !extraction.reached.contains(&(tree.id, key.objectid))
+                {
+                    inos.push(key.objectid);
+                }
+            }
+            Err(error) => extraction.lose(format!("subvolume {}", tree.id).into_bytes(), None, error.to_string()),
+        }
+    }
+    let mut copied = 0;
+    for ino in inos {
+        if extraction.reached.contains(&(tree.id, ino)) {
+            continue;
+        }
+        let folder = extraction.folder(&[LOST_AND_FOUND.to_owned(), format!("subvolume-{}", tree.id)])?;
+        let path = [&folder[..], format!("/inode-{ino}").as_bytes()].concat();
+        match filesystem.inode(tree, ino).await {
+            Ok(inode) => {
+                extraction.copy(inode, &path).await?;
+                copied += 1;
+            }
+            Err(error) => extraction.lose(path, None, error.to_string()),
+        }
+    }
+    Ok(copied)
+}
