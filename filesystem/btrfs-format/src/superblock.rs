@@ -149,8 +149,10 @@ pub mod flags {
     pub const ERROR: u64 = 1 << 2;
     /// A seed: only to be read, and the base of another filesystem.
     pub const SEEDING: u64 = 1 << 32;
-    /// An image of metadata without data, in an older and a newer form.
-    pub const METADUMP: u64 = 1 << 33 | 1 << 34;
+    /// An image of metadata without data, in whose chunks logical addresses are places.
+    pub const METADUMP: u64 = 1 << 33;
+    /// An image of metadata without data.
+    pub const METADUMP_V2: u64 = 1 << 34;
     /// A change of UUIDs was interrupted, in an older and a newer form.
     pub const CHANGING_FSID: u64 = 1 << 35 | 1 << 36;
 }

@@ -149,6 +149,9 @@ impl Filesystem {
     /// Stored sectors, checked.
     async fn read_sectors(&self, has_no_sums: bool, logical: u64, bytes: u64) -> Result<Slice, FsError> {
         if has_no_sums {
+            if self.storage().devices.is_metadata_image() {
+                return Err(FsError::NotReadable("it is an image of metadata, whose data are not there"));
+            }
             let read = self.storage().read_data(logical, bytes, Check::None).await?;
             self.nodes().remember(read.bad);
             return Ok(read.data);

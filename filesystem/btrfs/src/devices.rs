@@ -117,6 +117,11 @@ impl DeviceSet {
         &self.geometry
     }
 
+    /// True if it is an image of metadata, whose data are not there.
+    pub fn is_metadata_image(&self) -> bool {
+        self.superblock.flags.get() & flags::METADUMP_V2 != 0
+    }
+
     /// The device with this number, if it is there.
     pub fn get(&self, devid: u64) -> Option<&Device> {
         self.devices.get(&devid)
@@ -147,7 +152,9 @@ fn check_readable(superblock: &Superblock, geometry: &Geometry) -> Result<(), Fs
     geometry.features.check_reading()?;
     let set = superblock.flags.get();
     if set & flags::METADUMP != 0 {
-        return Err(FsError::NotReadable("it is an image of metadata, whose data are not there"));
+        return Err(FsError::NotReadable(
+            "it is an image of metadata whose chunks lie elsewhere than they say; a newer `btrfs-image` restores it",
+        ));
     }
     if set & flags::CHANGING_FSID != 0 {
         return Err(FsError::NotReadable("a change of its UUID was interrupted; `btrfstune` ends it"));

@@ -69,6 +69,9 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     for lost in filesystem.lost_chunks() {
         note(&format_args!("{name}: a part of the chunk tree is lost: {lost}"));
     }
+    if filesystem.storage().devices.is_metadata_image() {
+        note(&format_args!("{name}: it is an image of metadata; the data of files are not there"));
+    }
     if filesystem.has_log() {
         note(&format_args!(
             "{name}: what was synced after the last transaction is in a log, which is not replayed: older content of some files is read"

@@ -8,7 +8,7 @@ use sealblock_btrfs_format::features::{CompatRo, Incompat};
 use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
 use sealblock_server::dates::moment;
 use sealblock_stack::StackError;
-use sealblock_stack::filesystem::{FilesystemName, of_filesystem};
+use sealblock_stack::filesystem::FilesystemName;
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
@@ -32,7 +32,7 @@ struct Report {
     has_log: bool,
     devices: Vec<DeviceReport>,
     space: Vec<SpaceReport>,
-    default_subvolume: u64,
+    default_subvolume: Option<u64>,
     subvolumes: Vec<SubvolumeReport>,
     /// What is damaged of what was read for this.
     damage: Vec<String>,
@@ -77,7 +77,7 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     if name.has_place {
         note(&"info is about the whole filesystem, not about a place in it");
     }
-    let report = with_filesystem(name, async |open| report(name, &open.filesystem).await)?;
+    let report = with_filesystem(name, async |open| Ok(report(name, &open.filesystem).await))?;
     print_report(arguments.json, &report, || text(&report))?;
     Ok(match (report.damage.is_empty(), report.devices.iter().any(|device| device.missing || device.stale)) {
         (false, _) => Exit::DamageFound,
@@ -86,7 +86,7 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     })
 }
 
-async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Result<Report, StackError> {
+async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
     let (superblock, geometry) = (filesystem.superblock(), filesystem.storage().geometry());
     let mut damage: Vec<String> = filesystem.lost_chunks().iter().map(ToString::to_string).collect();
     damage.extend(filesystem.storage().devices.bad_superblocks().iter().map(|copy| format!("superblock: {copy}")));
@@ -96,8 +96,13 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Result<Report
         damage.push(error.to_string());
         Default::default()
     });
-    let fail = |error| of_filesystem("reading the default subvolume", &error).on(name);
-    let default_subvolume = filesystem.default_subvolume().await.map_err(fail)?;
+    let default_subvolume = match filesystem.default_subvolume().await {
+        Ok(id) => Some(id),
+        Err(error) => {
+            damage.push(error.to_string());
+            None
+        }
+    };
     let some = |bytes: &[u8; 16]| Some(uuid(bytes)).filter(|_| bytes != &[0; 16]);
     let mut told = Vec::new();
     for (id, one) in &subvolumes {
@@ -118,7 +123,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Result<Report
         });
     }
     damage.extend(filesystem.take_bad_copies().iter().map(ToString::to_string));
-    Ok(Report {
+    Report {
         target: name.devices(),
         label: printable(superblock.label()),
         uuid: uuid(&superblock.fsid),
@@ -147,7 +152,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Result<Report
         default_subvolume,
         subvolumes: told,
         damage,
-    })
+    }
 }
 
 fn checksum_name(kind: ChecksumType) -> &'static str {
@@ -211,7 +216,7 @@ fn text(report: &Report) -> String {
     }
     for one in &report.subvolumes {
         let mut words = vec![one.path.clone().unwrap_or_else(|| "-".to_owned())];
-        words.extend((one.id == report.default_subvolume).then(|| "default".to_owned()));
+        words.extend((Some(one.id) == report.default_subvolume).then(|| "default".to_owned()));
         words.extend(one.read_only.then(|| "read-only".to_owned()));
         words.extend(one.being_deleted.then(|| "being deleted".to_owned()));
         words.extend(one.snapshot_of.as_ref().map(|uuid| format!("snapshot of {uuid}")));
