@@ -3,25 +3,16 @@
 //!
 //! Needs `mkfs.btrfs`; images of the kernel need root, loop devices and the filesystem. What is absent is said and left out.
 
-mod fill;
 mod walker;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sealblock_btrfs_format::key::ItemType;
+use sealblock_proofs_btrfs_images::items::{fill_folder, fill_mount};
+use sealblock_proofs_btrfs_images::programs::{Mount, copy_images, mkfs};
+use sealblock_proofs_btrfs_images::{has_mkfs, skip};
 
-use fill::{Mount, fill_folder, fill_mount, mkfs, run};
 use walker::{Seen, walk};
-
-fn skip(why: &str) {
-    eprintln!("skipped: {why}");
-}
-
-fn has_mkfs() -> bool {
-    let version = run("mkfs.btrfs", ["--version"]);
-    version.as_ref().err().into_iter().for_each(|why| skip(why));
-    version.is_ok()
-}
 
 /// Options of mkfs that change what is written; a program that does not know some says so.
 const FORMATS: [&[&str]; 13] = [
@@ -53,11 +44,11 @@ fn what_mkfs_makes_passes_and_comes_back() {
     let folder = tempfile::tempdir().unwrap();
     let (root, image) = (folder.path().join("root"), folder.path().join("image"));
     std::fs::create_dir(&root).unwrap();
-    fill_folder(&root);
+    fill_folder(&root).unwrap();
     let mut all = Seen::default();
     for format in FORMATS {
         let options = [format, &["--rootdir", root.to_str().unwrap()]].concat();
-        match mkfs(&image, 192, &options) {
+        match mkfs(std::slice::from_ref(&image), 192, &options) {
             Ok(()) => all.add(walk(&image)),
             Err(why) => skip(&format!("{format:?}: {why}")),
         }
@@ -94,15 +85,15 @@ const MOUNTED: [(u64, &[&str], &str); 7] = [
 
 /// What the kernel makes of a new filesystem: the image after it was unmounted, and a copy from before, with its log.
 fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Result<Seen, String> {
-    mkfs(image, mebibytes, format)?;
-    let mount = Mount::new(image, options)?;
-    let nameless = fill_mount(&mount);
-    let copy = image.with_extension("crashed");
-    run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).unwrap();
+    let images: [PathBuf; 1] = [image.to_owned()];
+    mkfs(&images, mebibytes, format)?;
+    let mount = Mount::new(&images, options)?;
+    let nameless = fill_mount(&mount).unwrap();
+    let copy = copy_images(&images, "crashed").unwrap();
     drop(nameless);
-    mount.unmount();
+    mount.unmount().unwrap();
     let mut seen = walk(image);
-    seen.add(walk(&copy));
+    seen.add(walk(&copy[0]));
     Ok(seen)
 }
 

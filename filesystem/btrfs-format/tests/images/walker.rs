@@ -17,8 +17,7 @@ use sealblock_btrfs_format::items::file_extent::{Compression, FileExtent};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::node::{HEADER_BYTES, ItemHead, write_inner, write_leaf};
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock};
-
-use crate::fill::text;
+use sealblock_proofs_btrfs_images::content::text;
 
 /// What was seen in an image, or in several.
 #[derive(Default, Debug)]

@@ -1,0 +1,92 @@
+//! What differs between two manifests, in lines for people, bounded in number and length.
+
+use std::fmt::{Debug, Display};
+
+use super::lines::{escape, hex};
+use super::{Entry, Manifest};
+
+/// The most lines that a difference has, besides the last, which says how many were left out.
+pub const MAX_DIFFERENCES: usize = 100;
+/// The most characters of a value that a difference shows.
+const MAX_SHOWN: usize = 200;
+
+impl Manifest {
+    /// What differs in `found` from this, which is expected: a line for each path that is missing or should not be there, and for each field
+    /// that has another value. Empty if there is no difference, and never more than [`MAX_DIFFERENCES`] lines and one.
+    pub fn difference(&self, found: &Manifest) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut count = 0_usize;
+        let mut add = |line: String| {
+            count += 1;
+            if count <= MAX_DIFFERENCES {
+                lines.push(line);
+            }
+        };
+        for (path, expected) in &self.entries {
+            match found.entries.get(path) {
+                Some(found) if expected == found => {}
+                Some(found) => expected.compare(found, |field| add(format!("{}: {field}", name(path)))),
+                None => add(format!("{}: missing", name(path))),
+            }
+        }
+        for path in found.entries.keys().filter(|path| !self.entries.contains_key(*path)) {
+            add(format!("{}: not expected", name(path)));
+        }
+        if count > MAX_DIFFERENCES {
+            lines.push(format!("and {} more differences", count - MAX_DIFFERENCES));
+        }
+        lines
+    }
+}
+
+impl Entry {
+    /// Gives a line for each field that differs.
+    fn compare(&self, found: &Entry, mut add: impl FnMut(String)) {
+        let mut field = |name: &str, expected: String, found: String| {
+            if expected != found {
+                let (expected, found) = shown(&expected, &found);
+                add(format!("{name}: expected {expected}, found {found}"));
+            }
+        };
+        let of = |value: &dyn Display| value.to_string();
+        let debug = |value: &dyn Debug| format!("{value:?}");
+        field("kind", debug(&self.kind), debug(&found.kind));
+        field("mode", format!("{:04o}", self.mode), format!("{:04o}", found.mode));
+        field("uid", of(&self.uid), of(&found.uid));
+        field("gid", of(&self.gid), of(&found.gid));
+        field("nlink", of(&self.nlink), of(&found.nlink));
+        field("size", of(&self.size), of(&found.size));
+        field("atime", of(&self.atime), of(&found.atime));
+        field("mtime", of(&self.mtime), of(&found.mtime));
+        field("ctime", of(&self.ctime), of(&found.ctime));
+        field("device", debug(&self.device), debug(&found.device));
+        let optional = |value: &Option<Vec<u8>>| value.as_ref().map_or("none".to_owned(), |value| name(value));
+        field("target", optional(&self.target), optional(&found.target));
+        field("same inode as", optional(&self.same_as), optional(&found.same_as));
+        let digest = |value: &Option<[u8; 32]>| value.map_or("none".to_owned(), |value| hex(&value));
+        field("content", digest(&self.content), digest(&found.content));
+        for attribute in self.xattrs.keys().chain(found.xattrs.keys().filter(|key| !self.xattrs.contains_key(*key))) {
+            let value = |entry: &Entry| optional(&entry.xattrs.get(attribute).cloned());
+            field(&format!("xattr {}", escape(attribute)), value(self), value(found));
+        }
+    }
+}
+
+/// A path or value for people.
+fn name(bytes: &[u8]) -> String {
+    if bytes.is_empty() { "(empty)".to_owned() } else { escape(bytes) }
+}
+
+/// Two values from a little before where they begin to differ, if they are long.
+fn shown(one: &str, other: &str) -> (String, String) {
+    if one.len() <= MAX_SHOWN && other.len() <= MAX_SHOWN {
+        return (one.to_owned(), other.to_owned());
+    }
+    let same = one.bytes().zip(other.bytes()).take_while(|(one, other)| one == other).count();
+    let start = same.saturating_sub(20);
+    let part = |value: &str| {
+        let part: String = value.chars().skip(start).take(MAX_SHOWN).collect();
+        format!("{} characters, from {start}: {part}", value.len())
+    };
+    (part(one), part(other))
+}

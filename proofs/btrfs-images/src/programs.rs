@@ -1,0 +1,166 @@
+//! Programs of the system, filesystems in sparse files, loop devices over these, and mounts; all undone when dropped.
+//!
+//! What is absent on a machine is an error here, and a line that [`crate::skip`] writes in a test: proofs with images need root, loop
+//! devices, `mkfs.btrfs`, `btrfs` and the filesystem in the kernel.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Runs a program and returns what it wrote to standard output; what it says when it fails goes into the error.
+///
+/// # Errors
+/// The program cannot be started, or ends with another status than 0.
+pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
+    let output = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    }
+    let said = [output.stdout, output.stderr].concat();
+    Err(format!("{program}: {}", String::from_utf8_lossy(&said).trim()))
+}
+
+/// Makes a sparse file.
+///
+/// # Errors
+/// It cannot be made.
+pub fn sparse(image: &Path, mebibytes: u64) -> Result<(), String> {
+    let made = File::create(image).and_then(|file| file.set_len(mebibytes << 20));
+    made.map_err(|error| format!("{}: {error}", image.display()))
+}
+
+/// Makes a filesystem on sparse files of this size, one for each device.
+///
+/// # Errors
+/// Files or loop devices cannot be made, or `mkfs.btrfs` refuses, for instance an option that it does not know.
+pub fn mkfs(images: &[PathBuf], mebibytes: u64, options: &[&str]) -> Result<(), String> {
+    images.iter().try_for_each(|image| sparse(image, mebibytes))?;
+    let arguments = ["-q", "-f", "-L", "a label"].iter().chain(options).map(OsStr::new);
+    // Of one device it needs no block device, and so no root.
+    if let [image] = images {
+        return run("mkfs.btrfs", arguments.chain([image.as_os_str()])).map(drop);
+    }
+    let loops = Loops::attach(images, false)?;
+    run("mkfs.btrfs", arguments.chain(loops.devices.iter().map(OsStr::new))).map(drop)
+}
+
+/// Loop devices over images.
+struct Loops {
+    devices: Vec<String>,
+}
+
+impl Loops {
+    fn attach(images: &[PathBuf], read_only: bool) -> Result<Loops, String> {
+        let mut loops = Loops { devices: Vec::new() };
+        for image in images {
+            let access = if read_only { &["-r"][..] } else { &[] };
+            let arguments = access.iter().chain(&["-f", "--show"]).map(OsStr::new).chain([image.as_os_str()]);
+            loops.devices.push(run("losetup", arguments)?);
+        }
+        Ok(loops)
+    }
+
+    /// Tells the kernel which devices belong to one filesystem.
+    fn scan(&self) -> Result<(), String> {
+        run("btrfs", ["device", "scan"].into_iter().chain(self.devices.iter().map(String::as_str))).map(drop)
+    }
+}
+
+impl Drop for Loops {
+    fn drop(&mut self) {
+        for device in &self.devices {
+            // Or the kernel keeps what it has learnt of a device whose name the next one may have. It knows nothing of one that was not
+            // scanned or mounted, which is no fault.
+            let _ = run("btrfs", ["device", "scan", "--forget", device]);
+            if let Err(why) = run("losetup", ["-d", device]) {
+                eprintln!("{device} stays: {why}");
+            }
+        }
+    }
+}
+
+/// A mounted filesystem. Dropping it unmounts, which writes everything.
+pub struct Mount {
+    point: PathBuf,
+    is_mounted: bool,
+    /// Detached after it is unmounted, since fields are dropped later.
+    _loops: Loops,
+}
+
+impl Mount {
+    /// Mounts the filesystem on these devices for writing, on a folder beside the first that is made for it.
+    ///
+    /// # Errors
+    /// There is no image, or one of the programs refuses; it says why.
+    pub fn new(images: &[PathBuf], options: &str) -> Result<Mount, String> {
+        Mount::of(images, options, false)
+    }
+
+    /// Mounts for reading, from devices that cannot be written, and as the last commit left it: a log is not replayed.
+    /// `subvolume` is an id; 5 is the uppermost, and without one it is the default.
+    ///
+    /// # Errors
+    /// As [`Mount::new`].
+    pub fn read_only(images: &[PathBuf], subvolume: Option<u64>) -> Result<Mount, String> {
+        let subvolume = subvolume.map_or(String::new(), |id| format!(",subvolid={id}"));
+        Mount::of(images, &format!("ro,rescue=nologreplay{subvolume}"), true)
+    }
+
+    fn of(images: &[PathBuf], options: &str, read_only: bool) -> Result<Mount, String> {
+        let first = images.first().ok_or("no image to mount")?;
+        let point = first.with_extension("mount");
+        fs::create_dir_all(&point).map_err(|error| format!("{}: {error}", point.display()))?;
+        let loops = Loops::attach(images, read_only)?;
+        if loops.devices.len() > 1 {
+            loops.scan()?;
+        }
+        let arguments = ["-t", "btrfs", "-o", options, &loops.devices[0]];
+        run("mount", arguments.iter().map(OsStr::new).chain([point.as_os_str()]))?;
+        Ok(Mount { point, is_mounted: true, _loops: loops })
+    }
+
+    /// Where something in it is; the filesystem itself for an empty name.
+    pub fn path(&self, name: &str) -> PathBuf {
+        if name.is_empty() { self.point.clone() } else { self.point.join(name) }
+    }
+
+    /// Has the kernel commit what was written.
+    ///
+    /// # Errors
+    /// It cannot.
+    pub fn sync(&self) -> Result<(), String> {
+        run("sync", ["-f".as_ref(), self.point.as_os_str()]).map(drop)
+    }
+
+    /// Unmounts it, which writes everything.
+    ///
+    /// # Errors
+    /// It is in use, or cannot be written.
+    pub fn unmount(mut self) -> Result<(), String> {
+        self.is_mounted = false;
+        run("umount", [&self.point]).map(drop)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.is_mounted
+            && let Err(why) = run("umount", [&self.point])
+        {
+            eprintln!("{} stays mounted: {why}", self.point.display());
+        }
+    }
+}
+
+/// Copies images while they are in use, as a crash would leave them.
+///
+/// # Errors
+/// `cp` refuses.
+pub fn copy_images(images: &[PathBuf], extension: &str) -> Result<Vec<PathBuf>, String> {
+    let copy = |image: &PathBuf| {
+        let copy = image.with_extension(extension);
+        run("cp", ["--sparse=always".as_ref(), image.as_os_str(), copy.as_os_str()]).map(|_| copy)
+    };
+    images.iter().map(copy).collect()
+}

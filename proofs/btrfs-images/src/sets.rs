@@ -1,0 +1,226 @@
+//! The filesystems that readers are proven with: how each is made and filled, and what the kernel's own mount shows of it.
+//!
+//! The standard set has every format, profile and kind of content once, and takes seconds. [`LARGE`] in the environment chooses a set that
+//! takes the better part of an hour.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::activity::run_activity;
+use crate::manifest::Manifest;
+use crate::programs::{Mount, copy_images, mkfs};
+use crate::subvolumes::{half_drop, make_default};
+use crate::{files, inodes, items, subvolumes};
+
+/// The variable that is `large` for the large set.
+pub const LARGE: &str = "SEALBLOCK_BTRFS_IMAGES";
+/// The variable that has the seed of random activity.
+pub const SEED: &str = "SEALBLOCK_BTRFS_SEED";
+
+/// Profiles of data, each with a number of devices, that of metadata, and how many devices may be absent.
+pub const PROFILES: [(&str, usize, &str, usize); 8] = [
+    ("raid0", 3, "raid1", 0),
+    ("raid1", 2, "raid1", 1),
+    ("raid1c3", 3, "raid1c3", 2),
+    ("raid1c4", 4, "raid1c4", 3),
+    ("raid10", 4, "raid10", 1),
+    ("raid5", 3, "raid1", 1),
+    ("raid6", 4, "raid1c3", 2),
+    ("single", 2, "raid1", 0),
+];
+
+/// Formats: what `mkfs.btrfs` is told, one list for each generation of the program if they differ, and options of the mount.
+const FORMATS: [(&str, &[&[&str]], &str); 9] = [
+    ("crc32c", &[&["--csum", "crc32c"]], "noatime"),
+    ("xxhash-4k", &[&["--csum", "xxhash", "-n", "4096"]], "relatime"),
+    ("sha256-64k", &[&["--csum", "sha256", "-n", "65536"]], "commit=1"),
+    ("blake2-holes", &[&["--csum", "blake2", "-O", "^no-holes,^skinny-metadata"]], "autodefrag"),
+    ("mixed", &[&["--mixed"]], "flushoncommit"),
+    (
+        "no-free-space-tree",
+        &[&["-O", "^free-space-tree,^block-group-tree"], &["-R", "^free-space-tree"]],
+        "nospace_cache",
+    ),
+    ("cache-v1", &[&["-O", "^free-space-tree,^block-group-tree"], &["-R", "^free-space-tree"]], "space_cache=v1"),
+    ("block-group-tree", &[&["-O", "block-group-tree"], &["-R", "block-group-tree"]], "compress-force=zstd"),
+    ("quota-single", &[&["-O", "quota", "-m", "single"], &["-R", "quota", "-m", "single"]], "compress=lzo"),
+];
+
+/// What a filesystem is filled with.
+#[derive(Clone, Debug)]
+pub enum Fill {
+    /// Every kind of file, inode and subvolume.
+    Everything,
+    /// Every kind of file.
+    Files,
+    /// Subvolumes of which one is the default and, with small nodes, one half deleted.
+    Subvolumes,
+    /// So many small files.
+    Many(usize),
+    /// A directory that lost most of its entries.
+    Crowd,
+    /// Random activity: seed, and number of operations.
+    Activity(u64, u32),
+    /// Every type of item; and the images are copied before they are unmounted, with a log.
+    Log,
+}
+
+/// How a filesystem is made.
+#[derive(Clone, Debug)]
+pub struct Recipe {
+    /// What it is called, and its images.
+    pub name: String,
+    /// How many devices it has.
+    pub devices: usize,
+    /// The size of each device.
+    pub mebibytes: u64,
+    /// Options of `mkfs.btrfs`; the first list that it knows is used.
+    pub mkfs: Vec<Vec<&'static str>>,
+    /// Options of the mount through which it is filled.
+    pub mount: &'static str,
+    /// What it holds.
+    pub fill: Fill,
+}
+
+/// A filesystem that was made.
+pub struct Made {
+    /// Its images, in the order in which `mkfs.btrfs` had them.
+    pub images: Vec<PathBuf>,
+    /// What the kernel shows of it from the uppermost subvolume, with all other ones in it.
+    pub manifest: Manifest,
+    /// Where in it the default subvolume is: empty if that is the uppermost.
+    pub default_path: Vec<u8>,
+}
+
+impl Recipe {
+    fn new(name: &str, mkfs: &[&[&'static str]], mount: &'static str, fill: Fill) -> Recipe {
+        let mkfs = mkfs.iter().map(|options| options.to_vec()).collect();
+        Recipe { name: name.to_owned(), devices: 1, mebibytes: 512, mkfs, mount, fill }
+    }
+
+    /// Makes and fills the filesystem in a folder, and reads it through the kernel.
+    ///
+    /// # Errors
+    /// The machine cannot, or the programs do not know an option. Where there is a mount, whatever is then refused is no lack of the
+    /// machine; but that is for the caller to decide, since the error says what failed.
+    pub fn make(&self, folder: &Path) -> Result<Made, String> {
+        self.try_make(folder).map_err(|error| format!("{}: {error}", self.name))
+    }
+
+    fn try_make(&self, folder: &Path) -> Result<Made, String> {
+        let mut images: Vec<_> =
+            (0..self.devices).map(|number| folder.join(format!("{}-{number}", self.name))).collect();
+        let mut made = Err("no options of mkfs.btrfs".to_owned());
+        for options in &self.mkfs {
+            made = mkfs(&images, self.mebibytes, options);
+            if made.is_ok() {
+                break;
+            }
+        }
+        made?;
+        let mount = Mount::new(&images, self.mount)?;
+        let root = mount.path("");
+        match &self.fill {
+            Fill::Everything => everything(&mount)?,
+            Fill::Files => plain(files::fill(&root.join("files")))?,
+            Fill::Subvolumes => {
+                subvolumes::fill(&root)?;
+                make_default(&mount, "outer/inner")?;
+            }
+            Fill::Many(number) => plain(inodes::many(&root.join("many"), *number))?,
+            Fill::Crowd => plain(inodes::crowd(&root.join("crowd")))?,
+            Fill::Activity(seed, operations) => {
+                run_activity(&root, *seed, *operations)?;
+            }
+            Fill::Log => drop(items::fill_mount(&mount)?),
+        }
+        if matches!(self.fill, Fill::Log) {
+            // What is in the log must not be committed by the unmounting, which happens after the copy.
+            let crashed = copy_images(&images, "crashed")?;
+            mount.unmount()?;
+            for image in std::mem::replace(&mut images, crashed) {
+                plain(fs::remove_file(image))?;
+            }
+        } else {
+            mount.unmount()?;
+        }
+        let mut default_path = Vec::new();
+        if matches!(self.fill, Fill::Subvolumes) {
+            default_path = b"outer/inner".to_vec();
+            if !half_drop(&images, 20)? {
+                return Err("the kernel never left a subvolume half deleted".to_owned());
+            }
+        }
+        let mount = Mount::read_only(&images, Some(5))?;
+        let manifest = Manifest::scan(&mount.path(""))?;
+        mount.unmount()?;
+        Ok(Made { images, manifest, default_path })
+    }
+}
+
+fn plain<T>(result: io::Result<T>) -> Result<T, String> {
+    result.map_err(|error| error.to_string())
+}
+
+fn everything(mount: &Mount) -> Result<(), String> {
+    let root = mount.path("");
+    plain(files::fill(&root.join("files")))?;
+    plain(inodes::fill(&root.join("inodes")))?;
+    subvolumes::fill(&root.join("subvolumes"))?;
+    // In nodes of another owner.
+    plain(inodes::fill(&root.join("subvolumes/orphaned/inodes")))
+}
+
+/// The seed of random activity: from the environment, or always the same.
+pub fn seed() -> u64 {
+    std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
+}
+
+/// The set that the environment chooses.
+pub fn chosen() -> Vec<Recipe> {
+    if std::env::var(LARGE).is_ok_and(|set| set == "large") { large() } else { standard() }
+}
+
+/// Every format, profile and kind of content once.
+pub fn standard() -> Vec<Recipe> {
+    let mut recipes: Vec<_> =
+        FORMATS.iter().map(|(name, mkfs, mount)| Recipe::new(name, mkfs, mount, Fill::Everything)).collect();
+    recipes.extend(PROFILES.iter().map(|profile| of_profile(profile, Fill::Files)));
+    let small_nodes: &[&[&str]] = &[&["-n", "4096"]];
+    recipes.push(Recipe::new("subvolumes", small_nodes, "noatime", Fill::Subvolumes));
+    recipes.push(Recipe::new("many", small_nodes, "noatime", Fill::Many(3000)));
+    recipes.push(Recipe::new("crowd", &[&[]], "noatime", Fill::Crowd));
+    recipes.push(Recipe::new("log", &[&[]], "noatime", Fill::Log));
+    recipes.push(Recipe::new("active", &[&[]], "noatime", Fill::Activity(seed(), 800)));
+    recipes.push(Recipe::new("active-zlib", small_nodes, "compress-force=zlib", Fill::Activity(seed() + 1, 800)));
+    recipes
+}
+
+/// More of everything: a million files, long activity on every format and profile, formats with every size of nodes.
+pub fn large() -> Vec<Recipe> {
+    let mut recipes = standard();
+    let named = |recipe: Recipe, prefix: &str| Recipe { name: format!("{prefix}-{}", recipe.name), ..recipe };
+    for (number, (name, mkfs, mount)) in (100..).zip(FORMATS) {
+        let recipe = Recipe::new(name, mkfs, mount, Fill::Activity(seed() + number, 10_000));
+        recipes.push(Recipe { mebibytes: 4096, ..named(recipe, "long") });
+    }
+    for (number, profile) in (200..).zip(&PROFILES) {
+        let recipe = of_profile(profile, Fill::Activity(seed() + number, 10_000));
+        recipes.push(Recipe { mebibytes: 4096, ..named(recipe, "long") });
+    }
+    for node_bytes in ["4096", "8192", "16384", "32768", "65536"] {
+        for csum in ["crc32c", "xxhash", "sha256", "blake2"] {
+            let options: &[&[&'static str]] = &[&["-n", node_bytes, "--csum", csum]];
+            recipes.push(Recipe::new(&format!("{csum}-{node_bytes}"), options, "noatime", Fill::Everything));
+        }
+    }
+    let million = Recipe::new("million", &[&[]], "noatime", Fill::Many(1_000_000));
+    recipes.push(Recipe { mebibytes: 8192, ..million });
+    recipes
+}
+
+fn of_profile((data, devices, metadata, _): &(&'static str, usize, &'static str, usize), fill: Fill) -> Recipe {
+    let recipe = Recipe::new(data, &[&["-m", metadata, "-d", data]], "noatime", fill);
+    Recipe { devices: *devices, mebibytes: 256, ..recipe }
+}
