@@ -26,6 +26,7 @@
 pub mod activity;
 pub mod content;
 pub mod files;
+pub mod handmade;
 pub mod inodes;
 pub mod items;
 pub mod manifest;
