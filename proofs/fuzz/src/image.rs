@@ -10,10 +10,10 @@ use sealblock_media_volume::format::{Layout, MAP_ENTRY_BYTES, SUPERBLOCK_OFFSETS
 use sealblock_media_volume::{Hints, OpenOptions, open_remains};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
-use sealblock_simulator::executor::{RunEnd, Executor, RunLimits};
+use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
 use sealblock_simulator::random::Random;
-use sealblock_simulator::system::{Resizing, VolumeProfile, System, Volumes};
 use sealblock_simulator::random::Trace;
+use sealblock_simulator::system::{Resizing, System, VolumeProfile, Volumes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use crate::{Pieces, forge_log_sector, forge_map_entry, forge_sector, forge_superblock};
@@ -192,7 +192,9 @@ async fn use_it(stack: &DynDevice, round: u64) {
         let extent = Extent::one(lba);
         let checks = shape().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
         match stack.execute(Request::read(extent, checks)).await.expect("what was written can be read") {
-            Response::Data(data) => assert_eq!(patterns().recognise(lba, &data.joined_data()), Some(Content::Version(1))),
+            Response::Data(data) => {
+                assert_eq!(patterns().recognise(lba, &data.joined_data()), Some(Content::Version(1)))
+            }
             other => panic!("a read returned {other:?}"),
         }
     }
