@@ -1,10 +1,11 @@
 //! What a test works with: a guest on one side, `sealblock` on the other.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-use crate::harness::{Guest, Kernel, Parts, ScriptOutput};
+use crate::harness::{Drive, Extras, Guest, Kernel, Parts, ScriptOutput};
 use crate::served::{Sealblock, Server};
 
 /// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
@@ -17,14 +18,38 @@ const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|un
 pub struct TestContext<'a> {
     /// The host under its own kernel.
     pub guest: &'a mut Guest,
-    /// What further guests are made from.
-    pub parts: &'a Parts,
-    /// The guest's kernel.
-    pub kernel: &'a Kernel,
     /// Volumes and servers, in a folder of the test's own.
     pub sealblock: Sealblock,
     /// Major and minor version of the guest's kernel.
     pub version: (u32, u32),
+}
+
+/// What a test works with that boots a guest of its own, which has a `sealblock` in it.
+pub struct OwnGuestContext<'a> {
+    /// What the guest is made from.
+    pub parts: &'a Parts,
+    /// Its kernel.
+    pub kernel: &'a Kernel,
+    /// Volumes and servers of this machine, in a folder of the test's own.
+    pub sealblock: Sealblock,
+    /// Major and minor version of the kernel.
+    pub version: (u32, u32),
+}
+
+impl OwnGuestContext<'_> {
+    /// The guest's folder.
+    pub fn guest_folder(&self) -> PathBuf {
+        self.sealblock.folder.join("guest")
+    }
+
+    /// Boots the guest, with these drives.
+    ///
+    /// # Errors
+    /// If it does not come up.
+    pub fn boot(&self, drives: Vec<Drive>) -> Result<Guest> {
+        let extras = Extras { drives, programs: vec![("sealblock", self.sealblock.program.clone())] };
+        Guest::boot_with(self.parts, self.kernel, &self.guest_folder(), &extras)
+    }
 }
 
 impl TestContext<'_> {

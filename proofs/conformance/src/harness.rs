@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-pub use guest::{Extras, Guest, GuestDied, ScriptOutput};
+pub use guest::{Extras, Guest, GuestDied, ScriptOutput, longest_script};
 pub use kernel::{Kernel, Share};
 pub use packages::Unavailable;
 pub use programs::Programs;

@@ -1,20 +1,22 @@
-//! Runs the tests: each kernel in a guest of its own, all at once, one test after the other.
+//! Runs the tests: all kernels at once, each in two lanes. In one lane a guest runs one test after the other; beside it tests that boot
+//! a guest of their own run one after the other. So at most two guests of a kernel run at once: six with three kernels, of 1 GiB of
+//! memory and 256 MiB of translated code each.
 //!
 //! A test that fails is followed by a new guest, so that it leaves nothing to the next one. A test whose guest died is tried
 //! once more: emulated machines do that, rarely, and a fault of ours does it again.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
-use crate::context::{TestContext, quiet};
-use crate::harness::{Guest, GuestDied, Kernel, Parts};
+use crate::context::{LIMIT, OwnGuestContext, TestContext, quiet};
+use crate::harness::{Guest, GuestDied, Kernel, Parts, longest_script};
 use crate::served::Sealblock;
-use crate::suite::{CASES, Case};
+use crate::suite::{CASES, Case, Run};
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -66,6 +68,7 @@ pub fn run(parts: &Parts, plan: &RunPlan) -> Result<()> {
     if results.is_empty() {
         bail!("nothing of this name runs on a kernel of this name{}", without(&parts.missing));
     }
+    println!("the longest script took {:.0} of {} s", longest_script().as_secs_f64(), LIMIT.as_secs());
     let seconds = started.elapsed().as_secs_f64();
     println!("{}", summary(results.len(), seconds, &parts.missing));
     Ok(())
@@ -81,80 +84,161 @@ fn without(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
 
+/// The tests of a kernel, by the lane that they run in.
+#[derive(Default)]
+struct Lanes<'a> {
+    /// One after the other in one guest.
+    shared: Vec<&'a Case>,
+    /// One after the other too, each in a guest of its own.
+    own: Vec<&'a Case>,
+}
+
+impl<'a> Lanes<'a> {
+    /// Those of these tests that a kernel gets.
+    fn of(cases: &[&'a Case], kernel: &Kernel, are_named: bool) -> Lanes<'a> {
+        let cases = cases.iter().copied().filter(|case| case.is_for(kernel, are_named));
+        let (shared, own) = cases.partition(|case| matches!(case.run, Run::Shared(_)));
+        Lanes { shared, own }
+    }
+}
+
+/// Runs the tests of one lane of a kernel.
+struct Lane<'a> {
+    parts: &'a Parts,
+    plan: &'a RunPlan,
+    kernel: &'a Kernel,
+    /// What the kernel is called in messages and folders.
+    short: String,
+    home: &'a Path,
+    results: &'a Mutex<Vec<TestResult>>,
+    /// The guest of tests that share one.
+    guest: Option<Guest>,
+}
+
 fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: &Mutex<Vec<TestResult>>) -> Result<()> {
     let short = format!("{}.{}", kernel.version().0, kernel.version().1);
     let home = parts.home().join("runs").join(&short);
+    // Before either lane begins: folders of tests lie side by side in it.
     fs::remove_dir_all(&home).or_else(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
     })?;
-    let mut guest = None;
-    for case in cases.iter().filter(|case| case.is_for(kernel, !plan.names.is_empty())) {
+    let Lanes { shared, own } = Lanes::of(cases, kernel, !plan.names.is_empty());
+    let lane = || Lane { parts, plan, kernel, short: short.clone(), home: &home, results, guest: None };
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| own.into_iter().for_each(|case| lane().one(case)));
+        let mut lane = lane();
+        shared.into_iter().for_each(|case| lane.one(case));
+        beside.join().map_err(|_| anyhow::anyhow!("a test panicked"))
+    })
+}
+
+impl Lane<'_> {
+    /// Runs a test and says how it ended.
+    fn one(&mut self, case: &Case) {
         let started = Instant::now();
-        let cpu_before_s = guest.as_ref().map_or(0.0, Guest::cpu_s);
-        let outcome = with_retry(parts, plan, kernel, case, &home, &mut guest);
+        let cpu_before_s = self.guest.as_ref().map_or(0.0, Guest::cpu_s);
+        let outcome = self.with_retry(case);
         let seconds = started.elapsed().as_secs_f64();
-        let cpu_s = guest.as_ref().map_or(0.0, Guest::cpu_s) - cpu_before_s;
-        let result = TestResult { kernel: short.clone(), case: case.name, failed: outcome.is_err() };
+        let cpu_s = self.guest.as_ref().map(|guest| guest.cpu_s() - cpu_before_s);
+        let cpu = cpu_s.map(|cpu_s| format!("  {cpu_s:>6.1} s CPU of the guest")).unwrap_or_default();
+        let result = TestResult { kernel: self.short.clone(), case: case.name, failed: outcome.is_err() };
+        // One call for each line, since the other lane prints too.
         match outcome {
-            Ok(()) => println!("{short:<5} {:<12} ok     {seconds:>6.1} s  {cpu_s:>6.1} s CPU of the guest", case.name),
-            Err(error) => println!("{short:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", case.name),
+            Ok(()) => println!("{:<5} {:<12} ok     {seconds:>6.1} s{cpu}", self.short, case.name),
+            Err(error) => println!("{:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", self.short, case.name),
         }
-        results.lock().map(|mut all| all.push(result)).unwrap_or_default();
+        self.results.lock().map(|mut all| all.push(result)).unwrap_or_default();
     }
-    Ok(())
-}
 
-/// The test, and what the kernel has to say of it.
-fn tried(case: &Case, guest: &mut Guest, sealblock: Sealblock, parts: &Parts, kernel: &Kernel) -> Result<()> {
-    (case.run)(&mut TestContext { guest, parts, kernel, sealblock, version: kernel.version() })?;
-    quiet(guest)
-}
-
-fn with_retry(
-    parts: &Parts,
-    plan: &RunPlan,
-    kernel: &Kernel,
-    case: &Case,
-    home: &std::path::Path,
-    guest: &mut Option<Guest>,
-) -> Result<()> {
-    let folder = home.join(case.name);
-    let mut once = || -> Result<()> {
-        if folder.exists() {
-            fs::remove_dir_all(&folder).context("removing what an earlier try left")?;
-        }
-        fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-        let mut own = match guest.take() {
-            Some(guest) => guest,
-            None => Guest::boot(parts, kernel, &home.join("guest"))?,
+    fn with_retry(&mut self, case: &Case) -> Result<()> {
+        let folder = self.home.join(case.name);
+        let outcome = match self.once(case, &folder) {
+            Err(error) if error.chain().any(|cause| cause.is::<GuestDied>()) => {
+                println!("{} lost its guest, once more:\n{error:#}", case.name);
+                self.once(case, &folder)
+            }
+            outcome => outcome,
         };
-        let sealblock = Sealblock { program: plan.sealblock.clone(), folder: folder.clone() };
-        let outcome = tried(case, &mut own, sealblock, parts, kernel);
-        let tail = own.console_tail();
-        fs::write(folder.join("console"), &tail).context("keeping the console")?;
-        match outcome {
-            Ok(()) => *guest = Some(own),
-            Err(error) => return Err(error.context(format!("the guest's console ends:\n{tail}\n"))),
+        if outcome.is_ok() && !self.plan.keep {
+            fs::remove_dir_all(&folder).context("removing the test's folder")?;
         }
-        Ok(())
-    };
-    let outcome = match once() {
-        Err(error) if error.chain().any(|cause| cause.is::<GuestDied>()) => {
-            println!("{} lost its guest, once more:\n{error:#}", case.name);
-            once()
-        }
-        outcome => outcome,
-    };
-    if outcome.is_ok() && !plan.keep {
-        fs::remove_dir_all(&folder).context("removing the test's folder")?;
+        outcome
     }
-    outcome
+
+    /// The test in a folder of its own, which gets the end of the guest's console.
+    fn once(&mut self, case: &Case, folder: &Path) -> Result<()> {
+        if folder.exists() {
+            fs::remove_dir_all(folder).context("removing what an earlier try left")?;
+        }
+        fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+        let sealblock = Sealblock { program: self.plan.sealblock.clone(), folder: folder.to_owned() };
+        let (outcome, guest_folder) = match case.run {
+            Run::Shared(run) => {
+                let guest_folder = self.home.join("guest");
+                (self.shared(run, sealblock, &guest_folder), guest_folder)
+            }
+            Run::Own(run) => {
+                let (parts, kernel) = (self.parts, self.kernel);
+                let context = OwnGuestContext { parts, kernel, sealblock, version: kernel.version() };
+                (run(&context), context.guest_folder())
+            }
+        };
+        let tail = Guest::console_tail(&guest_folder);
+        fs::write(folder.join("console"), &tail).context("keeping the console")?;
+        outcome.map_err(|error| error.context(format!("the guest's console ends:\n{tail}\n")))
+    }
+
+    /// The test in the guest that is there or a new one, and what the kernel has to say of it. The guest of one that fails is not kept.
+    fn shared(
+        &mut self,
+        run: fn(&mut TestContext<'_>) -> Result<()>,
+        sealblock: Sealblock,
+        guest_folder: &Path,
+    ) -> Result<()> {
+        let mut guest = match self.guest.take() {
+            Some(guest) => guest,
+            None => Guest::boot(self.parts, self.kernel, guest_folder)?,
+        };
+        run(&mut TestContext { guest: &mut guest, sealblock, version: self.kernel.version() })?;
+        quiet(&mut guest)?;
+        self.guest = Some(guest);
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::harness::Share;
+
+    #[test]
+    fn tests_with_a_guest_of_their_own_run_beside_those_that_share_one() {
+        let kernel = |release: &str, share| Kernel {
+            release: release.to_owned(),
+            share,
+            image: PathBuf::new(),
+            modules: PathBuf::new(),
+        };
+        let all: Vec<&Case> = CASES.iter().collect();
+        let names = |cases: &[&Case]| cases.iter().map(|case| case.name).collect::<Vec<_>>();
+        let newest = kernel("7.2-amd64", Share::All);
+        let Lanes { shared, own } = Lanes::of(&all, &newest, false);
+        assert_eq!(names(&own), ["drives", "passthrough", "scsi", "maps", "ublk"]);
+        let mut both = [names(&shared), names(&own)].concat();
+        let mut due: Vec<_> = all.iter().filter(|case| case.is_for(&newest, false)).map(|case| case.name).collect();
+        both.sort_unstable();
+        due.sort_unstable();
+        assert_eq!(both, due, "each test is in one lane");
+        assert!(names(&shared).starts_with(&["identify", "statuses"]) && names(&shared).ends_with(&["restart"]));
+        let between = Lanes::of(&all, &kernel("6.12.1-amd64", Share::Some), false);
+        assert_eq!((names(&between.own), between.shared.len()), (vec!["ublk"], 6));
+        let oldest = Lanes::of(&all, &kernel("6.1.0-50-amd64", Share::All), false);
+        assert_eq!(names(&oldest.own), ["drives", "scsi"]);
+        let named: Vec<&Case> = all.iter().copied().filter(|case| ["maps", "dix"].contains(&case.name)).collect();
+        let only_own = Lanes::of(&named, &newest, true);
+        assert_eq!((names(&only_own.own), only_own.shared.len()), (vec!["maps", "dix"], 0));
+    }
 
     #[test]
     fn what_was_left_out_is_in_the_last_line() {

@@ -23,7 +23,7 @@ mod storage_tags;
 mod ublk;
 mod zeroes;
 
-use crate::context::TestContext;
+use crate::context::{OwnGuestContext, TestContext};
 use crate::harness::{Kernel, Share};
 
 /// A test.
@@ -35,7 +35,16 @@ pub struct Case {
     /// The oldest kernel that can do it, and the one that no longer can, by major and minor version.
     pub kernels: Kernels,
     /// The test.
-    pub run: fn(&mut TestContext<'_>) -> anyhow::Result<()>,
+    pub run: Run,
+}
+
+/// A test, by the guest that it works with.
+#[derive(Clone, Copy)]
+pub enum Run {
+    /// The guest that the tests of a kernel share.
+    Shared(fn(&mut TestContext<'_>) -> anyhow::Result<()>),
+    /// One that it boots, with drives or programs that no other test needs.
+    Own(fn(&OwnGuestContext<'_>) -> anyhow::Result<()>),
 }
 
 type Version = (u32, u32);
@@ -61,7 +70,16 @@ const fn case(
     kernels: Kernels,
     run: fn(&mut TestContext<'_>) -> anyhow::Result<()>,
 ) -> Case {
-    Case { name, about, kernels, run }
+    Case { name, about, kernels, run: Run::Shared(run) }
+}
+
+const fn own(
+    name: &'static str,
+    about: &'static str,
+    kernels: Kernels,
+    run: fn(&OwnGuestContext<'_>) -> anyhow::Result<()>,
+) -> Case {
+    Case { name, about, kernels, run: Run::Own(run) }
 }
 
 impl Case {
@@ -77,7 +95,7 @@ impl Case {
     }
 }
 
-/// All tests, in the order in which they run.
+/// All tests. Those that share a guest run in this order, and beside them those with guests of their own, in this order too.
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
     case(
@@ -105,42 +123,37 @@ pub const CASES: &[Case] = &[
     case("read-only", "a file system that can be read and not changed", ANY, read_only::run),
     case("zeroes", "fallocate, discard, and the space they give back", ANY, zeroes::run),
     case("damage", "errors for exactly the damaged blocks; every way to verify names them", ANY, damage::run),
-    case(
+    own(
         "drives",
         "NVMe drives of the host itself: verified by the drive, exact bad blocks, tags of every format",
         ANY,
         drives::run,
     ),
-    case(
+    own(
         "passthrough",
         "namespaces that are served, as drives of the host itself: verified and zeroed there, and errors that are clear",
         DRIVERS,
         passthrough::run,
     ),
-    case(
+    own(
         "scsi",
         "SCSI drives of the host itself: what they verify and compare, medium errors, tags of every type, zeroes",
         ANY,
         scsi::run,
     ),
-    case(
+    own(
         "maps",
         "partitions, tables of device-mapper and arrays of md over drives that verify: offloaded, exact addresses and copies",
         DRIVERS,
         maps::run,
     ),
-    case(
+    own(
         "ublk",
         "block devices of the kernel: file systems, exact errors, recovery of a killed server, protection information",
         DRIVERS,
         ublk::run,
     ),
-    case(
-        "dix",
-        "what tags of the kernel's own cost, by ublk; only if it is named",
-        (ublk::PROTECTION, ANY.1),
-        dix::run,
-    ),
+    own("dix", "what tags of the kernel's own cost, by ublk; only if it is named", (ublk::PROTECTION, ANY.1), dix::run),
     case(
         "protection",
         "tags made and checked on either side, through passthrough",

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,10 +19,19 @@ use super::{Kernel, Parts};
 const INIT: &str = include_str!("init.sh");
 /// What scripts can use: functions for what every one of them does.
 const PRELUDE: &str = include_str!("prelude.sh");
+/// The file in a guest's folder with what its kernel says.
+const CONSOLE: &str = "console";
 /// From the start of QEMU until the agent says hello.
 const BOOT: Duration = Duration::from_secs(120);
 const MEMORY_MIB: u32 = 1024;
 const PROCESSORS: u32 = 2;
+/// How long the longest script of this run took so far, in milliseconds.
+static LONGEST_SCRIPT_MS: AtomicU64 = AtomicU64::new(0);
+
+/// How long the longest script of all guests took so far, for a look at how near to their limit scripts come.
+pub fn longest_script() -> Duration {
+    Duration::from_millis(LONGEST_SCRIPT_MS.load(Ordering::Relaxed))
+}
 
 /// The guest ended or stopped responding by itself. That happens to emulated machines, so the test is retried once.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +65,6 @@ pub struct Guest {
     qemu: Child,
     input: ChildStdin,
     frames: Receiver<io::Result<Frame>>,
-    console: PathBuf,
 }
 
 impl Guest {
@@ -75,7 +84,7 @@ impl Guest {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
         let initrd = folder.join("initrd");
         join_archives(parts, kernel, &initrd, &extras.programs)?;
-        let console = folder.join("console");
+        let console = folder.join(CONSOLE);
         fs::write(&console, "").context("making the console's file")?;
         let machine = Machine {
             kernel: &kernel.image,
@@ -93,7 +102,7 @@ impl Guest {
         let output = qemu.stdout.take().context("QEMU has no standard output")?;
         let (sender, frames) = channel();
         thread::spawn(move || receive(output, &sender));
-        let mut guest = Guest { release: String::new(), qemu, input, frames, console };
+        let mut guest = Guest { release: String::new(), qemu, input, frames };
         match guest.next(Instant::now() + BOOT)? {
             Frame::Hello(release) => guest.release = release,
             other => bail!("the guest began with {other:?}"),
@@ -108,7 +117,8 @@ impl Guest {
     /// # Errors
     /// [`GuestDied`] if the guest ends, or if the script does not within `limit` (the guest is of no use then).
     pub fn run(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
-        let deadline = Instant::now() + limit;
+        let started = Instant::now();
+        let deadline = started + limit;
         let sent = Frame::Script(format!("{PRELUDE}\n{script}")).write(&mut self.input);
         sent.map_err(|error| GuestDied(format!("does not listen: {error}")))?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -118,6 +128,8 @@ impl Guest {
                 Ok(Frame::Output(bytes)) => output.extend(bytes),
                 Ok(Frame::Errors(bytes)) => errors = bytes,
                 Ok(Frame::Status(status)) => {
+                    let took = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+                    LONGEST_SCRIPT_MS.fetch_max(took, Ordering::Relaxed);
                     return Ok(ScriptOutput { status, output: text(&output), errors: text(&errors) });
                 }
                 Ok(other) => bail!("the guest replies with {other:?}"),
@@ -146,9 +158,9 @@ impl Guest {
         ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
     }
 
-    /// The last lines that the kernel wrote on its console: errors only, and its death.
-    pub fn console_tail(&self) -> String {
-        let text = fs::read(&self.console).unwrap_or_default();
+    /// The last lines that the kernel of the guest of this folder wrote on its console: errors only, and its death.
+    pub fn console_tail(folder: &Path) -> String {
+        let text = fs::read(folder.join(CONSOLE)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")

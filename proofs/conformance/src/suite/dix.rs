@@ -7,18 +7,15 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result};
 
 use super::ublk::FUNCTIONS;
-use crate::context::{TestContext, quiet, succeed};
-use crate::harness::{Extras, Guest};
+use crate::context::{OwnGuestContext, quiet, succeed};
 
 /// Guards of the kernel, the first for a block device without tags.
 const GUARDS: [&str; 4] = ["none", "ip", "crc16", "crc64"];
 const ROUNDS: usize = 5;
 const MIB: usize = 48;
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
-    let folder = context.sealblock.folder.clone();
-    let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
-    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
+    let mut guest = context.boot(Vec::new())?;
     succeed(&mut guest, &format!("{FUNCTIONS}\nMIB={MIB}\n{VOLUME}"))?;
     let mut costs: BTreeMap<&str, Vec<[u64; 2]>> = BTreeMap::new();
     for _ in 0..ROUNDS {

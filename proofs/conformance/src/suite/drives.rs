@@ -11,8 +11,8 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::context::{TestContext, expect, quiet, succeed};
-use crate::harness::{Drive, Extras, Guest};
+use crate::context::{OwnGuestContext, expect, quiet, succeed};
+use crate::harness::{Drive, Guest};
 
 /// The first kernels that say what tags a block device has, and carry them with reads and writes.
 pub(super) const TAGS: (u32, u32) = (6, 17);
@@ -82,18 +82,18 @@ impl Format {
     }
 }
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     let folder = context.sealblock.folder.clone();
-    let mut extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
+    let mut drives = Vec::new();
     let formats = || FORMATS.iter().filter(|format| context.version >= TAGS || ON_OLDER.contains(&format.name));
     for format in formats() {
         let file = folder.join(format.name);
         fs::File::create(&file)?.set_len(format.file_bytes()).context("making a backing file")?;
         let namespace =
             format!("logical_block_size={0},physical_block_size={0}{1}", format.block_bytes, format.properties);
-        extras.drives.push(Drive { file, serial: format.name.to_owned(), namespace });
+        drives.push(Drive { file, serial: format.name.to_owned(), namespace });
     }
-    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+    let mut guest = context.boot(drives)?;
     for format in formats() {
         checked(&mut guest, format, &folder).with_context(|| format!("drive {}", format.name))?;
     }

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use crate::context::{TestContext, expect, quiet, succeed};
-use crate::harness::{Drive, Extras, Guest};
+use crate::context::{OwnGuestContext, expect, quiet, succeed};
+use crate::harness::{Drive, Guest};
 
 /// Blocks of each drive, and their bytes. Each has 8 bytes of metadata, which lie behind all blocks in the backing file.
 const BLOCKS: u64 = 2048;
@@ -26,15 +26,15 @@ struct Laid {
     files: [PathBuf; 2],
 }
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     let folder = context.sealblock.folder.clone();
-    let mut extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
+    let mut drives = Vec::new();
     let files = DRIVES.map(|name| folder.join(name));
     for (name, file) in DRIVES.iter().zip(&files) {
         fs::File::create(file)?.set_len(BLOCKS * (BLOCK_BYTES + 8)).context("making a backing file")?;
-        extras.drives.push(Drive { file: file.clone(), serial: (*name).to_owned(), namespace: PROPERTIES.to_owned() });
+        drives.push(Drive { file: file.clone(), serial: (*name).to_owned(), namespace: PROPERTIES.to_owned() });
     }
-    let guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+    let guest = context.boot(drives)?;
     let mut laid = Laid { guest, files };
     laid.sh(PREPARED)?;
     laid.case("partition", PARTITION, &[(0, 255), (0, 256), (0, 1279), (0, 1280)], &[(0, 0), (1023, 0)])?;

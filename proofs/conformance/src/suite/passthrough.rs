@@ -9,20 +9,17 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::zeroes::gives_back;
-use crate::context::{TestContext, expect, quiet, succeed};
-use crate::harness::{Extras, Guest};
+use crate::context::{OwnGuestContext, expect, quiet, succeed};
+use crate::harness::Guest;
 use crate::served::Server;
 
 const BLOCKS: u64 = 16_384;
 /// Requests over these blocks wait longer than the kernel does for a command: 30 s.
 const SLOW: &str = "fault:[delay=100s@10000..10010],v";
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     context.sealblock.create("v", "64MiB", &[])?;
-    let programs = vec![("sealblock", context.sealblock.program.clone())];
-    let extras = Extras { programs, ..Extras::default() };
-    let folder = context.sealblock.folder.join("guest");
-    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder, &extras)?;
+    let mut guest = context.boot(Vec::new())?;
     whole(context, &mut guest).context("a volume that is whole")?;
     damaged(context, &mut guest).context("a damaged volume")?;
     unreadable(context, &mut guest).context("a target with blocks that cannot be read")?;
@@ -78,7 +75,7 @@ fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<(
 }
 
 /// Written, verified by the target, zeroed with the space given back, and copied within.
-fn whole(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["v"], &[])?;
     let script = r#"
         dev=/dev/$(attach v)
@@ -103,14 +100,14 @@ fn whole(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
         flush ${dev#/dev/}
         "#;
     sh(guest, &server, script)?;
-    gives_back(context, "sealblock zero", before)?;
+    gives_back(&context.sealblock, "sealblock zero", before)?;
     names(guest, &server, &[])?;
     sh(guest, &server, "detach v")?;
     server.stop()
 }
 
 /// Exactly the damaged blocks are named: found by search, and again when the target lists them by Get LBA Status.
-fn damaged(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let wanted: Vec<(u64, &str)> = [0, 66, 67, 9000, BLOCKS - 1].into_iter().map(|lba| (lba, "guard")).collect();
     for (lba, _) in &wanted {
         context.sealblock.succeed(&["corrupt", "v", "--lba", &lba.to_string(), "--kind", "data"])?;
@@ -134,7 +131,7 @@ fn damaged(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
 }
 
 /// A Verify that the target's device fails.
-fn unreadable(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["fault:[read-error@500..502],v"], &[])?;
     sh(guest, &server, "attach v")?;
     names(guest, &server, &[(500, "media"), (501, "media"), (502, "media")])?;
@@ -153,7 +150,7 @@ fn fails(guest: &mut Guest, server: &Server) -> Result<()> {
 }
 
 /// The server dies while it verifies.
-fn vanishes(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn vanishes(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&[SLOW], &[])?;
     sh(guest, &server, &format!("attach v --reconnect-delay=1\n{VERIFY}\nrm /tmp/status\nverify &"))?;
     thread::sleep(Duration::from_secs(5));
@@ -165,7 +162,7 @@ fn vanishes(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
 }
 
 /// The kernel gives a command up after 30 s.
-fn slow(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn slow(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&[SLOW], &[])?;
     sh(guest, &server, "attach v")?;
     let begun = Instant::now();

@@ -7,13 +7,11 @@
 use anyhow::Result;
 
 use super::drives::TAGS;
-use crate::context::{TestContext, quiet, succeed};
-use crate::harness::{Extras, Guest};
+use crate::context::{OwnGuestContext, quiet, succeed};
+use crate::harness::Guest;
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
-    let folder = context.sealblock.folder.clone();
-    let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
-    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
+    let mut guest = context.boot(Vec::new())?;
     // All of them are alike to older kernels, but that some have tags.
     let options = if context.version >= TAGS { &OPTIONS[..] } else { &OPTIONS[..2] };
     for options in options {

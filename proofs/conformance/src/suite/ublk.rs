@@ -2,13 +2,11 @@
 
 use anyhow::Result;
 
-use crate::context::{TestContext, quiet, succeed};
-use crate::harness::{Extras, Guest};
+use crate::context::{OwnGuestContext, quiet, succeed};
+use crate::harness::Guest;
 
-pub fn run(context: &mut TestContext<'_>) -> Result<()> {
-    let folder = context.sealblock.folder.clone();
-    let extras = Extras { programs: vec![("sealblock", context.sealblock.program.clone())], ..Extras::default() };
-    let mut guest = Guest::boot_with(context.parts, context.kernel, &folder.join("guest"), &extras)?;
+pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
+    let mut guest = context.boot(Vec::new())?;
     for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
         sh(&mut guest, script)?;
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::context::TestContext;
-use crate::served::Server;
+use crate::served::{Sealblock, Server};
 
 const MIB: u64 = 1 << 20;
 
@@ -26,7 +26,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let before = context.sealblock.allocated_bytes("v")?;
     context
         .sh(&server, "dev=$(attached v); blkdiscard -o $((56 * 1048576)) -l $((8 * 1048576)) /dev/$dev; flush $dev")?;
-    gives_back(context, "discard", before)?;
+    gives_back(&context.sealblock, "discard", before)?;
     if unmaps {
         context.sh(&server, LIMITS)?;
     }
@@ -53,14 +53,18 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
     );
     context.sh(server, &script).map_err(|error| error.context(format!("fallocate {mode}")))?;
     // 6.1 writes its zeroes, and zeroing a range asks to keep the space.
-    if context.version >= (6, 17) && mode != "zero-range" { gives_back(context, mode, before) } else { Ok(()) }
+    if context.version >= (6, 17) && mode != "zero-range" {
+        gives_back(&context.sealblock, mode, before)
+    } else {
+        Ok(())
+    }
 }
 
 /// Waits until the volume's file is smaller by most of 8 MiB. A volume gives space back behind a flush, in its own time.
-pub(super) fn gives_back(context: &TestContext<'_>, what: &str, before: u64) -> Result<()> {
+pub(super) fn gives_back(sealblock: &Sealblock, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {
-        let after = context.sealblock.allocated_bytes("v")?;
+        let after = sealblock.allocated_bytes("v")?;
         if after + 7 * MIB <= before {
             return Ok(());
         }
