@@ -4,7 +4,7 @@
 //! features of what they share and builds that again. What needs no programs, or only programs, runs at the lowest priority
 //! beside the steps that wait for the clock, so that no core is idle.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -35,13 +35,16 @@ const FRAGILITY_TRIALS: &str = "1920";
 /// How many tests are shown with their times.
 const SHOWN_TESTS: usize = 10;
 
+/// Programs that tests of Btrfs need, and the library that they need beside those of every system.
+const BTRFS_PACKAGES: [&str; 2] = ["btrfs-progs", "liblzo2-2"];
+
 /// Steps beside all others: they build nothing of this workspace, whose builds exclude each other.
 const BESIDE_BUILDS: [&str; 1] = ["deny"];
 /// Steps beside the tests and the guests. The first three need nothing but programs, so they build nothing while Cargo still
 /// looks at the tests.
 const BESIDE_TESTS: [&str; 6] = ["simulation", "fragility", "package", "docs", "fuzz", "doctests"];
 /// Steps that run programs of this workspace.
-const WITH_PROGRAMS: [&str; 4] = ["conformance", "simulation", "fragility", "package"];
+const WITH_PROGRAMS: [&str; 5] = ["btrfs-progs", "conformance", "simulation", "fragility", "package"];
 
 /// Which steps to run.
 #[derive(Clone, Copy)]
@@ -75,8 +78,9 @@ pub fn run(selection: Selection) -> Result<()> {
     if matches!(selection, Selection::All) {
         steps.start_beside(&BESIDE_TESTS)?;
     }
+    steps.run("btrfs-progs", |log| btrfs_progs(&workspace, log));
     let mut times = Vec::new();
-    steps.run("tests", |log| tests(log, &mut times));
+    steps.run("tests", |log| tests(&workspace, log, &mut times));
     steps.run("conformance", |log| conformance(&workspace, log));
     steps.run("deny", |log| deny(&workspace, log));
     steps.run("simulation", |log| simulation(&workspace, log));
@@ -126,13 +130,53 @@ fn docs(log: &Path) -> Result<Done> {
     command(command_line, log)
 }
 
+/// Fetches the programs of Btrfs for the tests where this machine has none. Without them tests leave out what needs them, and say so.
+fn btrfs_progs(workspace: &Workspace, log: &Path) -> Result<Done> {
+    let is_there =
+        |program: &str| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
+    if is_there("mkfs.btrfs") && is_there("btrfs") {
+        return Ok(Done::Ok("of this machine".to_owned()));
+    }
+    let folder = btrfs_folder(workspace);
+    let output =
+        step::run(program(workspace, CONFORMANCE).arg("unpack").args(BTRFS_PACKAGES).arg("--into").arg(&folder), log)?;
+    Ok(match verdict_of_guests(&output) {
+        Done::Skipped(why) => Done::Skipped(why),
+        _ => Done::Ok(BTRFS_PACKAGES[0].to_owned()),
+    })
+}
+
+fn btrfs_folder(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("tools").join("btrfs-progs")
+}
+
+/// Has a command find the programs that were fetched, behind those of the machine.
+fn find_btrfs_progs(workspace: &Workspace, command: &mut Command) {
+    let folder = btrfs_folder(workspace);
+    if !folder.is_dir() {
+        return;
+    }
+    for (variable, below) in [
+        ("PATH", &["bin", "sbin", "usr/bin", "usr/sbin"][..]),
+        ("LD_LIBRARY_PATH", &["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"][..]),
+    ] {
+        let before = std::env::var_os(variable).unwrap_or_default();
+        let before = std::env::split_paths(&before).filter(|path| !path.as_os_str().is_empty()).collect::<Vec<_>>();
+        let all = before.into_iter().chain(below.iter().map(|below| folder.join(below)));
+        if let Ok(all) = std::env::join_paths(all) {
+            command.env(variable, all);
+        }
+    }
+}
+
 /// All tests but those in documentation, which nextest does not run. Adds the times of tests to `times`.
-fn tests(log: &Path, times: &mut Vec<TestTime>) -> Result<Done> {
+fn tests(workspace: &Workspace, log: &Path, times: &mut Vec<TestTime>) -> Result<Done> {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
     let mut command_line = match nextest {
         true => cargo(["nextest", "run", "--workspace", "--no-fail-fast"]),
         false => cargo(["test", "--workspace", "--all-targets", "--no-fail-fast"]),
     };
+    find_btrfs_progs(workspace, &mut command_line);
     let output = step::run(&mut command_line, log)?;
     *times = test_output::times(&output);
     Ok(passed(&output))

@@ -29,6 +29,23 @@ pub use qemu::{Drive, Qemu};
 /// some of it), and the newest that is packaged.
 pub const KERNELS: [(&str, Share); 3] = [("bookworm", Share::All), ("trixie", Share::Some), ("sid", Share::All)];
 
+/// Unpacks packages of the oldest suite into a folder, anew if something is there. Package lists are kept below `home`.
+///
+/// # Errors
+/// [`Unavailable`] if they cannot be fetched.
+pub fn unpack(packages: &[String], home: &Path, into: &Path) -> Result<()> {
+    // Unpacked elsewhere first, so that what is there is whole.
+    let partial = into.with_extension("partial");
+    for folder in [&partial, into] {
+        fs::remove_dir_all(folder).or_else(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => Ok(()),
+            _ => Err(error).with_context(|| format!("removing {}", folder.display())),
+        })?;
+    }
+    packages::Suite::open(KERNELS[0].0, home)?.unpack(packages, &partial)?;
+    fs::rename(&partial, into).with_context(|| format!("making {}", into.display()))
+}
+
 /// All that guests are made from.
 pub struct Parts {
     /// The emulator.

@@ -51,6 +51,15 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
+    /// Unpack Debian packages into a folder, for tests on this machine that need their programs.
+    Unpack {
+        /// The packages. What they depend on is not unpacked.
+        #[arg(value_name = "PACKAGE", required = true)]
+        packages: Vec<String>,
+        /// The folder.
+        #[arg(long, value_name = "DIR")]
+        into: PathBuf,
+    },
     /// Work inside a guest.
     #[command(hide = true, subcommand)]
     Guest(guest::GuestCommand),
@@ -88,6 +97,10 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(home) => std::path::absolute(home).with_context(|| format!("finding {}", home.display()))?,
         None => folder.parent().context("finding the target folder")?.join("conformance"),
     };
+    if let Some(Role::Unpack { packages, into }) = &arguments.role {
+        let into = std::path::absolute(into).with_context(|| format!("finding {}", into.display()))?;
+        return harness::unpack(packages, &home, &into);
+    }
     let parts = Parts::prepare(&home)?;
     let sealblock = match &arguments.sealblock {
         Some(path) => path.canonicalize().with_context(|| format!("finding {}", path.display()))?,
