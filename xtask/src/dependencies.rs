@@ -122,6 +122,8 @@ const RULES: &[Rule] = &[
     rule("exports/ublk", UBLK),
     rule("exports/*", EXPORT),
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
+    // The protocol between the kernel and any filesystem: it knows none, and no block.
+    rule("filesystem/fuse", &["runtime/reactor"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("stack", STACK),
     rule("server", SERVER),
@@ -262,6 +264,7 @@ mod tests {
             ("exports/nbd", "layers/offset"),
             ("layers/mirror", "layers/cross-core"),
             ("filesystem/btrfs-format", "block"),
+            ("filesystem/fuse", "filesystem/btrfs"),
             ("media/file", "tools"),
             ("media/file", "stack"),
             ("stack", "exports/nbd"),

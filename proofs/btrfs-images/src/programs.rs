@@ -36,7 +36,7 @@ pub fn sparse(image: &Path, mebibytes: u64) -> Result<(), String> {
 /// Files or loop devices cannot be made, or `mkfs.btrfs` refuses, for instance an option that it does not know.
 pub fn mkfs(images: &[PathBuf], mebibytes: u64, options: &[&str]) -> Result<(), String> {
     images.iter().try_for_each(|image| sparse(image, mebibytes))?;
-    let arguments = ["-q", "-f", "-L", "a label"].iter().chain(options).map(OsStr::new);
+    let arguments = ["-q", "-f", "-K", "-L", "a label"].iter().chain(options).map(OsStr::new);
     // Of one device it needs no block device, and so no root.
     if let [image] = images {
         return run("mkfs.btrfs", arguments.chain([image.as_os_str()])).map(drop);
@@ -94,7 +94,9 @@ impl Mount {
     /// # Errors
     /// There is no image, or one of the programs refuses; it says why.
     pub fn new(images: &[PathBuf], options: &str) -> Result<Mount, String> {
-        Mount::of(images, options, false)
+        // Nothing here outlives a crash of the machine, so waiting for the disk below the images proves nothing; and what is
+        // no longer used should stay as it was, since a reader must not take it for what is.
+        Mount::of(images, &format!("nobarrier,nodiscard,{options}"), false)
     }
 
     /// Mounts for reading, from devices that cannot be written, and as the last commit left it: a log is not replayed.

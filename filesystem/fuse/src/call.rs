@@ -1,0 +1,134 @@
+//! Calls of the kernel on their way to the core of the filesystem, and how many may be on it.
+//!
+//! Invariants: a call carries its reply, which answers EIO when it is dropped unanswered, so no program waits for ever; and a permit, which is
+//! taken before the call is sent and returned when it was answered or dropped, so never more calls wait than the limit. A thread that
+//! finds no permit waits, and with it the kernel's queue.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use fuser::{
+    ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr,
+};
+
+use crate::interface::Seek;
+
+/// What is asked, with where the answer goes. Inode numbers are the filesystem's.
+#[derive(Debug)]
+pub enum Question {
+    Lookup { parent: u64, name: Vec<u8>, reply: ReplyEntry },
+    Attributes { ino: u64, reply: ReplyAttr },
+    ReadDirectory { ino: u64, cookie: u64, reply: ReplyDirectory },
+    Open { ino: u64, reply: ReplyOpen },
+    Release { ino: u64, handle: u64, reply: ReplyEmpty },
+    Read { ino: u64, handle: u64, offset: u64, size_bytes: u32, reply: ReplyData },
+    Seek { ino: u64, offset: u64, what: Seek, reply: ReplyLseek },
+    ReadLink { ino: u64, reply: ReplyData },
+    Xattr { ino: u64, name: Vec<u8>, size_bytes: u32, reply: ReplyXattr },
+    Xattrs { ino: u64, size_bytes: u32, reply: ReplyXattr },
+    Statistics { reply: ReplyStatfs },
+}
+
+/// A question on its way.
+#[derive(Debug)]
+pub struct Call {
+    /// What is asked.
+    pub question: Question,
+    /// Returned when the call was answered or dropped.
+    pub permit: Permit,
+}
+
+/// A limited number of permits for threads that may sleep.
+#[derive(Debug)]
+pub struct Permits {
+    state: Mutex<PermitState>,
+    returned: Condvar,
+}
+
+#[derive(Debug)]
+struct PermitState {
+    available: usize,
+    is_closed: bool,
+}
+
+/// One call's share of the limit.
+#[derive(Debug)]
+pub struct Permit(Arc<Permits>);
+
+impl Permits {
+    /// So many permits; one at least.
+    pub fn new(limit: usize) -> Arc<Permits> {
+        let state = Mutex::new(PermitState { available: limit.max(1), is_closed: false });
+        Arc::new(Permits { state, returned: Condvar::new() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PermitState> {
+        // Only numbers change under the lock, so a panic leaves nothing half done.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for a permit. `None` once they are closed.
+    pub fn take(self: &Arc<Self>) -> Option<Permit> {
+        let mut state = self.lock();
+        while state.available == 0 && !state.is_closed {
+            state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if state.is_closed {
+            return None;
+        }
+        state.available -= 1;
+        Some(Permit(Arc::clone(self)))
+    }
+
+    /// Gives no further permit, also not to those that wait.
+    pub fn close(&self) {
+        self.lock().is_closed = true;
+        self.returned.notify_all();
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.lock().available += 1;
+        self.0.returned.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn one_that_finds_no_permit_waits_until_one_is_returned() {
+        let permits = Permits::new(2);
+        let (first, second) = (permits.take().unwrap(), permits.take().unwrap());
+        let (send, receive) = mpsc::channel();
+        let waiting = {
+            let permits = Arc::clone(&permits);
+            thread::spawn(move || send.send(permits.take().is_some()))
+        };
+        assert!(receive.recv_timeout(Duration::from_millis(50)).is_err(), "both are taken");
+        drop(first);
+        assert_eq!(receive.recv(), Ok(true));
+        waiting.join().unwrap().unwrap();
+        drop(second);
+        assert_eq!(permits.lock().available, 2, "all are returned");
+    }
+
+    #[test]
+    fn closing_ends_the_waiting() {
+        let permits = Permits::new(0);
+        let held = permits.take().unwrap();
+        let waiting = {
+            let permits = Arc::clone(&permits);
+            thread::spawn(move || permits.take().is_some())
+        };
+        permits.close();
+        assert!(!waiting.join().unwrap());
+        drop(held);
+        assert!(permits.take().is_none(), "also when one is there");
+    }
+}

@@ -1,0 +1,197 @@
+//! The side of the filesystem: calls are answered on its core, each as far as it gets, in any order.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::time::Duration;
+
+use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyEntry, ReplyXattr};
+
+use crate::attributes::{entry, file_attr, file_type, no_entry};
+use crate::call::{Call, Question};
+use crate::error::FsError;
+use crate::interface::{DirectoryEntry, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
+
+/// How long the kernel keeps what it was told. Nothing changes, so this is only as long as a mount is expected to last.
+const KEPT: Duration = Duration::from_secs(365 * 86400);
+/// Nothing is ever another inode with a number that was used before.
+const GENERATION: Generation = Generation(0);
+
+/// Answers one call.
+pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
+    let Call { question, permit } = call;
+    match question {
+        Question::Lookup { parent, name, reply } => lookup(fs, parent, &name, reply).await,
+        Question::ReadDirectory { ino, cookie, reply } => read_directory(fs, ino, cookie, reply).await,
+        Question::Xattr { ino, name, size_bytes, reply } => {
+            let value = fs.xattr(ino, &name).await;
+            answer_xattr(value, size_bytes, ("an attribute", ino), reply);
+        }
+        Question::Xattrs { ino, size_bytes, reply } => {
+            let names = fs.xattrs(ino).await.map(|names| names.into_iter().flat_map(|name| [name, vec![0]].concat()));
+            answer_xattr(names.map(Iterator::collect), size_bytes, ("attributes", ino), reply);
+        }
+        other => answer_plain(fs, other).await,
+    }
+    drop(permit);
+}
+
+/// Questions whose answer is what the filesystem says.
+async fn answer_plain<F: ReadFs>(fs: &F, question: Question) {
+    match question {
+        Question::Attributes { ino, reply } => match fs.attributes(ino).await {
+            Ok(attributes) => reply.attr(&KEPT, &file_attr(&attributes)),
+            Err(error) => reply.error(error.report("attributes", ino)),
+        },
+        Question::Open { ino, reply } => match fs.open(ino).await {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
+            // To the kernel it would mean that it need not open at all.
+            Err(FsError::NotImplemented) => reply.error(Errno::EOPNOTSUPP),
+            Err(error) => reply.error(error.report("open", ino)),
+        },
+        Question::Release { ino, handle, reply } => {
+            fs.release(ino, handle).await;
+            reply.ok();
+        }
+        Question::Read { ino, handle, offset, size_bytes, reply } => {
+            match fs.read(ino, handle, offset, size_bytes).await {
+                Ok(data) if data.len() <= size_bytes as usize => reply.data(&data),
+                Ok(_) => reply.error(Errno::EIO),
+                Err(error) => reply.error(error.report("read", ino)),
+            }
+        }
+        Question::Seek { ino, offset, what, reply } => match seek(fs, ino, offset, what).await {
+            Ok(offset) => reply.offset(offset),
+            Err(error) => reply.error(error.report("seek", ino)),
+        },
+        Question::ReadLink { ino, reply } => match fs.read_link(ino).await {
+            Ok(target) => reply.data(&target),
+            Err(error) => reply.error(error.report("read link", ino)),
+        },
+        Question::Statistics { reply } => match fs.statistics().await {
+            Ok(Statistics { block_size_bytes, blocks, free_blocks, available_blocks, inodes: (inodes, free) }) => {
+                let (size, name_bytes) = (block_size_bytes, MAX_NAME_BYTES as u32);
+                reply.statfs(blocks, free_blocks, available_blocks, inodes, free, size, name_bytes, size);
+            }
+            Err(error) => reply.error(error.report("statistics", fs.root())),
+        },
+        // Answered by the caller.
+        Question::Lookup { .. } | Question::ReadDirectory { .. } | Question::Xattr { .. } | Question::Xattrs { .. } => {
+        }
+    }
+}
+
+async fn lookup<F: ReadFs>(fs: &F, parent: u64, name: &[u8], reply: ReplyEntry) {
+    if name.len() > MAX_NAME_BYTES {
+        return reply.error(Errno::ENAMETOOLONG);
+    }
+    match fs.lookup(parent, name).await.and_then(|attributes| entry(&attributes, fs.root())) {
+        Ok(attr) => reply.entry(&KEPT, &attr, GENERATION),
+        // It keeps this, too.
+        Err(FsError::NotFound) => reply.entry(&KEPT, &no_entry(), GENERATION),
+        Err(error) => reply.error(error.report("lookup", parent)),
+    }
+}
+
+async fn seek<F: ReadFs>(fs: &F, ino: u64, offset: u64, what: Seek) -> Result<i64, FsError> {
+    let found = fs.seek(ino, offset, what).await?;
+    i64::try_from(found).map_err(|_| FsError::TooLarge)
+}
+
+async fn read_directory<F: ReadFs>(fs: &F, ino: u64, cookie: u64, mut reply: ReplyDirectory) {
+    let (mut wrong, mut count) = (None, 0_usize);
+    let mut add = |one: DirectoryEntry<'_>| {
+        wrong = check_entry(&one).err();
+        if wrong.is_some() {
+            return false;
+        }
+        let is_full = reply.add(INodeNo(one.ino), one.next_cookie, file_type(one.kind), OsStr::from_bytes(one.name));
+        count += usize::from(!is_full);
+        !is_full
+    };
+    let read = fs.read_directory(ino, cookie, &mut add).await;
+    // What was read in front of damage is returned; the next call begins with the damage.
+    match read.and(wrong.map_or(Ok(()), Err)) {
+        Err(error) if count == 0 => reply.error(error.report("read directory", ino)),
+        _ => reply.ok(),
+    }
+}
+
+/// Refuses what the kernel would refuse the whole directory for.
+fn check_entry(one: &DirectoryEntry<'_>) -> Result<(), FsError> {
+    let is_name = (1..=MAX_NAME_BYTES).contains(&one.name.len()) && !one.name.iter().any(|byte| b"/\0".contains(byte));
+    match (is_name, one.next_cookie) {
+        (true, 1..=MAX_COOKIE) => Ok(()),
+        (false, _) => {
+            Err(FsError::Damaged(format!("an entry with the name {:?}", one.name.escape_ascii().to_string())))
+        }
+        (_, cookie) => Err(FsError::Damaged(format!("an entry with the cookie {cookie}"))),
+    }
+}
+
+/// What a program gets that asks for an attribute, or for all names, and has room for so many bytes: 0 asks for the size.
+#[derive(Debug, PartialEq, Eq)]
+enum XattrAnswer {
+    Size(u32),
+    Data(Vec<u8>),
+    Refused(FsError),
+    NoRoom,
+}
+
+fn xattr_answer(value: Result<Vec<u8>, FsError>, size_bytes: u32) -> XattrAnswer {
+    match value {
+        Err(error) => XattrAnswer::Refused(error),
+        Ok(value) if value.len() > MAX_XATTR_BYTES => XattrAnswer::Refused(FsError::TooLarge),
+        Ok(value) if size_bytes == 0 => XattrAnswer::Size(value.len() as u32),
+        Ok(value) if value.len() > size_bytes as usize => XattrAnswer::NoRoom,
+        Ok(value) => XattrAnswer::Data(value),
+    }
+}
+
+fn answer_xattr(value: Result<Vec<u8>, FsError>, size_bytes: u32, (asked, ino): (&str, u64), reply: ReplyXattr) {
+    match xattr_answer(value, size_bytes) {
+        XattrAnswer::Size(size) => reply.size(size),
+        XattrAnswer::Data(value) => reply.data(&value),
+        XattrAnswer::Refused(error) => reply.error(error.report(asked, ino)),
+        XattrAnswer::NoRoom => reply.error(Errno::ERANGE),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interface::Kind;
+
+    #[test]
+    fn an_attribute_is_measured_returned_or_refused_by_the_room_for_it() {
+        let value = vec![7; 100];
+        assert_eq!(xattr_answer(Ok(value.clone()), 0), XattrAnswer::Size(100));
+        assert_eq!(xattr_answer(Ok(value.clone()), 99), XattrAnswer::NoRoom);
+        assert_eq!(xattr_answer(Ok(value.clone()), 100), XattrAnswer::Data(value));
+        let most = vec![7; MAX_XATTR_BYTES];
+        assert_eq!(xattr_answer(Ok(most), 0), XattrAnswer::Size(65_536));
+        let more = vec![7; MAX_XATTR_BYTES + 1];
+        assert_eq!(xattr_answer(Ok(more), 0), XattrAnswer::Refused(FsError::TooLarge));
+        let absent = xattr_answer(Err(FsError::NoAttribute), 0);
+        assert_eq!(absent, XattrAnswer::Refused(FsError::NoAttribute));
+    }
+
+    #[test]
+    fn entries_that_the_kernel_would_refuse_are_damage() {
+        let entry = |name, next_cookie| DirectoryEntry { ino: 300, kind: Kind::Regular, name, next_cookie };
+        let long = [b'n'; MAX_NAME_BYTES + 1];
+        for good in [entry(b"a", 1), entry(&long[1..], MAX_COOKIE), entry(b"\xff\n", 3)] {
+            assert_eq!(check_entry(&good), Ok(()));
+        }
+        for (bad, why) in [
+            (entry(b"", 1), "name \"\""),
+            (entry(&long, 1), "name"),
+            (entry(b"a/b", 1), "name \"a/b\""),
+            (entry(b"a\0b", 1), "name"),
+            (entry(b"a", 0), "cookie 0"),
+            (entry(b"a", MAX_COOKIE + 1), "cookie 9223372036854775808"),
+        ] {
+            let error = check_entry(&bad).unwrap_err();
+            assert!(matches!(&error, FsError::Damaged(what) if what.contains(why)), "{error}");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! The side of the kernel: its requests, on threads of their own, become calls; what would change something is refused.
+//!
+//! The mount is read-only, so the kernel refuses changes itself. Those that come nevertheless get the same answer.
+
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use fuser::{
+    AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+};
+use sealblock_runtime_reactor::Mailbox;
+
+use crate::attributes::ino_of;
+use crate::call::{Call, Permits, Question};
+use crate::interface::{MAX_READ_BYTES, Seek};
+
+/// Requests of readahead and of asynchronous reads that the kernel sends before it waits for answers.
+const MAX_BACKGROUND: u16 = 64;
+/// Values of lseek(2).
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// What takes the kernel's requests.
+pub struct KernelSide {
+    /// The inode number of the root, which the kernel calls 1.
+    pub root: u64,
+    /// To the core of the filesystem.
+    pub calls: Arc<Mailbox<Call>>,
+    /// For calls on their way.
+    pub permits: Arc<Permits>,
+}
+
+impl KernelSide {
+    /// Sends a question. One that cannot be sent any more is dropped, which answers it with an error.
+    fn ask(&self, question: Question) {
+        if let Some(permit) = self.permits.take() {
+            drop(self.calls.push(Call { question, permit }));
+        }
+    }
+
+    fn ino(&self, node: INodeNo) -> u64 {
+        ino_of(node, self.root)
+    }
+}
+
+impl Filesystem for KernelSide {
+    fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What a kernel does not have it does without.
+        for wanted in [
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_CACHE_SYMLINKS,
+            InitFlags::FUSE_POSIX_ACL,
+            InitFlags::FUSE_ASYNC_DIO,
+        ] {
+            let _ = config.add_capabilities(wanted);
+        }
+        // Of both it takes what is nearest; the number of pages of a read follows from them.
+        let _ = config.set_max_write(MAX_READ_BYTES);
+        if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_background(MAX_BACKGROUND);
+        Ok(())
+    }
+
+    fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        self.ask(Question::Lookup { parent: self.ino(parent), name: name.as_bytes().to_vec(), reply });
+    }
+
+    fn getattr(&self, _request: &Request, ino: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
+        self.ask(Question::Attributes { ino: self.ino(ino), reply });
+    }
+
+    fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
+        self.ask(Question::ReadLink { ino: self.ino(ino), reply });
+    }
+
+    fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        self.ask(Question::Open { ino: self.ino(ino), reply });
+    }
+
+    fn read(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        offset: u64,
+        size_bytes: u32,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        // A shorter answer would say that the file ends; the kernel was told not to ask for more.
+        if size_bytes > MAX_READ_BYTES {
+            return reply.error(Errno::EINVAL);
+        }
+        self.ask(Question::Read { ino: self.ino(ino), handle: handle.0, offset, size_bytes, reply });
+    }
+
+    fn release(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        handle: FileHandle,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.ask(Question::Release { ino: self.ino(ino), handle: handle.0, reply });
+    }
+
+    fn flush(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
+        // So that it does not ask again.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn opendir(&self, _request: &Request, _ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        reply.opened(FileHandle(0), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_CACHE_DIR);
+    }
+
+    fn readdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
+        self.ask(Question::ReadDirectory { ino: self.ino(ino), cookie, reply });
+    }
+
+    fn releasedir(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
+        reply.ok();
+    }
+
+    fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        self.ask(Question::Statistics { reply });
+    }
+
+    fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size_bytes: u32, reply: ReplyXattr) {
+        self.ask(Question::Xattr { ino: self.ino(ino), name: name.as_bytes().to_vec(), size_bytes, reply });
+    }
+
+    fn listxattr(&self, _request: &Request, ino: INodeNo, size_bytes: u32, reply: ReplyXattr) {
+        self.ask(Question::Xattrs { ino: self.ino(ino), size_bytes, reply });
+    }
+
+    fn lseek(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        offset: i64,
+        whence: i32,
+        reply: ReplyLseek,
+    ) {
+        let what = match whence {
+            SEEK_DATA => Seek::Data,
+            SEEK_HOLE => Seek::Hole,
+            _ => return reply.error(Errno::EINVAL),
+        };
+        match u64::try_from(offset) {
+            Ok(offset) => self.ask(Question::Seek { ino: self.ino(ino), offset, what, reply }),
+            Err(_) => reply.error(Errno::ENXIO),
+        }
+    }
+
+    fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        // The kernel checks permissions itself.
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn setattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _mode: Option<u32>,
+        _uid: Option<u32>,
+        _gid: Option<u32>,
+        _size: Option<u64>,
+        _atime: Option<TimeOrNow>,
+        _mtime: Option<TimeOrNow>,
+        _ctime: Option<SystemTime>,
+        _handle: Option<FileHandle>,
+        _crtime: Option<SystemTime>,
+        _chgtime: Option<SystemTime>,
+        _bkuptime: Option<SystemTime>,
+        _flags: Option<BsdFileFlags>,
+        reply: ReplyAttr,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mknod(&self, _r: &Request, _p: INodeNo, _name: &OsStr, _m: u32, _u: u32, _dev: u32, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn mkdir(&self, _r: &Request, _parent: INodeNo, _name: &OsStr, _mode: u32, _umask: u32, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn unlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rmdir(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn symlink(&self, _request: &Request, _parent: INodeNo, _name: &OsStr, _target: &Path, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn rename(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _new_parent: INodeNo,
+        _new_name: &OsStr,
+        _flags: RenameFlags,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn link(&self, _request: &Request, _ino: INodeNo, _parent: INodeNo, _name: &OsStr, reply: ReplyEntry) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn write(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _data: &[u8],
+        _write_flags: WriteFlags,
+        _flags: OpenFlags,
+        _owner: Option<LockOwner>,
+        reply: ReplyWrite,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn setxattr(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _name: &OsStr,
+        _value: &[u8],
+        _flags: i32,
+        _position: u32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn removexattr(&self, _request: &Request, _ino: INodeNo, _name: &OsStr, reply: ReplyEmpty) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn create(
+        &self,
+        _request: &Request,
+        _parent: INodeNo,
+        _name: &OsStr,
+        _mode: u32,
+        _umask: u32,
+        _flags: i32,
+        reply: ReplyCreate,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+
+    fn fallocate(
+        &self,
+        _request: &Request,
+        _ino: INodeNo,
+        _handle: FileHandle,
+        _offset: u64,
+        _length: u64,
+        _mode: i32,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::EROFS);
+    }
+}

@@ -1,0 +1,130 @@
+//! Mounts: making one, which of the kernel's table it is, so that nothing else is unmounted, its readahead, and its end.
+//!
+//! `fuser` can mount, too, and unmounts when its session ends; but by the path, so it unmounts what somebody else has mounted there since
+//! ([`unmount`] does not). So it does that only for users who are not root, who need a program for both.
+
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::process::{getgid, getuid};
+
+/// What the kernel calls the type of our mounts; it takes `fuse` from it.
+const TYPE: &str = "fuse.sealblock";
+/// The flags of a mount for reading, on which nothing is trusted more than elsewhere.
+const FLAGS: [MountFlags; 4] = [MountFlags::RDONLY, MountFlags::NODEV, MountFlags::NOSUID, MountFlags::NOATIME];
+
+/// What the table says of a mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// Its number, which no other has at the same time.
+    pub id: u64,
+    /// Major and minor number of its device, as `MAJOR:MINOR`.
+    pub device: String,
+}
+
+/// Mounts on a folder, and returns what the session with the kernel goes through. `options` are those of FUSE, separated by commas.
+///
+/// # Errors
+/// The kernel refuses; `PermissionDenied` if the user may not mount.
+pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
+    let (number, mode) = (device.as_raw_fd(), fs::metadata(point)?.mode());
+    let (uid, gid) = (getuid().as_raw(), getgid().as_raw());
+    let options = format!("fd={number},rootmode={mode:o},user_id={uid},group_id={gid},{options}");
+    let options = CString::new(options).map_err(io::Error::other)?;
+    let flags = FLAGS.into_iter().fold(MountFlags::empty(), MountFlags::union);
+    rustix::mount::mount(source, point, TYPE, flags, &*options)?;
+    Ok(device.into())
+}
+
+/// Ends the connection with the kernel, which refuses what is in flight and what comes, and unmounts though files are open.
+pub fn unmount(point: &Path) -> io::Result<()> {
+    Ok(rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH)?)
+}
+
+/// The uppermost mount on a folder, given as an absolute path without links; `None` if there is none or the table cannot be read.
+pub fn mount_on(point: &Path) -> Option<MountEntry> {
+    find(&fs::read("/proc/self/mountinfo").ok()?, point.as_os_str().as_bytes())
+}
+
+/// Has the kernel read ahead so much, which it only lets root choose beyond its default of 128 KiB.
+pub fn set_readahead(mount: &MountEntry, kibibytes: u32) -> io::Result<()> {
+    fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), kibibytes.to_string())
+}
+
+/// Finds a folder in a table (proc_pid_mountinfo(5)): number, parent, device, root, folder, and more.
+fn find(table: &[u8], point: &[u8]) -> Option<MountEntry> {
+    let lines = table.split(|byte| *byte == b'\n').rev();
+    lines.filter_map(|line| entry(line, point)).next()
+}
+
+fn entry(line: &[u8], point: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
+    let device = std::str::from_utf8(fields.nth(1)?).ok()?;
+    let is_device = device.split_once(':').is_some_and(|(major, minor)| {
+        [major, minor].iter().all(|number| !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+    });
+    let folder = unescape(fields.nth(1)?);
+    (is_device && folder == point).then(|| MountEntry { id, device: device.to_owned() })
+}
+
+/// Spaces, tabs, line ends and backslashes are written as a backslash and three octal digits.
+fn unescape(field: &[u8]) -> Vec<u8> {
+    let (mut bytes, mut rest) = (Vec::with_capacity(field.len()), field);
+    while let [first, tail @ ..] = rest {
+        let octal =
+            tail.get(..3).filter(|digits| *first == b'\\' && digits.iter().all(|digit| (b'0'..b'8').contains(digit)));
+        let value = octal.map(|digits| digits.iter().fold(0_u32, |value, digit| value * 8 + u32::from(digit - b'0')));
+        match value.and_then(|value| u8::try_from(value).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &tail[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = tail;
+            }
+        }
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &[u8] = b"22 1 254:0 / / rw,relatime - ext4 /dev/vda rw\n\
+        30 22 0:44 / /mnt/a\\040b\\134 ro - fuse.sealblock x ro\n\
+        31 30 0:45 / /mnt/a\\040b\\134 ro - fuse.sealblock y ro\n\
+        32 22 ../..:45 / /mnt/c ro - fuse z ro\n\
+        x 22 0:46 / /mnt/d ro\nshort\n";
+
+    #[test]
+    fn the_uppermost_mount_on_a_folder_is_found_whatever_its_name() {
+        let found = find(TABLE, b"/mnt/a b\\").unwrap();
+        assert_eq!(found, MountEntry { id: 31, device: "0:45".to_owned() });
+        assert_eq!(find(TABLE, b"/").unwrap().id, 22);
+    }
+
+    #[test]
+    fn what_is_not_there_or_makes_no_sense_is_not_found() {
+        for absent in [&b"/mnt/a"[..], b"/mnt/a b", b"/mnt/a\\040b\\134", b"/mnt/c", b"/mnt/d", b""] {
+            assert_eq!(find(TABLE, absent), None, "{}", absent.escape_ascii());
+        }
+        assert_eq!(find(b"", b"/"), None);
+    }
+
+    #[test]
+    fn incomplete_escapes_stay_as_they_are() {
+        assert_eq!(unescape(b"a\\04"), b"a\\04");
+        assert_eq!(unescape(b"\\777\\008\\\\"), b"\\777\\008\\\\");
+        assert_eq!(unescape(b"\\012"), b"\n");
+    }
+}

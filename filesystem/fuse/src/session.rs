@@ -1,0 +1,246 @@
+//! Mounting, serving and unmounting.
+//!
+//! Invariants: the kernel's requests are taken by threads of the session, the filesystem is used on the core that serves, and only
+//! [`Call`]s cross, which the reactor's mailbox carries. When serving ends, for whatever reason, what was not answered is refused,
+//! nothing stays mounted, and the threads have ended.
+//!
+//! Unmounting here is never polite: who stops the program wants it to end, so files that are still open get an error when they are
+//! read (ENOTCONN). Who wants them read to their end unmounts with `umount`, which waits until nothing is open; serving ends by itself
+//! then. A mount that another one covers cannot be unmounted, nor can its connection be ended: serving goes on until it is uncovered and
+//! unmounted.
+
+use std::io::ErrorKind;
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread::{self, JoinHandle};
+
+use fuser::{Config, MountOption, SessionACL, SessionUnmounter};
+use futures_util::FutureExt;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use sealblock_runtime_reactor::Mailbox;
+
+use crate::call::{Call, Permits};
+use crate::error::MountError;
+use crate::home::answer;
+use crate::interface::{MAX_READ_BYTES, ReadFs};
+use crate::kernel::KernelSide;
+use crate::mounts::{self, MountEntry, mount_on, set_readahead};
+
+/// Calls that may be on their way or being answered at once, unless chosen otherwise. With it, data in memory is at most 64 MiB.
+pub const DEFAULT_CALLS: usize = 64;
+/// The most calls that can be chosen.
+pub const MAX_CALLS: usize = 4096;
+/// Threads that take requests; they only hand them over.
+const THREADS: usize = 2;
+
+/// How to mount.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// What the table of mounts calls the source.
+    pub source: String,
+    /// Other users may use the mount, too, as far as permissions allow. Without it only its owner may, whatever they are.
+    pub allow_other: bool,
+    /// Calls at once, 1 to [`MAX_CALLS`]; others become the nearest of these.
+    pub calls: usize,
+}
+
+/// How serving ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// Somebody unmounted.
+    Unmounted,
+    /// The one who serves was told to stop.
+    Stopped,
+}
+
+/// A filesystem that is mounted. Dropping it unmounts.
+pub struct Session {
+    point: PathBuf,
+    /// The mount in the kernel's table, as far as it can be read.
+    mount: Option<MountEntry>,
+    /// Who is not root has mounted by way of a program, and unmounts so.
+    helper: Option<SessionUnmounter>,
+    calls: Arc<Mailbox<Call>>,
+    permits: Arc<Permits>,
+    /// Runs the threads of the session; `None` once it was joined.
+    thread: Option<JoinHandle<std::io::Result<()>>>,
+}
+
+/// Tells the core of the filesystem that no call comes any more, also after a panic.
+struct Finish(Arc<Mailbox<Call>>);
+
+impl Drop for Finish {
+    fn drop(&mut self) {
+        self.0.finish();
+    }
+}
+
+impl Session {
+    /// Mounts on a folder, for reading. Whoever uses the mount waits until [`Session::serve`] runs. `root` is the inode number of the root
+    /// directory of what will be served.
+    ///
+    /// # Errors
+    /// [`MountError::Mount`].
+    pub fn mount(point: &Path, root: u64, options: &Options) -> Result<Session, MountError> {
+        let failed = |source| MountError::Mount { point: point.display().to_string(), source };
+        let canonical = point.canonicalize().map_err(failed)?;
+        let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(options.calls.min(MAX_CALLS)));
+        let side = KernelSide { root, calls: Arc::clone(&calls), permits: Arc::clone(&permits) };
+        let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
+        let finish = Finish(Arc::clone(&calls));
+        let run = move || {
+            let _finish = finish;
+            session.run()
+        };
+        let thread = thread::Builder::new().name("fuse".to_owned()).spawn(run).map_err(failed)?;
+        let mount = mount_on(&canonical);
+        let session = Session { point: canonical, mount, helper, calls, permits, thread: Some(thread) };
+        if let Some(mount) = &session.mount
+            && let Err(error) = set_readahead(mount, MAX_READ_BYTES / 1024)
+        {
+            tracing::debug!(%error, "the kernel reads ahead as much as it does by itself");
+        }
+        Ok(session)
+    }
+
+    /// Where it is mounted, as an absolute path without links.
+    pub fn point(&self) -> &Path {
+        &self.point
+    }
+
+    /// Answers the kernel until somebody unmounts, or `stop` is ready; then everything that is still asked is refused, and nothing is
+    /// mounted any more. Runs on any reactor, which answers nothing while another task there blocks; a task that uses the mount itself
+    /// blocks for ever.
+    ///
+    /// # Errors
+    /// [`MountError::Session`]: the session with the kernel failed. Nothing is mounted then, either.
+    pub async fn serve<F: ReadFs>(mut self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
+        let mut stop = pin!(stop);
+        let (mut answers, mut batch) = (FuturesUnordered::new(), Vec::new());
+        let (mut is_open, mut ended) = (true, Ended::Unmounted);
+        std::future::poll_fn(|cx| {
+            if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
+                ended = Ended::Stopped;
+                self.unmount();
+            }
+            if is_open {
+                is_open = self.take_calls(cx, &mut batch);
+                // A panic ends this answer alone, and the reply that it drops says so.
+                answers.extend(batch.drain(..).map(|call| AssertUnwindSafe(answer(fs, call)).catch_unwind()));
+            }
+            while let Poll::Ready(Some(_)) = answers.poll_next_unpin(cx) {}
+            // Without the session nobody waits for what is not answered yet.
+            if is_open { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+        drop(answers);
+        let point = self.point.display().to_string();
+        self.end().map_err(|source| MountError::Session { point, source })?;
+        Ok(ended)
+    }
+
+    /// Takes the calls that are there. False if there are none and none will come.
+    fn take_calls(&self, cx: &mut Context<'_>, batch: &mut Vec<Call>) -> bool {
+        match self.calls.poll_take(cx, batch) {
+            Poll::Ready(true) => {
+                // Others of this core have their turn between batches.
+                cx.waker().wake_by_ref();
+                true
+            }
+            Poll::Ready(false) => false,
+            Poll::Pending => true,
+        }
+    }
+
+    /// True if what is mounted on the folder now is what was mounted here.
+    fn is_mounted(&self) -> bool {
+        let is_running = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        is_running && (self.mount.is_none() || self.mount == mount_on(&self.point))
+    }
+
+    /// Ends the connection with the kernel and unmounts.
+    fn unmount(&mut self) {
+        if !self.is_mounted() {
+            // Ended already, or covered by another mount, without which the kernel finds no way to it.
+            tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
+            return;
+        }
+        let unmounted = match &mut self.helper {
+            None => mounts::unmount(&self.point),
+            // It leaves open files as they are: serving goes on until they are closed.
+            Some(helper) => helper.unmount(),
+        };
+        if let Err(error) = unmounted {
+            tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
+        }
+    }
+
+    /// Refuses what is left, unmounts, and waits for the threads.
+    fn end(&mut self) -> std::io::Result<()> {
+        // Threads that wait for a permit would never end; and what they have read is refused with what waits.
+        self.permits.close();
+        drop(self.calls.close());
+        self.unmount();
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(()),
+            Some(Ok(ended)) => ended,
+            Some(Err(_panic)) => Err(std::io::Error::other("a thread of the session panicked")),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::debug!(point = %self.point.display(), %error, "the session failed");
+        }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { source: "sealblock".to_owned(), allow_other: false, calls: DEFAULT_CALLS }
+    }
+}
+
+/// Mounts, and exchanges greetings with the kernel.
+fn begin(
+    point: &Path,
+    side: KernelSide,
+    options: &Options,
+) -> std::io::Result<(fuser::Session<KernelSide>, Option<SessionUnmounter>)> {
+    let mut config = Config::default();
+    config.acl = if options.allow_other { SessionACL::All } else { SessionACL::Owner };
+    config.n_threads = Some(THREADS);
+    let allow_other = if options.allow_other { ",allow_other" } else { "" };
+    let of_fuse = format!("default_permissions,max_read={MAX_READ_BYTES}{allow_other}");
+    match mounts::mount(point, &options.source, &of_fuse) {
+        Ok(device) => {
+            let session = fuser::Session::from_fd(side, device, config.acl, config);
+            if session.is_err() {
+                // Nobody would ever answer it.
+                mounts::unmount(point)?;
+            }
+            Ok((session?, None))
+        }
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            config.mount_options = vec![
+                MountOption::RO,
+                MountOption::NoDev,
+                MountOption::NoSuid,
+                MountOption::NoAtime,
+                MountOption::DefaultPermissions,
+                MountOption::FSName(options.source.clone()),
+                MountOption::Subtype("sealblock".to_owned()),
+                MountOption::CUSTOM(format!("max_read={MAX_READ_BYTES}")),
+            ];
+            let mut session = fuser::Session::new(side, point, &config)?;
+            let helper = session.unmount_callable();
+            Ok((session, Some(helper)))
+        }
+        Err(error) => Err(error),
+    }
+}

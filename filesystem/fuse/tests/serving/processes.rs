@@ -1,0 +1,158 @@
+//! How serving ends: by unmounting, by being told, by SIGTERM, by SIGKILL; with files open and with reads in flight.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use sealblock_fuse::{Ended, Options, ReadFs, Session};
+use sealblock_runtime_reactor::{Config, Reactor, shutdown_signal};
+
+use crate::memory::{Memory, Served};
+use crate::{can_mount, source};
+
+/// Has a process of this program serve, on the folder in the variable, what is in the other folder.
+const POINT: &str = "SEALBLOCK_TEST_MOUNT_POINT";
+const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
+
+#[test]
+fn serving_ends_when_somebody_unmounts_which_waits_for_open_files() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    let mut served = Served::start(source.path(), Options::default());
+    let file = File::open(served.path("file-5000")).unwrap();
+    let unmount = || rustix::mount::unmount(&served.point, UnmountFlags::empty());
+    assert_eq!(unmount(), Err(Errno::BUSY));
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, 4999).unwrap();
+    drop(file);
+    // The kernel closes the file a little later than the program.
+    while unmount() == Err(Errno::BUSY) {
+        thread::yield_now();
+    }
+    assert_eq!(served.wait(), Ended::Unmounted);
+}
+
+#[test]
+fn stopping_ends_open_files_and_reads_in_flight() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    let mut served = Served::start(source.path(), Options::default());
+    let open = File::open(served.path("file-3000001")).unwrap();
+    let slow = served.path("slow");
+    let waiting = thread::spawn(move || fs::read(slow));
+    while served.seen.reads.load(Ordering::SeqCst) == 0 {
+        thread::yield_now();
+    }
+    assert_eq!(served.stop(), Ended::Stopped);
+    let error = waiting.join().unwrap().unwrap_err();
+    assert!([ErrorKind::ConnectionAborted, ErrorKind::NotConnected].contains(&error.kind()), "{error}");
+    let mut byte = [0];
+    assert_eq!(open.read_at(&mut byte, 2_000_000).unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(fs::read_dir(&served.point).unwrap().count(), 0, "nothing is mounted any more");
+}
+
+#[test]
+fn what_else_was_mounted_on_the_folder_is_left_alone() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    let mut first = Served::start(source.path(), Options::default());
+    let over = Session::mount(&first.point, 256, &Options::default()).unwrap();
+    rustix::mount::unmount(over.point(), UnmountFlags::DETACH).unwrap();
+    drop(over);
+    assert_eq!(fs::read(first.path("file-1")).unwrap().len(), 1, "dropping the upper one has not unmounted the lower");
+    // One that is covered cannot be unmounted, and goes on until it is uncovered and unmounted.
+    let over = Session::mount(&first.point, 256, &Options::default()).unwrap();
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().matches(" fuse").count();
+    let before = mounts();
+    first.tell_to_stop();
+    thread::sleep(Duration::from_millis(100));
+    assert!(!first.has_ended() && mounts() >= before, "neither is unmounted");
+    drop(over);
+    rustix::mount::unmount(&first.point, UnmountFlags::empty()).unwrap();
+    assert_eq!(first.wait(), Ended::Stopped);
+}
+
+/// The process that serves, when it is started for that; otherwise there is nothing to do.
+#[test]
+fn a_process_that_serves() {
+    let (Some(point), Some(source)) = (std::env::var_os(POINT), std::env::var_os(SOURCE)) else { return };
+    let memory = Memory::copy(Path::new(&source), Arc::default(), Vec::new());
+    let session = Session::mount(Path::new(&point), memory.root(), &Options::default()).unwrap();
+    let reactor = Reactor::new(Config::default()).unwrap();
+    println!("\nmounted");
+    let ended = reactor.block_on(session.serve(&memory, async { drop(shutdown_signal().await) }));
+    println!("\nended {:?}", ended.unwrap());
+}
+
+/// Starts it, and waits until it has mounted.
+fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildStdout>) {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::a_process_that_serves", "--nocapture", "--test-threads=1"])
+        .env(POINT, point)
+        .env(SOURCE, source)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    assert!(says(&mut output, "mounted"));
+    // Somebody has to have asked, so that it runs and has its handlers for signals.
+    assert_eq!(fs::read(point.join("file-1")).unwrap().len(), 1);
+    (child, output)
+}
+
+/// Reads until a line is this; false if the output ends before.
+fn says(output: &mut impl BufRead, wanted: &str) -> bool {
+    output.lines().map_while(Result::ok).any(|line| line == wanted)
+}
+
+fn kill(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+#[test]
+fn a_process_that_is_terminated_unmounts_also_with_files_open() {
+    if !can_mount() {
+        return;
+    }
+    let (source, point) = (source(), tempfile::tempdir().unwrap());
+    let (mut child, mut output) = start(point.path(), source.path());
+    let open = File::open(point.path().join("file-3000001")).unwrap();
+    kill(&child, Signal::TERM);
+    assert!(says(&mut output, "ended Stopped"));
+    assert!(child.wait().unwrap().success());
+    assert_eq!(fs::read_dir(point.path()).unwrap().count(), 0, "nothing is mounted any more");
+    drop(open);
+}
+
+#[test]
+fn a_process_that_is_killed_leaves_nobody_waiting() {
+    if !can_mount() {
+        return;
+    }
+    let (source, point) = (source(), tempfile::tempdir().unwrap());
+    let (mut child, _output) = start(point.path(), source.path());
+    // Without a gate a read of `slow` fails at once, so this one waits in the kernel only if the process is gone.
+    let open = File::open(point.path().join("file-3000001")).unwrap();
+    kill(&child, Signal::KILL);
+    child.wait().unwrap();
+    let mut byte = [0];
+    assert_eq!(open.read_at(&mut byte, 2_000_000).unwrap_err().kind(), ErrorKind::NotConnected);
+    assert_eq!(fs::read_dir(point.path()).map(drop).unwrap_err().kind(), ErrorKind::NotConnected);
+    rustix::mount::unmount(point.path(), UnmountFlags::DETACH).unwrap();
+    assert_eq!(fs::read_dir(point.path()).unwrap().count(), 0);
+}
