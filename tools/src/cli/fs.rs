@@ -40,6 +40,8 @@ pub enum FsCommand {
     Get(FsGet),
     /// Copy out what is good of a damaged filesystem, and list the rest.
     Rescue(FsRescue),
+    /// Mount it on a directory of this machine, for reading.
+    Mount(FsMount),
     /// Print the nodes and items of its trees.
     Tree(FsTree),
 }
@@ -131,6 +133,23 @@ pub struct FsRescue {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `fs mount`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  sealblock fs mount disk.img /mnt\n\n\
+    Serves the mount through FUSE until it is unmounted, or Ctrl-C or SIGTERM comes; then nothing stays mounted. Every sector is checked before a program gets it; one of which no \
+    copy is good is an input/output error. A user who is not root needs fusermount3.")]
+pub struct FsMount {
+    /// The filesystem, or a directory in it.
+    #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
+    pub place: FilesystemName,
+    /// The directory that it is mounted on.
+    #[arg(value_name = "DIRECTORY")]
+    pub point: PathBuf,
+    /// Let other users use the mount, too, as far as permissions allow.
+    #[arg(long)]
+    pub allow_other: bool,
 }
 
 /// Arguments of `fs tree`.

@@ -7,6 +7,8 @@ mod extract;
 mod get;
 mod info;
 mod ls;
+mod mount;
+mod mounted;
 mod rescue;
 mod tree;
 
@@ -26,6 +28,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Ls(arguments) => ls::run(arguments),
         FsCommand::Cat(arguments) => cat::run(arguments),
         FsCommand::Get(arguments) => get::run(arguments),
+        FsCommand::Mount(arguments) => mount::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
     }

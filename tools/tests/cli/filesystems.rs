@@ -1,0 +1,190 @@
+//! `fs`: Btrfs filesystems as a user meets them. Small ones are put together here; those of the kernel need root, loop devices,
+//! `btrfs-progs` and, for mounts, FUSE. What is absent is said and left out.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command};
+
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::items::directory::FileType;
+use sealblock_btrfs_format::key::objectid;
+use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Storage};
+use sealblock_proofs_btrfs_images::has_mounts;
+use sealblock_proofs_btrfs_images::manifest::Manifest;
+use sealblock_proofs_btrfs_images::sets::{self, Fill};
+
+use crate::common::{Place, has, noise, skipped};
+
+const TOP: u64 = objectid::FIRST_FREE;
+
+/// A filesystem with a few files in the file `image`, and what `summed` holds.
+fn place() -> (Place, Vec<u8>) {
+    let place = Place::new();
+    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+    let data = noise(1, 50_000);
+    made.file(TOP, b"inline", b"a few words", Storage::Inline);
+    made.file(TOP, b"summed", &data, Storage::Summed);
+    let folder = made.directory(TOP, b"folder");
+    made.file(folder, b"below", b"more words", Storage::Inline);
+    made.build().write(&place.path("image")).unwrap();
+    (place, data)
+}
+
+/// Damages the sector of `summed` that begins at this byte.
+fn damage(place: &Place, at: u64) {
+    let file = fs::File::options().write(true).open(place.path("image")).unwrap();
+    file.write_all_at(b"damage", DATA_START + at).unwrap();
+}
+
+#[test]
+fn files_are_listed_and_read() {
+    let (place, data) = place();
+    let listed = place.run("fs ls image");
+    assert_eq!(listed.succeeds().text(), "inline\nsummed\nfolder\n");
+    assert_eq!(place.run("fs ls -R image/folder").succeeds().text(), "below\n");
+    assert!(
+        place.run("fs ls -l image/summed").succeeds().text().starts_with("-rw-r--r--   1     0     0        50000 ")
+    );
+    assert_eq!(place.run("fs cat image/summed").succeeds().stdout, data);
+    assert_eq!(
+        place.run("fs cat image/inline image:folder/below image:5/inline").succeeds().text(),
+        "a few wordsmore wordsa few words"
+    );
+    place.run("fs cat image/absent").fails(3, &["looking for the path on image/absent", "there is no \"absent\""]);
+    place.run("fs cat image/folder").fails(3, &["is no file"]);
+    place.run("fs ls image:77").fails(3, &["there is no subvolume 77"]);
+    place.run("fs ls absent.img").fails(2, &["no part of \"absent.img\" is a file or a block device"]);
+    place.write("empty", &[0; 1 << 20]);
+    place.run("fs ls empty").fails(3, &["empty: no superblock of Btrfs"]);
+    place.run("fs ls image+image").fails(2, &["image and image are both device 1"]);
+    let report = place.run("fs ls image --json").succeeds().json();
+    assert_eq!((&report["entries"][1]["path"], &report["entries"][1]["size"]), (&"summed".into(), &50_000.into()));
+    let report = place.run("fs info image --json").ends_with(1).json();
+    assert_eq!((&report["checksum"], &report["generation"]), (&"crc32c".into(), &9.into()));
+    assert!(
+        report["damage"][0].as_str().unwrap().contains("block groups")
+            || report["damage"][0].as_str().unwrap().contains("superblock")
+    );
+}
+
+#[test]
+fn damage_is_named_and_the_rest_copied() {
+    let (place, data) = place();
+    place.run("fs get image whole").succeeds();
+    assert_eq!(place.read("whole/summed"), data);
+    assert_eq!(place.read("whole/folder/below"), b"more words");
+    place.run("fs get image whole").fails(3, &["whole", "it is not empty"]);
+    damage(&place, 8192);
+    let cat = place.run("fs cat image/summed");
+    cat.fails(3, &["4096 bytes at the logical address 16785408 are lost", "checksum"]);
+    let got = place.run("fs get image part");
+    got.ends_with(1);
+    assert!(got.stderr.contains("summed: left out: "), "{}", got.stderr);
+    assert!(!place.path("part/summed").exists() && place.read("part/inline") == b"a few words");
+    let rescued = place.run("fs rescue image saved");
+    assert!(rescued.ends_with(1).text().contains("/summed bytes 8192..12287: "), "{}", rescued.text());
+    let mut expected = data;
+    expected[8192..12_288].fill(0);
+    assert_eq!(place.read("saved/summed"), expected);
+    let report = place.run("fs rescue image again --json").ends_with(1).json();
+    assert_eq!((&report["lost"][0]["offset"], &report["lost"][0]["bytes"]), (&8192.into(), &4096.into()));
+}
+
+#[test]
+fn names_in_a_filesystem_reach_nothing_outside() {
+    let place = Place::new();
+    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+    let folder = made.directory(TOP, b"folder");
+    made.file(folder, b"file", b"words", Storage::Inline);
+    made.put_entry(TOP, b"..", folder, FileType::Directory);
+    made.put_entry(TOP, b"../outside", folder, FileType::Directory);
+    // A second entry of one name.
+    let second = made.file(TOP, b"again", b"second", Storage::Inline);
+    made.put_entry(folder, b"file", second, FileType::Regular);
+    made.build().write(&place.path("image")).unwrap();
+    let got = place.run("fs get image out");
+    got.ends_with(1);
+    for words in ["a name of dots alone", "a name with the byte 0x2f", "something of this name is there already"] {
+        assert!(got.stderr.contains(words), "{words}: {}", got.stderr);
+    }
+    assert!(!place.path("outside").exists());
+    assert_eq!(place.read("out/folder/file"), b"words");
+}
+
+/// A mount that a process of ours serves; ended when dropped.
+struct Serving(Child);
+
+impl Serving {
+    fn new(place: &Place, arguments: &str) -> Serving {
+        let mut child = place.start(arguments);
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains(" is mounted on "), "{line}: {:?}", child.wait());
+        Serving(child)
+    }
+
+    fn end(mut self) -> i32 {
+        let pid = self.0.id().to_string();
+        Command::new("kill").arg(pid).status().unwrap();
+        self.0.wait().unwrap().code().unwrap_or(-1)
+    }
+}
+
+fn can_mount() -> bool {
+    if Path::new("/dev/fuse").exists()
+        && has("umount")
+        && Command::new("id").arg("-u").output().unwrap().stdout == b"0\n"
+    {
+        return true;
+    }
+    skipped("mounts need root and /dev/fuse");
+    false
+}
+
+#[test]
+fn a_mount_shows_files_and_errors_of_damaged_ones() {
+    if !can_mount() {
+        return;
+    }
+    let (place, data) = place();
+    damage(&place, 8192);
+    fs::create_dir(place.path("point")).unwrap();
+    let serving = Serving::new(&place, "fs mount image point");
+    assert_eq!(place.read("point/folder/below"), b"more words");
+    let file = fs::File::open(place.path("point/summed")).unwrap();
+    let mut read = vec![0; 8192];
+    file.read_exact_at(&mut read, 0).unwrap();
+    assert_eq!(read, data[..8192]);
+    let error = file.read_exact_at(&mut read[..100], 8192).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(5));
+    assert!(fs::write(place.path("point/new"), b"").is_err());
+    drop(file);
+    assert_eq!(serving.end(), 0);
+    assert!(!place.path("point/folder").exists());
+}
+
+#[test]
+fn a_mount_shows_what_the_kernel_shows() {
+    if !can_mount() {
+        return;
+    }
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    let recipes = sets::standard();
+    let everything = recipes.iter().find(|recipe| matches!(recipe.fill, Fill::Everything)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let made = everything.make(folder.path()).unwrap();
+    let place = Place::new();
+    fs::create_dir(place.path("point")).unwrap();
+    let images: Vec<_> = made.images.iter().map(|image| image.to_str().unwrap()).collect();
+    let serving = Serving::new(&place, &format!("fs mount {}: point", images.join("+")));
+    let found = Manifest::scan(&place.path("point")).unwrap();
+    let differences = made.manifest.difference(&found);
+    assert!(differences.is_empty(), "{differences:#?}");
+    let inodes = fs::read_dir(place.path("point")).unwrap().count();
+    assert!(inodes > 0);
+    assert_eq!(serving.end(), 0);
+}
