@@ -9,6 +9,8 @@ mod info;
 mod ls;
 mod rescue;
 mod tree;
+mod verify;
+mod verify_report;
 
 use sealblock_btrfs::inode::Inode;
 use sealblock_btrfs::{Filesystem, OpenOptions};
@@ -26,6 +28,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Ls(arguments) => ls::run(arguments),
         FsCommand::Cat(arguments) => cat::run(arguments),
         FsCommand::Get(arguments) => get::run(arguments),
+        FsCommand::Verify(arguments) => verify::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
     }

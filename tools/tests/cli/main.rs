@@ -8,6 +8,7 @@ mod control;
 mod copy;
 mod damage;
 mod files;
+mod fs_verify;
 mod groups;
 mod hostile;
 mod in_use;
