@@ -23,7 +23,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
-pub use fs::{Fs, FsCat, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree};
+pub use fs::{Fs, FsCat, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
 };

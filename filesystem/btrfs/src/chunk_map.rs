@@ -7,6 +7,7 @@
 //! The map is a value: it grows while the chunk tree is read, and whoever uses it shares one that does not change.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use sealblock_btrfs_format::items::chunk::{Chunk, Profile, STRIPE_BYTES};
 use smallvec::SmallVec;
@@ -134,6 +135,11 @@ impl ChunkMap {
             return Err(MapError::Unmapped(logical));
         }
         Ok(chunk.locate(offset, bytes.min(chunk.bytes - offset)))
+    }
+
+    /// The first address behind this one at which a chunk begins.
+    pub fn next_chunk(&self, logical: u64) -> Option<u64> {
+        self.chunks.range((Bound::Excluded(logical), Bound::Unbounded)).next().map(|(start, _)| *start)
     }
 
     /// Logical ranges that have a place, as first addresses and bytes.

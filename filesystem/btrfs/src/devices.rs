@@ -6,6 +6,7 @@
 //! - The superblock of the set is the newest intact one. A device whose own one is older missed at least one transaction: what is read from it is
 //!   believed only where a checksum says so ([`Device::is_stale`]).
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 use sealblock_block::{Device as _, DynDevice, Request, Response};
@@ -50,6 +51,7 @@ pub struct DeviceSet {
     superblock: Box<Superblock>,
     geometry: Geometry,
     bad_superblocks: Vec<BadCopy>,
+    transferred_bytes: Cell<u64>,
 }
 
 /// The newest intact superblock of a target, and what is wrong with the others.
@@ -104,7 +106,7 @@ impl DeviceSet {
         let (superblock, geometry, _) = newest.expect("there is at least one candidate");
         check_readable(&superblock, &geometry)?;
         devices.values_mut().for_each(|device| device.is_stale = device.generation < geometry.generation);
-        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks })
+        Ok(DeviceSet { devices, superblock, geometry, bad_superblocks, transferred_bytes: Cell::new(0) })
     }
 
     /// The newest superblock.
@@ -143,7 +145,19 @@ impl DeviceSet {
     /// Why there are none.
     pub async fn read(&self, place: Place, bytes: u64) -> Result<Slice, CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
-        read_bytes(&device.device, place.offset, bytes).await
+        let data = read_bytes(&device.device, place.offset, bytes).await?;
+        self.add_transferred(data.len() as u64);
+        Ok(data)
+    }
+
+    /// Bytes of data that crossed from the devices to this host since the set was opened, superblocks aside.
+    pub fn transferred_bytes(&self) -> u64 {
+        self.transferred_bytes.get()
+    }
+
+    /// Counts bytes that crossed in the course of a request that returns no data.
+    pub(crate) fn add_transferred(&self, bytes: u64) {
+        self.transferred_bytes.set(self.transferred_bytes.get() + bytes);
     }
 }
 

@@ -70,6 +70,7 @@ pub mod parity;
 pub mod replicas;
 pub mod space;
 pub mod subvolumes;
+pub mod verify;
 pub mod walk;
 
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};

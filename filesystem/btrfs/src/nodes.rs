@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
+use futures_util::future::join_all;
 use lru::LruCache;
 use sealblock_btrfs_format::checker::{Expected, check_identity, check_node};
 use sealblock_btrfs_format::node::Node;
@@ -43,6 +44,16 @@ impl LoadedNode {
             first_key: Some(pointer.key()),
         })
     }
+}
+
+/// What came of reading every copy of a node.
+pub struct NodeCopies {
+    /// The node, unless it is lost: from the first copy that passed, or restored from parity.
+    pub node: Option<Rc<LoadedNode>>,
+    /// Copies that did not pass.
+    pub bad: Vec<BadCopy>,
+    /// How many copies there are.
+    pub count: usize,
 }
 
 /// Storage, and nodes that were read from it.
@@ -126,24 +137,33 @@ impl NodeCache {
         all.extend(bad.into_iter().take(room));
     }
 
-    /// Reads every mirror of a node and says what is wrong with each.
+    /// Reads every copy of a node, side by side. What is restored from parity is no copy of its own, and is tried only where no copy passes.
     ///
     /// # Errors
     /// When the node has no place.
-    pub async fn check_mirrors(&self, expected: &Expected) -> Result<Vec<BadCopy>, FsError> {
+    pub async fn read_copies(&self, expected: &Expected) -> Result<NodeCopies, FsError> {
         let geometry = self.storage.geometry();
         let pieces = self.storage.pieces(expected.bytenr, u64::from(geometry.node_bytes))?;
         let (_, first) = &pieces[0];
-        let mut bad = Vec::new();
-        // What is restored from parity is no copy of its own: parity that is wrong is found where it is read.
-        for mirror in 0..first.copies.len() {
-            let read = self.storage.read_pieces(&pieces, mirror).await;
-            let checked =
-                read.and_then(|data| check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node));
-            if let Err(fault) = checked {
-                bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault));
+        let pieces_of = &pieces;
+        let read = |mirror| async move {
+            let data = self.storage.read_pieces(pieces_of, mirror).await?;
+            check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node)?;
+            Ok(data)
+        };
+        let (mut node, mut bad) = (None, Vec::new());
+        for (mirror, read) in join_all((0..first.copies.len()).map(read)).await.into_iter().enumerate() {
+            match read {
+                Ok(bytes) => node = node.or(Some(Rc::new(LoadedNode { bytes }))),
+                Err(fault) => bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault)),
             }
         }
-        Ok(bad)
+        self.read_nodes.set(self.read_nodes.get() + 1);
+        match &node {
+            Some(node) => drop(self.nodes.borrow_mut().put(expected.bytenr, Rc::clone(node))),
+            None if first.row.is_some() => node = self.load(expected).await.ok(),
+            None => {}
+        }
+        Ok(NodeCopies { node, bad, count: first.copies.len() })
     }
 }

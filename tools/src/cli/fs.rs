@@ -6,6 +6,9 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use sealblock_stack::filesystem::FilesystemName;
+use sealblock_stack::quantity::Rate;
+
+use super::Mode;
 
 const NAMES: &str = "\
 A FILESYSTEM is a target, or several joined by + where it has several devices. Behind it a path may follow, which begins at the
@@ -38,6 +41,8 @@ pub enum FsCommand {
     Cat(FsCat),
     /// Copy a file or a directory with all below it out of the filesystem.
     Get(FsGet),
+    /// Check every copy of a filesystem, or of a file in it, and name what is damaged.
+    Verify(FsVerify),
     /// Copy out what is good of a damaged filesystem, and list the rest.
     Rescue(FsRescue),
     /// Mount it on a directory of this machine, for reading.
@@ -111,6 +116,32 @@ pub struct FsGet {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Arguments of `fs verify`.
+#[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n\n\
+    Every copy of superblocks, nodes and data, and parity, is checked against checksums; data without checksums against the seals of the device. Devices that \
+    can compare data with their checksums do, and then only metadata cross. Nothing is written.\n\n\
+    Exit status 1 says that something is damaged, 4 that nothing is, but not everything could be checked: a device is missing, or data have neither checksums nor seals."
+)]
+pub struct FsVerify {
+    /// The filesystem, or a file in it.
+    #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
+    pub place: FilesystemName,
+    /// Who checks data: the devices, this process, or whichever moves less data.
+    #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Auto)]
+    pub mode: Mode,
+    /// Check no faster than this.
+    #[arg(long, value_name = "SIZE/s")]
+    pub rate: Option<Rate>,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub json: bool,
+    /// Print nothing when all is clean, and show no progress.
+    #[arg(long, short, conflicts_with = "json")]
+    pub quiet: bool,
 }
 
 /// Arguments of `fs rescue`.

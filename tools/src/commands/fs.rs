@@ -11,6 +11,8 @@ mod mount;
 mod mounted;
 mod rescue;
 mod tree;
+mod verify;
+mod verify_report;
 
 use sealblock_btrfs::inode::Inode;
 use sealblock_btrfs::{Filesystem, OpenOptions};
@@ -29,6 +31,7 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Cat(arguments) => cat::run(arguments),
         FsCommand::Get(arguments) => get::run(arguments),
         FsCommand::Mount(arguments) => mount::run(arguments),
+        FsCommand::Verify(arguments) => verify::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
     }

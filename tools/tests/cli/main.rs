@@ -9,6 +9,7 @@ mod copy;
 mod damage;
 mod files;
 mod filesystems;
+mod fs_verify;
 mod groups;
 mod hostile;
 mod in_use;

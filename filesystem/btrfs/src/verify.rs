@@ -1,0 +1,121 @@
+//! Checking a filesystem, or a file of it: every copy of every node, every copy of all data, and parity.
+//!
+//! In this order: superblocks and devices; the nodes of all trees, those of subvolumes last, whose leaves say what should have
+//! checksums; data that have checksums, in the order of the tree that holds these; data that have none; parity. In the end the
+//! trees of subvolumes are gone through for the files that use what is damaged.
+//!
+//! Invariants:
+//! - Clean is said only where every copy of everything that is in use was checked against a checksum or a seal. What could not be checked
+//!   is counted by why ([`WhyUnchecked`]), and what has no checksum is never called clean because it could be read.
+//! - Nothing is written.
+//! - What is remembered is bounded ([`VerifyOptions`]); what had no room is not checked rather than forgotten.
+
+mod data;
+mod file;
+mod leaves;
+mod ranges;
+mod report;
+mod rows;
+mod session;
+mod strips;
+mod trees;
+mod uses;
+mod walk;
+
+pub use file::verify_file;
+pub use ranges::MAX_RANGES;
+pub use report::{
+    BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Uses, Verdict, WhyUnchecked,
+};
+pub use session::{MAX_LISTED, MAX_NODES, Mode, Progress, Unwatched, VerifyOptions, Watch, expected_bytes};
+
+use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::superblock::COPY_OFFSETS;
+
+use crate::chunk_map::Place;
+use crate::cursor::TreeRoot;
+use crate::error::{BadCopy, CopyFault, FsError};
+use crate::filesystem::Filesystem;
+use leaves::Leaves;
+use session::{Session, Stopped};
+use trees::Trees;
+use walk::{Seen, find_sharers, walk};
+
+/// Checks a whole filesystem.
+///
+/// # Errors
+/// When devices are to compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
+pub async fn verify(fs: &Filesystem, options: VerifyOptions, watch: &dyn Watch) -> Result<Report, FsError> {
+    let session = Session::new(fs, options, watch)?;
+    if let Err(Stopped) = scan(&session).await {
+        session.unchecked(WhyUnchecked::Stopped, 0);
+    }
+    Ok(session.finish())
+}
+
+async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
+    note_devices(session);
+    let Trees { of_storage, of_files } = Trees::of(session).await;
+    let of = |id| of_storage.iter().find(|tree| tree.root.id == id).map(|tree| tree.root);
+    let sums = of(objectid::CSUM_TREE);
+    let mut subvolumes: Vec<TreeRoot> = of_files.iter().map(|tree| tree.root).collect();
+    let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
+    if sums.is_none() {
+        // It is in the tree of trees, so that is damaged.
+        leaves.lost_sums.add(0, u64::MAX);
+    }
+    // The tree of checksums before all that has files, also the tree of trees.
+    let (sum_trees, others): (Vec<_>, Vec<_>) =
+        of_storage.into_iter().partition(|tree| tree.root.id == objectid::CSUM_TREE);
+    walk(session, &mut seen, sum_trees, &mut leaves).await?;
+    leaves.settle();
+    walk(session, &mut seen, others, &mut leaves).await?;
+    walk(session, &mut seen, of_files, &mut leaves).await?;
+    leaves.settle();
+    leaves.count_unchecked(session);
+    for (logical, end) in leaves.holes.iter() {
+        let (fault, uses) = (DataFault::NoSum, Uses::default());
+        session.found(Finding::Data(Box::new(BadData { logical, bytes: end - logical, fault, uses })));
+    }
+    if let Some(tree) = sums {
+        data::check_sums(session, tree).await?;
+    }
+    data::check_unsummed(session, leaves.unsummed.iter()).await?;
+    rows::check_parity(session, &seen, &leaves).await?;
+    subvolumes.push(session.fs.root_tree());
+    finish(session, &subvolumes).await
+}
+
+/// Says of superblocks and devices what was found when they were opened, and what is left aside.
+fn note_devices(session: &Session<'_>) {
+    let fs = session.fs;
+    let devices = &fs.storage().devices;
+    let newest = devices.geometry().generation;
+    for copy in devices.bad_superblocks() {
+        session.found(Finding::Superblock(copy.clone()));
+    }
+    for (devid, device) in devices.iter().filter(|(_, device)| device.is_stale) {
+        let place = Place { devid, offset: COPY_OFFSETS[0] };
+        let fault = CopyFault::Old { found: device.generation, newest };
+        session.found(Finding::Superblock(BadCopy { logical: None, place, mirror: 1, fault }));
+    }
+    session.note_copies_below();
+    if fs.known_devices().values().any(|device| device.is_missing) {
+        session.unchecked(WhyUnchecked::MissingDevice, 0);
+    }
+    if fs.has_log() {
+        session.unchecked(WhyUnchecked::LogTree, 0);
+    }
+}
+
+/// Adds to what was found the trees and files that it concerns.
+async fn finish(session: &Session<'_>, trees: &[TreeRoot]) -> Result<(), Stopped> {
+    let mut findings = session.take_findings();
+    for finding in &mut findings {
+        if let Finding::LostNode(node) = finding {
+            find_sharers(session, node, trees).await;
+        }
+    }
+    session.put_findings(findings);
+    uses::attribute(session, trees).await
+}

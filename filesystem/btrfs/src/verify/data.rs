@@ -1,0 +1,325 @@
+//! Every copy of data, against checksums or seals.
+//!
+//! A run of sectors is cut into strips, several of which are checked at once. A device that computes CRC-32C without the data crossing
+//! is asked for that of a strip, which is compared with what the sectors' checksums combine to; a strip that differs is halved down
+//! to [`DIRECT_BYTES`], and only that is read. Any other strip is read and its sectors are checked one by one.
+//!
+//! Data without checksums are verified by the device where it has seals; elsewhere they are read, and count as not checked.
+
+use std::rc::Rc;
+
+use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
+use futures_util::stream::FuturesUnordered;
+use sealblock_block::{BadBlock, BadBlocks, Checksum, Device as _, Error, ErrorKind, Request, Response, VerifyStats};
+use sealblock_btrfs_format::key::ItemType;
+use sealblock_integrity::ChecksumKind;
+
+use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
+use super::session::{Mode, Session, Stopped, copy_of_data, why_unchecked};
+use super::strips::{Strip, strips};
+use crate::cursor::{Cursor, TreeRoot};
+use crate::devices::{Device, checks_of, extent_of};
+use crate::error::{CopyFault, FsError};
+use crate::replicas::{MAX_READ_BYTES, mismatch};
+
+/// Strips that are checked at once.
+const STRIPS_IN_FLIGHT: usize = 16;
+/// The longest strip that a device checks by itself, and the longest run.
+const MAX_OFFLOAD_BYTES: u64 = 64 << 20;
+/// A strip of which a device computes another checksum is halved down to so many bytes, which are then read.
+const DIRECT_BYTES: u64 = 64 << 10;
+
+/// Sectors that follow each other, and their checksums.
+pub(super) struct Run {
+    /// The logical address of the first.
+    pub logical: u64,
+    /// How many bytes.
+    pub bytes: u64,
+    /// The checksums, one after the other; none of data that have no checksums.
+    pub sums: Option<Vec<u8>>,
+}
+
+/// Strips in flight.
+pub(super) struct Pipeline<'s, 'a> {
+    session: &'s Session<'a>,
+    in_flight: FuturesUnordered<LocalBoxFuture<'s, ()>>,
+    most_bytes: u64,
+}
+
+impl<'s, 'a> Pipeline<'s, 'a> {
+    pub fn new(session: &'s Session<'a>) -> Pipeline<'s, 'a> {
+        let mut devices = session.fs.storage().devices.iter();
+        let is_long = devices.any(|(_, device)| session.offloads(device) || has_seals(device));
+        let most_bytes = if is_long { MAX_OFFLOAD_BYTES } else { MAX_READ_BYTES };
+        Pipeline { session, in_flight: FuturesUnordered::new(), most_bytes }
+    }
+
+    /// Begins to check a run, once there is room.
+    pub async fn push(&mut self, run: Run) -> Result<(), Stopped> {
+        let session = self.session;
+        let (strips, unmapped) = strips(&session.fs.storage().map, run.logical, run.bytes, self.most_bytes);
+        for (logical, bytes, why) in unmapped {
+            let fault = DataFault::Unmapped(why);
+            session.found(Finding::Data(Box::new(BadData { logical, bytes, fault, uses: Uses::default() })));
+        }
+        let run = Rc::new(run);
+        for strip in strips {
+            while self.in_flight.len() >= STRIPS_IN_FLIGHT {
+                self.in_flight.next().await;
+                session.step().await?;
+            }
+            let run = Rc::clone(&run);
+            self.in_flight.push(Box::pin(async move { check_strip(session, &run, &strip).await }));
+        }
+        Ok(())
+    }
+
+    /// Waits for what was begun.
+    pub async fn drain(&mut self) -> Result<(), Stopped> {
+        while self.in_flight.next().await.is_some() {
+            self.session.step().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks all data that have checksums, in the order of the tree that has these.
+pub(super) async fn check_sums(session: &Session<'_>, tree: TreeRoot) -> Result<(), Stopped> {
+    let geometry = session.fs.storage().geometry();
+    let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
+    let mut pipeline = Pipeline::new(session);
+    let mut cursor = Cursor::all(session.fs.nodes(), tree);
+    let mut run = Run { logical: 0, bytes: 0, sums: Some(Vec::new()) };
+    loop {
+        let (key, sums) = match cursor.next().await {
+            Ok(None) => break,
+            Ok(Some((key, sums))) if key.item_type == ItemType::EXTENT_CSUM => (key, sums),
+            // What is lost was reported when the nodes were checked.
+            Ok(Some(_)) | Err(_) => continue,
+        };
+        let (logical, bytes) = (key.offset, (sums.len() / sum) as u64 * sector);
+        let end = run.logical + run.bytes;
+        if run.bytes > 0 && logical < end {
+            session.found(Finding::Tree { tree: tree.id, error: overlap(logical, end) });
+        }
+        if run.bytes == 0 || logical != end || run.bytes + bytes > MAX_OFFLOAD_BYTES {
+            let next = Run { logical, bytes, sums: Some(sums.to_vec()) };
+            pipeline.push(std::mem::replace(&mut run, next)).await?;
+        } else {
+            run.sums.get_or_insert_default().extend_from_slice(sums);
+            run.bytes += bytes;
+        }
+    }
+    pipeline.push(run).await?;
+    pipeline.drain().await
+}
+
+fn overlap(logical: u64, end: u64) -> FsError {
+    let why = format!("checksums begin at the address {logical}, and those before them end at {end}");
+    FsError::Contradiction { what: "the tree of checksums".into(), why }
+}
+
+/// Checks data that have no checksums.
+pub(super) async fn check_unsummed(
+    session: &Session<'_>,
+    ranges: impl Iterator<Item = (u64, u64)>,
+) -> Result<(), Stopped> {
+    let mut pipeline = Pipeline::new(session);
+    for (mut start, end) in ranges {
+        while start < end {
+            let bytes = (end - start).min(MAX_OFFLOAD_BYTES);
+            pipeline.push(Run { logical: start, bytes, sums: None }).await?;
+            start += bytes;
+        }
+    }
+    pipeline.drain().await
+}
+
+async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
+    let Some(device) = session.fs.storage().devices.get(strip.place.devid) else {
+        session.unchecked(WhyUnchecked::MissingDevice, strip.bytes);
+        return;
+    };
+    match run.sums {
+        Some(_) if session.offloads(device) => check_by_device(session, device, run, strip).await,
+        Some(_) => check_by_reading(session, run, strip, 0, strip.bytes).await,
+        None if device.is_stale => session.unchecked(WhyUnchecked::StaleDevice, strip.bytes),
+        None if has_seals(device) => check_seals(session, device, strip).await,
+        None => check_by_reading(session, run, strip, 0, strip.bytes).await,
+    }
+}
+
+/// True if a device checks its blocks by what it stores beside them.
+fn has_seals(device: &Device) -> bool {
+    device.device.geometry().protection.is_some() || device.device.abilities().seals
+}
+
+/// Compares a strip with its checksums where the data are.
+async fn check_by_device(session: &Session<'_>, device: &Device, run: &Run, strip: &Strip) {
+    let sector = u64::from(session.fs.storage().geometry().sector_bytes);
+    let mut pending = vec![(0, strip.bytes)];
+    while let Some((from, to)) = pending.pop() {
+        let sums = strip.sectors(from, to, sector).map(|(_, logical)| sum_of(run, logical, sector));
+        let sums = sums.map(|sum| sum.first_chunk().map_or(0, |sum| u32::from_le_bytes(*sum)));
+        let expected = u64::from(session.combiner().join_all(sums));
+        match checksum_of(session, device, strip, from, to).await {
+            Ok(checksum) if checksum.value == expected => {
+                session.verified_by_device(to - from);
+                if !checksum.coverage.is_complete() {
+                    session.unchecked(WhyUnchecked::CopiesBelow, 0);
+                }
+                continue;
+            }
+            Err(fault) if why_unchecked(&fault).is_some() || matches!(fault, CopyFault::NoBlock) => {
+                let logical = strip.sectors(from, to, sector).next().map_or(0, |(_, logical)| logical);
+                session.bad_data(copy_of_data(logical, strip.place_of(from), strip.mirror, fault), to - from);
+                continue;
+            }
+            Ok(_) | Err(_) => {}
+        }
+        if to - from <= DIRECT_BYTES {
+            check_by_reading(session, run, strip, from, to).await;
+        } else {
+            let half = from + ((to - from) / 2).next_multiple_of(DIRECT_BYTES);
+            pending.extend([(half, to), (from, half)]);
+        }
+    }
+}
+
+async fn checksum_of(
+    session: &Session<'_>,
+    device: &Device,
+    strip: &Strip,
+    from: u64,
+    to: u64,
+) -> Result<Checksum, CopyFault> {
+    let extent = extent_of(&device.device, strip.place.offset + from, to - from).ok_or(CopyFault::NoBlock)?;
+    let request = Request::checksum(extent, ChecksumKind::Crc32c, checks_of(&device.device, extent));
+    match device.device.execute(request).await {
+        Ok(Response::Checksum(checksum)) => {
+            session.fs.storage().devices.add_transferred(checksum.bytes_transferred);
+            Ok(checksum)
+        }
+        Ok(_) => unreachable!("gates answer a Checksum with one"),
+        Err(error) => Err(CopyFault::Unreadable(error)),
+    }
+}
+
+/// The checksum of a sector of a run.
+fn sum_of(run: &Run, logical: u64, sector: u64) -> &[u8] {
+    let sums = run.sums.as_deref().unwrap_or_default();
+    let bytes = sums.len() / ((run.bytes / sector) as usize).max(1);
+    let at = ((logical - run.logical) / sector) as usize * bytes;
+    sums.get(at..at + bytes).unwrap_or_default()
+}
+
+/// Reads a part of a strip and checks its sectors.
+async fn check_by_reading(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, to: u64) {
+    let mut at = from;
+    while at < to {
+        let end = to.min(at + MAX_READ_BYTES);
+        match session.fs.storage().devices.read(strip.place_of(at), end - at).await {
+            Ok(data) => check_read(session, run, strip, at, &data),
+            Err(CopyFault::Unreadable(error)) if !is_unreachable(&error) => {
+                read_sectors(session, run, strip, at, end).await;
+            }
+            Err(fault) => {
+                let sector = u64::from(session.fs.storage().geometry().sector_bytes);
+                let logical = strip.sectors(at, end, sector).next().map_or(0, |(_, logical)| logical);
+                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), end - at);
+            }
+        }
+        at = end;
+    }
+}
+
+/// Reads a part of a strip that could not be read as a whole.
+async fn read_sectors(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, to: u64) {
+    let sector = u64::from(session.fs.storage().geometry().sector_bytes);
+    for (at, logical) in strip.sectors(from, to, sector) {
+        match session.fs.storage().devices.read(strip.place_of(at), sector).await {
+            Ok(data) => check_read(session, run, strip, at, &data),
+            Err(fault) => session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector),
+        }
+    }
+}
+
+/// Checks sectors that were read, from a byte of a strip on.
+fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: &[u8]) {
+    if run.sums.is_none() {
+        session.unchecked(WhyUnchecked::NoChecksum, data.len() as u64);
+        return;
+    }
+    let geometry = session.fs.storage().geometry();
+    let sector = u64::from(geometry.sector_bytes);
+    let sectors = strip.sectors(from, from + data.len() as u64, sector).zip(data.chunks(sector as usize));
+    for ((at, logical), data) in sectors {
+        match mismatch(geometry.checksum, data, sum_of(run, logical, sector)) {
+            None => session.verified(sector),
+            Some(mismatch) => {
+                let fault = CopyFault::Checksum(mismatch);
+                session.bad_data(copy_of_data(logical, strip.place_of(at), strip.mirror, fault), sector);
+            }
+        }
+    }
+}
+
+/// Has a device verify a strip by its own seals.
+async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
+    let (logical, devices) =
+        (strip.sectors(0, 1, 1).next().map_or(0, |(_, logical)| logical), &session.fs.storage().devices);
+    let whole = |fault| session.bad_data(copy_of_data(logical, strip.place, strip.mirror, fault), strip.bytes);
+    let Some(extent) = extent_of(&device.device, strip.place.offset, strip.bytes) else {
+        return whole(CopyFault::NoBlock);
+    };
+    let checks = checks_of(&device.device, extent);
+    let outcome = match session.options.mode {
+        Mode::Emulate => device.device.verify_by_reading(extent, checks).await,
+        Mode::Auto | Mode::Offload => device.device.execute(Request::verify(extent, checks)).await,
+    };
+    let coverage = match outcome {
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })) => {
+            devices.add_transferred(bytes_transferred);
+            if coverage.is_sealed() {
+                session.verified(strip.bytes);
+            } else {
+                session.unchecked(WhyUnchecked::NoChecksum, strip.bytes);
+            }
+            coverage
+        }
+        Ok(_) => unreachable!("gates answer a Verify with what it covered"),
+        Err(error) => match error.into_kind() {
+            ErrorKind::Integrity(bad) => {
+                let (blocks, coverage) = bad.into_parts();
+                take_bad_blocks(session, device, strip, &blocks);
+                coverage
+            }
+            kind => return whole(CopyFault::Unreadable(kind.into())),
+        },
+    };
+    if !coverage.is_complete() {
+        session.unchecked(WhyUnchecked::CopiesBelow, 0);
+    }
+}
+
+/// Takes bad blocks of a strip: each sector that has some is damaged, and the others are good.
+fn take_bad_blocks(session: &Session<'_>, device: &Device, strip: &Strip, blocks: &[BadBlock]) {
+    let sector = u64::from(session.fs.storage().geometry().sector_bytes);
+    let shift = device.device.geometry().block_size.shift();
+    let mut good = strip.bytes;
+    for (at, logical) in strip.sectors(0, strip.bytes, sector) {
+        let place = strip.place_of(at);
+        let lbas = (place.offset >> shift)..((place.offset + sector) >> shift);
+        let Some(bad) = blocks.iter().find(|bad| lbas.contains(&bad.lba.get())) else { continue };
+        let error = BadBlocks::new(vec![*bad]).map(Error::from);
+        let fault = error.map_or(CopyFault::NoBlock, CopyFault::Unreadable);
+        session.bad_data(copy_of_data(logical, place, strip.mirror, fault), sector);
+        good -= sector;
+    }
+    session.verified(good);
+}
+
+fn is_unreachable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable { .. })
+}

@@ -1,0 +1,147 @@
+//! What leaves say of data: which sectors have checksums, which are used by files without, and which of files that should have some have
+//! none.
+//!
+//! Leaves come in any order, but those of the tree of checksums come before those of files: what a file uses is compared with the
+//! checksums there are when its leaf comes.
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::file_extent::FileExtent;
+use sealblock_btrfs_format::items::inode::InodeFlags;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_btrfs_format::node::Node;
+
+use super::ranges::RangeList;
+use super::report::WhyUnchecked;
+use super::session::Session;
+use super::trees::Tree;
+
+/// Ranges of data, by what vouches for them.
+pub(super) struct Leaves {
+    /// Sectors that have checksums.
+    pub summed: RangeList,
+    /// Sectors whose checksums are lost, if they had any.
+    pub lost_sums: RangeList,
+    /// Sectors of files without checksums.
+    pub unsummed: RangeList,
+    /// Sectors that should have checksums and have none.
+    pub holes: RangeList,
+    /// Sectors of inodes that are lost, and that have no checksums.
+    pub unknown: RangeList,
+}
+
+impl Leaves {
+    /// None yet.
+    pub fn new(most: usize) -> Leaves {
+        let list = || RangeList::new(most);
+        Leaves { summed: list(), lost_sums: list(), unsummed: list(), holes: list(), unknown: list() }
+    }
+
+    /// All lists, sorted.
+    pub fn settle(&mut self) {
+        let Leaves { summed, lost_sums, unsummed, holes, unknown } = self;
+        [summed, lost_sums, unsummed, holes, unknown].into_iter().for_each(RangeList::settle);
+    }
+
+    /// True if some ranges had no room.
+    pub fn is_cut(&self) -> bool {
+        let Leaves { summed, lost_sums, unsummed, holes, unknown } = self;
+        [summed, lost_sums, unsummed, holes, unknown].into_iter().any(RangeList::is_cut)
+    }
+
+    /// Takes that a part of a tree cannot be reached.
+    pub fn lost(&mut self, tree: &Tree, from: Option<Key>, before: Option<Key>) {
+        if tree.root.id == objectid::CSUM_TREE {
+            let start = from.map_or(0, |key| key.offset);
+            self.lost_sums.add(start, before.map_or(u64::MAX, |key| key.offset));
+        }
+    }
+
+    /// Takes a leaf.
+    pub async fn take(&mut self, session: &Session<'_>, tree: &Tree, view: &Node<'_>) {
+        match tree.root.id {
+            objectid::CSUM_TREE => self.take_sums(session, view),
+            // Its files are space caches of version 1.
+            objectid::ROOT_TREE => self.take_files(session, tree, view).await,
+            id if objectid::is_subvolume(id) => self.take_files(session, tree, view).await,
+            _ => {}
+        }
+    }
+
+    fn take_sums(&mut self, session: &Session<'_>, view: &Node<'_>) {
+        let geometry = session.fs.storage().geometry();
+        let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
+        for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_CSUM) {
+            // The checker saw that a run ends below the last address.
+            self.summed.add(key.offset, key.offset.saturating_add((data.len() / sum) as u64 * sector));
+        }
+    }
+
+    async fn take_files(&mut self, session: &Session<'_>, tree: &Tree, view: &Node<'_>) {
+        let mut inode: Option<(u64, Option<InodeFlags>)> = None;
+        for (key, data) in view.entries() {
+            let extent = match key.item_type {
+                ItemType::INODE_ITEM => {
+                    if let Ok(Item::Inode(item)) = Item::decode(key, data) {
+                        inode = Some((key.objectid, Some(item.flags())));
+                    }
+                    continue;
+                }
+                ItemType::EXTENT_DATA => FileExtent::decode(data),
+                _ => continue,
+            };
+            let Some((start, end)) = extent.ok().as_ref().and_then(stored_range) else { continue };
+            let flags = match inode {
+                Some((ino, flags)) if ino == key.objectid => flags,
+                _ => {
+                    // The item of the inode is in a leaf before this one.
+                    let found = session.fs.inode(tree.root, key.objectid).await.ok();
+                    let flags = found.map(|inode| inode.item.flags());
+                    inode = Some((key.objectid, flags));
+                    flags
+                }
+            };
+            self.take_extent(flags, start, end);
+        }
+    }
+
+    fn take_extent(&mut self, flags: Option<InodeFlags>, start: u64, end: u64) {
+        if flags.is_some_and(|flags| flags.contains(InodeFlags::NODATASUM)) {
+            self.unsummed.add(start, end);
+            return;
+        }
+        for (from, to) in self.summed.gaps(start, end) {
+            let of_known = flags.is_some();
+            for (from, to) in self.lost_sums.gaps(from, to) {
+                if of_known { self.holes.add(from, to) } else { self.unknown.add(from, to) }
+            }
+        }
+    }
+
+    /// Counts what has nothing that vouches for it.
+    pub fn count_unchecked(&self, session: &Session<'_>) {
+        let bytes: u64 = self.unknown.iter().map(|(start, end)| end - start).sum();
+        if bytes > 0 {
+            session.unchecked(WhyUnchecked::InodeLost, bytes);
+        }
+        if self.lost_sums.iter().next().is_some() {
+            session.unchecked(WhyUnchecked::ChecksumsLost, 0);
+        }
+        if self.is_cut() {
+            session.unchecked(WhyUnchecked::TooManyRanges, 0);
+        }
+    }
+}
+
+/// The stored sectors that an extent of a file uses: of a compressed one all that is stored. None for a hole, for an inline extent, and for
+/// one that was never written.
+pub(super) fn stored_range(extent: &FileExtent) -> Option<(u64, u64)> {
+    let FileExtent::Regular(head, location) = extent else { return None };
+    if location.is_hole() {
+        return None;
+    }
+    let (start, bytes) = match head.compression {
+        0 => (location.disk_bytenr.get().checked_add(location.offset.get())?, location.num_bytes.get()),
+        _ => (location.disk_bytenr.get(), location.disk_num_bytes.get()),
+    };
+    Some((start, start.checked_add(bytes)?))
+}

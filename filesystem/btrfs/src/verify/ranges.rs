@@ -1,0 +1,140 @@
+//! Logical ranges that were met in any order, sorted and joined: which sectors have checksums, which are used without.
+//!
+//! Invariant: at most a named number of ranges is kept once they are joined. When more are met the list says that it does not know
+//! all, and never that there are no others.
+
+/// The most ranges that are kept: 64 MiB of them.
+pub const MAX_RANGES: usize = 4 << 20;
+/// Ranges that are gathered before they are joined.
+const BATCH: usize = 4096;
+
+/// Ranges, each as its first address and the one behind its last.
+#[derive(Clone, Debug)]
+pub(super) struct RangeList {
+    ranges: Vec<(u64, u64)>,
+    /// So many of them, from the first on, are sorted and apart from each other.
+    settled: usize,
+    most: usize,
+    is_cut: bool,
+}
+
+impl RangeList {
+    /// A list that keeps at most so many ranges.
+    pub fn new(most: usize) -> RangeList {
+        RangeList { ranges: Vec::new(), settled: 0, most, is_cut: false }
+    }
+
+    /// Adds a range.
+    pub fn add(&mut self, start: u64, end: u64) {
+        if start >= end || self.is_cut {
+            return;
+        }
+        match self.ranges.last_mut().filter(|last| last.1 == start) {
+            Some(last) => last.1 = end,
+            None => self.ranges.push((start, end)),
+        }
+        if self.ranges.len() >= 2 * self.settled + BATCH {
+            self.settle();
+        }
+    }
+
+    /// Sorts and joins what was added.
+    pub fn settle(&mut self) {
+        self.ranges.sort_unstable();
+        let mut kept = 0;
+        for index in 0..self.ranges.len() {
+            let (start, end) = self.ranges[index];
+            match self.ranges[..kept].last_mut().filter(|last| last.1 >= start) {
+                Some(last) => last.1 = last.1.max(end),
+                None => {
+                    self.ranges[kept] = (start, end);
+                    kept += 1;
+                }
+            }
+        }
+        self.is_cut |= kept > self.most;
+        self.ranges.truncate(kept.min(self.most));
+        self.settled = self.ranges.len();
+    }
+
+    /// True if there were more ranges than are kept.
+    pub fn is_cut(&self) -> bool {
+        self.is_cut
+    }
+
+    /// The ranges, in order. Only of a settled list.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'_> {
+        debug_assert_eq!(self.settled, self.ranges.len());
+        self.ranges.iter().copied()
+    }
+
+    /// The parts of a range that lie in one of the list. Only of a settled list.
+    pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
+        debug_assert_eq!(self.settled, self.ranges.len());
+        let first = self.ranges.partition_point(|range| range.1 <= start);
+        let overlapping = self.ranges[first..].iter().take_while(move |range| range.0 < end);
+        overlapping.map(move |range| (range.0.max(start), range.1.min(end)))
+    }
+
+    /// The parts of a range that lie in none of the list. Only of a settled list.
+    pub fn gaps(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
+        let (mut gaps, mut at) = (Vec::new(), start);
+        for (from, to) in self.within(start, end) {
+            if at < from {
+                gaps.push((at, from));
+            }
+            at = to;
+        }
+        if at < end {
+            gaps.push((at, end));
+        }
+        gaps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn too_many_ranges_are_cut_and_said_to_be() {
+        let mut list = RangeList::new(3);
+        (0..3).for_each(|at| list.add(at * 10, at * 10 + 5));
+        list.settle();
+        assert!(!list.is_cut() && list.iter().count() == 3);
+        list.add(25, 30);
+        list.settle();
+        assert!(!list.is_cut(), "it joins another one");
+        list.add(100, 101);
+        list.settle();
+        assert!(list.is_cut() && list.iter().count() == 3);
+        let mut list = RangeList::new(10);
+        (0..10 * BATCH as u64).for_each(|at| list.add(at * 2, at * 2 + 1));
+        assert!(list.is_cut() && list.ranges.len() <= 10 + BATCH, "{}", list.ranges.len());
+    }
+
+    proptest! {
+        #[test]
+        fn ranges_are_those_of_a_set(
+            added in proptest::collection::vec((0..200_u64, 0..20_u64), 0..40), start in 0..220_u64, bytes in 0..60_u64,
+        ) {
+            let (mut list, mut set) = (RangeList::new(MAX_RANGES), BTreeSet::new());
+            for (start, bytes) in added {
+                list.add(start, start + bytes);
+                set.extend(start..start + bytes);
+            }
+            list.settle();
+            let flat = |ranges: &mut dyn Iterator<Item = (u64, u64)>| ranges.flat_map(|(from, to)| from..to).collect::<Vec<_>>();
+            prop_assert_eq!(flat(&mut list.iter()), set.iter().copied().collect::<Vec<_>>());
+            let wanted = start..start + bytes;
+            let within: Vec<u64> = wanted.clone().filter(|at| set.contains(at)).collect();
+            prop_assert_eq!(flat(&mut list.within(wanted.start, wanted.end)), within);
+            let gaps: Vec<u64> = wanted.clone().filter(|at| !set.contains(at)).collect();
+            prop_assert_eq!(flat(&mut list.gaps(wanted.start, wanted.end).into_iter()), gaps);
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Parity of RAID5 and RAID6, where something of its row is in use.
+//!
+//! Parity is that of the sectors of its row that lie beside each other. It is checked where one of these is in use and all of them can be
+//! read, also those that are free: what a write does not replace of a row stays in its parity. Where a piece of the row is known to be
+//! damaged nothing can be said of the parity, and that counts as not checked.
+
+use futures_util::future::join_all;
+use sealblock_btrfs_format::items::chunk::STRIPE_BYTES;
+use sealblock_runtime_memory::Slice;
+
+use super::leaves::Leaves;
+use super::ranges::RangeList;
+use super::report::{Finding, WhyUnchecked};
+use super::session::{Session, Stopped, why_unchecked};
+use super::walk::Seen;
+use crate::chunk_map::{Place, Row};
+use crate::error::CopyFault;
+use crate::parity::{Role, p, q};
+
+/// Logical ranges of chunks with parity, and how many data pieces a row of each has.
+fn chunks(session: &Session<'_>) -> Vec<(u64, u64, u64)> {
+    let map = &session.fs.storage().map;
+    let data_pieces = |row: &Row| row.pieces.iter().filter(|(role, _)| matches!(role, Role::Data(_))).count() as u64;
+    let rows = map.ranges().filter_map(|(start, bytes)| {
+        let row = map.locate(start, STRIPE_BYTES).ok()?.row?;
+        Some((start, start + bytes, data_pieces(&row)))
+    });
+    rows.collect()
+}
+
+/// Checks the parity of all rows that are in use.
+pub(super) async fn check_parity(session: &Session<'_>, seen: &Seen, leaves: &Leaves) -> Result<(), Stopped> {
+    let chunks = chunks(session);
+    if chunks.is_empty() {
+        return Ok(());
+    }
+    let (Some(bad), false) = (session.bad_ranges(), leaves.is_cut()) else {
+        session.unchecked(WhyUnchecked::Parity, 0);
+        return Ok(());
+    };
+    let most = session.options.most_ranges;
+    let (mut used, mut damaged) = (RangeList::new(most), RangeList::new(most));
+    bad.into_iter().for_each(|(start, end)| damaged.add(start, end));
+    let node = u64::from(session.fs.storage().geometry().node_bytes);
+    seen.addresses().for_each(|start| used.add(start, start.saturating_add(node)));
+    leaves.summed.iter().chain(leaves.unsummed.iter()).for_each(|(start, end)| used.add(start, end));
+    used.settle();
+    damaged.settle();
+    if used.is_cut() {
+        session.unchecked(WhyUnchecked::Parity, 0);
+    }
+    for (start, end, data) in chunks {
+        let row_bytes = data * STRIPE_BYTES;
+        let mut at = start;
+        while at < end {
+            // Chunks end with whole rows, unless they were made otherwise.
+            let row_end = end.min(at.saturating_add(row_bytes));
+            if used.within(at, row_end).next().is_some() {
+                check_row(session, at, row_end, &used, &damaged).await;
+                session.step().await?;
+            }
+            at = row_end;
+        }
+    }
+    Ok(())
+}
+
+/// Checks the parity of a row.
+async fn check_row(session: &Session<'_>, start: u64, end: u64, used: &RangeList, damaged: &RangeList) {
+    let storage = session.fs.storage();
+    let Some(row) = storage.map.locate(start, STRIPE_BYTES).ok().and_then(|located| located.row) else { return };
+    let read = row.pieces.iter().map(|(_, place)| storage.devices.read(*place, STRIPE_BYTES));
+    let (mut data, mut parities) = (Vec::new(), Vec::new());
+    for ((role, place), read) in row.pieces.iter().zip(join_all(read).await) {
+        match (role, read) {
+            (Role::Data(_), Ok(bytes)) => data.push(bytes),
+            (Role::P | Role::Q, read) => parities.push((*role, *place, read)),
+            // That the piece is bad or missing was found when it was checked itself.
+            (Role::Data(_), Err(_)) => return session.unchecked(WhyUnchecked::Parity, STRIPE_BYTES),
+        }
+    }
+    let pieces: Vec<&[u8]> = data.iter().map(|piece| &piece[..]).collect();
+    for (role, place, read) in parities {
+        let stored = match read {
+            Ok(stored) => stored,
+            Err(fault) => {
+                match why_unchecked(&fault) {
+                    Some(why) => session.unchecked(why, STRIPE_BYTES),
+                    None => report(session, start, role, place, STRIPE_BYTES, Some(fault)),
+                }
+                continue;
+            }
+        };
+        let computed = if role == Role::P { p(&pieces) } else { q(&pieces) };
+        compare(session, (start, end), (role, place), (&stored, &computed), |from, to| {
+            Sectors::of(used, damaged, from, to)
+        });
+    }
+}
+
+/// What is known of the sectors beside each other.
+#[derive(Clone, Copy, Default)]
+struct Sectors {
+    is_used: bool,
+    is_damaged: bool,
+}
+
+impl Sectors {
+    fn of(used: &RangeList, damaged: &RangeList, from: u64, to: u64) -> Sectors {
+        Sectors {
+            is_used: used.within(from, to).next().is_some(),
+            is_damaged: damaged.within(from, to).next().is_some(),
+        }
+    }
+}
+
+/// Compares parity sector by sector.
+fn compare(
+    session: &Session<'_>,
+    (start, end): (u64, u64),
+    (role, place): (Role, Place),
+    (stored, computed): (&Slice, &[u8]),
+    of: impl Fn(u64, u64) -> Sectors,
+) {
+    let sector = u64::from(session.fs.storage().geometry().sector_bytes);
+    for at in (0..STRIPE_BYTES).step_by(sector as usize) {
+        let mut all = Sectors::default();
+        for piece in (start..end).step_by(STRIPE_BYTES as usize) {
+            let one = of(piece + at, piece + at + sector);
+            all = Sectors { is_used: all.is_used | one.is_used, is_damaged: all.is_damaged | one.is_damaged };
+        }
+        let range = at as usize..(at + sector) as usize;
+        if !all.is_used {
+            continue;
+        }
+        if all.is_damaged {
+            session.unchecked(WhyUnchecked::Parity, sector);
+        } else {
+            session.verified(sector);
+            if stored.get(range.clone()) != computed.get(range) {
+                let place = Place { offset: place.offset + at, ..place };
+                report(session, start, role, place, sector, None);
+            }
+        }
+    }
+}
+
+fn report(session: &Session<'_>, logical: u64, role: Role, place: Place, bytes: u64, fault: Option<CopyFault>) {
+    session.found(Finding::Parity { logical, role, place, bytes, fault });
+}

@@ -1,0 +1,273 @@
+//! What all parts of one verification share: what they check, how, whom they tell, and what they found so far.
+
+use std::cell::{Cell, OnceCell, RefCell};
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Ability, Device as _, ErrorKind};
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_integrity::combine::{Combiner, Crc32c};
+
+use super::ranges::MAX_RANGES;
+use super::report::{BadData, DataFault, Finding, Report, Uses, WhyUnchecked};
+use crate::chunk_map::Place;
+use crate::devices::Device;
+use crate::error::{BadCopy, CopyFault, FsError};
+use crate::filesystem::Filesystem;
+
+/// The most nodes that are remembered as checked: 16 million, of 16 KiB each 256 GiB.
+pub const MAX_NODES: usize = 16 << 20;
+/// The most damages that are listed by default.
+pub const MAX_LISTED: usize = 10_000;
+/// Bytes after which the watcher is asked whether to go on.
+const STEP_BYTES: u64 = 1 << 20;
+
+/// Who computes checksums of data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Mode {
+    /// Devices that can do it without the data crossing, and this host for the others.
+    #[default]
+    Auto,
+    /// Devices; it is an error if one cannot.
+    Offload,
+    /// This host.
+    Emulate,
+}
+
+/// How a verification is done.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifyOptions {
+    /// Who computes checksums of data.
+    pub mode: Mode,
+    /// How many damages are listed.
+    pub most_listed: usize,
+    /// How many nodes are remembered as checked, so that those that several trees share are checked once.
+    pub most_nodes: usize,
+    /// How many scattered ranges of data are remembered.
+    pub most_ranges: usize,
+}
+
+impl Default for VerifyOptions {
+    fn default() -> VerifyOptions {
+        VerifyOptions { mode: Mode::Auto, most_listed: MAX_LISTED, most_nodes: MAX_NODES, most_ranges: MAX_RANGES }
+    }
+}
+
+/// How far a verification is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Progress {
+    /// Bytes that were checked, or found to be not checkable, each copy counted.
+    pub bytes: u64,
+    /// How many there are, as far as it can be guessed before.
+    pub expected_bytes: u64,
+    /// Damages so far.
+    pub damage_count: u64,
+}
+
+/// Whoever wants to know how far it is, and may stop it or slow it down.
+pub trait Watch {
+    /// Called between pieces. False stops the verification.
+    fn go_on(&self, progress: Progress) -> LocalBoxFuture<'_, bool>;
+}
+
+/// Nobody watches.
+pub struct Unwatched;
+
+impl Watch for Unwatched {
+    fn go_on(&self, _: Progress) -> LocalBoxFuture<'_, bool> {
+        Box::pin(std::future::ready(true))
+    }
+}
+
+/// It was stopped.
+#[derive(Debug)]
+pub(super) struct Stopped;
+
+/// One verification.
+pub(super) struct Session<'a> {
+    pub fs: &'a Filesystem,
+    pub options: VerifyOptions,
+    watch: &'a dyn Watch,
+    report: RefCell<Report>,
+    expected_bytes: u64,
+    /// Bytes that were unchecked count for the progress.
+    progressed_bytes: Cell<u64>,
+    step_at: Cell<u64>,
+    transferred_before: u64,
+    combiner: OnceCell<Combiner<Crc32c>>,
+}
+
+impl<'a> Session<'a> {
+    /// # Errors
+    /// When devices are to compute checksums and one cannot.
+    pub fn new(fs: &'a Filesystem, options: VerifyOptions, watch: &'a dyn Watch) -> Result<Session<'a>, FsError> {
+        let devices = &fs.storage().devices;
+        let session = Session {
+            fs,
+            options,
+            watch,
+            report: RefCell::default(),
+            expected_bytes: expected_bytes(fs),
+            progressed_bytes: Cell::new(0),
+            step_at: Cell::new(STEP_BYTES),
+            transferred_before: devices.transferred_bytes(),
+            combiner: OnceCell::new(),
+        };
+        let unable = devices.iter().find(|(_, device)| options.mode == Mode::Offload && !session.offloads(device));
+        match unable {
+            None => Ok(session),
+            Some((_, device)) => {
+                let why = match fs.storage().geometry().checksum {
+                    ChecksumType::Crc32c => "it does not compute CRC-32C without the data crossing",
+                    _ => "no device computes the checksums of this filesystem",
+                };
+                Err(FsError::Devices(format!("{} cannot check data itself: {why}", device.name)))
+            }
+        }
+    }
+
+    /// Says of devices that hold copies of their own that only one of each was read.
+    pub fn note_copies_below(&self) {
+        let mut devices = self.fs.storage().devices.iter();
+        if devices.any(|(_, device)| device.device.abilities().copies) {
+            self.unchecked(WhyUnchecked::CopiesBelow, 0);
+        }
+    }
+
+    /// True if a device compares data with their checksums without the data crossing.
+    pub fn offloads(&self, device: &Device) -> bool {
+        let abilities = device.device.abilities();
+        self.options.mode != Mode::Emulate
+            && self.fs.storage().geometry().checksum == ChecksumType::Crc32c
+            && abilities.offloads
+            && abilities.checksum_crc32c == Ability::Native
+    }
+
+    /// Joins checksums of sectors.
+    pub fn combiner(&self) -> &Combiner<Crc32c> {
+        self.combiner.get_or_init(|| Combiner::new(u64::from(self.fs.storage().geometry().sector_bytes)))
+    }
+
+    /// Takes a damage.
+    pub fn found(&self, finding: Finding) {
+        let mut report = self.report.borrow_mut();
+        report.damage_count += 1;
+        if report.findings.len() < self.options.most_listed {
+            report.findings.push(finding);
+        }
+    }
+
+    /// Takes a copy of data that is not believed.
+    pub fn bad_data(&self, copy: BadCopy, bytes: u64) {
+        let logical = copy.logical.unwrap_or_default();
+        match why_unchecked(&copy.fault) {
+            Some(why) => self.unchecked(why, bytes),
+            None => {
+                self.verified(bytes);
+                let fault = DataFault::Copy { copy, is_lost: false };
+                self.found(Finding::Data(Box::new(BadData { logical, bytes, fault, uses: Uses::default() })));
+            }
+        }
+    }
+
+    /// Counts what was not checked.
+    pub fn unchecked(&self, why: WhyUnchecked, bytes: u64) {
+        *self.report.borrow_mut().unchecked.entry(why).or_default() += bytes;
+        self.progressed_bytes.set(self.progressed_bytes.get() + bytes);
+    }
+
+    /// Counts bytes that were checked, good or not.
+    pub fn verified(&self, bytes: u64) {
+        self.report.borrow_mut().bytes_verified += bytes;
+        self.progressed_bytes.set(self.progressed_bytes.get() + bytes);
+    }
+
+    /// Counts a node.
+    pub fn verified_node(&self) {
+        self.report.borrow_mut().nodes_verified += 1;
+    }
+
+    /// Counts bytes that a device checked where they are.
+    pub fn verified_by_device(&self, bytes: u64) {
+        self.report.borrow_mut().is_offloaded = true;
+        self.verified(bytes);
+    }
+
+    /// Copies of data that are bad, as addresses and bytes; none if not all of them are listed.
+    pub fn bad_ranges(&self) -> Option<Vec<(u64, u64)>> {
+        let report = self.report.borrow();
+        let ranges = report.findings.iter().filter_map(|finding| match finding {
+            Finding::Data(data) => Some((data.logical, data.logical.saturating_add(data.bytes))),
+            Finding::LostNode(node) => Some((node.lost.logical, node.lost.logical.saturating_add(node.lost.bytes))),
+            Finding::Node { copy, .. } => {
+                let start = copy.logical?;
+                Some((start, start.saturating_add(u64::from(self.fs.storage().geometry().node_bytes))))
+            }
+            _ => None,
+        });
+        (report.damage_count == report.findings.len() as u64).then(|| ranges.collect())
+    }
+
+    /// Lets the watcher know how far it is, now and then.
+    pub async fn step(&self) -> Result<(), Stopped> {
+        let bytes = self.progressed_bytes.get();
+        if bytes < self.step_at.get() {
+            return Ok(());
+        }
+        self.step_at.set(bytes + STEP_BYTES);
+        let damage_count = self.report.borrow().damage_count;
+        let expected_bytes = self.expected_bytes.max(bytes);
+        match self.watch.go_on(Progress { bytes, expected_bytes, damage_count }).await {
+            true => Ok(()),
+            false => Err(Stopped),
+        }
+    }
+
+    /// The findings, to add to them what can be known only in the end.
+    pub fn take_findings(&self) -> Vec<Finding> {
+        std::mem::take(&mut self.report.borrow_mut().findings)
+    }
+
+    /// Puts them back.
+    pub fn put_findings(&self, mut findings: Vec<Finding>) {
+        findings.sort_by_key(Finding::order);
+        self.report.borrow_mut().findings = findings;
+    }
+
+    /// The outcome.
+    pub fn finish(self) -> Report {
+        let mut report = self.report.into_inner();
+        report.bytes_transferred = self.fs.storage().devices.transferred_bytes() - self.transferred_before;
+        report
+    }
+}
+
+/// Why a copy could not be checked, if that is what is wrong with it.
+pub(super) fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
+    match fault {
+        CopyFault::Missing => Some(WhyUnchecked::MissingDevice),
+        CopyFault::Stale => Some(WhyUnchecked::StaleDevice),
+        CopyFault::Unreadable(error) if matches!(error.kind(), ErrorKind::Unreachable { .. }) => {
+            Some(WhyUnchecked::Unreachable)
+        }
+        _ => None,
+    }
+}
+
+/// A damaged copy of data.
+pub(super) fn copy_of_data(logical: u64, place: Place, mirror: usize, fault: CopyFault) -> BadCopy {
+    BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
+}
+
+/// Bytes that a verification of a whole filesystem checks, each copy counted, as far as that can be guessed: what the superblock says is
+/// used, times as many copies as chunks have on average.
+pub fn expected_bytes(fs: &Filesystem) -> u64 {
+    let map = &fs.storage().map;
+    let (mut bytes, mut stored) = (0_u128, 0_u128);
+    for (logical, length) in map.ranges() {
+        let copies = map.locate(logical, 1).map_or(1, |located| located.copies.len());
+        bytes += u128::from(length);
+        stored += u128::from(length) * copies as u128;
+    }
+    let used = u128::from(fs.superblock().bytes_used.get());
+    u64::try_from((used * stored).checked_div(bytes).unwrap_or(used)).unwrap_or(u64::MAX)
+}

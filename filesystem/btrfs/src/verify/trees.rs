@@ -1,0 +1,105 @@
+//! Which trees there are, and what of each is wanted.
+
+use std::ops::RangeInclusive;
+
+use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+
+use super::report::WhyUnchecked;
+use super::session::Session;
+use crate::cursor::{Cursor, TreeRoot};
+use crate::filesystem::tree_root;
+
+/// A tree, or what of it is wanted.
+pub(super) struct Tree {
+    pub root: TreeRoot,
+    /// Sorted, apart from each other, and not empty.
+    pub wanted: Vec<RangeInclusive<Key>>,
+}
+
+impl Tree {
+    /// All of it.
+    pub fn whole(root: TreeRoot) -> Tree {
+        Tree { root, wanted: vec![Key::MIN..=Key::MAX] }
+    }
+
+    /// True if a key from the first one up to the one before `before` is wanted.
+    pub fn wants(&self, first: Key, before: Option<Key>) -> bool {
+        let index = self.wanted.partition_point(|range| *range.end() < first);
+        self.wanted.get(index).is_some_and(|range| before.is_none_or(|before| *range.start() < before))
+    }
+
+    /// True if all of it is wanted.
+    pub fn is_whole(&self) -> bool {
+        self.wanted == [Key::MIN..=Key::MAX]
+    }
+}
+
+/// The trees of a filesystem.
+pub(super) struct Trees {
+    /// Those that are not about files: the tree of trees and the one of checksums are among them.
+    pub of_storage: Vec<Tree>,
+    /// Those of subvolumes.
+    pub of_files: Vec<Tree>,
+}
+
+impl Trees {
+    /// All trees that are in use. Of a subvolume that is being deleted what is not yet deleted, since the space of the rest may be used for
+    /// something else. Damage of the tree of trees is found when that is walked.
+    pub async fn of(session: &Session<'_>) -> Trees {
+        let fs = session.fs;
+        let mut trees =
+            Trees { of_storage: vec![Tree::whole(fs.root_tree()), Tree::whole(fs.chunk_root())], of_files: Vec::new() };
+        let mut cursor = Cursor::all(fs.nodes(), fs.root_tree());
+        loop {
+            let (key, data) = match cursor.next().await {
+                Ok(None) => return trees,
+                Ok(Some(item)) => item,
+                Err(_) => continue,
+            };
+            let (Some(root), Ok(Item::Root(item))) = (tree_root(key, data), Item::decode(key, data)) else { continue };
+            if root.id == objectid::TREE_RELOC {
+                session.unchecked(WhyUnchecked::Relocation, item.head.bytes_used.get());
+                continue;
+            }
+            let dropped = item.head.drop_progress.get();
+            let tree = match item.head.refs.get() {
+                0 if dropped != Key::MIN => Tree { root, wanted: vec![dropped..=Key::MAX] },
+                _ => Tree::whole(root),
+            };
+            if objectid::is_subvolume(root.id) { trees.of_files.push(tree) } else { trees.of_storage.push(tree) }
+        }
+    }
+}
+
+/// The key of a subvolume's root item, from the first to the last there can be.
+pub(super) fn root_items(id: u64) -> RangeInclusive<Key> {
+    Key::new(id, ItemType::ROOT_ITEM, 0)..=Key::new(id, ItemType::ROOT_ITEM, u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(offset: u64) -> Key {
+        Key::new(256, ItemType::EXTENT_DATA, offset)
+    }
+
+    #[test]
+    fn of_a_tree_only_what_is_wanted_is_walked() {
+        let root = TreeRoot { id: 5, bytenr: 0, level: 1, generation: 1 };
+        let tree = Tree { root, wanted: vec![key(10)..=key(19), key(30)..=key(30)] };
+        for (first, before, is_wanted) in [
+            (0, Some(10), false),
+            (0, Some(11), true),
+            (19, Some(25), true),
+            (20, Some(30), false),
+            (20, Some(31), true),
+            (20, None, true),
+            (31, None, false),
+        ] {
+            assert_eq!(tree.wants(key(first), before.map(key)), is_wanted, "{first} {before:?}");
+        }
+        assert!(Tree::whole(root).wants(Key::MAX, None));
+    }
+}

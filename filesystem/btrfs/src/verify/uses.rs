@@ -1,0 +1,248 @@
+//! Which files use what is damaged.
+//!
+//! The trees of all subvolumes are gone through once more, since references in the tree of extents may be damaged themselves. A
+//! leaf that several subvolumes share and that has nothing damaged is read once.
+
+use std::collections::{HashMap, HashSet};
+
+use sealblock_btrfs_format::items::file_extent::FileExtent;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+
+use super::leaves::stored_range;
+use super::report::{DataFault, FileUse, Finding, MAX_FILES_LISTED};
+use super::session::{Session, Stopped};
+use crate::cursor::TreeRoot;
+use crate::error::FsError;
+use crate::filesystem::Filesystem;
+use crate::inode::Inode;
+use crate::replicas::Check;
+
+/// Damaged data, sorted, so that an extent finds those within it.
+struct Damage {
+    /// Logical address, bytes, and which finding it is.
+    ranges: Vec<(u64, u64, usize)>,
+    longest: u64,
+}
+
+impl Damage {
+    fn of(findings: &[Finding]) -> Damage {
+        let of_data = findings.iter().enumerate().filter_map(|(index, finding)| match finding {
+            Finding::Data(data) => Some((data.logical, data.bytes, index)),
+            _ => None,
+        });
+        let mut ranges: Vec<(u64, u64, usize)> = of_data.collect();
+        ranges.sort_unstable();
+        let longest = ranges.iter().map(|range| range.1).max().unwrap_or_default();
+        Damage { ranges, longest }
+    }
+
+    /// The ones that overlap a range.
+    fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, usize)> + use<'_> {
+        let first = self.ranges.partition_point(|range| range.0.saturating_add(self.longest) <= start);
+        let near = self.ranges[first..].iter().take_while(move |range| range.0 < end).copied();
+        near.filter(move |range| range.0.saturating_add(range.1) > start)
+    }
+}
+
+/// Finds the files that use damaged data, and whether these can be had from anywhere.
+pub(super) async fn attribute(session: &Session<'_>, trees: &[TreeRoot]) -> Result<(), Stopped> {
+    let mut findings = session.take_findings();
+    let damage = Damage::of(&findings);
+    let mut names = Names::default();
+    let mut ended = Ok(());
+    if !damage.ranges.is_empty() {
+        let mut harmless = HashSet::new();
+        for tree in trees {
+            ended = search(session, *tree, &damage, &mut harmless, &mut findings).await;
+            if ended.is_err() {
+                break;
+            }
+        }
+    }
+    add_names(session.fs, trees, &mut names, &mut findings).await;
+    find_lost(session.fs, &mut findings).await;
+    session.put_findings(findings);
+    ended
+}
+
+/// Finds the parts of one file that use damaged data.
+pub(super) async fn attribute_to(session: &Session<'_>, inode: &Inode) -> Result<(), Stopped> {
+    let mut findings = session.take_findings();
+    let damage = Damage::of(&findings);
+    let mut names = Names::default();
+    let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
+    let mut cursor = session.fs.cursor(inode.tree, key(0)..=key(u64::MAX));
+    while !damage.ranges.is_empty() {
+        match cursor.next().await {
+            Ok(None) => break,
+            Ok(Some((key, data))) => {
+                take_extent(&mut findings, &damage, inode.tree.id, key, data);
+            }
+            Err(_) => {}
+        }
+    }
+    add_names(session.fs, &[inode.tree], &mut names, &mut findings).await;
+    find_lost(session.fs, &mut findings).await;
+    session.put_findings(findings);
+    Ok(())
+}
+
+/// Adds an extent of a file to the damages within it; true if there are any.
+fn take_extent(findings: &mut [Finding], damage: &Damage, subvolume: u64, key: Key, data: &[u8]) -> bool {
+    let Ok(extent) = FileExtent::decode(data) else { return false };
+    let mut has_some = false;
+    for (logical, bytes, index) in stored_range(&extent).into_iter().flat_map(|(start, end)| damage.within(start, end))
+    {
+        has_some = true;
+        let (offset, bytes) = concerned(key.offset, &extent, logical, bytes);
+        add_use(&mut findings[index], subvolume, key.objectid, offset, bytes);
+    }
+    has_some
+}
+
+async fn add_names(fs: &Filesystem, trees: &[TreeRoot], names: &mut Names, findings: &mut [Finding]) {
+    for finding in findings {
+        let Finding::Data(data) = finding else { continue };
+        for file in &mut data.uses.files {
+            names.add_to(fs, trees, file).await;
+        }
+        data.uses.files.sort();
+    }
+}
+
+/// Goes through a tree.
+async fn search(
+    session: &Session<'_>,
+    tree: TreeRoot,
+    damage: &Damage,
+    harmless: &mut HashSet<u64>,
+    findings: &mut [Finding],
+) -> Result<(), Stopped> {
+    let mut pending = vec![tree.expected()];
+    while let Some(expected) = pending.pop() {
+        if harmless.contains(&expected.bytenr) {
+            continue;
+        }
+        // What is lost was reported before.
+        let Ok(node) = session.fs.nodes().load(&expected).await else { continue };
+        let view = node.view();
+        pending.extend((0..view.pointers().len()).rev().filter_map(|slot| node.child(slot, tree.id)));
+        if view.header().level > 0 {
+            continue;
+        }
+        let mut is_harmless = true;
+        for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_DATA) {
+            is_harmless &= !take_extent(findings, damage, tree.id, key, data);
+        }
+        if is_harmless && harmless.len() < session.options.most_nodes {
+            harmless.insert(expected.bytenr);
+        }
+        session.step().await?;
+    }
+    Ok(())
+}
+
+/// The bytes of a file that a damaged range is for: of a compressed extent all.
+fn concerned(start: u64, extent: &FileExtent, logical: u64, bytes: u64) -> (u64, u64) {
+    let (FileExtent::Regular(head, location), Some((first, end))) = (extent, stored_range(extent)) else {
+        return (start, extent.file_bytes());
+    };
+    if head.compression != 0 {
+        return (start, location.num_bytes.get());
+    }
+    let (from, to) = (logical.max(first), logical.saturating_add(bytes).min(end));
+    (start.saturating_add(from - first), to - from)
+}
+
+fn add_use(finding: &mut Finding, subvolume: u64, ino: u64, offset: u64, bytes: u64) {
+    let Finding::Data(data) = finding else { return };
+    if data.uses.files.len() < MAX_FILES_LISTED {
+        let file = FileUse { subvolume, subvolume_path: None, ino, offset, bytes, paths: Vec::new() };
+        data.uses.files.push(file);
+    } else {
+        data.uses.more += 1;
+    }
+}
+
+/// Paths that were found, since damaged sectors of one file follow each other.
+#[derive(Default)]
+struct Names {
+    subvolumes: HashMap<u64, Option<Vec<u8>>>,
+    last: Option<(u64, u64, Vec<Vec<u8>>)>,
+}
+
+impl Names {
+    async fn add_to(&mut self, fs: &Filesystem, trees: &[TreeRoot], file: &mut FileUse) {
+        if !objectid::is_subvolume(file.subvolume) {
+            return;
+        }
+        let Some(tree) = trees.iter().find(|tree| tree.id == file.subvolume) else { return };
+        file.subvolume_path = match self.subvolumes.get(&file.subvolume) {
+            Some(path) => path.clone(),
+            None => {
+                let path = fs.path_of_subvolume(file.subvolume).await.ok();
+                self.subvolumes.insert(file.subvolume, path.clone());
+                path
+            }
+        };
+        let is_last = self.last.as_ref().is_some_and(|(id, ino, _)| (*id, *ino) == (file.subvolume, file.ino));
+        if !is_last {
+            let mut paths = fs.paths(*tree, file.ino).await.unwrap_or_default();
+            paths.sort();
+            self.last = Some((file.subvolume, file.ino, paths));
+        }
+        file.paths = self.last.as_ref().map_or_else(Vec::new, |(_, _, paths)| paths.clone());
+    }
+}
+
+/// Finds out which damaged data no copy and no parity gives back.
+async fn find_lost(fs: &Filesystem, findings: &mut [Finding]) {
+    let mut last = None;
+    for finding in findings {
+        let Finding::Data(data) = finding else { continue };
+        let (logical, bytes) = (data.logical, data.bytes);
+        let DataFault::Copy { is_lost, .. } = &mut data.fault else { continue };
+        *is_lost = match last {
+            Some((known, is_lost)) if known == logical => is_lost,
+            _ => is_lost_everywhere(fs, logical, bytes).await,
+        };
+        last = Some((logical, *is_lost));
+    }
+}
+
+async fn is_lost_everywhere(fs: &Filesystem, logical: u64, bytes: u64) -> bool {
+    let storage = fs.storage();
+    let sums = fs.sums(logical, bytes).await.unwrap_or_default();
+    let check = match &sums[..] {
+        [run] if run.logical == logical => Check::Sums(&run.bytes),
+        _ => Check::None,
+    };
+    matches!(storage.read_data(logical, bytes, check).await, Err(FsError::Lost(_) | FsError::Map(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::chunk_map::MapError;
+    use crate::verify::report::{BadData, Uses};
+
+    fn finding(logical: u64, bytes: u64) -> Finding {
+        let fault = DataFault::Unmapped(MapError::Unmapped(logical));
+        Finding::Data(Box::new(BadData { logical, bytes, fault, uses: Uses::default() }))
+    }
+
+    #[test]
+    fn an_extent_finds_the_damage_within_it_and_no_other() {
+        let findings = [finding(8192, 4096), finding(0, 4096), finding(100, 1 << 20), finding(8192, 4096)];
+        let damage = Damage::of(&findings);
+        let within = |start, end| {
+            let mut found: Vec<usize> = damage.within(start, end).map(|(_, _, index)| index).collect();
+            found.sort_unstable();
+            found
+        };
+        assert_eq!(within(0, 100), [1]);
+        assert_eq!(within(4096, 8192), [2]);
+        assert_eq!(within(8192, 12_288), [0, 2, 3]);
+        assert_eq!(within(2 << 20, 3 << 20), [0; 0]);
+    }
+}

@@ -1,0 +1,129 @@
+//! Devices that compute checksums without the data crossing: only metadata cross, and damage is found all the same.
+
+use std::cell::Cell;
+use std::fs;
+use std::path::Path;
+use std::rc::Rc;
+
+use sealblock_block::{Abilities, Ability, Device, DynDevice, Geometry, Operation, Outcome, Request, Response};
+use sealblock_btrfs::Filesystem;
+use sealblock_btrfs::verify::{Mode, Report, Unwatched, VerifyOptions, verify};
+use sealblock_media_memory::MemoryDevice;
+
+use crate::images::{Devices, SECTOR, SectorCopy, Setup, content, make, now};
+use crate::{assert_clean, fill, name_of, sectors_of};
+
+/// What crossed from a device, and how many checksums it computed.
+#[derive(Default)]
+struct Counted {
+    read_bytes: Cell<u64>,
+    checksums: Cell<u64>,
+}
+
+/// A device as one on another machine.
+struct Remote {
+    device: Rc<MemoryDevice>,
+    counted: Rc<Counted>,
+    checksum: Ability,
+}
+
+impl Device for Remote {
+    fn geometry(&self) -> &Geometry {
+        Device::geometry(&self.device)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { offloads: true, checksum_crc32c: self.checksum, ..Device::abilities(&self.device) }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if matches!(request.operation, Operation::Checksum(..)) {
+            self.counted.checksums.set(self.counted.checksums.get() + 1);
+        }
+        let outcome = Device::execute(&self.device, request).await;
+        if let Ok(Response::Data(data)) = &outcome {
+            self.counted.read_bytes.set(self.counted.read_bytes.get() + data.joined_data().len() as u64);
+        }
+        outcome
+    }
+}
+
+fn open(devices: &Devices, counted: &Rc<Counted>, checksum: Ability) -> Filesystem {
+    let remote = |device| Remote { device, counted: Rc::clone(counted), checksum };
+    devices.open_as(&[], |device| DynDevice::new("remote", remote(device)))
+}
+
+fn checked(devices: &Devices, mode: Mode, counted: &Rc<Counted>) -> Report {
+    let fs = open(devices, counted, Ability::Native);
+    counted.read_bytes.take();
+    let report = now(verify(&fs, VerifyOptions { mode, ..VerifyOptions::default() }, &Unwatched)).unwrap();
+    assert_eq!(report.bytes_transferred, counted.read_bytes.get(), "what is reported is what crossed");
+    report
+}
+
+fn fill_more(point: &Path) {
+    fill(point);
+    fs::write(point.join("larger"), content(5, 24 << 20)).unwrap();
+}
+
+#[test]
+fn only_metadata_cross_and_of_data_what_differs() {
+    for setup in [
+        Setup::SINGLE,
+        Setup::MIRRORED,
+        Setup { data: "raid0", devices: 3, ..Setup::MIRRORED },
+        Setup { data: "raid10", metadata: "raid10", devices: 4, ..Setup::MIRRORED },
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(images) = make(folder.path(), setup, fill_more) else { continue };
+        let (devices, counted) = (Devices::load(&images, None), Rc::new(Counted::default()));
+        let report = checked(&devices, Mode::Auto, &counted);
+        assert_clean(&report, setup.data);
+        assert!(report.is_offloaded);
+        let nodes = report.nodes_verified * 2 * 16_384;
+        assert!(report.bytes_transferred < 2 * nodes, "{} of {nodes}", report.bytes_transferred);
+        assert!(report.bytes_verified > nodes + (24 << 20));
+        assert!(counted.checksums.get() < 60, "{} requests for contiguous pieces", counted.checksums.get());
+
+        let copies: Vec<SectorCopy> =
+            devices.sectors.iter().filter(|copy| copy.file != 5).step_by(97).copied().collect();
+        let two = [copies[0], copies[copies.len() / 2]];
+        two.iter().for_each(|copy| devices.damage(copy.devid, copy.place + 77));
+        let found = checked(&devices, Mode::Auto, &counted);
+        let mut expected: Vec<_> =
+            two.iter().map(|copy| (copy.devid, copy.place, name_of(copy.file).to_owned(), copy.offset)).collect();
+        expected.sort();
+        assert_eq!(sectors_of(&found).into_iter().collect::<Vec<_>>(), expected, "{}", setup.data);
+        let more = found.bytes_transferred - report.bytes_transferred;
+        assert!(more < 4 * 64 * 1024 + nodes * 2, "{}: {more} bytes for two sectors", setup.data);
+
+        let read = checked(&devices, Mode::Emulate, &counted);
+        assert_eq!(sectors_of(&read), sectors_of(&found));
+        assert!(!read.is_offloaded && read.bytes_transferred > 24 << 20);
+        assert_eq!(read.bytes_verified, found.bytes_verified);
+    }
+}
+
+#[test]
+fn a_device_that_cannot_is_refused_where_it_has_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(images) = make(folder.path(), Setup::SINGLE, fill) else { return };
+    let (devices, counted) = (Devices::load(&images, None), Rc::new(Counted::default()));
+    assert_clean(&checked(&devices, Mode::Offload, &counted), "it can");
+    let options = VerifyOptions { mode: Mode::Offload, ..VerifyOptions::default() };
+    let unable = open(&devices, &counted, Ability::Absent);
+    let error = now(verify(&unable, options, &Unwatched)).unwrap_err().to_string();
+    assert!(error.contains("device-1 cannot check data itself"), "{error}");
+    let local = now(verify(&devices.open(), options, &Unwatched)).unwrap_err().to_string();
+    assert!(local.contains("without the data crossing"), "{local}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let Some(images) = make(folder.path(), Setup { checksum: "sha256", ..Setup::SINGLE }, fill) else { return };
+    let devices = Devices::load(&images, None);
+    let error = now(verify(&open(&devices, &counted, Ability::Native), options, &Unwatched)).unwrap_err().to_string();
+    assert!(error.contains("no device computes the checksums"), "{error}");
+    let report = checked(&devices, Mode::Auto, &counted);
+    assert_clean(&report, "sha256");
+    assert!(!report.is_offloaded && counted.checksums.get() < 10);
+    assert!(report.bytes_verified > SECTOR as u64);
+}

@@ -1,0 +1,301 @@
+//! What `fs verify` says: lines for people, and the object of `--json`, whose contract is in `docs/formats/json.md`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use indicatif::HumanBytes;
+use sealblock_btrfs::verify::{BadData, DataFault, FileUse, Finding, Report, Uses, Verdict, WhyUnchecked};
+use sealblock_btrfs::{BadCopy, CopyFault, Place};
+use sealblock_btrfs_format::refusal::Rule;
+use serde::Serialize;
+
+use super::printable;
+use crate::exit::Exit;
+use crate::interrupt;
+
+/// The outcome of a verification.
+pub(super) struct Outcome {
+    /// What was checked, as it was named.
+    pub target: String,
+    /// What was found.
+    pub report: Report,
+    /// The targets of the devices, by their numbers.
+    pub names: BTreeMap<u64, String>,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+#[derive(Serialize)]
+pub(super) struct JsonReport {
+    target: String,
+    nodes_verified: u64,
+    bytes_verified: u64,
+    bytes_transferred: u64,
+    offloaded: bool,
+    elapsed_s: f64,
+    verdict: &'static str,
+    errors: Vec<JsonError>,
+    errors_unlisted: u64,
+    unchecked: Vec<JsonUnchecked>,
+    interrupted: bool,
+}
+
+#[derive(Serialize)]
+struct JsonUnchecked {
+    reason: &'static str,
+    bytes: u64,
+    why: String,
+}
+
+#[derive(Serialize, Default)]
+struct JsonError {
+    kind: &'static str,
+    logical: Option<u64>,
+    bytes: Option<u64>,
+    trees: Vec<u64>,
+    level: Option<u8>,
+    from: Option<String>,
+    before: Option<String>,
+    copies: Vec<JsonCopy>,
+    lost: Option<bool>,
+    why: String,
+    files: Vec<JsonFile>,
+    files_unlisted: u64,
+}
+
+#[derive(Serialize)]
+struct JsonCopy {
+    copy: Option<usize>,
+    device: u64,
+    target: Option<String>,
+    offset: u64,
+    expected: Option<String>,
+    actual: Option<String>,
+    why: String,
+}
+
+#[derive(Serialize)]
+struct JsonFile {
+    subvolume: u64,
+    subvolume_path: Option<String>,
+    ino: u64,
+    offset: u64,
+    bytes: u64,
+    paths: Vec<String>,
+}
+
+impl Outcome {
+    /// The exit status: damage counts more than what was not checked, and a signal more than both.
+    pub fn exit(&self) -> Exit {
+        match self.report.verdict() {
+            _ if interrupt::came() && self.report.unchecked.contains_key(&WhyUnchecked::Stopped) => Exit::Interrupted,
+            Verdict::Clean => Exit::Clean,
+            Verdict::Incomplete => Exit::Incomplete,
+            Verdict::Damaged => Exit::DamageFound,
+        }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.report.verdict() {
+            Verdict::Clean => "clean",
+            Verdict::Incomplete => "incomplete",
+            Verdict::Damaged => "damaged",
+        }
+    }
+
+    /// The object of `--json`.
+    pub fn to_json(&self) -> JsonReport {
+        let report = &self.report;
+        let unchecked = report.unchecked.iter().map(|(why, bytes)| JsonUnchecked {
+            reason: why.as_str(),
+            bytes: *bytes,
+            why: why.to_string(),
+        });
+        JsonReport {
+            target: self.target.clone(),
+            nodes_verified: report.nodes_verified,
+            bytes_verified: report.bytes_verified,
+            bytes_transferred: report.bytes_transferred,
+            offloaded: report.is_offloaded,
+            elapsed_s: self.elapsed.as_secs_f64(),
+            verdict: self.verdict(),
+            errors: report.findings.iter().map(|finding| self.error(finding)).collect(),
+            errors_unlisted: report.damage_count - report.findings.len() as u64,
+            unchecked: unchecked.collect(),
+            interrupted: report.unchecked.contains_key(&WhyUnchecked::Stopped),
+        }
+    }
+
+    fn error(&self, finding: &Finding) -> JsonError {
+        let why = finding.to_string();
+        match finding {
+            Finding::Superblock(copy) => {
+                JsonError { kind: "superblock", copies: vec![self.copy(copy)], why, ..JsonError::default() }
+            }
+            Finding::Node { tree, level, copy } => JsonError {
+                kind: "node",
+                logical: copy.logical,
+                trees: vec![*tree],
+                level: *level,
+                copies: vec![self.copy(copy)],
+                lost: Some(false),
+                why,
+                ..JsonError::default()
+            },
+            Finding::LostNode(node) => JsonError {
+                kind: "node",
+                logical: Some(node.lost.logical),
+                bytes: Some(node.lost.bytes),
+                trees: node.trees.clone(),
+                level: Some(node.level),
+                from: node.from.map(|key| key.to_string()),
+                before: node.before.map(|key| key.to_string()),
+                copies: node.lost.copies.iter().map(|copy| self.copy(copy)).collect(),
+                lost: Some(true),
+                why,
+                ..JsonError::default()
+            },
+            Finding::Tree { tree, .. } => JsonError { kind: "tree", trees: vec![*tree], why, ..JsonError::default() },
+            Finding::Data(data) => self.data_error(data, why),
+            Finding::Parity { logical, place, bytes, .. } => JsonError {
+                kind: "parity",
+                logical: Some(*logical),
+                bytes: Some(*bytes),
+                copies: vec![self.json_copy(None, *place, None, &why)],
+                why,
+                ..JsonError::default()
+            },
+        }
+    }
+
+    fn data_error(&self, data: &BadData, why: String) -> JsonError {
+        let (kind, copies, lost) = match &data.fault {
+            DataFault::Copy { copy, is_lost } => ("data", vec![self.copy(copy)], Some(*is_lost)),
+            DataFault::NoSum => ("no_checksum", Vec::new(), None),
+            DataFault::Unmapped(_) => ("unmapped", Vec::new(), Some(true)),
+        };
+        JsonError {
+            kind,
+            logical: Some(data.logical),
+            bytes: Some(data.bytes),
+            copies,
+            lost,
+            why,
+            files: data.uses.files.iter().map(json_file).collect(),
+            files_unlisted: data.uses.more,
+            ..JsonError::default()
+        }
+    }
+
+    fn copy(&self, copy: &BadCopy) -> JsonCopy {
+        self.json_copy(Some(copy.mirror), copy.place, Some(&copy.fault), &copy.fault.to_string())
+    }
+
+    fn json_copy(&self, copy: Option<usize>, place: Place, fault: Option<&CopyFault>, why: &str) -> JsonCopy {
+        let (expected, actual) = fault.and_then(values).unzip();
+        let Place { devid: device, offset } = place;
+        JsonCopy {
+            copy,
+            device,
+            target: self.names.get(&device).cloned(),
+            offset,
+            expected,
+            actual,
+            why: why.to_owned(),
+        }
+    }
+
+    /// Where a copy is, for people.
+    fn place(&self, place: Place) -> String {
+        let name = self.names.get(&place.devid).map_or(String::new(), |name| format!(" ({name})"));
+        format!("device {}{name} at byte {}", place.devid, place.offset)
+    }
+}
+
+/// The checksum of what was read, and the one that is stored, where that is what is wrong.
+fn values(fault: &CopyFault) -> Option<(String, String)> {
+    let mismatch = match fault {
+        CopyFault::Checksum(mismatch) => mismatch,
+        CopyFault::Node(refusal) => match &refusal.rule {
+            Rule::Checksum(mismatch) => mismatch,
+            _ => return None,
+        },
+        _ => return None,
+    };
+    Some((format!("{:?}", mismatch.expected), format!("{:?}", mismatch.found)))
+}
+
+fn json_file(file: &FileUse) -> JsonFile {
+    JsonFile {
+        subvolume: file.subvolume,
+        subvolume_path: file.subvolume_path.as_deref().map(printable),
+        ino: file.ino,
+        offset: file.offset,
+        bytes: file.bytes,
+        paths: file.paths.iter().map(|path| printable(path)).collect(),
+    }
+}
+
+/// A line for each thing that is damaged.
+pub(super) fn lines(outcome: &Outcome) -> impl Iterator<Item = String> + use<'_> {
+    outcome.report.findings.iter().map(|finding| match finding {
+        Finding::Data(data) => data_line(outcome, data),
+        other => other.to_string(),
+    })
+}
+
+fn data_line(outcome: &Outcome, data: &BadData) -> String {
+    let what = match &data.fault {
+        DataFault::Copy { copy, is_lost } => {
+            let end = if *is_lost { "; it is lost" } else { "; it can be read all the same" };
+            format!("copy {} on {}: {}{end}", copy.mirror, outcome.place(copy.place), copy.fault)
+        }
+        DataFault::NoSum => format!("no checksum at the logical address {}", data.logical),
+        DataFault::Unmapped(why) => why.to_string(),
+    };
+    let who = files(&data.uses);
+    match who.is_empty() {
+        true => format!("{} bytes that no file uses, at the logical address {}: {what}", data.bytes, data.logical),
+        false => format!("{who}: {what}"),
+    }
+}
+
+/// The files, each with the bytes of it that are concerned.
+fn files(uses: &Uses) -> String {
+    let one = |file: &FileUse| {
+        let end = file.offset.saturating_add(file.bytes).saturating_sub(1);
+        let subvolume = file.subvolume_path.as_deref().map(printable);
+        let subvolume = subvolume.unwrap_or_else(|| format!("subvolume {}: ", file.subvolume));
+        let paths: Vec<String> = file.paths.iter().map(|path| format!("{subvolume}{}", printable(path))).collect();
+        let name = if paths.is_empty() { format!("{subvolume} inode {}", file.ino) } else { paths.join(" = ") };
+        format!("{name} bytes {}..{end}", file.offset)
+    };
+    let mut all: Vec<String> = uses.files.iter().map(one).collect();
+    all.extend((uses.more > 0).then(|| format!("{} more", uses.more)));
+    all.join(", ")
+}
+
+/// The last line or lines.
+pub(super) fn summary(outcome: &Outcome) -> String {
+    let report = &outcome.report;
+    let mut text = String::new();
+    for (why, bytes) in &report.unchecked {
+        let bytes = if *bytes > 0 { format!(" ({})", HumanBytes(*bytes)) } else { String::new() };
+        text += &format!("not checked{bytes}: {why}\n");
+    }
+    let verdict = match report.damage_count {
+        0 => outcome.verdict().to_owned(),
+        count => format!("{count} damaged"),
+    };
+    let unlisted = report.damage_count - report.findings.len() as u64;
+    let unlisted = if unlisted > 0 { format!(", {unlisted} of them not listed") } else { String::new() };
+    let who = if report.is_offloaded { ", data by the devices" } else { "" };
+    text + &format!(
+        "{}: {verdict}{unlisted}; {} nodes and {} in all copies checked{who}, {} transferred, in {:.1} s",
+        outcome.target,
+        report.nodes_verified,
+        HumanBytes(report.bytes_verified),
+        HumanBytes(report.bytes_transferred),
+        outcome.elapsed.as_secs_f64(),
+    )
+}

@@ -1,0 +1,121 @@
+//! `fs verify`: of an image, of one file, on a protected volume, and over NVMe/TCP, where data stay where they are.
+
+use std::fs;
+use std::path::PathBuf;
+
+use sealblock_proofs_btrfs_images::has_mkfs;
+use sealblock_proofs_btrfs_images::programs::mkfs;
+use serde_json::Value;
+
+use crate::common::server::Server;
+use crate::common::{Place, noise};
+
+const SECTOR: usize = 4096;
+const LARGE_BYTES: usize = 20 << 20;
+
+/// A place with a filesystem in `disk`: a large file, another one, and one within its item. None where none can be made.
+fn place_with_image() -> Option<(Place, Vec<u8>)> {
+    if !has_mkfs() {
+        return None;
+    }
+    let place = Place::new();
+    let (source, image): (PathBuf, PathBuf) = (place.path("source"), place.path("disk"));
+    fs::create_dir_all(source.join("folder")).unwrap();
+    let large = noise(1, LARGE_BYTES);
+    fs::write(source.join("large"), &large).unwrap();
+    fs::write(source.join("folder/other"), noise(2, 100_000)).unwrap();
+    fs::write(source.join("small"), b"within its item").unwrap();
+    let made = mkfs(&[image], 256, &["--rootdir", source.to_str().unwrap()]);
+    made.map_err(|why| eprintln!("skipped: {why}")).ok().map(|()| (place, large))
+}
+
+/// Where a sector of the large file is in the image.
+fn find(place: &Place, large: &[u8], sector: usize) -> usize {
+    let (image, wanted) = (place.read("disk"), &large[sector * SECTOR..(sector + 1) * SECTOR]);
+    image.chunks(SECTOR).position(|chunk| chunk == wanted).expect("the image holds the file") * SECTOR
+}
+
+/// Inverts a byte of the image.
+fn flip(place: &Place, offset: usize) {
+    let byte = !place.read("disk")[offset];
+    place.poke("disk", offset as u64, &[byte]);
+}
+
+fn verified(place: &Place, target: &str, options: &str, status: i32) -> Value {
+    let report = place.run(&format!("fs verify {target} --json {options}")).ends_with(status).json();
+    let verdict = match status {
+        0 => "clean",
+        1 => "damaged",
+        _ => "incomplete",
+    };
+    assert_eq!(
+        (&report["verdict"], &report["target"], &report["interrupted"]),
+        (&verdict.into(), &target.into(), &false.into())
+    );
+    report
+}
+
+#[test]
+fn a_damaged_sector_of_an_image_is_named_with_its_file() {
+    let Some((place, large)) = place_with_image() else { return };
+    let report = verified(&place, "disk", "", 0);
+    assert!(report["nodes_verified"].as_u64().unwrap() > 5);
+    assert!(report["bytes_verified"].as_u64().unwrap() > LARGE_BYTES as u64);
+    assert_eq!((&report["errors"], &report["unchecked"]), (&Value::Array(vec![]), &Value::Array(vec![])));
+    place.run("fs verify disk").succeeds().says(&["disk: clean; ", " nodes and "]);
+    assert_eq!(place.run("fs verify disk --quiet").succeeds().text(), "");
+
+    let offset = find(&place, &large, 7);
+    flip(&place, offset + 99);
+    let report = verified(&place, "disk", "", 1);
+    let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!((&error["kind"], &error["bytes"], &error["lost"]), (&"data".into(), &SECTOR.into(), &true.into()));
+    let copy = &error["copies"][0];
+    assert_eq!((&copy["device"], &copy["offset"], &copy["target"]), (&1.into(), &offset.into(), &"disk".into()));
+    assert!(copy["expected"] != copy["actual"] && copy["actual"].as_str().unwrap().len() == 8);
+    let file = &error["files"][0];
+    assert_eq!(
+        (&file["paths"][0], &file["offset"], &file["bytes"]),
+        (&"/large".into(), &(7 * SECTOR).into(), &SECTOR.into())
+    );
+    let words = ["/large bytes 28672..32767: copy 1 on device 1 (disk) at byte", "it is lost", "disk: 1 damaged"];
+    place.run("fs verify disk").ends_with(1).says(&words);
+
+    verified(&place, "disk/large", "", 1);
+    verified(&place, "disk/folder/other", "", 0);
+    verified(&place, "disk:5/small", "", 0);
+    place.run("fs verify disk/folder").fails(2, &["it is no file"]);
+    place.run("fs verify disk/absent").fails(3, &["absent"]);
+    place.run("fs verify disk --mode offload").fails(3, &["cannot check data itself", "--mode auto"]);
+    assert_eq!(verified(&place, "disk", "--mode emulate --rate 1GiB/s", 1)["offloaded"], false);
+}
+
+#[test]
+fn a_volume_verifies_and_over_nvme_only_metadata_cross() {
+    let Some((place, large)) = place_with_image() else { return };
+    place.run("create v --size 256MiB").succeeds();
+    place.run("copy disk v").succeeds();
+    let here = verified(&place, "v", "", 0);
+    let offset = find(&place, &large, 1000);
+    let server = Server::start(&place, "v");
+    let remote = server.target("v");
+    let there = verified(&place, &remote, "", 0);
+    assert_eq!((&there["offloaded"], &there["bytes_verified"]), (&true.into(), &here["bytes_verified"]));
+    let crossed = there["bytes_transferred"].as_u64().unwrap();
+    assert!(crossed < LARGE_BYTES as u64 / 10, "{crossed}");
+    assert!(verified(&place, &remote, "--mode emulate", 0)["bytes_transferred"].as_u64().unwrap() > LARGE_BYTES as u64);
+    server.stop().is_clean();
+
+    place.run(&format!("corrupt v --lba {} --kind data", offset / SECTOR)).succeeds();
+    let server = Server::start(&place, "v");
+    let remote = server.target("v");
+    let report = verified(&place, &remote, "", 1);
+    let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+    let file = &error["files"][0];
+    assert_eq!((&file["paths"][0], &file["offset"]), (&"/large".into(), &(1000 * SECTOR).into()));
+    assert!(report["bytes_transferred"].as_u64().unwrap() < LARGE_BYTES as u64 / 5);
+    server.stop().is_clean();
+    let report = verified(&place, "v", "", 1);
+    assert_eq!(report["errors"][0]["files"][0]["offset"], 1000 * SECTOR);
+    verified(&place, "v/folder/other", "", 0);
+}
