@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::{Error, ErrorKind, Operation, Outcome, Request, RequestKind};
+use crate::{Error, ErrorKind, Operation, Outcome, Request, RequestKind, WriteData};
 
 /// Something that stores blocks.
 ///
@@ -126,6 +126,8 @@ pub enum Ability {
 pub struct Abilities {
     /// True if the device takes writes.
     pub writable: bool,
+    /// Write data without tags, which the device makes ([`crate::WriteData`]). A gate seals in front of a device that does not.
+    pub seals_writes: Ability,
     /// Read and check without returning the data.
     pub verify: Ability,
     /// Compare stored data with the data of the request.
@@ -165,6 +167,7 @@ impl Abilities {
     /// A device that can only read, write and flush.
     pub const BASIC: Abilities = Abilities {
         writable: true,
+        seals_writes: Ability::Absent,
         verify: Ability::Absent,
         compare: Ability::Absent,
         discard: Ability::Absent,
@@ -183,9 +186,10 @@ impl Abilities {
         copies: false,
     };
 
-    /// A device in this process that executes everything itself, except Copy and what needs copies, holes or a reserved area.
+    /// A device in this process that executes everything itself and seals what it writes, except Copy and what needs copies, holes or a reserved area.
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
+        seals_writes: Ability::Native,
         verify: Ability::Native,
         compare: Ability::Native,
         discard: Ability::Native,
@@ -204,10 +208,12 @@ impl Abilities {
         copies: false,
     };
 
-    /// How this request is executed: as [`Abilities::of`] says, and a Checksum as its own kind is computed.
+    /// How this request is executed: as [`Abilities::of`] says, but a Checksum as its own kind is computed, and a Write without tags as
+    /// they are made.
     pub fn of_request(&self, request: &Request) -> Ability {
         match request.operation {
             Operation::Checksum(kind, _) => self.of_checksum(kind),
+            Operation::Write(WriteData::Unsealed(_)) if self.writable => self.seals_writes,
             _ => self.of(request.kind()),
         }
     }
@@ -250,6 +256,7 @@ impl Abilities {
         };
         Abilities {
             writable: self.writable && other.writable,
+            seals_writes: both(self.seals_writes, other.seals_writes),
             verify: both(self.verify, other.verify),
             compare: both(self.compare, other.compare),
             discard: both(self.discard, other.discard),
@@ -272,6 +279,7 @@ impl Abilities {
     /// The abilities in front of a gate, which emulates what the device lacks.
     pub(crate) fn with_emulation(mut self) -> Abilities {
         let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
+        self.seals_writes = emulated(self.seals_writes);
         self.verify = emulated(self.verify);
         self.compare = emulated(self.compare);
         self.write_zeroes = emulated(self.write_zeroes);

@@ -1,7 +1,7 @@
 //! The gate: the only way a device is put into a stack.
 //!
 //! It rejects requests that are out of range or do not fit the geometry, splits those above the device's limits, emulates
-//! request kinds that the device lacks, counts, and names the device on errors. A request that needs none of this costs a
+//! request kinds that the device lacks, seals data for a device that does not itself, counts, and names the device on errors. A request that needs none of this costs a
 //! few comparisons and goes straight to the device.
 //!
 //! Pieces of a split request run side by side, at most [`PIECES_IN_FLIGHT`] at a time. All of them are executed and their bad
@@ -17,6 +17,7 @@ use sealblock_units::{BlockCount, BlockSize, Extent};
 use crate::{
     Abilities, Ability, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Geometry, Limits,
     Operation, Outcome, Request, RequestKind, Response, StatusRun, Tally, Unchecked, VerifyStats, WhyUnchecked,
+    WriteData,
 };
 
 /// A device behind its gate. See the module's header.
@@ -53,14 +54,14 @@ impl<D: Device> Gate<D> {
         request.extents.iter().try_for_each(|extent| geometry.check(*extent))?;
         match &request.operation {
             Operation::Write(data) => {
-                check_shape(geometry, request.extents.one(), data)?;
+                check_shape(geometry, request.extents.one(), data.size(), data.blocks())?;
                 // Later reads return the stored tags, so they must be of the device's own format.
                 if data.format() != geometry.protection {
                     return Err(shape("protection information of another format", 1, 0));
                 }
                 Ok(())
             }
-            Operation::Compare(data) => check_shape(geometry, request.extents.one(), data),
+            Operation::Compare(data) => check_shape(geometry, request.extents.one(), data.size(), data.blocks()),
             Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
             // The client's own Flush makes these durable: only it learns of other clients' flushes that failed in between.
             Operation::Discard | Operation::Repair(_) if request.durability == Durability::ForceUnitAccess => {
@@ -89,6 +90,10 @@ impl<D: Device> Gate<D> {
         }
         let Request { operation, extents, durability } = request;
         match operation {
+            Operation::Write(WriteData::Unsealed(data)) if abilities.writable => {
+                let data = WriteData::Sealed(data.seal());
+                self.native(Request { operation: Operation::Write(data), extents, durability }).await
+            }
             Operation::Verify(checks) => self.verify_by_read(extents.one(), checks).await,
             Operation::Checksum(kind, checks) => self.checksum_by_read(extents.one(), kind, checks).await,
             Operation::BlockStatus => Ok(all_allocated(extents.one())),
@@ -133,7 +138,8 @@ impl<D: Device> Device for Gate<D> {
         outcome.map_err(|error| self.named(kind, error))
     }
 
-    /// Executes only requests that need no splitting and no emulation.
+    /// Executes only requests that need no splitting and no emulation. Data without tags for a device that makes none are not sealed
+    /// here: if the device then had to wait, they would be sealed again.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         let (kind, geometry) = (request.kind(), self.device.geometry());
         let is_native = matches!(self.device.abilities().of_request(request), Ability::Native);
@@ -171,12 +177,12 @@ impl<D: Device> Gate<D> {
 }
 
 /// Rejects data that are not as long as the extent.
-fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(), Error> {
-    if data.size() != geometry.block_size {
-        return Err(shape("block size of the data", geometry.block_size.bytes() as u64, data.size().bytes() as u64));
+fn check_shape(geometry: &Geometry, extent: Extent, size: BlockSize, blocks: usize) -> Result<(), Error> {
+    if size != geometry.block_size {
+        return Err(shape("block size of the data", geometry.block_size.bytes() as u64, size.bytes() as u64));
     }
-    if data.blocks() as u64 != extent.len() {
-        return Err(shape("blocks of data", extent.len(), data.blocks() as u64));
+    if blocks as u64 != extent.len() {
+        return Err(shape("blocks of data", extent.len(), blocks as u64));
     }
     Ok(())
 }

@@ -21,6 +21,7 @@ mod request;
 mod response;
 mod sync;
 mod unwritten;
+mod write_data;
 
 pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
 pub use bad_block_search::{BlockProbe, find_bad_blocks};
@@ -36,3 +37,4 @@ pub use request::{Durability, Extents, Operation, Request, RequestKind, Reserved
 pub use response::{BlockState, Checksum, Outcome, Response, StatusRun, StatusRuns, VerifyStats};
 pub use sync::{Clock, Condition, RangeGuard, RangeLock};
 pub use unwritten::is_unwritten;
+pub use write_data::WriteData;

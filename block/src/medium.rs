@@ -5,10 +5,9 @@ use std::io;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_integrity::Sealed;
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, WriteData};
 
 /// The kind of a [`MediumError`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,20 +108,28 @@ pub trait Medium {
     /// Writes `from` at `offset_bytes`.
     fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Writes the data of blocks, one after the other, from `offset_bytes` on: each segment from where it lies.
-    fn write_blocks(&self, offset_bytes: u64, data: &Sealed) -> impl Future<Output = Result<(), MediumError>> {
+    /// Writes the data of blocks, one after the other, from `offset_bytes` on: each part from where it lies.
+    fn write_blocks(&self, offset_bytes: u64, data: &WriteData) -> impl Future<Output = Result<(), MediumError>> {
         async move {
-            if let [segment] = data.segments() {
-                return self.write(offset_bytes, segment.data.clone()).await;
+            let mut slices = data.slices();
+            let (first, second) = (slices.next(), slices.next());
+            if let (Some(alone), None) = (first, second) {
+                return self.write(offset_bytes, alone.clone()).await;
             }
             let mut end = offset_bytes;
-            let writes = data.segments().iter().map(|segment| {
+            let writes = data.slices().map(|slice| {
                 let start = end;
-                end += segment.data.len() as u64;
-                self.write(start, segment.data.clone())
+                end += slice.len() as u64;
+                self.write(start, slice.clone())
             });
             join_all(writes).await.into_iter().collect()
         }
+    }
+
+    /// Ends once writes that were started, by a first poll, are on their way, so that the caller can compute meanwhile. Returns at once
+    /// where nothing holds them back.
+    fn submitted(&self) -> impl Future<Output = ()> {
+        std::future::ready(())
     }
 
     /// Makes every write that has returned durable.
@@ -206,6 +213,10 @@ macro_rules! medium_behind {
 
             fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
                 (**self).write(offset_bytes, from)
+            }
+
+            fn submitted(&self) -> impl Future<Output = ()> {
+                (**self).submitted()
             }
 
             fn sync(&self) -> impl Future<Output = Result<(), MediumError>> {

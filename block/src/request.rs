@@ -7,6 +7,8 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
+use crate::WriteData;
+
 /// When a write is durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Durability {
@@ -36,8 +38,8 @@ pub struct Request {
 pub enum Operation {
     /// Read blocks, checked where they are stored: whatever the device has to check, and what the client demands of the tags.
     Read(Checks),
-    /// Write blocks with their tags, in the device's protection format.
-    Write(Sealed),
+    /// Write blocks with their tags, in the device's protection format, which the device makes where the data come without.
+    Write(WriteData),
     /// Make every write completed so far durable.
     Flush,
     /// Deallocate blocks. What they read as afterwards is undefined.
@@ -238,8 +240,8 @@ impl Request {
     }
 
     /// See [`Operation::Write`].
-    pub fn write(extent: Extent, data: Sealed, durability: Durability) -> Request {
-        Request { durability, ..Request::on(Operation::Write(data), extent) }
+    pub fn write(extent: Extent, data: impl Into<WriteData>, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::Write(data.into()), extent) }
     }
 
     /// See [`Operation::Flush`].
@@ -325,13 +327,24 @@ impl Request {
 
     /// The same request with its data, if it has any, as `change` returns them.
     #[must_use]
-    pub fn map_data(mut self, change: impl FnOnce(Sealed) -> Sealed) -> Request {
+    pub fn map_data(mut self, change: impl FnOnce(WriteData) -> WriteData) -> Request {
         self.operation = match self.operation {
             Operation::Write(data) => Operation::Write(change(data)),
-            Operation::Compare(data) => Operation::Compare(change(data)),
+            Operation::Compare(data) => Operation::Compare(change(data.into()).into_sealed()),
             operation => operation,
         };
         self
+    }
+
+    /// True if it writes data without tags.
+    pub const fn is_unsealed(&self) -> bool {
+        matches!(self.operation, Operation::Write(WriteData::Unsealed(_)))
+    }
+
+    /// The same request with its data sealed: at once, where they were not.
+    #[must_use]
+    pub fn sealed(self) -> Request {
+        self.map_data(|data| data.into_sealed().into())
     }
 
     /// What the client demands of the tags; nothing for operations that check none.

@@ -20,6 +20,7 @@ mod rebase;
 mod seal;
 mod sealed;
 mod tuple;
+mod unsealed;
 
 pub use checks::{Checks, Field, Masked, Mismatch};
 pub use checksum::ChecksumKind;
@@ -28,6 +29,7 @@ pub use rebase::{Keep, RebaseTags, rebase};
 pub use seal::{Interleave, PiPosition, seal, seal_interleaved, verify, verify_interleaved};
 pub use sealed::{Sealed, ShapeError, Unverified};
 pub use tuple::{Tags, Tuple};
+pub use unsealed::Unsealed;
 
 #[cfg(test)]
 mod tests;

@@ -135,6 +135,10 @@ impl<M: Medium> Medium for Counted<M> {
         result
     }
 
+    fn submitted(&self) -> impl Future<Output = ()> {
+        self.medium.submitted()
+    }
+
     async fn sync(&self) -> Result<(), MediumError> {
         let start = Instant::now();
         let result = self.medium.sync().await;

@@ -1,10 +1,10 @@
-//! Devices for contenders: one whose reads touch the data, and one with a known speed.
+//! Devices for contenders: one whose reads touch the data, one that makes no tags, and one with a known speed.
 
 use std::cell::Cell;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Abilities, Device, Geometry, Outcome, Request, Response};
+use sealblock_block::{Abilities, Ability, Device, Geometry, Outcome, Request, Response};
 use sealblock_runtime_reactor::{now, sleep_until};
 
 /// A device whose reads touch every byte of the data.
@@ -29,6 +29,23 @@ impl<D: Device> Device for Touched<D> {
             black_box(words.fold(0, |seen, word| seen ^ u64::from_le_bytes(*word)));
         }
         Ok(response)
+    }
+}
+
+/// A device that makes no tags, so that its gate makes them before it gets a write.
+pub struct SealedBefore<D>(pub D);
+
+impl<D: Device> Device for SealedBefore<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { seals_writes: Ability::Absent, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.0.execute(request).await
     }
 }
 

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, BadBlock, BadBlocks, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, Response,
+    Abilities, Ability, BadBlock, BadBlocks, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Keep, Mismatch, PiFormat, RebaseTags, Sealed, Unverified};
 use sealblock_units::{Extent, Lba};
@@ -61,7 +61,8 @@ impl<D: Device> Device for HostGuarded<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        self.device.abilities()
+        // Tags are the host's own, made in its format before they come here.
+        Abilities { seals_writes: Ability::Absent, ..self.device.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
@@ -70,7 +71,7 @@ impl<D: Device> Device for HostGuarded<D> {
             Operation::Write(data) => {
                 let extent = request.extents.one();
                 let device = self.device.geometry().protection.ok_or_else(|| missing(extent))?;
-                let data = self.rebased(data, device, extent)?;
+                let data = self.rebased(&data.clone().into_sealed(), device, extent)?;
                 self.device.execute(Request::write(extent, data, request.durability)).await
             }
             _ => self.device.execute(request).await,

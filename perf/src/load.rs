@@ -8,7 +8,7 @@ use anyhow::Context;
 use fastrand::Rng;
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_block::{Device, Durability, Request};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Checks, Tags, Unsealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{pool, spawn};
 use sealblock_units::Extent;
@@ -186,7 +186,7 @@ async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyh
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let data = shared.payload.slice(..extent.bytes(geometry.block_size) as usize);
         // Making the tags is part of what is measured.
-        let data = Sealed::seal(data, geometry.block_size, geometry.protection, &tags);
+        let data = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
         Request::write(extent, data, Durability::Volatile)
     } else {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));

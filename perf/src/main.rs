@@ -2,6 +2,7 @@
 
 mod against;
 mod amplification;
+mod async_seal;
 mod counted;
 mod devices;
 mod dix;
@@ -35,6 +36,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Guards => print!("{}", guards::run()?),
         Claim::Volume(options) => volume::run(&options)?,
         Claim::Amplification(options) => amplification::run(&options)?,
+        Claim::AsyncSeal(options) => async_seal::run(&options)?,
         Claim::Fairness(options) => fairness::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::VerifyLinux(options) => verify_linux::run(&options)?,

@@ -41,7 +41,7 @@ const LOADS: &[Load] = &[
 
 /// The time of the reactor.
 #[derive(Clone, Copy)]
-struct Real;
+pub struct Real;
 
 impl Clock for Real {
     async fn sleep(&self, delay: std::time::Duration) {

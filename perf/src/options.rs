@@ -28,6 +28,8 @@ pub enum Claim {
     Volume(FileOptions),
     /// Bytes written to the medium per byte of application data.
     Amplification(AmplificationOptions),
+    /// Writes that a volume seals while they are in flight, against writes that are sealed before.
+    AsyncSeal(FileOptions),
     /// The latency of one client beside floods of others, on a volume.
     Fairness(FileOptions),
     /// How long a volume takes to be served again after a crash, and how much memory serving it takes.

@@ -2,6 +2,7 @@
 
 mod fake_device;
 mod reserved_area;
+mod sealing;
 
 use std::rc::Rc;
 

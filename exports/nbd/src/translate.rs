@@ -5,7 +5,7 @@ use std::cell::Cell;
 use sealblock_block::{
     Ability, BlockState, Device, Durability, Error, ErrorKind, Outcome, Request, RequestKind, Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Checks, Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -197,7 +197,7 @@ impl OpenExport {
     fn write_of(&self, extent: Extent, data: Buffer, fua: bool) -> Request {
         let geometry = self.device.geometry();
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
-        let data = Sealed::seal(data.freeze(), geometry.block_size, geometry.protection, &tags);
+        let data = Unsealed::new(data.freeze(), geometry.block_size, geometry.protection, tags);
         Request::write(extent, data, durability(fua))
     }
 

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, join_all, select};
-use sealblock_block::{BadBlock, Condition, Device, Durability, FlushCursor, Outcome, Request, Response};
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags};
+use sealblock_block::{BadBlock, Condition, Device, Durability, FlushCursor, Outcome, Request, Response, WriteData};
+use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unsealed};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_runtime_reactor::pool;
 use sealblock_runtime_ublk::{CharacterDevice, Descriptor, Queue};
@@ -243,16 +243,16 @@ impl ServedQueue {
         if self.tampering == Some(Tampering::Writes) {
             data[0] ^= 1;
         }
-        let blocks = match self.host.filter(|_| request.has_tags) {
+        let blocks: WriteData = match self.host.filter(|_| request.has_tags) {
             Some(host) => {
                 let mut tags = pool().take(extent.len() as usize * host.tuple_bytes());
                 self.queue.read_tags(tag, &mut tags).map_err(|error| of_copy(&error))?;
                 let pair = (data.freeze(), tags.freeze());
-                of_write(pair, size, host, geometry.protection, extent.start()).map_err(|bad| refused(&bad))?
+                of_write(pair, size, host, geometry.protection, extent.start()).map_err(|bad| refused(&bad))?.into()
             }
             None => {
                 let tags = Tags { initial_ref_tag: extent.start().get(), ..Tags::default() };
-                Sealed::seal(data.freeze(), size, geometry.protection, &tags)
+                Unsealed::new(data.freeze(), size, geometry.protection, tags).into()
             }
         };
         execute(device, Request::write(extent, blocks, durability)).await.map(|_| bytes)

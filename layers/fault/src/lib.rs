@@ -16,7 +16,7 @@ mod rules;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request,
-    Response,
+    Response, WriteData,
 };
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::Buffer;
@@ -141,7 +141,11 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         if has_payload {
             let flipped = self.rng.counted_hits(Fault::FlipWrite, span(extent));
             if !flipped.is_empty() {
-                let flip = |data| self.flip(extent, &data, &flipped).verify(&Checks::NONE).expect("nothing is checked");
+                // Sealed before: the fault is one of data with their tags.
+                let flip = |data: WriteData| {
+                    let flipped = self.flip(extent, &data.into_sealed(), &flipped);
+                    flipped.verify(&Checks::NONE).expect("nothing is checked").into()
+                };
                 request = request.map_data(flip);
             }
         }

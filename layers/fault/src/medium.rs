@@ -188,6 +188,10 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         }
     }
 
+    fn submitted(&self) -> impl Future<Output = ()> {
+        self.inner.submitted()
+    }
+
     async fn sync(&self) -> Result<(), MediumError> {
         self.rng.wait(&self.clock, None).await;
         if self.rng.hits_flush(Fault::FlushError) {

@@ -131,7 +131,7 @@ fn a_flipped_block_fails_its_guard_or_slips_through_unguarded() {
     assert!(read(&gate, extent(0, 5)).is_ok());
     let data = write_request(&gate, extent(5, 1), 0);
     let Operation::Write(data) = data.operation else { unreachable!() };
-    assert_eq!(bad_blocks(run(&gate, Request::compare(extent(5, 1), data))), [(5, GUARD)]);
+    assert_eq!(bad_blocks(run(&gate, Request::compare(extent(5, 1), data.into_sealed()))), [(5, GUARD)]);
 
     let (gate, _) = faulty(None, "flip@5");
     assert_done(write(&gate, extent(0, BLOCKS), 0));

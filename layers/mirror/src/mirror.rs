@@ -451,6 +451,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
     let unmap_zeroes = all(&|of| of.unmap_zeroes);
     Abilities {
         writable: !read_only && all(&|of| of.writable),
+        // Once, in front of the mirror, and not by each replica.
+        seals_writes: Ability::Absent,
         verify: Ability::Native,
         compare: Ability::Native,
         // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.

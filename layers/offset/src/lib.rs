@@ -14,9 +14,9 @@ use std::iter::repeat;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
-    Outcome, Request, Response, Unchecked, VerifyStats,
+    Outcome, Request, Response, Unchecked, VerifyStats, WriteData,
 };
-use sealblock_integrity::{Checks, Field, PiFormat, Sealed};
+use sealblock_integrity::{Checks, Field, PiFormat};
 use sealblock_units::{Extent, Lba};
 
 /// Why a run of blocks cannot be a device.
@@ -95,10 +95,10 @@ impl<D: Device> OffsetLayer<D> {
     }
 
     /// Returns data to store or compare, with the reference tags of the inner device.
-    fn data_down(&self, data: Sealed) -> Sealed {
+    fn data_down(&self, data: WriteData) -> WriteData {
         match self.shifted_format() {
             // Data to compare may have tags of no or another format; a Compare ignores tags.
-            Some(format) if data.format() == Some(format) => data.with_ref_tags_shifted(repeat(self.first)),
+            Some(format) if data.format() == Some(format) => data.with_ref_tags_shifted(self.first),
             _ => data,
         }
     }

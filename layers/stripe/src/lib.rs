@@ -24,9 +24,9 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
     Abilities, Ability, Device, Durability, Error, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
-    RequestKind, ReservedArea, Response,
+    RequestKind, ReservedArea, Response, WriteData,
 };
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
@@ -193,6 +193,8 @@ impl<D: Device> StripeLayer<D> {
     async fn blocks(&self, request: Request, whole: Extent) -> Outcome {
         let stripe_map = self.merger.stripe_map;
         let first = whole.start().get();
+        // Once for all members: a member's part is no run of the data.
+        let request = request.sealed();
         let requests = stripe_map.parts(whole).map(|part| {
             let part_request = Request {
                 operation: request.operation.clone(),
@@ -201,7 +203,7 @@ impl<D: Device> StripeLayer<D> {
             };
             let part_request = part_request
                 .map_checks(|checks| self.checks_down(checks, first, part.below.start().get()))
-                .map_data(|data| self.merger.gather(&data, whole, part.member));
+                .map_data(|data| self.merger.gather(&data.into_sealed(), whole, part.member).into());
             (part, part.member, part_request)
         });
         let mut responses = MemberResponses::new();
@@ -210,7 +212,7 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// Writes several chunks, one request each, without copying.
-    async fn write_chunks(&self, whole: Extent, data: &Sealed, durability: Durability) -> Outcome {
+    async fn write_chunks(&self, whole: Extent, data: &WriteData, durability: Durability) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
             let part = data.slice(run.first, run.below.len() as usize);
             ((), run.member, Request::write(run.below, self.merger.to_member_tags(part, &run), durability))

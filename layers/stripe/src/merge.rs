@@ -5,7 +5,7 @@
 
 use sealblock_block::{
     BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, Outcome, Response, StatusRun,
-    Unchecked, VerifyStats,
+    Unchecked, VerifyStats, WriteData,
 };
 use sealblock_integrity::{ChecksumKind, Field, PiFormat, Sealed};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
@@ -130,12 +130,8 @@ impl Merger {
 
     /// Returns data of a run with the member's reference tags. Data to compare may have tags of no or another format; a Compare
     /// ignores tags.
-    pub(crate) fn to_member_tags(&self, data: Sealed, run: &ChunkRun) -> Sealed {
-        if data.format() == self.format {
-            data.with_ref_tags_shifted(std::iter::repeat(run.ref_tag_delta()))
-        } else {
-            data
-        }
+    pub(crate) fn to_member_tags(&self, data: WriteData, run: &ChunkRun) -> WriteData {
+        if data.format() == self.format { data.with_ref_tags_shifted(run.ref_tag_delta()) } else { data }
     }
 
     /// Returns one member's part of a request's data, with the member's reference tags.

@@ -335,6 +335,10 @@ impl Medium for FileMedium {
         written.map_err(|error| MediumError::from_io("write", offset_bytes, &error))
     }
 
+    async fn submitted(&self) {
+        sealblock_runtime_reactor::submitted().await;
+    }
+
     async fn sync(&self) -> Result<(), MediumError> {
         self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
-    Limits, Operation, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats,
+    Limits, Operation, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats, WriteData,
 };
 use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -335,7 +335,8 @@ impl MemoryDevice {
             }
             Operation::BlockStatus => return self.allocation(extents.one()),
             Operation::Copy { .. } | Operation::Repair(_) => return Err(ErrorKind::Absent(request.kind()).into()),
-            Operation::Write(data) => self.write(extents.one(), data),
+            Operation::Write(WriteData::Sealed(data)) => self.write(extents.one(), data),
+            Operation::Write(WriteData::Unsealed(data)) => self.write(extents.one(), &data.clone().seal()),
             Operation::WriteZeroes { may_unmap: true } => self.unmap(extents.one()),
             Operation::WriteZeroes { may_unmap: false } => self.write_zeroes(extents.one()),
             Operation::Discard => extents.iter().for_each(|extent| self.unmap(*extent)),

@@ -72,7 +72,7 @@ impl Device for NbdDevice {
         let Request { operation, extents, durability, .. } = request;
         match operation {
             Operation::Read(_) => io.read(extents.one()).await,
-            Operation::Write(data) => io.write(extents.one(), data, durability).await,
+            Operation::Write(data) => io.write(extents.one(), data.into_sealed(), durability).await,
             Operation::Flush => io.flush().await,
             Operation::Discard => io.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => io.write_zeroes(extents.one(), may_unmap, durability).await,

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 
 use sealblock_block::{
     Abilities, Ability, BlockState, Coverage, Device, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
-    Response, StatusRun, VerifyStats,
+    Response, StatusRun, VerifyStats, WriteData,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Unverified};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -61,9 +61,15 @@ impl NullDevice {
                 let run = StatusRun { blocks: extents.one().blocks(), state: BlockState::Hole };
                 Ok(Response::BlockStatus(vec![run]))
             }
-            Operation::Write(_) | Operation::Flush | Operation::Discard | Operation::WriteZeroes { .. } => {
+            // Tags are made and dropped, so that what is measured above this device is what it costs above another.
+            Operation::Write(WriteData::Unsealed(data)) => {
+                drop(data.clone().seal());
                 Ok(Response::Done)
             }
+            Operation::Write(WriteData::Sealed(_))
+            | Operation::Flush
+            | Operation::Discard
+            | Operation::WriteZeroes { .. } => Ok(Response::Done),
             Operation::WriteUncorrectable
             | Operation::Copy { .. }
             | Operation::Checksum(..)

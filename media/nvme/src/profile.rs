@@ -388,6 +388,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
     let nsattr = pages.namespace.nsattr | pages.independent.map_or(0, |page| page.nsattr);
     Abilities {
         writable: nsattr & WRITE_PROTECTED == 0,
+        seals_writes: Ability::Absent,
         verify: when(Oncs::VERIFY),
         // Compare takes other metadata for data, and nobody here knows it.
         compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },

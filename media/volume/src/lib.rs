@@ -85,5 +85,6 @@ mod tests {
     mod requests;
     mod resize;
     mod runs;
+    mod sealing;
     pub(crate) mod setup;
 }

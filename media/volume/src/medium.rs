@@ -61,6 +61,10 @@ impl<M: Medium> Medium for OneSync<M> {
         self.medium.write(offset_bytes, from)
     }
 
+    fn submitted(&self) -> impl Future<Output = ()> {
+        self.medium.submitted()
+    }
+
     async fn sync(&self) -> Result<(), MediumError> {
         let _alone = self.turns.lock(SYNC).await;
         if let Some(why) = &*self.failed.borrow() {

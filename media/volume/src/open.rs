@@ -154,6 +154,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         layout,
         seed: superblock.seed(),
         is_read_only: options.read_only,
+        seal_in_flight_bytes: options.seal_in_flight_bytes,
         mutation: options.mutation,
         block_map: BlockMap::new(&superblock, groups, options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),

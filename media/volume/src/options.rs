@@ -11,6 +11,10 @@ const CACHE_BYTES: usize = 256 << 20;
 /// A volume that was left alone for this time is idle unless told otherwise.
 const IDLE_AFTER: Duration = Duration::from_millis(100);
 
+/// Writes of at least as many bytes are sealed while they are in flight unless told otherwise. To shorter ones the turn of the reactor
+/// in between would cost more than the pass over the data.
+const SEAL_IN_FLIGHT_BYTES: u64 = 64 << 10;
+
 /// How a volume is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
@@ -25,6 +29,8 @@ pub struct OpenOptions {
     /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
     /// goes back to the medium.
     pub idle_after: Duration,
+    /// Writes of at least as many bytes are sealed while they are in flight, and shorter ones before they are started.
+    pub seal_in_flight_bytes: u64,
     /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,
 }
@@ -37,6 +43,7 @@ impl Default for OpenOptions {
             cache_bytes: CACHE_BYTES,
             relocate: true,
             idle_after: IDLE_AFTER,
+            seal_in_flight_bytes: SEAL_IN_FLIGHT_BYTES,
             mutation: Mutation::None,
         }
     }
@@ -105,6 +112,8 @@ pub enum Mutation {
     LateTags,
     /// Physical blocks are used again before the map entry that gives them up is durable.
     ReuseEarly,
+    /// A write that is sealed in flight is entered and answered before its data have arrived.
+    EntryInFlight,
     /// Recovery takes map entries over without looking at their data.
     TrustLog,
     /// The group map says that a block group is initialized before its generations are durable.

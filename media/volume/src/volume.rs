@@ -35,6 +35,7 @@ pub struct Volume<M, C> {
     pub(crate) layout: Layout,
     pub(crate) seed: Seed,
     pub(crate) is_read_only: bool,
+    pub(crate) seal_in_flight_bytes: u64,
     pub(crate) mutation: Mutation,
     pub(crate) block_map: BlockMap,
     pub(crate) allocator: BlockAllocator,
@@ -272,6 +273,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
     fn abilities(&self) -> Abilities {
         Abilities {
             writable: !self.is_read_only,
+            seals_writes: Ability::Native,
             verify: Ability::Native,
             compare: Ability::Absent,
             discard: Ability::Native,

@@ -1,8 +1,12 @@
 //! Write, Discard, WriteZeroes and WriteUncorrectable.
 
+use std::pin::pin;
+use std::task::Poll;
+
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Durability, Error, Medium, MediumError, Outcome, Response};
-use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tags, Tuple, guard};
+use futures_util::poll;
+use sealblock_block::{Clock, Durability, Error, Medium, MediumError, Outcome, Response, WriteData};
+use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tags, Tuple, Unsealed, guard};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
@@ -16,8 +20,23 @@ use crate::volume::{Volume, VolumeState};
 /// Commits that a long write waits for at most, so that it has a place of its own.
 const MAX_WAITS: u32 = 4;
 
+/// Written blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
+struct Written {
+    data: Sealed,
+    /// One for each block, or none.
+    facts: Vec<BlockFacts>,
+}
+
+/// What the map entry of a block says besides its tuple.
+#[derive(Clone, Copy)]
+struct BlockFacts {
+    /// The CRC-32C of the data, where the tuple has none that is as good.
+    data_crc: Option<u32>,
+    guard_unverified: bool,
+}
+
 impl<M: Medium, C: Clock> Volume<M, C> {
-    pub(crate) async fn write(&self, extent: Extent, data: &Sealed, durability: Durability) -> Outcome {
+    pub(crate) async fn write(&self, extent: Extent, data: &WriteData, durability: Durability) -> Outcome {
         self.store(extent, data).await?;
         self.written(durability).await
     }
@@ -31,7 +50,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Writes blocks to free physical blocks and puts their map entries into the memtable.
-    pub(crate) async fn store(&self, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    pub(crate) async fn store(&self, extent: Extent, data: &WriteData) -> Result<(), Error> {
         let _change = self.begin_change()?;
         let mut from = 0;
         for (group, piece) in self.layout.group_pieces(extent) {
@@ -45,29 +64,76 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    async fn store_in_group(&self, group: u64, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    async fn store_in_group(&self, group: u64, extent: Extent, data: &WriteData) -> Result<(), Error> {
         let taken = self.allocate(group, extent).await?;
-        let runs = taken.runs();
-        let written = match runs {
-            [(pbn, _)] => self.medium.write_blocks(self.pbn_offset(group, *pbn), data).await,
-            _ => {
-                let mut end = 0;
-                let writes = runs.iter().map(|&(pbn, blocks)| {
-                    let part = data.slice(end, blocks as usize);
-                    end += blocks as usize;
-                    async move { self.medium.write_blocks(self.pbn_offset(group, pbn), &part).await }
-                });
-                Box::pin(join_all(writes)).await.into_iter().collect::<Result<(), MediumError>>()
-            }
+        let is_long = extent.bytes(self.geometry.block_size) >= self.seal_in_flight_bytes;
+        let written = if is_long && self.takes_a_pass(data) {
+            Box::pin(self.seal_in_flight(group, taken.runs(), data)).await
+        } else {
+            let sealed = data.clone().into_sealed();
+            let written = self.write_runs(group, taken.runs(), data).await;
+            written.map(|()| Written { data: sealed, facts: Vec::new() })
         };
-        if let Err(error) = written {
-            // Every write has ended, and no map entry names the physical blocks.
-            taken.release();
-            return Err(error.into());
+        match written {
+            Ok(written) => {
+                self.entry(group, extent, &written, taken.runs());
+                taken.keep();
+                Ok(())
+            }
+            Err(error) => {
+                // Every write has ended, and no map entry names the physical blocks.
+                taken.release();
+                Err(error.into())
+            }
         }
-        self.entry(group, extent, data, runs);
-        taken.keep();
-        Ok(())
+    }
+
+    /// Whether there is anything to compute from the data.
+    fn takes_a_pass(&self, data: &WriteData) -> bool {
+        match data {
+            WriteData::Unsealed(_) => true,
+            WriteData::Sealed(data) => needs_data_crc(self.geometry.protection) || !data.has_verified_guards(),
+        }
+    }
+
+    /// Writes data to runs of physical blocks. When this ends, every write has.
+    async fn write_runs(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<(), MediumError> {
+        if let [(pbn, _)] = runs {
+            return self.medium.write_blocks(self.pbn_offset(group, *pbn), data).await;
+        }
+        let mut end = 0;
+        let writes = runs.iter().map(|&(pbn, blocks)| {
+            let part = data.slice(end, blocks as usize);
+            end += blocks as usize;
+            async move { self.medium.write_blocks(self.pbn_offset(group, pbn), &part).await }
+        });
+        Box::pin(join_all(writes)).await.into_iter().collect()
+    }
+
+    /// Writes data as [`Volume::write_runs`] does, and makes meanwhile what takes a pass over them: their tags, and what map entries need
+    /// besides. The data are immutable, so both are those of the bytes that are on their way. They are told to nobody before the writes
+    /// have ended well.
+    async fn seal_in_flight(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<Written, MediumError> {
+        let mut writing = pin!(self.write_runs(group, runs, data));
+        let mut ended = poll!(writing.as_mut());
+        if ended.is_pending() {
+            self.medium.submitted().await;
+        } else if let Poll::Ready(Err(error)) = ended {
+            return Err(error);
+        }
+        let sealed = data.clone().into_sealed();
+        let is_verified = sealed.has_verified_guards();
+        let facts = match needs_data_crc(self.geometry.protection) || !is_verified {
+            true => sealed.iter().map(|block| self.facts(block, is_verified)).collect(),
+            false => Vec::new(),
+        };
+        if ended.is_pending() && self.mutation != Mutation::EntryInFlight {
+            ended = Poll::Ready(writing.await);
+        }
+        match ended {
+            Poll::Ready(Err(error)) => Err(error),
+            _ => Ok(Written { data: sealed, facts }),
+        }
     }
 
     /// Takes physical blocks for an extent of a block group; waits for commits to free some when there are too few.
@@ -126,24 +192,29 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Puts the map entries of written blocks into the memtable, giving up the physical blocks of map entries they replace there.
-    fn entry(&self, group: u64, extent: Extent, data: &Sealed, runs: &[Run]) {
+    fn entry(&self, group: u64, extent: Extent, written: &Written, runs: &[Run]) {
+        let Written { data, facts } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
-        for ((lba, block), pbn) in extent.iter().zip(data.iter()).zip(pbns) {
+        for (at, ((lba, block), pbn)) in extent.iter().zip(data.iter()).zip(pbns).enumerate() {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
-            self.fill_tuple(&mut entry, block, data.has_verified_guards());
+            let facts = facts.get(at).copied().unwrap_or_else(|| self.facts(block, data.has_verified_guards()));
+            facts.fill(&mut entry, block.1);
             self.replace(group, entry, false);
         }
         self.commits.schedule();
     }
 
     /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
-    pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, (block, tuple): (&[u8], &[u8]), is_verified: bool) {
-        if let Some(format) = self.geometry.protection {
-            entry.tuple[..tuple.len()].copy_from_slice(tuple);
-            entry.guard_unverified = !is_verified && has_wrong_guard(format, tuple, block);
-        }
-        if needs_data_crc(self.geometry.protection) {
-            entry.set_data_crc(guard::crc32c(block));
+    pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, block: (&[u8], &[u8]), is_verified: bool) {
+        self.facts(block, is_verified).fill(entry, block.1);
+    }
+
+    /// What the map entry of a block with this tuple says besides, whose guard is known to match if `is_verified`.
+    fn facts(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> BlockFacts {
+        let protection = self.geometry.protection;
+        BlockFacts {
+            data_crc: needs_data_crc(protection).then(|| guard::crc32c(block)),
+            guard_unverified: protection.is_some_and(|format| !is_verified && has_wrong_guard(format, tuple, block)),
         }
     }
 
@@ -192,7 +263,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for piece in extent.split_aligned(max) {
             let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
             let data = zeroes.slice(..piece.bytes(size) as usize);
-            self.store(piece, &Sealed::seal(data, size, self.geometry.protection, &tags)).await?;
+            self.store(piece, &Unsealed::new(data, size, self.geometry.protection, tags).into()).await?;
         }
         Ok(())
     }
@@ -254,6 +325,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Whether a commit has ended since this count of them, or the volume takes no more changes.
     fn has_ended_since(&self, since: u64) -> bool {
         self.commits.completed.get() != since || self.state.get() != VolumeState::Open
+    }
+}
+
+impl BlockFacts {
+    /// Fills in the tuple of a map entry; it is empty on a volume without protection information.
+    fn fill(self, entry: &mut MapEntry, tuple: &[u8]) {
+        entry.tuple[..tuple.len()].copy_from_slice(tuple);
+        entry.guard_unverified = self.guard_unverified;
+        if let Some(crc) = self.data_crc {
+            entry.set_data_crc(crc);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::rc::Rc;
 
 use sealblock_block::{
     Ability, BadBlock, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Request, RequestKind, Response,
+    WriteData,
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
@@ -106,7 +107,7 @@ impl Client {
         self.context.completed.set(self.context.completed.get() + 1);
     }
 
-    /// Writes one version over an extent; now and then the version that is there already.
+    /// Writes one version over an extent, sealed or to be sealed by the device; now and then the version that is there already.
     pub async fn write(&self, extent: Extent, force_unit_access: bool, random: &Random) -> Result<(), Stop> {
         let (change, data) = {
             let mut checker = self.context.checker.borrow_mut();
@@ -115,7 +116,8 @@ impl Client {
                 Some(Content::Version(version)) => version,
                 _ => checker.new_version(),
             };
-            let data = checker.patterns().sealed(extent, version);
+            let data = checker.patterns().unsealed(extent, version);
+            let data = if random.chance(50) { WriteData::from(data.seal()) } else { data.into() };
             (checker.begin_change(vec![extent], Content::Version(version), false, force_unit_access), data)
         };
         let durability = durability(force_unit_access);

@@ -194,7 +194,7 @@ impl Device for ReferenceDevice {
         let Request { operation, extents, durability } = request;
         match operation {
             Operation::Read(checks) => self.read(extents.one(), checks).await,
-            Operation::Write(data) => self.append(extents.one(), Some(&data), durability).await,
+            Operation::Write(data) => self.append(extents.one(), Some(&data.into_sealed()), durability).await,
             Operation::Flush => self.flush().await,
             Operation::WriteZeroes { .. } => self.append(extents.one(), None, durability).await,
             Operation::Discard => {

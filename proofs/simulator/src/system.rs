@@ -32,6 +32,8 @@ pub struct VolumeProfile {
     pub cache_bytes: usize,
     /// How long it must be left alone to be idle, in microseconds.
     pub idle_us: u64,
+    /// Bytes from which on a write is sealed while it is in flight.
+    pub seal_in_flight_bytes: u64,
     /// Identity of the device.
     pub uuid: [u8; 16],
 }
@@ -53,6 +55,8 @@ impl VolumeProfile {
         let cache_bytes = *random.pick(&[0, 64 << 10, 1 << 20]);
         // Idle between one request and the next, now and then, and never.
         let idle_us = *random.pick(&[1, 200, 5_000, 100_000]);
+        // All writes, those of some blocks, long ones, and none.
+        let seal_in_flight_bytes = *random.pick(&[0, 4096, 64 << 10, u64::MAX]);
         VolumeProfile {
             idle_us,
             block_size,
@@ -60,6 +64,7 @@ impl VolumeProfile {
             capacity_blocks,
             protection: draw_format(random),
             cache_bytes,
+            seal_in_flight_bytes,
             uuid,
         }
     }
@@ -280,8 +285,15 @@ impl System for Volumes {
 
     fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session> {
         let idle_after = Duration::from_micros(profile.idle_us);
-        let (cache_bytes, mutation) = (profile.cache_bytes, self.mutation);
-        let options = OpenOptions { read_only, cache_bytes, idle_after, mutation, ..OpenOptions::default() };
+        let (mutation, VolumeProfile { cache_bytes, seal_in_flight_bytes, .. }) = (self.mutation, profile);
+        let options = OpenOptions {
+            read_only,
+            cache_bytes,
+            idle_after,
+            seal_in_flight_bytes,
+            mutation,
+            ..OpenOptions::default()
+        };
         Box::pin(async move {
             let opened = open(disk, executor.clone(), &options).await.map_err(|error| error.to_string())?;
             drop(executor.spawn("worker", opened.worker.run()));

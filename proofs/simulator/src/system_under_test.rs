@@ -20,11 +20,12 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 25] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 26] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
     ("reuse-early", VolumeMutation::ReuseEarly),
+    ("entry-in-flight", VolumeMutation::EntryInFlight),
     ("trust-log", VolumeMutation::TrustLog),
     ("repeat-nothing", VolumeMutation::RepeatNothing),
     ("repeat-as-new", VolumeMutation::RepeatAsNew),

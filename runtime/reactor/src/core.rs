@@ -79,6 +79,9 @@ pub(crate) struct Core {
     pub(crate) ready: RefCell<VecDeque<TaskId>>,
     pub(crate) root_woken: Cell<bool>,
     pub(crate) timers: RefCell<Timers>,
+    /// Turns so far, and who waits for the end of the next one.
+    pub(crate) turns: Cell<u64>,
+    pub(crate) after_turn: RefCell<Vec<Waker>>,
     pub(crate) op_table: RefCell<OpTable>,
     /// `None` once the reactor has ended.
     pub(crate) driver: RefCell<Option<Driver>>,

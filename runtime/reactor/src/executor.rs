@@ -81,7 +81,7 @@ impl Core {
     }
 
     fn wait(&self) -> Wait {
-        if self.root_woken.get() || !self.ready.borrow().is_empty() {
+        if self.root_woken.get() || !self.ready.borrow().is_empty() || !self.after_turn.borrow().is_empty() {
             return Wait::No;
         }
         self.timers.borrow().next_deadline().map_or(Wait::Forever, Wait::Until)
@@ -104,6 +104,9 @@ impl Core {
             }
         }
         self.finished.replace(finished);
+        self.turns.set(self.turns.get() + 1);
+        let waiting = self.after_turn.take();
+        waiting.into_iter().for_each(Waker::wake);
         turned
     }
 
@@ -120,6 +123,7 @@ impl Core {
             contain(&mut panic, || drop(body));
         }
         self.ready.take();
+        drop(self.after_turn.take());
         let locals = self.locals.take();
         contain(&mut panic, || drop(locals));
         contain(&mut panic, || drop(self.shared.close()));
@@ -201,6 +205,8 @@ impl Reactor {
             ready: RefCell::default(),
             root_woken: Cell::new(false),
             timers: RefCell::default(),
+            turns: Cell::new(0),
+            after_turn: RefCell::default(),
             op_table: RefCell::default(),
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),

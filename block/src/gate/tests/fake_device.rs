@@ -33,6 +33,8 @@ pub struct FakeDevice {
     pub checksum_kind: Option<ChecksumKind>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,
+    /// Writes that came without tags.
+    pub unsealed: Cell<u32>,
     /// True if the device executes requests in place.
     pub instant: bool,
     data: RefCell<Vec<u8>>,
@@ -58,6 +60,7 @@ impl FakeDevice {
             checksum_kind: None,
             seen: RefCell::default(),
             durable: Cell::new(0),
+            unsealed: Cell::new(0),
             instant: false,
             data: RefCell::new(vec![0; CAPACITY as usize * 512]),
             tags: RefCell::new(vec![0; CAPACITY as usize * tuple_bytes]),
@@ -135,7 +138,8 @@ impl FakeDevice {
                     return Err(error.clone().into());
                 }
                 self.durable.set(self.durable.get() + u32::from(durability == Durability::ForceUnitAccess));
-                self.store(extents.one().start().get(), &data);
+                self.unsealed.set(self.unsealed.get() + u32::from(!data.is_sealed()));
+                self.store(extents.one().start().get(), &data.into_sealed());
                 Ok(Response::Done)
             }
             Operation::Verify(checks) => {

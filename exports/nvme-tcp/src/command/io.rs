@@ -164,7 +164,7 @@ impl IoRequest {
         self.finish(namespace, outcome)
     }
 
-    /// Translates the command to a request, with the data of a Write sealed or checked. A command of several requests
+    /// Translates the command to a request, with the data of a Write checked or to be sealed. A command of several requests
     /// stays as it is.
     fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
         let checksums = &self.queue.traffic.checksums;

@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{BadBlock, BadBlocks, Geometry, Outcome, RequestKind};
+use sealblock_block::{BadBlock, BadBlocks, Geometry, Outcome, RequestKind, WriteData};
 use sealblock_integrity::{
-    Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unverified,
+    Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unsealed, Unverified,
 };
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nvme::identify::NamespaceFormat;
@@ -127,18 +127,21 @@ impl Namespace {
         }
     }
 
-    /// Returns the sealed blocks of a Write: sealed here, or made by the host and checked here.
+    /// Returns the blocks of a Write: with tags that the host made and that are checked here, or with tags to be made. These the device
+    /// makes when it suits it, unless the CRCs of the data digest make them without a pass over the data.
     pub(crate) fn seal(
         &self,
         blocks: &BlockCommand,
         data: Buffer,
         crcs: Option<&BlockCrcs>,
-    ) -> Result<Sealed, CommandError> {
+    ) -> Result<WriteData, CommandError> {
         let geometry = self.device.geometry();
         let initial_ref_tag = blocks.extent.start().get();
         let tags = match self.format() {
             None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag },
-            Some(_) if !blocks.protection.pract => return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)),
+            Some(_) if !blocks.protection.pract => {
+                return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)).map(WriteData::from);
+            }
             // Type 1 requires this reference tag, and hosts that ask for no check also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
                 Tags { initial_ref_tag, ..blocks.protection.tags(format) }
@@ -147,8 +150,8 @@ impl Namespace {
         };
         let (data, size) = (data.freeze(), geometry.block_size);
         Ok(match (geometry.protection, self.guards(crcs)) {
-            (Some(format), Some(guards)) => Sealed::seal_with_crcs(data, size, format, &tags, guards),
-            (protection, _) => Sealed::seal(data, size, protection, &tags),
+            (Some(format), Some(guards)) => Sealed::seal_with_crcs(data, size, format, &tags, guards).into(),
+            (protection, _) => Unsealed::new(data, size, protection, tags).into(),
         })
     }
 

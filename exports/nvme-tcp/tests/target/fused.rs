@@ -105,7 +105,7 @@ impl Device for Held {
 
     async fn execute(&self, request: Request) -> Outcome {
         match &request.operation {
-            Operation::Write(data) => self.written.borrow_mut().push(data.joined_data()[0]),
+            Operation::Write(data) => self.written.borrow_mut().push(data.slices().next().unwrap()[0]),
             Operation::Read(_) | Operation::Compare(_) => {
                 self.reads.set(self.reads.get() + 1);
                 while self.is_held.get() {

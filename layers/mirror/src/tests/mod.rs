@@ -193,7 +193,7 @@ impl TestReplica {
                 other => Ok(other),
             },
             (Some(extent), Operation::Write(data)) => {
-                let data = seal(&data, own, extent);
+                let data = seal(&data.into_sealed(), own, extent);
                 self.memory.execute(Request::write(extent, data, request.durability)).await
             }
             (_, operation) => {

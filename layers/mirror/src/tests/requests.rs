@@ -36,7 +36,7 @@ fn compares_and_checksums_cover_all_replicas() {
     let at = extent(0, 64);
     write(&mirror, at, 1).unwrap();
     let Operation::Write(data) = write_of(&mirror, at, 1).operation else { unreachable!("a write") };
-    let compare = || run(&mirror, Request::compare(at, data.clone()));
+    let compare = || run(&mirror, Request::compare(at, data.clone().into_sealed()));
     assert!(matches!(compare(), Ok(Response::Done)));
     let checksum = |kind| run(&mirror, Request::checksum(at, kind, checks(&mirror, at)));
     for kind in ChecksumKind::ALL {

@@ -99,7 +99,7 @@ impl<D: Device> Device for NvmeDevice<D> {
         let Request { operation, extents, durability } = request;
         match operation {
             Operation::Read(checks) => requests.read(extents.one(), checks).await,
-            Operation::Write(data) => requests.write(extents.one(), &data, durability).await,
+            Operation::Write(data) => requests.write(extents.one(), &data.into_sealed(), durability).await,
             Operation::Flush => self.flush().await,
             Operation::Discard => requests.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,

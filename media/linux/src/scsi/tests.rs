@@ -254,7 +254,7 @@ impl Device for Ordinary {
                 Ok(Response::Data(Sealed::seal(data, SIZE, None, &Tags::default())))
             }
             Operation::Write(data) => {
-                drive.data.borrow_mut()[bytes].copy_from_slice(&data.joined_data());
+                drive.data.borrow_mut()[bytes].copy_from_slice(&data.into_sealed().joined_data());
                 Ok(Response::Done)
             }
             other => panic!("no other request: {other:?}"),

@@ -295,7 +295,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
         match operation {
             Operation::Read(checks) => self.read(extents.one(), &checks).await,
             Operation::Write(data) => {
-                self.write(extents.one(), &data).await?;
+                self.write(extents.one(), &data.into_sealed()).await?;
                 self.settle(durability).await
             }
             Operation::Discard => self.discard(extents.to_vec()).await,

@@ -46,6 +46,12 @@ pub struct TestMedium {
     pub let_go: Rc<Condition>,
     /// How often a request is polled before it executes.
     pub turns: Rc<Cell<u32>>,
+    /// How often it was asked to submit, and bytes of writes that were in flight then.
+    pub submits: Rc<RefCell<Vec<u64>>>,
+    /// Writes fail when they should end, and nothing of them has arrived.
+    pub fails_late: Rc<Cell<bool>>,
+    /// Bytes of writes in flight.
+    pub in_flight_bytes: Rc<Cell<u64>>,
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
@@ -57,11 +63,14 @@ const SPACE_BYTES: u64 = 4096;
 /// A write in flight. Dropped before, it stays in flight.
 struct Flight<'a> {
     medium: &'a TestMedium,
+    length_bytes: u64,
     write: Option<(u64, Slice)>,
 }
 
 impl Drop for Flight<'_> {
     fn drop(&mut self) {
+        let left = self.medium.in_flight_bytes.get() - self.length_bytes;
+        self.medium.in_flight_bytes.set(left);
         self.medium.late.borrow_mut().extend(self.write.take());
     }
 }
@@ -85,6 +94,9 @@ impl TestMedium {
             held: Rc::default(),
             let_go: Rc::default(),
             turns: Rc::default(),
+            submits: Rc::default(),
+            fails_late: Rc::default(),
+            in_flight_bytes: Rc::default(),
             late: Rc::default(),
             sector_bytes,
         }
@@ -207,15 +219,24 @@ impl Medium for TestMedium {
         self.check("write", offset_bytes, from.len() as u64)?;
         self.count_change("write")?;
         self.written_bytes.set(self.written_bytes.get() + from.len() as u64);
-        let end_bytes = offset_bytes + from.len() as u64;
-        let mut flight = Flight { medium: self, write: Some((offset_bytes, from)) };
+        let (length_bytes, end_bytes) = (from.len() as u64, offset_bytes + from.len() as u64);
+        self.in_flight_bytes.set(self.in_flight_bytes.get() + length_bytes);
+        let mut flight = Flight { medium: self, length_bytes, write: Some((offset_bytes, from)) };
         self.pass().await;
         let is_held = || offset_bytes < self.held.get().1 && end_bytes > self.held.get().0;
         self.let_go.wait_until(|| !is_held()).await;
-        if let Some((offset, from)) = flight.write.take() {
-            self.put(offset, &from);
+        let Some((offset, from)) = flight.write.take() else { return Ok(()) };
+        if self.fails_late.get() {
+            let (kind, reason) = (MediumErrorKind::Failed, "it failed in flight".to_owned());
+            return Err(MediumError { kind, doing: "write", offset_bytes, reason });
         }
+        self.put(offset, &from);
         Ok(())
+    }
+
+    async fn submitted(&self) {
+        self.submits.borrow_mut().push(self.in_flight_bytes.get());
+        self.pass().await;
     }
 
     async fn sync(&self) -> Result<(), MediumError> {

@@ -1,6 +1,6 @@
 //! What is written: a pattern made from seed, block and version, so that a mix of two versions is neither.
 
-use sealblock_integrity::{PiFormat, Sealed, Tags};
+use sealblock_integrity::{PiFormat, Sealed, Tags, Unsealed};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -79,11 +79,16 @@ impl Patterns {
 
     /// Blocks of this version, sealed as a host would.
     pub fn sealed(&self, extent: Extent, version: u64) -> Sealed {
+        self.unsealed(extent, version).seal()
+    }
+
+    /// Blocks of this version, to be sealed by the device as a host would.
+    pub fn unsealed(&self, extent: Extent, version: u64) -> Unsealed {
         let mut data = Buffer::zeroed(extent.bytes(self.size) as usize);
         for (lba, block) in extent.iter().zip(data.chunks_exact_mut(self.size.bytes())) {
             self.fill(lba, Content::Version(version), block);
         }
-        Sealed::seal(data.freeze(), self.size, self.format, &self.tags(extent.start(), version))
+        Unsealed::new(data.freeze(), self.size, self.format, self.tags(extent.start(), version))
     }
 
     /// The contents of blocks that were read, or what is wrong with the first that is no content or has others' tags.

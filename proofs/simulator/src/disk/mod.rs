@@ -362,6 +362,11 @@ impl Medium for SimDisk {
         self.spawn_change(IoKind::Write, offset_bytes, length, Payload::Bytes(from)).await
     }
 
+    /// Later than the write is started, and now and then than it ends.
+    async fn submitted(&self) {
+        self.pass().await;
+    }
+
     async fn sync(&self) -> Result<(), MediumError> {
         self.wait_if_off().await;
         let mark = self.with(|image| image.returns());

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::ops::Range;
 
 use sealblock_block::{Ability, Device, Durability, Medium, Request};
-use sealblock_integrity::{Sealed, Tags};
+use sealblock_integrity::{Tags, Unsealed};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::quantity::count;
@@ -292,7 +292,7 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
     } else {
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let whole = data.len().next_multiple_of(geometry.block_size.bytes());
-        let data = Sealed::seal(padded(data, whole), geometry.block_size, geometry.protection, &tags);
+        let data = Unsealed::new(padded(data, whole), geometry.block_size, geometry.protection, tags);
         Request::write(extent, data, Durability::Volatile)
     };
     opened.device.execute(operation).await.map_err(|error| of_block("writing", &error))?;

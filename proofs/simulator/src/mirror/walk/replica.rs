@@ -199,7 +199,7 @@ impl Image {
             }
             Operation::BlockStatus => return self.block_status(extents.one()),
             Operation::WriteReserved(area, bytes) => self.write_reserved(*area, bytes),
-            Operation::Write(data) => self.write(extents.one(), data),
+            Operation::Write(data) => self.write(extents.one(), &data.clone().into_sealed()),
             Operation::WriteZeroes { may_unmap: true } => {
                 extents.one().iter().for_each(|lba| self.change(lba, Stored::Hole));
             }
@@ -225,6 +225,7 @@ impl Image {
         let is_whole = random.chance(50);
         match &request.operation {
             Operation::Write(data) if !is_whole => {
+                let data = data.clone().into_sealed();
                 for (index, lba) in request.extents.one().iter().enumerate().filter(|_| random.chance(50)) {
                     self.write(Extent::one(lba), &data.slice(index, 1));
                 }

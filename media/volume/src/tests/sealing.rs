@@ -1,0 +1,157 @@
+//! Data without tags: sealed in flight or before, with the same result.
+
+use futures_util::FutureExt;
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Request};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unsealed};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::setup::{Rig, created, pattern, protection};
+use crate::OpenOptions;
+use crate::format::MapEntry;
+
+const SIZE: BlockSize = BlockSize::B4096;
+const TAGS: Tags = Tags { app_tag: 0x1234, storage_tag: 0, initial_ref_tag: 0 };
+
+fn at(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn tags(start: u64) -> Tags {
+    Tags { initial_ref_tag: start, ..TAGS }
+}
+
+fn unsealed(rig: &Rig, start: u64, bytes: &[u8]) -> Request {
+    let data = Unsealed::new(Slice::copy_from(bytes), SIZE, rig.gate.geometry().protection, tags(start));
+    Request::write(at(start, (bytes.len() / 4096) as u64), data, Durability::Volatile)
+}
+
+fn sealed(rig: &Rig, start: u64, bytes: &[u8]) -> Request {
+    let data = Sealed::seal(Slice::copy_from(bytes), SIZE, rig.gate.geometry().protection, &tags(start));
+    Request::write(at(start, (bytes.len() / 4096) as u64), data, Durability::Volatile)
+}
+
+/// Opened so that writes of this many bytes are sealed in flight.
+fn rig(format: Option<PiFormat>, seal_in_flight_bytes: u64) -> Rig {
+    let options = OpenOptions { seal_in_flight_bytes, ..OpenOptions::default() };
+    let rig = Rig::open_with(&created(SIZE, 512, 256, format), options).unwrap();
+    rig.medium.turns.set(3);
+    rig
+}
+
+fn entries(rig: &Rig, blocks: u64) -> Vec<MapEntry> {
+    let entry = |lba| rig.gate.device().memtable.get(Lba::new(lba)).expect("a map entry that is not durable");
+    (0..blocks).map(entry).map(|entry| MapEntry { generation: 0, ..entry }).collect()
+}
+
+/// Every format, with and without a CRC-32C besides: the map entries of data sealed before, behind and in flight are the same, and a
+/// crash leaves all of them right.
+#[test]
+fn when_blocks_are_sealed_shows_in_no_map_entry() {
+    let guards = GuardKind::ALL.into_iter().flat_map(|guard| ProtectionType::ALL.map(|kind| protection(guard, kind)));
+    for format in guards.chain([None]) {
+        let bytes = pattern(7, 24 * 4096);
+        let made = [(0, true), (0, false), (u64::MAX, true), (u64::MAX, false)].map(|(in_flight_from, is_sealed)| {
+            let rig = rig(format, in_flight_from);
+            assert_eq!(rig.gate.device().abilities().seals_writes, Ability::Native);
+            let request = if is_sealed { sealed(&rig, 0, &bytes) } else { unsealed(&rig, 0, &bytes) };
+            rig.run(rig.gate.execute(request)).unwrap();
+            let made = entries(&rig, 24);
+            rig.flush().unwrap();
+            let medium = rig.medium.clone();
+            drop(rig);
+            let again = Rig::open(&medium, false).unwrap();
+            assert!(again.read(0, 24).is_ok_and(|read| read == bytes), "{format:?}");
+            again.verify().unwrap();
+            made
+        });
+        assert!(made.iter().all(|other| *other == made[0]), "{format:?}");
+    }
+}
+
+#[test]
+fn data_with_good_tags_are_not_waited_for_unless_their_entries_take_a_pass() {
+    for (guard, waits) in [(GuardKind::Crc32c, 0), (GuardKind::Crc64, 0), (GuardKind::Crc16, 1)] {
+        let rig = rig(protection(guard, ProtectionType::Type1), 0);
+        rig.run(rig.gate.execute(sealed(&rig, 0, &pattern(1, 16 * 4096)))).unwrap();
+        assert_eq!(rig.medium.submits.borrow().len(), waits, "{guard}");
+        rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap();
+        assert_eq!(rig.medium.submits.borrow().len(), waits + 1, "{guard}");
+        assert!(rig.read(0, 16).unwrap() == pattern(2, 16 * 4096));
+    }
+}
+
+#[test]
+fn only_long_writes_wait_until_their_data_are_on_their_way() {
+    let rig = rig(protection(GuardKind::Crc16, ProtectionType::Type1), 8 * 4096);
+    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(1, 7 * 4096)))).unwrap();
+    assert_eq!(rig.medium.submits.borrow()[..], [0; 0]);
+    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 8 * 4096)))).unwrap();
+    assert_eq!(rig.medium.submits.take(), [8 * 4096], "with the write in flight");
+    assert_eq!(rig.read(0, 8).unwrap(), pattern(2, 8 * 4096));
+    // A medium that is done at once is not waited for.
+    rig.medium.turns.set(0);
+    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(3, 8 * 4096)))).unwrap();
+    assert_eq!(rig.medium.submits.borrow()[..], [0; 0]);
+    assert_eq!(rig.read(0, 8).unwrap(), pattern(3, 8 * 4096));
+}
+
+/// Refused at once and while it is in flight: no block changes, and its physical blocks are free again.
+#[test]
+fn a_write_that_fails_leaves_no_map_entry() {
+    for in_flight_from in [0, u64::MAX] {
+        let rig = rig(protection(GuardKind::Crc16, ProtectionType::Type1), in_flight_from);
+        let old = pattern(1, 16 * 4096);
+        rig.run(rig.gate.execute(unsealed(&rig, 0, &old))).unwrap();
+        rig.flush().unwrap();
+        let free = || rig.gate.device().allocator.free(0);
+        let (before, turns) = (free(), rig.medium.turns.get());
+        for turns in [0, turns] {
+            rig.medium.turns.set(turns);
+            rig.medium.full_from.set(0);
+            let refused = rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            assert!(matches!(refused.kind(), ErrorKind::NoSpace { .. }), "{refused}");
+            rig.medium.full_from.set(u64::MAX);
+            rig.medium.changes_left.set(0);
+            rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            rig.medium.changes_left.set(u64::MAX);
+            rig.medium.fails_late.set(true);
+            rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 16 * 4096)))).unwrap_err();
+            rig.medium.fails_late.set(false);
+            assert_eq!(free(), before);
+            assert!(rig.read(0, 16).unwrap() == old && rig.gate.device().memtable.active_len() == 0);
+        }
+        rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(3, 16 * 4096)))).unwrap();
+        assert!(rig.read(0, 16).unwrap() == pattern(3, 16 * 4096));
+        rig.verify().unwrap();
+    }
+}
+
+/// While its data are held back a write has no map entry, although its tags are made; dropped then, it never gets one.
+#[test]
+fn nothing_names_data_that_have_not_arrived() {
+    let rig = rig(protection(GuardKind::Crc32c, ProtectionType::Type1), 0);
+    rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(1, 16 * 4096)))).unwrap();
+    rig.flush().unwrap();
+    for is_dropped in [false, true] {
+        rig.medium.held.set((0, u64::MAX));
+        let new = pattern(2 + u64::from(is_dropped), 16 * 4096);
+        let mut write = Box::pin(rig.gate.execute(unsealed(&rig, 0, &new)));
+        for _ in 0..20 {
+            assert!(write.as_mut().now_or_never().is_none());
+        }
+        assert_eq!(rig.gate.device().memtable.active_len(), 0);
+        assert!(rig.read(0, 16).unwrap() == pattern(1 + u64::from(is_dropped), 16 * 4096));
+        if is_dropped {
+            drop(write);
+            rig.medium.let_all_go();
+        } else {
+            rig.medium.let_all_go();
+            rig.run(write).unwrap();
+            assert!(rig.read(0, 16).unwrap() == new);
+            rig.flush().unwrap();
+        }
+    }
+    assert!(rig.read(0, 16).unwrap() == pattern(2, 16 * 4096), "the one that was dropped has changed nothing");
+    rig.verify().unwrap();
+}

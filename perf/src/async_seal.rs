@@ -1,0 +1,110 @@
+//! Writes that a volume seals while they are in flight, against writes that are sealed before they are submitted.
+//!
+//! Claim: data without tags are written no slower than data that are sealed first, and the slower the medium, the less of the time
+//! that sealing takes shows. Both contenders are the same volume on the same medium; one is behind a gate that seals for it. The media are a
+//! file with direct I/O, and memory that takes a time of its own for every write, as a drive does whose requests run side by side. The
+//! second of two equal contenders, `sealed again`, shows how much the ratios mean.
+
+use std::rc::Rc;
+
+use anyhow::Context;
+use fastrand::Rng;
+use sealblock_block::{Device, DynDevice, Gate, Medium};
+use sealblock_layers_fault::{FaultMedium, Rules};
+use sealblock_media_file::{FileMedium, Options};
+use sealblock_media_memory::MemoryMedium;
+use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
+use sealblock_runtime_reactor::{Config, Reactor, spawn};
+use sealblock_units::BlockSize;
+
+use crate::devices::SealedBefore;
+use crate::load::{Load, Sample, Until, drive};
+use crate::mirror::Real;
+use crate::options::{FileOptions, Protection};
+use crate::report::{Rounds, shuffled, verdict};
+use crate::setup::{FILL, Prepared, new_path, new_volume};
+
+/// No slower, but for noise.
+const BAR: f64 = 0.98;
+/// What each write to memory takes: 1 MiB at 4.2, 2.1 and 1.0 GB/s.
+const DELAYS_US: [u32; 3] = [250, 500, 1000];
+const SECTOR_BYTES: u32 = 512;
+const UUID: [u8; 16] = *b"sealed in flight";
+
+const fn load(name: &'static str, blocks: u64, depth: u64) -> Load {
+    Load { name, write: true, blocks, random: false, depth, flush_every: 0 }
+}
+
+const LOADS: &[Load] = &[
+    load("write 1 MiB, sequential, QD 1", 256, 1),
+    load("write 1 MiB, sequential, QD 2", 256, 2),
+    load("write 1 MiB, sequential, QD 8", 256, 8),
+    load("write 64 KiB, sequential, QD 1", 16, 1),
+];
+
+const NAMES: [&str; 3] = ["sealed before", "sealed again", "sealed in flight"];
+
+/// Measures everything and prints it.
+pub fn run(options: &FileOptions) -> anyhow::Result<()> {
+    let reactor = Reactor::new(Config::default())?;
+    println!("{}", reactor.backend());
+    reactor.block_on(async {
+        for &guard in &options.guards {
+            let scratch = new_path(&options.dir, &format!("async seal {}", guard.name()))?;
+            new_volume(&scratch.0, options.blocks(), guard, Prepared::Written).await?;
+            println!("\nfile, {}, {}", guard.name(), options.size);
+            measure(options, FileMedium::open(&scratch.0, Options::WRITE)?).await?;
+        }
+        for delay_us in DELAYS_US {
+            for &guard in &options.guards {
+                println!("\nmemory, {delay_us} us a write, {}, {}", guard.name(), options.size);
+                measure(options, memory(options, guard, delay_us).await?).await?;
+            }
+        }
+        Ok(())
+    })
+}
+
+/// Memory with an empty volume, which takes so long for each write.
+async fn memory(
+    options: &FileOptions,
+    guard: Protection,
+    delay_us: u32,
+) -> anyhow::Result<FaultMedium<Rc<MemoryMedium>, Real>> {
+    let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, options.blocks())?;
+    let medium = Rc::new(MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES));
+    let (capacity_blocks, protection) = (options.blocks(), guard.0);
+    let shape =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks, protection, uuid: UUID, preallocate: false };
+    create(&medium, &shape).await?;
+    let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
+    Ok(FaultMedium::new(medium, rules, Real))
+}
+
+/// All loads on a volume whose every block was written.
+async fn measure(options: &FileOptions, medium: impl Medium + 'static) -> anyhow::Result<()> {
+    let opened = open(medium, Real, &OpenOptions::default()).await?;
+    let worker = spawn(opened.worker.run());
+    let volume = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
+    let before = DynDevice::new("sealed before", SealedBefore(Rc::clone(&volume)));
+    let contenders = [before.clone(), before, DynDevice::from(Rc::clone(&volume))];
+    let blocks = volume.geometry().capacity_blocks;
+    drive(contenders[2].clone(), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+    for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
+        let mut rounds = Rounds::default();
+        for number in 0..options.rounds {
+            let mut turns = vec![Sample::default(); NAMES.len()];
+            let mut rng = Rng::with_seed(u64::from(number));
+            for next in shuffled(NAMES.len(), &mut rng) {
+                let until = Until::Passed(options.turn());
+                turns[next] = drive(contenders[next].clone(), *load, until, u64::from(number) + 1).await?;
+            }
+            rounds.0.push(turns);
+        }
+        rounds.print(load.name, &NAMES.map(str::to_owned), None);
+        println!("  in flight against before{}", verdict(rounds.ratio(2).median, Some(BAR)));
+    }
+    opened.volume.close().await?;
+    worker.await?;
+    Ok(())
+}
