@@ -52,13 +52,18 @@ impl<D: Device> Gate<D> {
         let geometry = self.device.geometry();
         request.extents.iter().try_for_each(|extent| geometry.check(*extent))?;
         match &request.operation {
-            Operation::Write(data) => {
-                check_shape(geometry, request.extents.one(), data)?;
-                // Later reads return the stored tags, so they must be of the device's own format.
-                if data.format() != geometry.protection {
-                    return Err(shape("protection information of another format", 1, 0));
+            Operation::Write(data) => check_written(geometry, request.extents.one(), data),
+            Operation::CompareAndWrite(data) => {
+                let (extent, limit) = (request.extents.one(), self.device.abilities().compare_and_write_blocks);
+                check_shape(geometry, extent, &data.expected)?;
+                check_written(geometry, extent, &data.new)?;
+                // Pieces would be atomic one by one, so it is not split. Where the device has none, that is the error.
+                match limit {
+                    1.. if extent.len() > u64::from(limit) => {
+                        Err(shape("blocks of a Compare and Write", u64::from(limit), extent.len()))
+                    }
+                    _ => Ok(()),
                 }
-                Ok(())
             }
             Operation::Compare(data) => check_shape(geometry, request.extents.one(), data),
             Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
@@ -179,6 +184,15 @@ fn check_shape(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(),
         return Err(shape("blocks of data", extent.len(), data.blocks() as u64));
     }
     Ok(())
+}
+
+/// The same for data that are written. Later reads return the stored tags, so they must be of the device's own format.
+fn check_written(geometry: &Geometry, extent: Extent, data: &Sealed) -> Result<(), Error> {
+    check_shape(geometry, extent, data)?;
+    match data.format() == geometry.protection {
+        true => Ok(()),
+        false => Err(shape("protection information of another format", 1, 0)),
+    }
 }
 
 /// Rejects a Copy of blocks that do not exist, that are not as many as their destination, or that it would overwrite itself: devices
@@ -302,6 +316,8 @@ fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
         RequestKind::WriteZeroes | RequestKind::WriteUncorrectable | RequestKind::Discard => limits.max_zero_blocks,
         // A device with Copy has limits of its own, also for the number of ranges in one command.
         RequestKind::Copy => return None,
+        // The gate has refused one that is too long, which in pieces would not be atomic.
+        RequestKind::CompareAndWrite => return None,
         RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };
     request.extents.iter().any(|extent| extent.blocks() > max_blocks).then_some(max_blocks)

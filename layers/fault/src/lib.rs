@@ -225,8 +225,8 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
     }
 
     fn abilities(&self) -> Abilities {
-        // A Copy would read and write without the faults injected here.
-        let mut abilities = Abilities { copy: Ability::Absent, ..self.inner.abilities() };
+        // A Copy or a Compare and Write would read and write without the faults injected here.
+        let mut abilities = Abilities { copy: Ability::Absent, compare_and_write_blocks: 0, ..self.inner.abilities() };
         // The inner device would verify and compare without the faults injected here, so the gate has to read instead.
         if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
             abilities.verify = Ability::Absent;
@@ -250,6 +250,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             // A discard guarantees nothing that a fault could break.
             Operation::Discard
             | Operation::Copy { .. }
+            | Operation::CompareAndWrite(_)
             | Operation::Verify(_)
             | Operation::Checksum(..)
             | Operation::Repair(_)

@@ -66,6 +66,7 @@ impl NullDevice {
             }
             Operation::WriteUncorrectable
             | Operation::Copy { .. }
+            | Operation::CompareAndWrite(_)
             | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::ReadReserved(_)

@@ -141,9 +141,10 @@ impl Device for NvmeTcpDevice {
             Operation::Checksum(kind, checks) => io.checksum(extents.one(), kind, checks).await,
             Operation::ReadReserved(area) => io.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
-            Operation::WriteUncorrectable | Operation::Repair(_) | Operation::BlockStatus => {
-                Err(ErrorKind::Absent(kind).into())
-            }
+            Operation::CompareAndWrite(_)
+            | Operation::WriteUncorrectable
+            | Operation::Repair(_)
+            | Operation::BlockStatus => Err(ErrorKind::Absent(kind).into()),
         }
     }
 }

@@ -82,6 +82,7 @@ const fn of_medium(kind: RequestKind) -> StatusCode {
         | RequestKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
         RequestKind::Write
         | RequestKind::Copy
+        | RequestKind::CompareAndWrite
         | RequestKind::Flush
         | RequestKind::Discard
         | RequestKind::WriteZeroes
