@@ -89,15 +89,15 @@ impl Io {
         let both = poll_fn(|cx| {
             // In this order: the Compare joins the queue's line first, and nobody joins it in between.
             let [compared, written] = &mut results;
-            if compared.is_none() {
-                if let Poll::Ready(result) = first.as_mut().poll(cx) {
-                    *compared = Some(result);
-                }
+            if compared.is_none()
+                && let Poll::Ready(result) = first.as_mut().poll(cx)
+            {
+                *compared = Some(result);
             }
-            if written.is_none() {
-                if let Poll::Ready(result) = second.as_mut().poll(cx) {
-                    *written = Some(result);
-                }
+            if written.is_none()
+                && let Poll::Ready(result) = second.as_mut().poll(cx)
+            {
+                *written = Some(result);
             }
             match (compared.is_some(), written.is_some()) {
                 (true, true) => Poll::Ready(()),
